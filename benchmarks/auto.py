@@ -26,13 +26,13 @@ from benchmarks.progress import Progress
 from benchmarks.prompts import MAX_PROMPT_LEN, WORKLOADS, make_prompts
 from benchmarks.record import Record, config_json
 from benchmarks.speculation_run import Case
-from fastdeploy_sd import draft_methods
 from fastdeploy_sd.config import DEMO_MODEL, Config, SpeculativeConfig, load_config
-from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
+from fastdeploy_sd.types import draft_methods
+from fastdeploy_sd.types.draft_methods import NAIVE
 
 _SHAPE = str(CHECKPOINT_DIR / "qwen3-0.6b")
 # Name of a model in this benchmark -> the engine's options for it.

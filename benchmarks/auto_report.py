@@ -11,7 +11,7 @@ from benchmarks.command import table_of
 from benchmarks.plot import panels
 from benchmarks.prompts import WORKLOADS
 from benchmarks.record import Record
-from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.types.draft_methods import NAIVE
 
 KIND = "auto"
 # What a setting that chooses by itself is to reach in every cell, and the colours of cells where it does and does not.

@@ -31,12 +31,12 @@ from benchmarks.processes import running_server
 from benchmarks.progress import Progress
 from benchmarks.prompts import WORKLOADS, make_prompts
 from benchmarks.record import Record, config_json
-from fastdeploy_sd import draft_methods
 from fastdeploy_sd.config import Config, load_config
-from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
+from fastdeploy_sd.types import draft_methods
+from fastdeploy_sd.types.draft_methods import NAIVE
 
 KIND = "auto-served"
 _SETTING = next(method.name for method in draft_methods.METHODS.values() if method.chooses)

@@ -28,12 +28,12 @@ from fastdeploy_sd.ops.linear import LINEAR
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.parallel.communicator import Communicator, shared_segment
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime import library
 from fastdeploy_sd.runtime.bound_call import BoundCall
 from fastdeploy_sd.runtime.declaration import BF16, F32
 from fastdeploy_sd.runtime.memory import WeightMemory
 from fastdeploy_sd.runtime.native_program import NativeProgram
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 RANKS = (2, 4)
 KIBIBYTES = (4, 16, 64, 256, 1024)

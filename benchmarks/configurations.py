@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastdeploy_sd import draft_methods
 from fastdeploy_sd.config import Config, SpeculativeConfig, load_config
 from fastdeploy_sd.config.speculative_map import read_speculative
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types import draft_methods
 
 # Drafts of each method and of whom it extends, where no configuration file says otherwise.
 _NUM_DRAFTS = {"ngram": 5, "suffix": 8}

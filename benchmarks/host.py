@@ -24,13 +24,13 @@ from benchmarks.engines import greedy_request, verify_room
 from benchmarks.percentiles import percentiles
 from benchmarks.progress import Progress
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, load_config
-from fastdeploy_sd.draft_methods import NAIVE
-from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.executor import Executor
-from fastdeploy_sd.engine.grammars import Grammars
-from fastdeploy_sd.ipc.messages import Outputs, encode
+from fastdeploy_sd.engine.interfaces.block_store import BlockStore
+from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.interfaces.grammars import Grammars
+from fastdeploy_sd.engine.ipc.messages import Outputs, encode
 from fastdeploy_sd.types import ModelInfo, RequestOutput, SchedulerOutput, StepResult
+from fastdeploy_sd.types.draft_methods import NAIVE
 
 # In the order of a step. `take in`: the worker's table and the method learn who came and went; `batch` to `draft`: the
 # runner's own times, `verify` and `draft` with their kernels; `encode`: one message to one client.

@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.offline_run import Sample, Timeline, acceptance, phase_ms, run_requests
 from benchmarks.prompts import REPEATED
 from benchmarks.speculation_run import Case
-from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import Request
+from fastdeploy_sd.types.draft_methods import NAIVE
 
 
 @dataclass(frozen=True, slots=True)

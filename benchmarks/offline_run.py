@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.engines import greedy_request
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import ERROR_TYPES, InternalError
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
+from fastdeploy_sd.types.stats import EngineStats
 
 PHASES = ("batch", "forward", "verify", "draft")
 

@@ -24,7 +24,7 @@ from benchmarks.progress import Progress
 from benchmarks.prompt_operations import least_seconds, prompt_operations
 from fastdeploy_sd.config import Config, SpeculativeConfig, load_config
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.executor import Executor
+from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.errors import ConfigError
 
 CHUNKS = (256, 512, 1024, 2048, 4096)

@@ -19,7 +19,6 @@ from benchmarks.configurations import speculative_of
 from benchmarks.percentiles import percentiles
 from benchmarks.progress import Progress
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.replay.memory import memory_of
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
@@ -27,6 +26,7 @@ from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.text.added_tokens import Segment
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import I32
+from fastdeploy_sd.types.draft_methods import METHODS
 
 MODEL_FREE = [method.name for method in METHODS.values() if method.source is not None and not method.needs_model]
 COLUMNS = {

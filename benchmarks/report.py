@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.command import Command, markdown_table, table_of
 from benchmarks.percentiles import spread
 from benchmarks.record import Record
-from fastdeploy_sd.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 

@@ -17,10 +17,10 @@ from benchmarks.engines import greedy_request
 from benchmarks.hardware import MemorySpeed, measure_memory
 from benchmarks.offline_run import phase_ms
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
 from fastdeploy_sd.types import DraftTokens, RequestOutput, offsets
+from fastdeploy_sd.types.stats import EngineStats
 
 # Steps per round and M: the first carries the drafts that the M before it left, so it is not counted.
 _TIMED_STEPS = 3

@@ -13,7 +13,7 @@ from benchmarks.progress import Progress
 from benchmarks.record import Record
 from benchmarks.report import results_table
 from fastdeploy_sd.config import DEMO_MODEL
-from fastdeploy_sd.draft_methods import NAIVE
+from fastdeploy_sd.types.draft_methods import NAIVE
 
 MODELS = (DEMO_MODEL, str(CHECKPOINT_DIR / "qwen3-0.6b"))
 FORMATS = ("bfloat16", "wint8", "wint4")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fastdeploy_sd.errors import BadRequest, shown, suggest
-from fastdeploy_sd.sampling_rules import (
+from fastdeploy_sd.rules.sampling import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.request_rules import MAX_EOS_TOKEN_IDS
-from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
+from fastdeploy_sd.rules.requests import MAX_EOS_TOKEN_IDS
+from fastdeploy_sd.rules.sampling import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 
 _ALIGNMENT = 64
 _MAX_FORBIDDEN = MAX_BAD_WORD_TOKENS + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS

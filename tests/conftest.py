@@ -85,7 +85,7 @@ SLOW = (
     "tests/unit/entrypoints/test_step_sizes.py",
     "tests/unit/entrypoints/test_worker_pool.py",
     "tests/unit/text/guidance/test_reasoning_grammar.py::test_rolled_back_a_matcher_is_as_if_it_had_not_gone_on",
-    "tests/unit/ipc/test_engine_process.py",
+    "tests/unit/engine/ipc/test_engine_process.py",
     "tests/unit/process/test_forked.py",
     "tests/unit/ranks/",
     "tests/unit/redis_scheduler/",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import fastdeploy_sd
-from fastdeploy_sd.draft_methods import METHODS
+from fastdeploy_sd.types.draft_methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fastdeploy_sd"

@@ -14,7 +14,6 @@ from fastdeploy_sd.cli.arguments import Parser, read_names
 from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
 from fastdeploy_sd.config.speculative_map import read_speculative
-from fastdeploy_sd.draft_methods import METHODS, NAIVE, DraftSource, methods_reading
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.replay.counts import ReplayCounts
 from fastdeploy_sd.replay.encoding import WORDS, load_encoder
@@ -28,6 +27,7 @@ from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import create_method
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE, DraftSource, methods_reading
 
 _METHODS = {method.name: method for method in METHODS.values() if method.is_replayable}
 AUTO = "auto"

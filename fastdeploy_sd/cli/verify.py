@@ -32,10 +32,10 @@ from fastdeploy_sd.conformance import (
     standard_methods,
 )
 from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_lines import show_lines
+from fastdeploy_sd.types.draft_methods import METHODS
 
 _PROG = "fastdeploy-sd verify"
 _NUM_REQUESTS = 64

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify_fields
-from fastdeploy_sd.draft_methods import DEFAULT_METHOD, METHODS, NAIVE, STRATEGIES, methods_reading
+from fastdeploy_sd.types.draft_methods import DEFAULT_METHOD, METHODS, NAIVE, STRATEGIES, methods_reading
 
 SPECULATIVE_OPTION = "speculative_config"
 _MOST_BY_DEFAULT = METHODS[DEFAULT_METHOD].default_num_drafts

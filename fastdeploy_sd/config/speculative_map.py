@@ -14,7 +14,8 @@ from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.maps import has_meaning, read_map
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, SpeculativeConfig, scope_of
 from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE
-from fastdeploy_sd.draft_methods import (
+from fastdeploy_sd.errors import ConfigError, shown
+from fastdeploy_sd.types.draft_methods import (
     DEFAULT_METHOD,
     METHODS,
     NAIVE,
@@ -23,7 +24,6 @@ from fastdeploy_sd.draft_methods import (
     canonical_method,
     methods_reading,
 )
-from fastdeploy_sd.errors import ConfigError, shown
 
 _NAME = re.compile(r"\s*[A-Za-z][\w-]*\s*")
 # Drafts of MTP for a method that chooses, where only the layers are named.

@@ -15,7 +15,7 @@ from fastdeploy_sd.config.unsupported import (
     UNSUPPORTED_QUANTIZATION,
     UNSUPPORTED_SPECULATIVE,
 )
-from fastdeploy_sd.draft_methods import DEFAULT_METHOD
+from fastdeploy_sd.types.draft_methods import DEFAULT_METHOD
 
 # Longest name of a flag with one dash, as in -ngl.
 _SHORT = 3

@@ -10,8 +10,8 @@ from fastdeploy_sd.conformance.answers import Answer, Difference, compare
 from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import Reference, open_engine, run
 from fastdeploy_sd.conformance.ways import Way
-from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
 from fastdeploy_sd.types import DraftSource, Request, RequestId
+from fastdeploy_sd.types.stats import EngineStats, SourceCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
 from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.types import Request, Speculation
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 
 _MIXED = "mixed"
 # Name of the column -> the method, and the strategy by which another one goes on behind it.

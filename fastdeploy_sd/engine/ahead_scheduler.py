@@ -17,10 +17,10 @@ from itertools import compress
 
 import numpy as np
 
-from fastdeploy_sd.draft_methods import METHODS
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.types import I32, MADE_ON_DEVICE, DraftTokens, Rows, SchedulerOutput, offsets
+from fastdeploy_sd.types.draft_methods import METHODS
 
 
 class AheadScheduler:

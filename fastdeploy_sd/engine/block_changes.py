@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.types import NewRequest, RequestDelta, RequestId
 
 

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 from operator import add
 
 from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
-from fastdeploy_sd.engine.request_pool import RequestPool
+from fastdeploy_sd.engine.requests.request_pool import RequestPool
 from fastdeploy_sd.engine.result_rules import ResultRows, verify_result
 from fastdeploy_sd.engine.stopping import Stop, find_stop
 from fastdeploy_sd.types import DraftTokens, FinishReason, RequestId, RequestOutput, SchedulerOutput, StepResult

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.engine.stats import SourceCounts
 from fastdeploy_sd.types import DraftCounts, DraftSource
+from fastdeploy_sd.types.stats import SourceCounts
 
 
 class DraftCounter:

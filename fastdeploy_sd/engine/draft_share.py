@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastdeploy_sd.config import SchedulerConfig
-from fastdeploy_sd.engine.request_pool import RequestPool
+from fastdeploy_sd.engine.requests.request_pool import RequestPool
 
 
 def max_num_drafts(limits: SchedulerConfig, pool: RequestPool) -> int:

@@ -11,14 +11,14 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.ahead_scheduler import AheadScheduler
 from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.commit import commit_result
-from fastdeploy_sd.engine.executor import Executor, FallibleExecutor, LaunchingExecutor
-from fastdeploy_sd.engine.kv_supply import KvSupply, NoKvSupply
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.interfaces.executor import Executor, FallibleExecutor, LaunchingExecutor
+from fastdeploy_sd.engine.interfaces.kv_supply import KvSupply, NoKvSupply
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.engine.step_pipeline import StepPipeline
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput, SchedulerOutput
+from fastdeploy_sd.types.stats import EngineStats
 
 
 class Engine:

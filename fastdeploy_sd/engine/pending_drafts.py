@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from fastdeploy_sd.engine.request_counters import RequestCounters
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.types import DraftSource, DraftTokens, Rows, offsets
 
 _NUM_NUMBERS = 1 << 31  # results are numbered in i32, a server's steps may be more

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fastdeploy_sd.engine.request_pool import RequestPool
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.requests.request_pool import RequestPool
+from fastdeploy_sd.engine.requests.request_state import RequestState
 
 
 def lower_priorities(pool: RequestPool, state: RequestState) -> list[RequestState]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastdeploy_sd.config import SchedulerConfig
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.step_time import StepTime
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.kvcache.manager import KVCacheManager
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
+from fastdeploy_sd.engine.requests.request_state import RequestState
 
 
 @dataclass(slots=True)

@@ -11,24 +11,24 @@ from operator import add, sub
 import numpy as np
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.engine.admission import AdmissionRules
-from fastdeploy_sd.engine.block_store import BlockStore
 from fastdeploy_sd.engine.draft_share import max_num_drafts
-from fastdeploy_sd.engine.grammars import Grammars
-from fastdeploy_sd.engine.kv_supply import KvSupply, NoKvSupply
-from fastdeploy_sd.engine.pool_stats import snapshot_of
+from fastdeploy_sd.engine.interfaces.block_store import BlockStore
+from fastdeploy_sd.engine.interfaces.grammars import Grammars
+from fastdeploy_sd.engine.interfaces.kv_supply import KvSupply, NoKvSupply
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.preemption import beyond_share, lower_priorities
 from fastdeploy_sd.engine.prompt_budget import PromptBudget
-from fastdeploy_sd.engine.request_pool import RequestPool
-from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.engine.requests.admission import AdmissionRules
+from fastdeploy_sd.engine.requests.pool_stats import snapshot_of
+from fastdeploy_sd.engine.requests.request_pool import RequestPool
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.step_blocks import fit_drafts, make_room, preempt, reserve_lookahead
 from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.engine.supply_chain import SupplyChain
 from fastdeploy_sd.engine.swap_space import SwapSpace
 from fastdeploy_sd.errors import BadRequest, shown
-from fastdeploy_sd.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import ModelInfo, Request, RequestId, Rows, SchedulerOutput, StepResult
+from fastdeploy_sd.types.stats import EngineStats
 
 
 class Scheduler:

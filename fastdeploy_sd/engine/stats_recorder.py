@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
-from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
 from fastdeploy_sd.types import ChoiceReport, FinishReason, RequestMetrics
+from fastdeploy_sd.types.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
 
 
 class _HistogramRecorder:

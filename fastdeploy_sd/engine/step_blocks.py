@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastdeploy_sd.engine.request_pool import RequestPool
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.requests.request_pool import RequestPool
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.types import I32
 

@@ -8,8 +8,8 @@ from operator import sub
 import numpy as np
 
 from fastdeploy_sd.engine.prompt_budget import PromptBudget
-from fastdeploy_sd.engine.request_counters import RequestCounters
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.types import I32, Rows
 
 # Fewer rows are looked at one after the other sooner than together: with cold caches a NumPy call takes as long as

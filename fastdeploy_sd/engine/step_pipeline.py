@@ -27,8 +27,8 @@ import numpy as np
 
 from fastdeploy_sd.engine.ahead_scheduler import AheadScheduler
 from fastdeploy_sd.engine.commit import commit_result
-from fastdeploy_sd.engine.executor import Launcher
-from fastdeploy_sd.engine.request_state import RequestState, RequestStatus
+from fastdeploy_sd.engine.interfaces.executor import Launcher
+from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.types import I32, RequestOutput, Rows, SchedulerOutput
 

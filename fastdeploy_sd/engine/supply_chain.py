@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fastdeploy_sd.engine.kv_supply import KvArrival, KvSupply
+from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival, KvSupply
 from fastdeploy_sd.types import I32, Request, RequestId
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fastdeploy_sd.engine.block_store import (
+from fastdeploy_sd.engine.interfaces.block_store import (
     BlockStore,
     Command,
     CopyResult,
@@ -20,12 +20,12 @@ from fastdeploy_sd.engine.block_store import (
     LoadBlock,
     StoreBlock,
 )
-from fastdeploy_sd.engine.kv_supply import SWAP, KvArrival
-from fastdeploy_sd.engine.swap_stats import SwapStats
-from fastdeploy_sd.kvcache.manager import KVCacheManager
-from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
-from fastdeploy_sd.kvcache.swap_index import SwapIndex
+from fastdeploy_sd.engine.interfaces.kv_supply import SWAP, KvArrival
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
+from fastdeploy_sd.engine.kvcache.swap_index import SwapIndex
 from fastdeploy_sd.types import I32, Request, RequestId
+from fastdeploy_sd.types.swap_stats import SwapStats
 
 # Far above what a disk takes; what has not come by then is computed instead.
 LOAD_DEADLINE_S = 10.0

@@ -14,12 +14,12 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.monitoring import MonitoringOnly
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.registration import route_gate
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.metrics import RedisStats, SharedStats
 from fastdeploy_sd.process.child import (
     EXIT_OK,

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.engine.ipc.engine_process import start_engine
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError, Unavailable
-from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.ipc.engine_process import start_engine
 from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.process.child import (
     EXIT_CONFIG,

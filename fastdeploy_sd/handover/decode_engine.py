@@ -7,11 +7,11 @@ from typing import Protocol
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.executor import Executor
-from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.engine.transfer_stats import TransferStats
+from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.handover.fetching_supply import Fetcher, FetchingSupply
 from fastdeploy_sd.types import KvDescription, ModelInfo
+from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.transfer_stats import TransferStats
 
 
 class Receiver(Fetcher, Protocol):

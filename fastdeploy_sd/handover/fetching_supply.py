@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fastdeploy_sd.engine.kv_supply import KvArrival
+from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
 from fastdeploy_sd.splitwise.events import Event, Fetched, FetchFailed, TransferId
 from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, ModelInfo, Request, RequestId
 

@@ -16,10 +16,8 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.executor import Executor
-from fastdeploy_sd.engine.request_state import RequestStatus
-from fastdeploy_sd.engine.stats import EngineStats
-from fastdeploy_sd.engine.transfer_stats import TransferStats
+from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.requests.request_state import RequestStatus
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.handover.layer_sender import LayerSender, Signals
 from fastdeploy_sd.splitwise.events import Event, PrefillCancelled, PrefillWanted, Sent, TransferId
@@ -34,6 +32,8 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     StepResult,
 )
+from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.transfer_stats import TransferStats
 
 # Room behind the first token for as many drafts as there may be, and the token behind them.
 _NUM_MORE_TOKENS = 2

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.executor import Executor
+from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.handover.decode_engine import DecodeEngine
 from fastdeploy_sd.handover.layer_sender import Signals

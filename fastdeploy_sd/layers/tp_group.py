@@ -8,7 +8,7 @@ from paddle import Tensor
 from fastdeploy_sd.ops.collective import all_gather, all_reduce
 from fastdeploy_sd.parallel.communicator import Communicator
 from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
-from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 
 class TpGroup:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.metrics.family import Labelled, Single, ratio
 from fastdeploy_sd.types import Judgement
+from fastdeploy_sd.types.stats import EngineStats
 
 
 def _judgements(stats: EngineStats) -> dict[str, Judgement]:

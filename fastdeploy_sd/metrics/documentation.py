@@ -7,14 +7,14 @@ from collections import Counter
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastdeploy_sd.engine.stats import EngineStats, SourceCounts
-from fastdeploy_sd.engine.transfer_stats import TransferStats, WayStats
 from fastdeploy_sd.metrics.exposition import render_metrics
 from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.metrics.process_stats import ProcessStats
 from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
 from fastdeploy_sd.types import ChoiceReport, DraftCounts, Judgement
+from fastdeploy_sd.types.stats import EngineStats, SourceCounts
+from fastdeploy_sd.types.transfer_stats import TransferStats, WayStats
 
 # Enough has happened for every family to have a sample and for every label to have a value.
 _SOME = EngineStats(

@@ -11,12 +11,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from fastdeploy_sd.engine.stats import EngineStats, Histogram
 from fastdeploy_sd.metrics import families
 from fastdeploy_sd.metrics.by_labels import by_labels
 from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.metrics.process_stats import ProcessStats
 from fastdeploy_sd.metrics.redis_stats import RedisCollector
+from fastdeploy_sd.types.stats import EngineStats, Histogram
 
 
 def render_metrics(stats: EngineStats | None, processes: ProcessStats, silence_s: float) -> tuple[bytes, str]:

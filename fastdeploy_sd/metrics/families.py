@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.metrics.choice_families import CHOICE_GAUGES, CHOICE_LABELLED_COUNTERS, CHOICE_LABELLED_GAUGES
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
 from fastdeploy_sd.metrics.grammar_families import GRAMMAR_COUNTERS, GRAMMAR_GAUGES
 from fastdeploy_sd.metrics.swap_families import SWAP_COUNTERS, SWAP_GAUGES, SWAP_LABELLED_COUNTERS
 from fastdeploy_sd.metrics.transfer_families import TRANSFER_COUNTERS, TRANSFER_LABELLED_COUNTERS, TRANSFER_WAYS
+from fastdeploy_sd.types.stats import EngineStats
 
 
 def _num_available_blocks(s: EngineStats) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fastdeploy_sd.engine.stats import EngineStats
+from fastdeploy_sd.types.stats import EngineStats
 
 Value = Callable[[EngineStats], float | None]
 LabelledValues = Callable[[EngineStats], Mapping[str, float]]

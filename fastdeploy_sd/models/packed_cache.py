@@ -24,10 +24,10 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.packed_file import Key, PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import RULES_VERSION
-from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.process.files import remove_unfinished
 from fastdeploy_sd.runtime.checksum import packed_layout_version
 from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 _OPTION = "packed_weights_cache"
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Heads, experts, the inner width of feed-forward networks and the vocabulary are shared out; all else every rank has for
 itself. Where a sum runs over what is shared out, its slices follow from the model alone, not from the number of ranks:
-see parallel/ranges.py.
+see types/ranges.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.parallel.ranges import COUNTS, SliceRule, halved
-from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
+from fastdeploy_sd.types.ranges import COUNTS, SliceRule, halved
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 # Changes when the rules below do: weights that were packed by others are packed anew.
 RULES_VERSION = 1

@@ -10,8 +10,8 @@ from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slice
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
-from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 
 def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | None:

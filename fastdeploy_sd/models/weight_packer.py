@@ -18,11 +18,11 @@ from fastdeploy_sd.ops.float8_blocks import packed_as_stored
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, pack_linear, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.memory import WeightMemory
 from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 
 class PackedStore(Protocol):

@@ -11,11 +11,11 @@ from typing import Any
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_params, packed_bytes, weight_rows
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.runtime.cuda_uploads import CudaUploads
 from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 _OP = "pack_linear"
 _PANEL = 32

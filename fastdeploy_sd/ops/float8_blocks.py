@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastdeploy_sd.parallel.ranges import SliceRule
 from fastdeploy_sd.types import F32, U8, Rows
+from fastdeploy_sd.types.ranges import SliceRule
 
 BLOCK = 128
 # As custom_ops/cpu/kernels/linear_layout.h packs fp8: panels of 32 outputs, in each groups of 128 inputs, and their

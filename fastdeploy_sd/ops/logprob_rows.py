@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.ops.sampling import TOKEN_LOGPROBS
+from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
 from fastdeploy_sd.runtime.device import Device, device
 from fastdeploy_sd.runtime.device_tensor import DeviceTensor
 from fastdeploy_sd.runtime.twins import RowsOnDevice
-from fastdeploy_sd.sampling_rules import MAX_LOGPROBS
 from fastdeploy_sd.types import F32, I32, Rows
 
 

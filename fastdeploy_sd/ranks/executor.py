@@ -8,16 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.draft_methods import METHODS
-from fastdeploy_sd.engine.block_store import BlockStore
-from fastdeploy_sd.engine.executor import Executor
-from fastdeploy_sd.engine.grammars import Grammars
+from fastdeploy_sd.engine.interfaces.block_store import BlockStore
+from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ranks.process import DEFAULT_FOLLOWER
 from fastdeploy_sd.ranks.processes import RankProcesses
 from fastdeploy_sd.ranks.starting import threads_per_rank
 from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.lead import GroupEnded
 from fastdeploy_sd.worker.rank_group import RankGroup
 

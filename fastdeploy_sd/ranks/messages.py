@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import msgpack  # type: ignore[import-untyped]
 
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import shown
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.wire.codec import Codec, ProtocolError, codec_of
 from fastdeploy_sd.worker.commands import (
     BeginDrafts,

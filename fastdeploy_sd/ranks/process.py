@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastdeploy_sd.config import Config, from_json
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import DeviceLost, FdsdError, InternalError
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.process.child import (
     EXIT_CONFIG,
     EXIT_FAILED,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
-from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.placement import Load, PrefixTable
 from fastdeploy_sd.redis_scheduler.cluster import ClusterView

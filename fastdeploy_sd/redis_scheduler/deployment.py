@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.ipc.messages import max_frame_bytes
+from fastdeploy_sd.engine.ipc.messages import max_frame_bytes
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.redis_scheduler.frames import VERSION, Sealer
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown

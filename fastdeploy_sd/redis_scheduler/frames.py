@@ -17,8 +17,8 @@ import hmac
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import shown
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.types import FinishReason, KvDescription, Request, RequestOutput, SpeculationInfo
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.wire.packing import pack, unpack

@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.redis_scheduler.deployment import Terms, digest_of, sealer_of
 from fastdeploy_sd.redis_scheduler.frames import (
@@ -22,7 +22,7 @@ from fastdeploy_sd.redis_scheduler.frames import (
 )
 from fastdeploy_sd.redis_scheduler.link import Host, Link
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks
-from fastdeploy_sd.request_rules import MAX_ID_CHARS
+from fastdeploy_sd.rules.requests import MAX_ID_CHARS
 from fastdeploy_sd.types import FinishReason
 from fastdeploy_sd.wire.codec import ProtocolError
 

@@ -11,9 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import FdsdError, InternalError
-from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.redis_scheduler.deployment import Terms
 from fastdeploy_sd.redis_scheduler.frames import Answers, Failure, Item, Orders, Sealer, Submission, results_of
 from fastdeploy_sd.redis_scheduler.store import Store, StoreDown, end_tasks

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.ipc.client import EngineClient
 from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.process.child import (
     EXIT_OK,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.errors import ConfigError, InternalError, suggest
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.draft_rows import select_rows
@@ -26,6 +25,7 @@ from fastdeploy_sd.spec_decode.proposer import (
     ProposerContext,
 )
 from fastdeploy_sd.types import I8, I32, DraftTokens, Rows
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.request_rules import prompt_too_long
+from fastdeploy_sd.rules.requests import prompt_too_long
 from fastdeploy_sd.text.added_tokens import Segment, output_encoder
 from fastdeploy_sd.text.chat_template import ChatTemplate, Json, Message, PromptEnd
 from fastdeploy_sd.text.template_environment import reads_tools

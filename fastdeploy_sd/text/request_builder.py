@@ -13,20 +13,15 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.request_rules import (
+from fastdeploy_sd.rules.requests import (
     context_limit,
     producible_eos,
     producible_words,
     verify_fits,
     verify_prediction_length,
 )
+from fastdeploy_sd.rules.sampling import MAX_BAD_WORD_CHARS, MAX_BAD_WORD_TOKENS, MAX_STOP_CHARS, verify_token_ids
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import (
-    MAX_BAD_WORD_CHARS,
-    MAX_BAD_WORD_TOKENS,
-    MAX_STOP_CHARS,
-    verify_token_ids,
-)
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.request_group import RequestGroup
 from fastdeploy_sd.text.speculation import SpeculationOptions, resolve_speculation

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
+from fastdeploy_sd.rules.sampling import SEED_LIMIT
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import SEED_LIMIT
 from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, Request, Speculation
 
 

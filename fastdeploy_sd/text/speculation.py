@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.draft_methods import METHODS, NAIVE, canonical_method
 from fastdeploy_sd.errors import BadRequest, suggest
-from fastdeploy_sd.sampling_rules import MAX_LOGPROBS
+from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
 from fastdeploy_sd.types import Speculation, SpeculationInfo
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE, canonical_method
 
 SpeculationOptions = Speculation | Mapping[str, Any] | None
 """What a caller says: a whole value, some of its fields by name, or nothing."""

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.request_rules import prompt_too_long
+from fastdeploy_sd.rules.requests import prompt_too_long
 from fastdeploy_sd.text.call_arguments import Arguments
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastdeploy_sd.draft_methods import METHODS, NAIVE
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.types.kv_description import KvDescription
 from fastdeploy_sd.types.requests import Speculation
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from fastdeploy_sd.engine.block_store import (
+from fastdeploy_sd.engine.interfaces.block_store import (
     Command,
     CopyResult,
     CopyStatus,
@@ -17,8 +17,8 @@ from fastdeploy_sd.engine.block_store import (
     LoadBlock,
     StoreBlock,
 )
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.errors import DeviceLost, device_lost_as_error
-from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.block_mover import BlockMover
 from fastdeploy_sd.worker.swap_file import DamagedSlotError, SwapFile

@@ -17,9 +17,9 @@ from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes, weight_bytes_per_step
-from fastdeploy_sd.parallel.shard import Shard
 from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
 from fastdeploy_sd.runtime.cuda_uploads import PIECE_BYTES
+from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker import gpu_memory, kv_sizing
 from fastdeploy_sd.worker.draft_formats import draft_head_format, own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights

@@ -18,7 +18,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.bf16 import storage
-from fastdeploy_sd.parallel.shard import WHOLE_MODEL, Shard
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 _SCALE_BYTES = 4
 _GIB = 1 << 30

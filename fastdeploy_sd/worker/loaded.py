@@ -16,7 +16,7 @@ from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.mtp_batch import KeptRows
-from fastdeploy_sd.request_rules import producible_eos
+from fastdeploy_sd.rules.requests import producible_eos
 from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
 from fastdeploy_sd.spec_decode.draft_model import DraftModel

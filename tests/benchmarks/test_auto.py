@@ -14,9 +14,9 @@ from benchmarks.interleaved import Turns, cell_metrics, run_in_turns
 from benchmarks.offline_run import Timeline
 from benchmarks.record import Record
 from benchmarks.speculation_run import Case
-from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types.draft_methods import NAIVE
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.proposers import OracleProposer
 from tests.doubles.toy_executor import ToyExecutor

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import auto
 from benchmarks.auto_served import Scenario, served_metrics, served_table
 from benchmarks.record import Record
-from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types.draft_methods import NAIVE
 
 
 def test_arrivals_follow_the_shares_of_the_capacity() -> None:

@@ -18,8 +18,8 @@ from benchmarks.offline_run import Sample, Workload
 from benchmarks.suite import FORMATS, METHODS, offline_arguments
 from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types.stats import EngineStats
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.toy_executor import ToyExecutor
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastdeploy_sd.engine.kv_supply import KvArrival
+from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import EMPTY_PREFIX, extend_prefix

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from fastdeploy_sd.engine.block_store import BlockStore
-from fastdeploy_sd.engine.executor import Launcher
-from fastdeploy_sd.engine.grammars import Grammars
+from fastdeploy_sd.engine.interfaces.block_store import BlockStore
+from fastdeploy_sd.engine.interfaces.executor import Launcher
+from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import (
     MADE_ON_DEVICE,

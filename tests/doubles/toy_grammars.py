@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from fastdeploy_sd.engine.grammar_stats import GrammarStats
 from fastdeploy_sd.types import RequestId
+from fastdeploy_sd.types.grammar_stats import GrammarStats
 
 
 class ToyGrammars:

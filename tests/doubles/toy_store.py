@@ -6,8 +6,15 @@ import os
 import random
 from collections.abc import Sequence
 
-from fastdeploy_sd.engine.block_store import Command, CopyResult, CopyStatus, EraseSlot, LoadBlock, StoreBlock
-from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
+from fastdeploy_sd.engine.interfaces.block_store import (
+    Command,
+    CopyResult,
+    CopyStatus,
+    EraseSlot,
+    LoadBlock,
+    StoreBlock,
+)
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from tests.doubles.toy_executor import ToyBlock, ToyExecutor
 
 _GARBAGE = (-9, -9)

@@ -10,11 +10,11 @@ import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.engine.transfer_stats import TransferStats
 from fastdeploy_sd.splitwise.counters import Failure
 from fastdeploy_sd.splitwise.events import Event, Fetched, FetchFailed, PrefillCancelled, PrefillWanted, Sent
 from fastdeploy_sd.splitwise.pages import Pages
 from fastdeploy_sd.types import KvDescription, KvSource, Request, RequestId
+from fastdeploy_sd.types.transfer_stats import TransferStats
 
 _QUIET = select.epoll()  # never readable: whoever drives a wire asks by itself
 SOURCE = KvSource("p", "tcp://127.0.0.1:1")

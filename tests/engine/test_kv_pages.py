@@ -16,7 +16,7 @@ from fastdeploy_sd.conformance import Reference, Way, compare, standard_methods
 from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import engine_config, run
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.kv_supply import KvArrival
+from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
 from fastdeploy_sd.worker.kv_reach import AnyPages

@@ -25,8 +25,8 @@ from fastdeploy_sd.ops.reference.moe import moe_ffn
 from fastdeploy_sd.ops.reference.norm import rms_norm
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.models import golden
 
 

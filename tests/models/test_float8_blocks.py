@@ -20,8 +20,8 @@ from fastdeploy_sd.ops.float8_blocks import BLOCK, BlockScales, dequantized, pac
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.device import choose
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.engine.gpu import gpu_device
 from tests.models import golden, rewrite
 from tests.ops.cuda_device import EMULATED, emulated

@@ -17,8 +17,8 @@ from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.worker import loaded
 from fastdeploy_sd.worker.draft_formats import own_scheme
 from fastdeploy_sd.worker.draft_weights import open_draft_weights

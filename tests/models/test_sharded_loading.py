@@ -21,7 +21,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.parallel.shard import Shard
+from fastdeploy_sd.types.shard import Shard
 from tests.models import golden, rewrite
 from tests.models.packed_weights import SCHEME, only_file, warnings_of
 from tests.models.ranks import rank_groups

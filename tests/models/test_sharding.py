@@ -13,8 +13,8 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, expert_slices, feed_forward_slices
-from fastdeploy_sd.parallel.ranges import SliceRule
-from fastdeploy_sd.parallel.shard import Shard
+from fastdeploy_sd.types.ranges import SliceRule
+from fastdeploy_sd.types.shard import Shard
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.parallel.ranges import WHOLE
+from fastdeploy_sd.types.ranges import WHOLE
 
 FORMATS: tuple[Quantization | None, ...] = (None, "wint8", "wint4", QuantizationFormats("wint4", "none", "wint4"))
 

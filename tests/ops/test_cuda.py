@@ -13,7 +13,7 @@ from fastdeploy_sd.ops import sampling as native
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.parallel.ranges import COUNTS, SliceRule
+from fastdeploy_sd.types.ranges import COUNTS, SliceRule
 from tests.ops.cases.case import Kwargs, OpCases
 from tests.ops.cuda_device import OpRunner, emulated
 from tests.ops.sampling_arrays import build_sampling_arrays

@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.block_store import CopyStatus, EraseSlot, LoadBlock, StoreBlock
+from fastdeploy_sd.engine.interfaces.block_store import CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.errors import DeviceLost, InternalError
 from fastdeploy_sd.runtime.cuda_blocks import BlockLane, StagedBatch
 from fastdeploy_sd.runtime.cuda_device import CudaDevice

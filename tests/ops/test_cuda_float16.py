@@ -13,7 +13,7 @@ from fastdeploy_sd.ops.bf16 import from_bf16, narrow
 from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.parallel.ranges import SliceRule
+from fastdeploy_sd.types.ranges import SliceRule
 from tests.ops.cases.case import Kwargs, OpCases, arrays, mapped
 from tests.ops.cuda_device import GPU, OpRunner, emulated, runner
 from tests.ops.test_cuda import TOO_LARGE

@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.ops.reference.linear import to_e4m3
-from fastdeploy_sd.parallel.ranges import SliceRule
+from fastdeploy_sd.types.ranges import SliceRule
 from tests.ops.cases import linear as linear_cases
 from tests.ops.cases import moe as moe_cases
 from tests.ops.cuda_device import GPU, OpRunner, emulated, runner

@@ -7,8 +7,8 @@ import pytest
 
 from fastdeploy_sd.ops.logprob_rows import LogprobRows
 from fastdeploy_sd.ops.reference import sampling as reference
+from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
 from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.sampling_rules import MAX_LOGPROBS
 
 ROWS, VOCAB = 9, 3001
 

@@ -12,7 +12,7 @@ from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import pack_experts
 from fastdeploy_sd.ops.reference import collective as reference
-from fastdeploy_sd.parallel.ranges import halved
+from fastdeploy_sd.types.ranges import halved
 from tests.ops.backends import threads
 
 HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20

@@ -11,7 +11,7 @@ import pytest
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.ops import sampling as native
-from fastdeploy_sd.sampling_rules import NUMBER_RULES, NumberRule, verify_token_ids
+from fastdeploy_sd.rules.sampling import NUMBER_RULES, NumberRule, verify_token_ids
 from tests.ops.sampling_arrays import bias_columns, build_sampling_arrays
 
 VOCAB = 10

@@ -17,12 +17,12 @@ import uvicorn
 
 from fastdeploy_sd.config import Config, ModelConfig, ServerConfig
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types.stats import EngineStats
 from tests.doubles.engines import toy_config
 from tests.doubles.preparer import LocalPreparer
 from tests.doubles.toy_executor import ToyExecutor

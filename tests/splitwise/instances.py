@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastdeploy_sd.engine.transfer_stats import WayStats
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.splitwise.events import Event, PrefillCancelled, PrefillWanted, Sent
 from fastdeploy_sd.splitwise.pages import Bytes, DevicePort
 from fastdeploy_sd.splitwise.settings import ConnectorSettings
 from fastdeploy_sd.types import KvDescription, KvSource, Request
+from fastdeploy_sd.types.transfer_stats import WayStats
 
 BLOCK_SIZE = 4
 LAYERS = (512, 512, 768)  # two of the target and a draft layer

@@ -18,10 +18,10 @@ from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SplitwiseC
 from fastdeploy_sd.conformance import Reference, Way, compare, make_reference, standard_methods
 from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.runs import engine_config
+from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.engine.ipc.engine_process import start_engine
 from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR, ENGINE
 from fastdeploy_sd.errors import InternalError, Unavailable
-from fastdeploy_sd.ipc.client import EngineClient
-from fastdeploy_sd.ipc.engine_process import start_engine
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.types import KvSource, Request, RequestId
 from fastdeploy_sd.wire.channel import private_address

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, shown
+from fastdeploy_sd.rules.sampling import NUMBER_RULES, SEED_LIMIT
 from fastdeploy_sd.sampling_params import SamplingParams, verified
-from fastdeploy_sd.sampling_rules import NUMBER_RULES, SEED_LIMIT
 
 FLOATS = [name for name, rule in NUMBER_RULES.items() if rule.dtype is np.float32 and name != "logit_bias"]
 INTEGERS = [n for n, rule in NUMBER_RULES.items() if rule.dtype is not np.float32 and n != "stop_token_ids"]

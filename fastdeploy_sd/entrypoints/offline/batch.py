@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.offline.conversations import AnswerReader
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
 from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
@@ -17,6 +16,7 @@ from fastdeploy_sd.text.output_processor import OutputProcessor
 from fastdeploy_sd.text.request_group import RequestGroup
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
+from fastdeploy_sd.types.stats import EngineStats
 
 # So often an interrupt is looked for while KV is on its way.
 _KV_POLL_S = 0.2

@@ -8,8 +8,8 @@ from typing import Self
 
 from tqdm import tqdm
 
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.types import Request, RequestId
+from fastdeploy_sd.types.stats import EngineStats
 
 _REFRESH_S = 0.5
 

@@ -13,7 +13,7 @@ from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
 from fastdeploy_sd.entrypoints.openai.protocol import GenerationBody
 from fastdeploy_sd.entrypoints.openai.thinking import Thinking
 from fastdeploy_sd.entrypoints.openai.tool_calling import ToolCalling
-from fastdeploy_sd.request_rules import verify_grammar_length
+from fastdeploy_sd.rules.requests import verify_grammar_length
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.prompt import PromptEncoder
 

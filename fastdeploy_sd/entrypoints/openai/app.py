@@ -12,8 +12,6 @@ from starlette.responses import Response
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.config import Config, explain
-from fastdeploy_sd.draft_methods import METHODS
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.openapi import describe
@@ -21,6 +19,8 @@ from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
+from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.wire.http.enclosure import enclose, routes_of
 from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.model_names import resolve_model

@@ -11,19 +11,19 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
+from fastdeploy_sd.types.stats import EngineStats
 
 ChoiceDelta = tuple[int, TextDelta]
 
 
 class Client(Protocol):
-    """What this package uses of `fastdeploy_sd.ipc.client.EngineClient`; see there."""
+    """What this package uses of `fastdeploy_sd.engine.ipc.client.EngineClient`; see there."""
 
     @property
     def model_info(self) -> ModelInfo: ...

@@ -14,7 +14,6 @@ from typing import Protocol, Self
 import numpy as np
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.draft_methods import NAIVE
 from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, ResponseBody
@@ -30,6 +29,7 @@ from fastdeploy_sd.text.request_group import RequestGroup
 from fastdeploy_sd.text.speculation import may_change_tokens, verify_has_draft_logprobs
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import KvSource, ModelInfo, TokenLogprob
+from fastdeploy_sd.types.draft_methods import NAIVE
 from fastdeploy_sd.wire.http.auth import BY_KEY
 from fastdeploy_sd.wire.http.model_names import resolve_model
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fastdeploy_sd.config import Config, from_json
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.entrypoints.openai.body_shape import verify_shape
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder, VerifyGrammar
 from fastdeploy_sd.entrypoints.openai.protocol import (
@@ -25,7 +26,6 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
 )
 from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
 from fastdeploy_sd.errors import BadRequest, FdsdError
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.process.fork_worker import Handle, Note, Setup, memory_limit
 from fastdeploy_sd.text.guidance.checker import GrammarChecker
 from fastdeploy_sd.text.prompt import PromptEncoder

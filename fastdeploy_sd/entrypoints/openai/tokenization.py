@@ -6,7 +6,7 @@ from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.logprobs import token_label
 from fastdeploy_sd.entrypoints.openai.protocol import DetokenizeBody, TokenizeBody, parse_body
-from fastdeploy_sd.sampling_rules import verify_token_ids
+from fastdeploy_sd.rules.sampling import verify_token_ids
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import ModelInfo

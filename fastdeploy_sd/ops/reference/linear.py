@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import from_bf16, narrow, to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
 from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I8
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 QUANT_GROUP = 128
 # Groups whose largest magnitude is smaller are zero: their scale would leave float32's normal range.

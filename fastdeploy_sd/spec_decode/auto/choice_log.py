@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 
-from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.decision import SourceStats
 from fastdeploy_sd.spec_decode.auto.lessons import Foresight
 from fastdeploy_sd.types import ChoiceReport, Judgement
+from fastdeploy_sd.types.draft_methods import DraftSource
 
 logger = logging.getLogger(__name__)
 

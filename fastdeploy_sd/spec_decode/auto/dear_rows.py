@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.draft_methods import DraftMethod
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto_profile import DraftSample
 from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
 from fastdeploy_sd.types import F32, I32, DraftTokens, Rows
+from fastdeploy_sd.types.draft_methods import DraftMethod
 
 # Of a table row: nobody's here; drafts are ours to choose; the request chose the source.
 _NOBODYS, _OURS, _FORCED = 0, 1, 2

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.runtime.arrays import address
 from fastdeploy_sd.runtime.bound_call import BoundCall
 from fastdeploy_sd.runtime.layout import struct_type
@@ -22,6 +21,7 @@ from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.types.draft_methods import DraftSource
 
 _NUM_OUTCOMES = 9
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.choice_log import ChoiceLog
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
@@ -26,6 +25,7 @@ from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.auto.rests import Rests
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens
+from fastdeploy_sd.types.draft_methods import METHODS
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.runtime.arrays import address, pointer
 from fastdeploy_sd.runtime.bound_call import BoundCall
 from fastdeploy_sd.runtime.layout import struct_type
@@ -22,6 +21,7 @@ from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable, PolicyRows
 from fastdeploy_sd.spec_decode.native.draft_call import NativeDrafter
 from fastdeploy_sd.types import I32, DraftTokens
+from fastdeploy_sd.types.draft_methods import DraftSource
 
 MAX_DRAFT_LEN = 64
 _NUM_STATS = 7

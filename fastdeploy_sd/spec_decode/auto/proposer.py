@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.cost import DraftTimes, StepTimes
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.auto.decision import Decision
@@ -15,6 +14,7 @@ from fastdeploy_sd.spec_decode.auto.offers import NativeMethod, OfferTable
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import F32, I32, DraftTokens
+from fastdeploy_sd.types.draft_methods import DraftSource
 
 
 class OfferingMethod(NativeMethod, Proposer, Protocol):

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from fastdeploy_sd.engine.grammar_stats import GrammarStats
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.text.guidance.limits import library_error, limits_of
 from fastdeploy_sd.types import RequestId
+from fastdeploy_sd.types.grammar_stats import GrammarStats
 
 # Compiled grammars that no request uses, kept for the next one that brings the same text.
 _MAX_IDLE = 64

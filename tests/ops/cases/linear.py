@@ -12,7 +12,7 @@ from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.reference import linear as reference
-from fastdeploy_sd.parallel.ranges import WHOLE, SliceRule
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cases.case import OpCases
 
 # (M, K, N): empty, single, odd and not a multiple of a step, group or panel; one tile and several; several row

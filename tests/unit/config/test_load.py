@@ -18,8 +18,8 @@ from fastdeploy_sd.config import (
     load_config,
     to_json,
 )
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types.draft_methods import METHODS
 
 WriteYaml = Callable[[str], str]
 

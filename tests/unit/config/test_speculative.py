@@ -8,8 +8,8 @@ import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig, config_from_kwargs, explain, load_config
 from fastdeploy_sd.config.speculative_map import read_speculative
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types.draft_methods import METHODS
 from tests.unit.config.speculative_maps import read, refusal
 
 WriteYaml = Callable[[str], str]

@@ -8,8 +8,8 @@ import pytest
 
 from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, scope_of
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError, shown
+from fastdeploy_sd.types.draft_methods import METHODS
 from tests.unit.config.speculative_maps import read, refusal
 
 Keys = Mapping[str, object]

@@ -10,8 +10,8 @@ import pytest
 
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.rules.sampling import MAX_BAD_WORD_TOKENS
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_TOKENS
 from fastdeploy_sd.types import KvSource, Request, Speculation
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 from tests.doubles.toy_executor import ToyExecutor

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
-from fastdeploy_sd.engine.request_counters import RequestCounters
-from fastdeploy_sd.engine.stats import SourceCounts
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import (
     DraftCounts,
@@ -18,6 +17,7 @@ from fastdeploy_sd.types import (
     Speculation,
     TokenLogprob,
 )
+from fastdeploy_sd.types.stats import SourceCounts
 from tests.doubles.bench import VOCAB, Bench, continuations, oracle
 from tests.doubles.engines import toy_request
 from tests.doubles.proposers import WrongProposer

@@ -12,11 +12,11 @@ import pytest
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.kv_supply import SWAP
-from fastdeploy_sd.engine.stats import SourceCounts
+from fastdeploy_sd.engine.interfaces.kv_supply import SWAP
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
 from fastdeploy_sd.types import DraftSource, FinishReason, Request, RequestOutput, SchedulerOutput, Speculation
+from fastdeploy_sd.types.stats import SourceCounts
 from tests.doubles.bench import continuations
 from tests.doubles.engines import Transcript, run_to_end, toy_config, toy_info, toy_request
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fastdeploy_sd.engine.request_counters import RequestCounters
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 
 
 def test_growth_keeps_what_the_rows_hold() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SplitwiseConfig
-from fastdeploy_sd.engine.kv_supply import NoKvSupply
-from fastdeploy_sd.engine.request_counters import RequestCounters
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.interfaces.kv_supply import NoKvSupply
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.types import Speculation, SpeculationInfo

@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
-from fastdeploy_sd.engine.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, SourceCounts
 from fastdeploy_sd.engine.stats_recorder import StatsRecorder
 from fastdeploy_sd.types import DraftCounts, DraftSource, FinishReason, RequestMetrics
+from fastdeploy_sd.types.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, SourceCounts
 
 
 def test_a_fresh_recorder_gives_the_default_snapshot() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.request_counters import RequestCounters
-from fastdeploy_sd.engine.request_state import RequestState
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.types import SpeculationInfo
 from tests.doubles.engines import toy_request

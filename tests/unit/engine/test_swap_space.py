@@ -9,12 +9,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.block_store import Command, CopyResult, CopyStatus, EraseSlot, LoadBlock, StoreBlock
-from fastdeploy_sd.engine.kv_supply import SWAP, KvArrival
+from fastdeploy_sd.engine.interfaces.block_store import (
+    Command,
+    CopyResult,
+    CopyStatus,
+    EraseSlot,
+    LoadBlock,
+    StoreBlock,
+)
+from fastdeploy_sd.engine.interfaces.kv_supply import SWAP, KvArrival
+from fastdeploy_sd.engine.kvcache.manager import BlockTable, KVCacheManager
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.engine.supply_chain import SupplyChain
 from fastdeploy_sd.engine.swap_space import SwapSpace
-from fastdeploy_sd.kvcache.manager import BlockTable, KVCacheManager
-from fastdeploy_sd.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.types import I32, Request
 from tests.doubles.engines import toy_request
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fastdeploy_sd.engine.commit import commit_result
-from fastdeploy_sd.engine.kv_supply import NoKvSupply
+from fastdeploy_sd.engine.interfaces.kv_supply import NoKvSupply
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.types import DraftTokens, SchedulerOutput
 from tests.doubles.bench import oracle

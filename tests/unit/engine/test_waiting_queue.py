@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import random
 
-from fastdeploy_sd.engine.request_counters import RequestCounters
-from fastdeploy_sd.engine.request_state import RequestState
-from fastdeploy_sd.engine.waiting_queue import WaitingQueue
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
+from fastdeploy_sd.engine.requests.request_state import RequestState
+from fastdeploy_sd.engine.requests.waiting_queue import WaitingQueue
 from fastdeploy_sd.types import SpeculationInfo
 from tests.doubles.engines import toy_request
 

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.types import (
     DraftCounts,
@@ -25,6 +24,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     TokenLogprob,
 )
+from fastdeploy_sd.types.stats import EngineStats
 from tests.doubles.preparer import LocalPreparer
 from tests.unit.text.vocabularies import GOLDEN
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.stats import EngineStats
 from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request
+from fastdeploy_sd.types.stats import EngineStats
 
 
 def request(name: str, max_tokens: int) -> Request:

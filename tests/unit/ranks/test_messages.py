@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.ranks import messages as m
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import DraftRequest

@@ -22,7 +22,7 @@ from fastdeploy_sd.redis_scheduler.store import Store
 from fastdeploy_sd.types import KvDescription, ModelInfo
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
-from tests.unit.ipc.hosts import WAIT_S, hosted
+from tests.unit.engine.ipc.hosts import WAIT_S, hosted
 
 Role = Literal["mixed", "prefill", "decode"]
 KV = KvDescription("CPU", "model", 4, "bfloat16", 2, 2, 16, (512, 512))

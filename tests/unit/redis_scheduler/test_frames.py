@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import Overloaded
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.redis_scheduler.frames import VERSION, Answers, Ending, Failure, Item, Orders, Sealer
 from fastdeploy_sd.types import FinishReason, RequestOutput
 from fastdeploy_sd.wire.codec import ProtocolError

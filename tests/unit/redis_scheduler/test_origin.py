@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import RedisConfig
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import Overloaded, Unavailable
-from fastdeploy_sd.ipc.messages import WireError
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.redis_scheduler.deployment import Terms
 from fastdeploy_sd.redis_scheduler.frames import Answers, Failure, Item, Orders, Sealer, requests_of, results_of

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.auto.cost import DraftTimes
 from fastdeploy_sd.spec_decode.auto.decision import Decision
 from fastdeploy_sd.spec_decode.auto.offers import OfferTable
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.types import I32, DraftTokens, offsets
+from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_reference import OfferedRow
 
 SOURCES = (DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.MTP)

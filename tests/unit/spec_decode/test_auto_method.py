@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.proposer import DraftRequest
 from fastdeploy_sd.spec_decode.router import available_methods
+from fastdeploy_sd.types.draft_methods import METHODS
 from tests.unit.spec_decode.auto_server import PHRASE, K, Server, random_text, repeated
 
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
 from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, TargetStep
 from fastdeploy_sd.types import F32, DraftSource, DraftTokens, offsets
+from fastdeploy_sd.types.draft_methods import METHODS
 from tests.unit.spec_decode.test_dear_source import BLOCK_SIZE, NUM_SEQS, STEPS, Layers
 
 PROMPT, NUM_TOKENS, MTP, GRAMMAR = 8, 12, int(DraftSource.MTP), int(DraftSource.GRAMMAR)

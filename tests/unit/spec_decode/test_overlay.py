@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.draft_methods import DraftSource
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import MethodRouter
 from fastdeploy_sd.types import I32, DraftTokens, offsets
+from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.values import rows_of
 
 MAX_LEN = 40

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.draft_methods import METHODS
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.naive import NaiveProposer
@@ -21,6 +20,7 @@ from fastdeploy_sd.spec_decode.proposer import (
 )
 from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods, create_proposer
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
+from fastdeploy_sd.types.draft_methods import METHODS
 from tests.values import i32, rows_of
 
 if TYPE_CHECKING:

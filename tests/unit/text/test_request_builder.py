@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.rules.sampling import MAX_BAD_WORD_CHARS, MAX_STOP_CHARS, SEED_LIMIT
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import MAX_BAD_WORD_CHARS, MAX_STOP_CHARS, SEED_LIMIT
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.request_builder import RequestBuilder
 from fastdeploy_sd.types import ModelInfo, Speculation, SpeculationInfo

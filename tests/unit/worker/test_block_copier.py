@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fastdeploy_sd.engine.block_store import CopyResult, CopyStatus, EraseSlot, LoadBlock, StoreBlock
-from fastdeploy_sd.kvcache.prefix_cache import CachedBlock, PrefixCache
+from fastdeploy_sd.engine.interfaces.block_store import CopyResult, CopyStatus, EraseSlot, LoadBlock, StoreBlock
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
 from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.block_mover import HostBlockMover
 from fastdeploy_sd.worker.swap_file import SwapFile

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.kvcache.prefix_cache import CachedBlock, PrefixCache
 from fastdeploy_sd.worker.swap_file import DamagedSlotError, SwapFile, slot_stride
 
 BLOCK_SIZE = 16

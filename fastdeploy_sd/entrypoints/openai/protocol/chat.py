@@ -33,8 +33,8 @@ from fastdeploy_sd.entrypoints.openai.protocol.tools import (
     tool_use,
 )
 from fastdeploy_sd.errors import shown
+from fastdeploy_sd.rules.sampling import MAX_COUNT
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import MAX_COUNT
 from fastdeploy_sd.text.reasoning_formats import Display
 from fastdeploy_sd.text.tool_calls.tools import Tool, ToolUse
 

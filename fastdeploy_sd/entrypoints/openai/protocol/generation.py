@@ -21,8 +21,8 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, SamplingFields
 from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import StructuredFields
 from fastdeploy_sd.errors import BadRequest, shown
+from fastdeploy_sd.rules.sampling import MAX_COUNT
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import MAX_COUNT
 from fastdeploy_sd.text.reasoning_formats import Display
 from fastdeploy_sd.text.tool_calls.tools import ToolUse
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Sampling
-from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.sampling_rules import (
+from fastdeploy_sd.rules.sampling import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     NUMBER_RULES,
 )
+from fastdeploy_sd.sampling_params import SamplingParams
 
 _UNSET = -1  # as llama.cpp and LM Studio write "none"
 

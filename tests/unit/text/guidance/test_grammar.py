@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.request_rules import MAX_GRAMMAR_CHARS
+from fastdeploy_sd.rules.requests import MAX_GRAMMAR_CHARS
 from fastdeploy_sd.text.guidance.checker import GrammarChecker
 from fastdeploy_sd.text.guidance.grammar import (
     MAX_CHOICE_CHARS,

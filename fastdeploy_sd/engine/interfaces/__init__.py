@@ -1,0 +1,1 @@
+"""What the engine asks of others: executor, block store, grammars, KV connector."""

@@ -1,0 +1,1 @@
+"""The engine in its own process: messages, the loop that serves them and the client."""

@@ -1,0 +1,300 @@
+"""EngineClient: the HTTP side's handle on the engine process. Knows sockets through channel.py only, and no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
+
+from fastdeploy_sd.engine.ipc import messages as m
+from fastdeploy_sd.engine.ipc.output_stream import OutputStream
+from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
+from fastdeploy_sd.process.life_signs import Heartbeat
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.wire.channel import ClientChannel
+from fastdeploy_sd.wire.codec import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_S = 0.5
+_ENDED = "the engine's process ended"
+_STATS_PATIENCE_S = 5.0
+
+
+class EngineClient:
+    """Submits requests to the engine process and hands their outputs to the tasks that wait for them.
+
+    Belongs to one event loop. When the engine's process ends, for whatever reason, every waiting `generate` and
+    `stats` raises Unavailable at once and `is_alive` turns False for good.
+
+    With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
+    long counts as ended.
+
+    Args:
+        address: where the engine listens, or will when it has loaded its model.
+        engine_pid: the engine's process.
+        timeout_s: how long the engine may give no sign of life; None = for ever.
+
+    Attributes:
+        on_silence: called when the engine has given no sign of life for so long.
+    """
+
+    def __init__(self, address: str, engine_pid: int, timeout_s: float | None = None) -> None:
+        self._address = address
+        self._engine_pid = engine_pid
+        self._timeout_s = timeout_s
+        self.on_silence: Callable[[], None] = lambda: None
+        self._heart: Heartbeat | None = None
+        self._last_stats: EngineStats | None = None
+        self._channel: ClientChannel | None = None
+        self._receiver: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[ModelInfo] | None = None
+        self._model_info: ModelInfo | None = None
+        self._engine_fd: int | None = None
+        self._end_reason: str | None = None  # why the engine is gone
+        self._ended = asyncio.Event()
+        self._is_draining = False
+        self._streams: dict[int, OutputStream] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._serials = itertools.count()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Wait until the engine has loaded its model; without limit, as loading may take minutes.
+
+        Raises:
+            Unavailable: the engine's process ended meanwhile.
+            InternalError: the engine cannot serve this process.
+        """
+        self._ready = asyncio.get_running_loop().create_future()
+        self._channel = ClientChannel(self._address)
+        self._receiver = asyncio.create_task(self._receive(self._channel))
+        self._watch_engine()
+        self._channel.send(m.encode(m.Hello(os.getpid())))
+        self._model_info = await self._ready
+        if self._timeout_s is not None:
+            self._heart = Heartbeat(self._engine_pid, self._ask_stats, self._timeout_s, self._note_silence)
+
+    async def close(self) -> None:
+        """Abort what is left, end the conversation and free the socket. May be called twice."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        is_alive = self._end_reason is None
+        if is_alive:
+            channel.send(m.encode(m.Bye()))
+        self._close_with("the client is closed")
+        if self._heart is not None:
+            await self._heart.stop()
+        if self._receiver is not None:
+            self._receiver.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._receiver
+        channel.close(linger_s=_FLUSH_S if is_alive else 0)
+
+    async def wait_ended(self) -> None:
+        """Wait until the engine is gone, however that comes about."""
+        await self._ended.wait()
+
+    async def wait_answered(self) -> None:
+        """Wait until no request is left that can be answered after the engine's end; here none can."""
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """The loaded model.
+
+        Raises:
+            Unavailable: `connect` has not returned yet.
+        """
+        if self._model_info is None:
+            raise Unavailable("the engine is not ready")
+        return self._model_info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine is loaded and its process runs."""
+        return self._model_info is not None and self._end_reason is None
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine's last sign of life; of a loaded engine that works or waits, one or two at most."""
+        return 0.0 if self._heart is None else self._heart.signs.age_s
+
+    @property
+    def last_stats(self) -> EngineStats | None:
+        """The engine's latest known statistics, None = it has not told any yet."""
+        return self._last_stats
+
+    def begin_drain(self) -> None:
+        """Take no new requests from now on, also before the engine has announced its drain."""
+        self._is_draining = True
+
+    def verify_takes_requests(self) -> None:
+        """Check that the engine takes new requests.
+
+        Raises:
+            Unavailable: it does not; `code` is "engine_down" or "draining".
+        """
+        if self._is_draining or not self.is_alive:
+            raise self._ended_with("the server is draining" if self._is_draining else "the engine is down")
+
+    async def verify_healthy(self) -> None:
+        """As `verify_takes_requests`: a request that came now would be run."""
+        self.verify_takes_requests()
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request and yield what each step adds to it; the last output carries the finish_reason.
+
+        Closing the iterator early (`aclose`) or cancelling the task that awaits it aborts the request at once; its id
+        is free again immediately.
+
+        Raises:
+            FdsdError: of the class that tells the user what happened: BadRequest or Overloaded when the engine does not
+                take it, Unavailable when the engine shuts down, dies or falls silent, InternalError when this request's
+                computation broke. An output with FinishReason.ERROR is raised as the error it carries, never yielded.
+        """
+        self.verify_takes_requests()
+        handle = next(self._serials)
+        stream = self._streams[handle] = OutputStream(request.request_id)
+        try:
+            self._send(m.Submit(handle, request))
+            while not stream.is_exhausted:
+                yield await stream.next()
+        finally:
+            del self._streams[handle]
+            if not stream.is_ended and self._end_reason is None:
+                self._send(m.Abort((handle,)))
+
+    async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
+        """End requests now: their `generate` yields a last output with this reason. Unknown ids are ignored."""
+        wanted = frozenset(request_ids)
+        handles = tuple(handle for handle, stream in self._streams.items() if stream.request_id in wanted)
+        if handles and self._end_reason is None:
+            self._send(m.Abort(handles, reason))
+
+    async def stats(self) -> EngineStats:
+        """Return the engine's statistics as of its next pause between two steps.
+
+        Raises:
+            Unavailable: the engine is down, or does not answer within some seconds.
+        """
+        try:
+            async with asyncio.timeout(_STATS_PATIENCE_S):
+                return await self._ask_stats()
+        except TimeoutError:
+            raise Unavailable(f"the engine has not answered for {_STATS_PATIENCE_S:g} s", code="engine_busy") from None
+
+    async def _ask_stats(self) -> EngineStats:
+        serial = next(self._serials)
+        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats[serial] = future
+        try:
+            self._send(m.StatsRequest(serial))
+            return await future
+        finally:
+            del self._stats[serial]
+
+    def _send(self, message: m.Message) -> None:
+        if self._end_reason is not None:
+            raise self._ended_with(self._end_reason)
+        if self._channel is None:
+            raise Unavailable("the engine is not connected")
+        self._channel.send(m.encode(message, self._model_info))
+
+    # ---- what the engine says ---------------------------------------------------------------------------------------
+
+    async def _receive(self, channel: ClientChannel) -> None:
+        while True:
+            await asyncio.sleep(0)  # other tasks have their turn also while frames are waiting
+            frame = await channel.receive()
+            if self._heart is not None:
+                self._heart.signs.note()
+            try:
+                self._take(m.decode(frame))
+            except ProtocolError as error:
+                self._fail_conversation(f"a message from the engine could not be read: {error.message}")
+
+    def _take(self, message: m.Message) -> None:
+        if self._end_reason is not None:
+            return  # everyone has been answered
+        match message:
+            case m.Outputs(handles, outputs):
+                for handle, output in zip(handles, outputs, strict=True):
+                    self._put(handle, output, is_last=output.finish_reason is not None)
+            case m.Rejected(handle, error):
+                self._put(handle, error.to_exception(), is_last=True)
+            case m.StatsReply(serial, stats):
+                self._last_stats = stats
+                _resolve(self._stats.get(serial), stats)
+            case m.Ready(model_info):
+                _resolve(self._ready, model_info)
+            case m.Drain():
+                self._is_draining = True
+            case m.EngineDead(reason, has_failed):
+                self._send(m.Bye())
+                self._close_with(reason, InternalError(reason) if has_failed else None)
+            case m.Fault(reason):
+                self._fail_conversation(f"the engine could not read a message: {reason}")
+            case _:
+                raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
+
+    def _note_silence(self, silence_s: float) -> None:
+        if self._end_reason is None:
+            reason = f"the engine has given no sign of life for {silence_s:.0f} s"
+            logger.error("%s: its requests end with an error", reason)
+            self._close_with(reason)
+            self.on_silence()
+
+    def _put(self, handle: int, item: RequestOutput | FdsdError, is_last: bool) -> None:
+        if (stream := self._streams.get(handle)) is not None:  # else its reader has left
+            stream.put(item, is_last)
+
+    def _watch_engine(self) -> None:
+        try:
+            self._engine_fd = os.pidfd_open(self._engine_pid)
+        except ProcessLookupError:
+            self._close_with(_ENDED)
+        else:
+            asyncio.get_running_loop().add_reader(self._engine_fd, self._close_with, _ENDED)
+
+    def _fail_conversation(self, reason: str) -> None:
+        """A message was lost, and nobody knows whose: end everything that waits, which might wait for ever."""
+        logger.error("%s", reason)
+        if self._end_reason is None:
+            self._send(m.Abort(tuple(handle for handle, stream in self._streams.items() if not stream.is_ended)))
+            self._fail_waiting(InternalError("the conversation with the engine broke"))
+
+    def _close_with(self, reason: str, error: FdsdError | None = None) -> None:
+        """The engine is gone: answer everyone who waits, once, requests with this error if there is one."""
+        if self._engine_fd is not None:
+            asyncio.get_running_loop().remove_reader(self._engine_fd)
+            os.close(self._engine_fd)
+            self._engine_fd = None
+        if self._end_reason is None:
+            self._end_reason = reason
+            self._ended.set()
+            self._fail_waiting(self._ended_with(reason), error)
+
+    def _ended_with(self, reason: str) -> Unavailable:
+        return Unavailable(reason, code="draining" if self._is_draining else "engine_down")
+
+    def _fail_waiting(self, error: FdsdError, of_requests: FdsdError | None = None) -> None:
+        for stream in self._streams.values():
+            stream.put(copy.copy(of_requests or error), is_last=True)  # each is raised, and so changed, on its own
+        for future in [self._ready, *self._stats.values()]:
+            if future is not None and not future.done():
+                future.set_exception(copy.copy(error))
+
+
+def _resolve(future: asyncio.Future[Any] | None, value: object) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)

@@ -1,0 +1,109 @@
+"""The engine as a child process: how it is started, and what it does from its first line to its exit status.
+
+Knows no HTTP. The model's framework is imported only here, in the child, by the executor's module.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.ipc.engine_loop import EngineLoop
+from fastdeploy_sd.engine.ipc.messages import max_frame_bytes
+from fastdeploy_sd.errors import ConfigError, Unavailable
+from fastdeploy_sd.process.child import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    ChildProcess,
+    configure_logging,
+    end_with_parent,
+    read_start,
+)
+from fastdeploy_sd.wire.channel import ServerChannel, directory_of, remove_directory
+
+logger = logging.getLogger(__name__)
+
+ExecutorFactory = Callable[[Config], Executor]
+EngineFactory = Callable[[Config, Executor], AbstractContextManager[Engine]]
+
+_ALONE = "fastdeploy_sd.engine.ipc.engine_process:open_alone"
+
+
+def start_engine(config: Config, address: str, executor: str, engine: str = _ALONE) -> ChildProcess:
+    """Start the engine process; it answers clients at the address once the model is loaded.
+
+    It ends with status 0 after SIGTERM (its requests may finish within `shutdown_timeout_s`) or SIGINT (they end at
+    once with an error), 2 when the configuration or the checkpoint is wrong (one line on standard error says what),
+    and 1 when it broke. Two signals and not the same one twice, because a service manager that stops a server may well
+    signal each of its processes besides the launcher.
+
+    Args:
+        executor: "module:function" that makes the executor from the configuration, an `ExecutorFactory`.
+        engine: as that, what makes an engine over the executor, an `EngineFactory`; by default it knows no other
+            instance.
+    """
+    # The secret between instances and nodes is the one that an engine may need; it gets none where it does not.
+    secrets = config.splitwise.splitwise_role != "mixed" or config.parallel.num_nodes > 1
+    start = {"config": to_json(config, with_secrets=secrets), "address": address}
+    start |= {"executor": executor, "engine": engine}
+    return ChildProcess("fastdeploy_sd.engine.ipc.engine_process:main", start)
+
+
+@contextmanager
+def open_alone(config: Config, executor: Executor) -> Iterator[Engine]:
+    """Make an engine that knows no other instance."""
+    yield Engine(config, executor)
+
+
+def main() -> int:
+    """Entry point of the child process."""
+    start = read_start()
+    end_with_parent(functools.partial(remove_directory, directory_of(start["address"])))
+    try:
+        configure_logging("engine")
+        config = from_json(start["config"])
+        create_executor: ExecutorFactory = _find(start["executor"])
+        open_engine: EngineFactory = _find(start["engine"])
+        executor = create_executor(config)
+        try:
+            with open_engine(config, executor) as engine:
+                return _serve(engine, config, start["address"])
+        finally:
+            executor.shutdown()
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except Unavailable as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return EXIT_FAILED
+    except Exception:
+        logger.exception("the engine could not start")
+        return EXIT_FAILED
+
+
+def _find(place: str) -> Any:
+    """Import "module:function"; what brings in a model's framework is named by a string only."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _serve(engine: Engine, config: Config, address: str) -> int:
+    # What is loaded stays: a full collection between two steps must not walk through the framework's modules.
+    gc.collect()
+    gc.freeze()
+    # A frame that is too long, but not by far, is answered with what is wrong with it.
+    channel = ServerChannel(address, max_message_bytes=2 * max_frame_bytes(engine.model_info))
+    loop = EngineLoop(engine, channel, config.server.shutdown_timeout_s)
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    signal.signal(signal.SIGINT, lambda *_: loop.end_now())
+    return loop.run()

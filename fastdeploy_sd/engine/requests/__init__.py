@@ -1,0 +1,1 @@
+"""The requests that wait or run, and what the engine keeps of each."""

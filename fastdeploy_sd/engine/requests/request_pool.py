@@ -1,0 +1,298 @@
+"""RequestPool: who waits, who runs, and with which blocks. What planning and committing share.
+
+Owns every request between submission and end, and the moves between the groups. Knows no budget and no results.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from fastdeploy_sd.engine.block_changes import BlockChanges
+from fastdeploy_sd.engine.interfaces.grammars import Grammars
+from fastdeploy_sd.engine.interfaces.kv_supply import SWAP, KvArrival, KvSupply
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager, PrefixMatch
+from fastdeploy_sd.engine.pending_drafts import PendingDrafts
+from fastdeploy_sd.engine.requests.held_requests import HeldRequests
+from fastdeploy_sd.engine.requests.integrity import verify_pool
+from fastdeploy_sd.engine.requests.preparing_requests import PreparingRequests
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
+from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
+from fastdeploy_sd.engine.requests.waiting_queue import WaitingQueue
+from fastdeploy_sd.engine.rows_under_way import RowsUnderWay
+from fastdeploy_sd.engine.stats_recorder import StatsRecorder
+from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.types import (
+    FinishReason,
+    NewRequest,
+    RequestDelta,
+    RequestId,
+    RequestMetrics,
+    RequestOutput,
+    Rows,
+    SpeculationInfo,
+)
+
+
+class RequestPool:
+    """A request is in exactly one group until `close` takes it out of that one:
+
+        enter --> preparing --> waiting --admit--> admitted --start--> running
+              '---------------^    ^----------preempt--'--------preempt---'
+
+    One that need not wait for anything is admitted and started in the same step.
+
+    Attributes:
+        kv: the block tables; a waiting request has no blocks. counters: of every request.
+        drafts: what the executor proposed for the next step.
+        stats: counters; every move counts itself.
+        waiting: the queue. preparing: not in it yet.
+        admitted: have a seat and blocks, and wait to be ready or for budget; by id.
+        running: by key. num_seats: requests that are admitted or run, by client; no zeros.
+        states: all groups by id. num_text_bound: how many of them are, see RequestState.
+        under_way: those in steps that are not over. held: those of the running that no step may have yet.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        max_num_seqs: int,
+        speculation: SpeculationInfo,
+        supply: KvSupply,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Make an empty pool with `max_num_seqs` seats; drafts are made as `speculation` says.
+
+        Args:
+            supply: told when a request that waits for it loses its blocks.
+            grammars: compiles for requests.
+        """
+        self.kv = kv
+        self.counters = RequestCounters()
+        self.drafts = PendingDrafts(self.counters)
+        self.stats = StatsRecorder()
+        self.preparing, self.held = PreparingRequests(grammars), HeldRequests(grammars)
+        self.waiting = WaitingQueue()
+        self.admitted: dict[RequestId, RequestState] = {}
+        self.running: list[RequestState] = []
+        self.num_seats: Counter[str] = Counter()
+        self.states: dict[RequestId, RequestState] = {}
+        self.under_way, self.num_text_bound = RowsUnderWay(kv), 0
+        self.max_num_seqs = max_num_seqs
+        self.speculation, self._supply = speculation, supply
+        self._finished_ids: list[RequestId] = []  # like the preempted ones, since the executor was last told
+        self._preempted_ids: list[RequestId] = []
+        self._changes = BlockChanges()
+        self._rows: Rows | None = None  # of `running`, None after it changed
+        self._running_ids: tuple[RequestId, ...] = ()
+
+    @property
+    def running_rows(self) -> Rows:
+        """The running requests' rows of the counters, in their order; made anew when they change."""
+        return self._index_running()[0]
+
+    @property
+    def running_ids(self) -> tuple[RequestId, ...]:
+        """The running requests' ids, in their order; made anew when they change."""
+        return self._index_running()[1]
+
+    def find(self, request_ids: tuple[RequestId, ...]) -> tuple[list[RequestState], Rows]:
+        """The requests with these ids and their rows of the counters, in this order."""
+        if request_ids == self.running_ids:
+            return self.running, self.running_rows
+        states = [self.states[request_id] for request_id in request_ids]
+        return states, np.array([state.counter_row for state in states], np.intp)
+
+    @property
+    def num_free_seats(self) -> int:
+        """How many more requests may be admitted."""
+        return self.max_num_seqs - len(self.running) - len(self.admitted)
+
+    def enter(self, state: RequestState, *, is_prepared: bool = True) -> None:
+        """Queue a new request, or keep it in front of the queue until its grammar, which it holds, is ready."""
+        self.states[state.request_id] = state
+        self.num_text_bound += state.is_text_bound
+        (self.waiting.push if is_prepared else self.preparing.add)(state)
+        self.stats.num_requests += 1
+
+    def take_prepared(self) -> list[tuple[RequestState, str]]:
+        """Queue the requests whose grammars are ready now; return those to end, and what is wrong with theirs."""
+        ready, failed = self.preparing.take()
+        for state in ready:
+            state.status = RequestStatus.WAITING
+            self.waiting.push(state)
+        return failed
+
+    def admit(self, state: RequestState, match: PrefixMatch) -> bool:
+        """Give a waiting request a seat, and blocks for all its tokens.
+
+        Returns:
+            False, with nothing changed, when there are not enough blocks.
+        """
+        if not self.kv.admit(state.table, match, state.num_tokens):
+            return False
+        self.waiting.remove(state)
+        self.admitted[state.request_id] = state
+        self.num_seats[state.client] += 1
+        self.counters.num_slots[state.counter_row] = state.table.num_slots
+        state.admit(match.num_tokens)
+        if not state.num_preemptions:
+            state.num_cached_tokens = match.num_tokens
+            self.stats.record_prefix_lookup(state.num_prompt_tokens, match.num_tokens)
+        return True
+
+    def take_arrival(self, arrival: KvArrival) -> None:
+        """Let an admitted request run, from the KV that it has now; its full blocks are there for others too.
+
+        Raises:
+            InternalError: the request does not wait, or this cannot have come for it.
+        """
+        if arrival.request_id not in self.states:
+            raise InternalError(f"KV for {arrival.request_id}: expected a request that waits, got {arrival}")
+        state = self.states[arrival.request_id]
+        state.take_arrival(arrival, self.kv.block_size)
+        self.kv.publish(state.table, state.token_ids, arrival.num_tokens)
+        self.stats.record_arrival(arrival.origins, arrival.failure)
+        num_swapped = arrival.origins.get(SWAP, 0)
+        if num_swapped and not state.num_preemptions:
+            self.stats.record_swap_hit(num_swapped, is_first=not state.num_cached_tokens)
+            state.num_cached_tokens += num_swapped
+
+    def ready(self) -> list[RequestState]:
+        """The admitted requests that may run, by key."""
+        return sorted((state for state in self.admitted.values() if state.is_ready), key=_key)
+
+    def start(self, state: RequestState) -> None:
+        """Let an admitted request run; it must have a row in the step under construction."""
+        del self.admitted[state.request_id]
+        insort(self.running, state, key=_key)
+        self._rows = None
+        self._changes.note(state)
+        state.status = RequestStatus.RUNNING
+        if state.arrival is not None:
+            self.drafts.hand_over(state.counter_row, state.arrival.drafts)
+        self.drafts.num_rests = 0
+        state.first_scheduled_time = state.first_scheduled_time or time.time()
+
+    def seated(self) -> list[RequestState]:
+        """The requests with a seat, by key: the last one is the one to preempt."""
+        return sorted([*self.running, *self.admitted.values()], key=_key) if self.admitted else self.running
+
+    def preempt(self, victim: RequestState) -> None:
+        """Put a request that has a seat back into the queue, without blocks, drafts or KV."""
+        if victim.status is RequestStatus.RUNNING:
+            if victim.num_sent_blocks:  # else it was started for the step that is being planned
+                self._preempted_ids.append(victim.request_id)
+            self.running.remove(victim)
+            self._rows = None
+        else:
+            self._withdraw(victim)
+        self._leave_seat(victim)
+        self.kv.free(victim.table)
+        self._note_slots(victim)
+        victim.go_back()
+        self.waiting.push(victim)
+        self.stats.num_preemptions += 1
+
+    def extend(self, state: RequestState, num_tokens: int) -> bool:
+        """Give a running request blocks for `num_tokens` tokens; False, with nothing changed, if there are too few."""
+        is_extended = self.kv.extend(state.table, num_tokens)
+        self._note_slots(state)
+        return is_extended
+
+    def extend_as_far_as_possible(self, state: RequestState, num_tokens: int) -> int:
+        """Give a running request blocks towards `num_tokens` tokens; returns how many tokens fit in then."""
+        self.kv.extend_as_far_as_possible(state.table, num_tokens)
+        self._note_slots(state)
+        return state.table.num_slots
+
+    def close(self, state: RequestState, reason: FinishReason, now: float) -> RequestMetrics:
+        """End a request: out of its group, its blocks given back. After an ERROR nobody finds their content again.
+
+        Returns:
+            What its last output reports.
+        """
+        # A running one stays in `running` until `sweep`, as ends come many at a time.
+        if state.status is RequestStatus.RUNNING:
+            self._finished_ids.append(state.request_id)
+            self._leave_seat(state)
+        elif state.status is RequestStatus.ADMITTED:
+            self._withdraw(state)
+            self._leave_seat(state)
+        elif state.status is RequestStatus.PREPARING:
+            self.preparing.remove(state)
+        else:
+            self.waiting.remove(state)
+        self.under_way.hold(state)
+        self.kv.free(state.table, discard=reason is FinishReason.ERROR)
+        self.preparing.drop(state.request)
+        del self.states[state.request_id]
+        self.num_text_bound -= state.is_text_bound
+        metrics = state.metrics(now)
+        self.stats.record_finish(
+            reason, metrics, state.num_prompt_tokens, state.num_output_tokens, state.request.max_tokens
+        )
+        self.stats.record_drafts(state.method, state.drafts)
+        state.finish()
+        return metrics
+
+    def abort(self, request_ids: Iterable[RequestId], reason: FinishReason) -> list[RequestOutput]:
+        """End requests between steps, wherever they are; returns their last outputs. Unknown ids are ignored."""
+        now, outputs = time.time(), []
+        for request_id in request_ids:
+            state = self.states.get(request_id)
+            if state is None:
+                continue
+            metrics = self.close(state, reason, now)
+            outputs.append(replace(state.empty_output(), finish_reason=reason, metrics=metrics))
+        self.sweep()
+        return outputs
+
+    def sweep(self) -> None:
+        """Take the requests that were closed out of `running`."""
+        self.running = [state for state in self.running if state.status is RequestStatus.RUNNING]
+        self._rows = None
+
+    def take_dropped_ids(self) -> tuple[tuple[RequestId, ...], tuple[RequestId, ...]]:
+        """Requests that ended, and that were preempted, since the last call: the executor still has to drop them."""
+        dropped = tuple(self._finished_ids), tuple(self._preempted_ids)
+        self._finished_ids, self._preempted_ids = [], []
+        return dropped
+
+    def take_block_changes(self) -> tuple[tuple[NewRequest, ...], tuple[RequestDelta, ...]]:
+        """Requests the executor does not know, and blocks it does not, since the last call; then it counts as told."""
+        return self._changes.take()
+
+    def check_integrity(self) -> None:
+        """See verify_pool. O(tokens and blocks); for tests and debug mode."""
+        verify_pool(self, self.max_num_seqs)
+
+    def _index_running(self) -> tuple[Rows, tuple[RequestId, ...]]:
+        if self._rows is None:
+            self._rows = np.array([state.counter_row for state in self.running], np.intp)
+            self._running_ids = tuple([state.request_id for state in self.running])
+        return self._rows, self._running_ids
+
+    def _withdraw(self, state: RequestState) -> None:
+        """Take a request out of the admitted ones; nobody writes to its blocks afterwards."""
+        del self.admitted[state.request_id]
+        if not state.is_ready:
+            self._supply.cancel(state.request_id)
+            self.stats.num_kv_cancels += 1
+
+    def _leave_seat(self, state: RequestState) -> None:
+        self.num_seats -= Counter([state.client])  # keeps no zeros
+        self.held.forget(state.request_id)
+
+    def _note_slots(self, state: RequestState) -> None:
+        self.counters.num_slots[state.counter_row] = state.table.num_slots
+        self._changes.note(state)
+
+
+def _key(state: RequestState) -> tuple[int, int]:
+    return state.key

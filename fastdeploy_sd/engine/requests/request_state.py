@@ -1,0 +1,289 @@
+"""What the scheduler knows of one request between steps. Knows no blocks' owners, no plan and no executor."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+
+import numpy as np
+
+from fastdeploy_sd.engine.draft_counter import DraftCounter
+from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
+from fastdeploy_sd.engine.kvcache.manager import BlockTable
+from fastdeploy_sd.engine.requests.request_counters import RequestCounters
+from fastdeploy_sd.engine.stopping import StopRule
+from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput, SpeculationInfo
+from fastdeploy_sd.types.draft_methods import NAIVE
+
+
+class RequestStatus(enum.Enum):
+    """PREPARING: its grammar is being compiled. WAITING: queued, without blocks. ADMITTED: has a seat and blocks, and
+    does not run yet. No executor knows them.
+
+    RUNNING: has a row in steps too, when the budget allows. FINISHED: the last output exists.
+    """
+
+    PREPARING = enum.auto()
+    WAITING = enum.auto()
+    ADMITTED = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class RequestState:
+    """One request's tokens and progress; the scheduler changes it. What planning reads is in `RequestCounters`.
+
+    A request in its decode loop, with two drafts that are verified next:
+
+        token_ids   p p p p p p o o o .  .            p prompt, o output; committed, num_tokens = 9
+        drafts                        d  d
+        KV cache    [0 ............ 8)                num_computed_tokens = 8 = num_tokens - 1
+        next step                   [8 ... 11)        the last output and the drafts
+
+    Attributes:
+        counter_row: its row of the counters, until `finish`.
+        key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
+        client: whose it is; "" where the policy does not ask.
+        token_ids: the committed tokens; as many as the counter `num_tokens` says.
+        end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
+        method: who drafts for it, resolved.
+        has_reports: whether its outputs carry log-probabilities, of tokens or of drafts.
+        is_text_bound: whether what its next step is given hangs on the text before it, or what it brings on the logits.
+        max_total_tokens: prompt + max_tokens.
+        num_sent_blocks: leading blocks of the table that the executor knows.
+        is_ready: whether it may run once it is admitted; else it waits for KV.
+        arrival: what came for its blocks from elsewhere, None = nothing did.
+        drafts: what became of its drafts.
+        num_cached_tokens: prompt tokens that came from the prefix cache at the first admission.
+        arrival_time, first_scheduled_time, first_token_time: seconds since the epoch, 0.0 = has not happened.
+    """
+
+    __slots__ = (
+        "_counters",
+        "arrival",
+        "arrival_time",
+        "client",
+        "counter_row",
+        "drafts",
+        "end_token_ids",
+        "first_scheduled_time",
+        "first_token_time",
+        "has_reports",
+        "is_ready",
+        "is_text_bound",
+        "key",
+        "max_total_tokens",
+        "method",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_sent_blocks",
+        "request",
+        "request_id",
+        "status",
+        "stop_rule",
+        "table",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        key: tuple[int, int],
+        now: float,
+        speculation: SpeculationInfo,
+        counters: RequestCounters,
+        client: str = "",
+    ) -> None:
+        """Start a request that has just been submitted.
+
+        Args:
+            key, client: see the class.
+            now: seconds since the epoch; the arrival, if the request does not say.
+            speculation: what the server offers; what the request asks for was validated against it.
+            counters: a row of which it takes.
+        """
+        self.request = request
+        self.request_id = request.request_id
+        self.key, self.client = key, client
+        self.status = RequestStatus.WAITING
+        self.stop_rule = StopRule.of(request)
+        self.end_token_ids = self.stop_rule.end_token_ids
+        self.method = speculation.method_of(request.speculation)
+        num_lookahead_slots = speculation.num_lookahead_slots if speculation.keeps_draft_kv(self.method) else 0
+        # Draft layers have KV only in the blocks of requests they draft for, so the two kinds share none. Both prefixes
+        # differ in their first letter: no salt of a user turns one kind into the other.
+        kind = "with draft KV: " if num_lookahead_slots else "target KV only: "
+        self.table = BlockTable(request.request_id, kind + request.cache_salt)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.max_total_tokens = self.num_prompt_tokens + request.max_tokens
+        self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
+        self.token_ids.frombytes(np.ascontiguousarray(request.output_token_ids, np.intc).tobytes())
+        self.has_reports = request.sampling.logprobs is not None or request.speculation.num_draft_logprobs is not None
+        has_rules = bool(request.grammar or request.bad_words_token_ids or request.sampling.min_tokens)
+        self.is_text_bound = has_rules or self.has_reports
+        self.num_sent_blocks = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.arrival_time = request.arrival_time or now
+        self.first_scheduled_time = 0.0
+        self.first_token_time = 0.0
+        self.is_ready = False
+        self.arrival: KvArrival | None = None
+        self.drafts = DraftCounter()
+        self._counters = counters
+        self.counter_row = counters.allocate()
+        counters.num_tokens[self.counter_row] = len(self.token_ids)
+        counters.max_total_tokens[self.counter_row] = self.max_total_tokens
+        counters.max_draft_tokens[self.counter_row] = _max_draft_tokens(request, self.method, speculation)
+        counters.num_lookahead_slots[self.counter_row] = num_lookahead_slots
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens."""
+        return int(self._counters.num_tokens[self.counter_row])
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Committed tokens whose KV is in the request's blocks."""
+        return int(self._counters.num_computed_tokens[self.counter_row])
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that will be verified next, if there is room."""
+        return int(self._counters.num_drafts[self.counter_row])
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed tokens behind the prompt."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    def admit(self, num_computed_tokens: int) -> None:
+        """Have blocks, with the KV of that many tokens."""
+        self.status = RequestStatus.ADMITTED
+        self._counters.num_computed_tokens[self.counter_row] = num_computed_tokens
+
+    def take_arrival(self, arrival: KvArrival, block_size: int) -> None:
+        """Have KV that came from elsewhere, and be ready.
+
+        Raises:
+            InternalError: it does not wait, or this cannot have come for it.
+        """
+        num_computed, last = self.num_computed_tokens, self.num_tokens - 1
+        wanted = ""
+        if self.status is not RequestStatus.ADMITTED or self.is_ready:
+            wanted = "a request that waits"
+        elif not num_computed <= arrival.num_tokens <= last:
+            wanted = f"{num_computed} to {last} tokens"
+        elif arrival.drafts and arrival.num_tokens != last:
+            wanted = "no drafts behind tokens that are still to be computed"
+        elif self._keeps_draft_kv and arrival.num_tokens % block_size and not arrival.is_draft_ahead:
+            wanted = "draft KV of one token more"
+        if wanted:
+            raise InternalError(f"KV for {self.request_id}: expected {wanted}, got {arrival}")
+        self.arrival, self.is_ready = arrival, True
+        self._counters.num_computed_tokens[self.counter_row] = arrival.num_tokens
+
+    def go_back(self) -> None:
+        """Go back to the queue without blocks, drafts or KV: every committed token will be computed again."""
+        self.status = RequestStatus.WAITING
+        self._counters.num_computed_tokens[self.counter_row] = self._counters.num_drafts[self.counter_row] = 0
+        self.num_sent_blocks = 0
+        self.arrival = None
+        self.num_preemptions += 1
+
+    def finish(self) -> None:
+        """Have ended; the counters are gone."""
+        self.status = RequestStatus.FINISHED
+        self._counters.free(self.counter_row)
+
+    def verify_running(self, block_size: int) -> None:
+        """Verify what holds between steps for a request that runs.
+
+        Raises:
+            AssertionError: naming the request and the broken rule.
+        """
+        name, c, row = f"request {self.request_id}", self._counters, self.counter_row
+        self._verify_blocks(block_size)
+        num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, self.num_drafts
+        max_total = self.max_total_tokens
+        assert self.status is RequestStatus.RUNNING, f"{name} is {self.status} among the running"
+        num_given = self.num_prompt_tokens + len(self.request.output_token_ids)
+        if num_tokens > num_given and self.num_preemptions == 0:
+            assert num_computed == num_tokens - 1, f"{name}: decoding, but not caught up"
+        assert num_computed <= self.table.num_slots, f"{name}: computed tokens without a block"
+        assert num_tokens < max_total, f"{name}: should have ended"
+        assert num_tokens + num_drafts < max_total, f"{name}: drafts past max_tokens"
+        assert not num_drafts or num_computed == num_tokens - 1, f"{name}: drafts in a prompt"
+        assert 0 <= num_drafts <= c.max_draft_tokens[row], f"{name}: {num_drafts} drafts, not wanted"
+
+    def verify_admitted(self, block_size: int) -> None:
+        """Verify what holds between steps for a request that has blocks and does not run.
+
+        Raises:
+            AssertionError: naming the request and the broken rule.
+        """
+        name = f"request {self.request_id}"
+        self._verify_blocks(block_size)
+        assert self.status is RequestStatus.ADMITTED, f"{name} is {self.status} among the admitted"
+        assert self.table.num_slots >= self.num_tokens, f"{name}: admitted without blocks for all its tokens"
+        assert not self.num_drafts, f"{name} does not run and has drafts"
+        assert not self.num_sent_blocks, f"{name} does not run and has blocks that the executor knows"
+
+    @property
+    def _keeps_draft_kv(self) -> bool:
+        return bool(self._counters.num_lookahead_slots[self.counter_row])
+
+    def _verify_blocks(self, block_size: int) -> None:
+        name, num_tokens, num_slots = f"request {self.request_id}", self.num_tokens, self.table.num_slots
+        assert len(self.token_ids) == num_tokens, f"{name}: {len(self.token_ids)} tokens, counted {num_tokens}"
+        assert 0 <= self.num_computed_tokens < num_tokens, f"{name}: nothing left to compute"
+        counted = self._counters.num_slots[self.counter_row]
+        assert counted == num_slots, f"{name}: its blocks have {num_slots} slots, counted {counted}"
+        # The last token has no KV.
+        assert num_slots - block_size < self.max_total_tokens - 1, f"{name}: a block that no token needs"
+
+    def verify_waiting(self) -> None:
+        """Verify what holds between steps for a request in the queue, or in front of it.
+
+        Raises:
+            AssertionError: naming the request and the broken rule.
+        """
+        name, c, row = f"request {self.request_id}", self._counters, self.counter_row
+        kinds = RequestStatus.WAITING, RequestStatus.PREPARING
+        assert self.status in kinds, f"{name} is {self.status} among the waiting"
+        assert len(self.token_ids) == self.num_tokens, f"{name}: tokens miscounted"
+        assert not self.table.block_ids, f"{name} waits and holds blocks"
+        assert self.num_computed_tokens == 0, f"{name} waits with computed tokens"
+        assert not c.num_drafts[row], f"{name} waits with drafts"
+        assert not c.num_slots[row], f"{name} waits with slots"
+        assert not self.num_sent_blocks, f"{name} waits and has blocks that the executor knows"
+
+    def metrics(self, now: float) -> RequestMetrics:
+        """Times and counts of a request that ends now (seconds since the epoch)."""
+        return RequestMetrics(
+            self.arrival_time,
+            self.first_scheduled_time,
+            self.first_token_time,
+            now,
+            self.num_preemptions,
+            self.drafts.counts(),
+        )
+
+    def empty_output(self) -> RequestOutput:
+        """An output without tokens, for ends that come between steps or instead of tokens."""
+        wanted = self.request.speculation.num_draft_logprobs is not None
+        return RequestOutput(
+            self.request_id, (), num_cached_tokens=self.num_cached_tokens, draft_logprobs=() if wanted else None
+        )
+
+
+def _max_draft_tokens(request: Request, method: str, speculation: SpeculationInfo) -> int:
+    if method == NAIVE:
+        return 0
+    wanted = request.speculation.num_speculative_tokens
+    if wanted is None:
+        return speculation.max_draft_tokens
+    assert 1 <= wanted <= speculation.max_draft_tokens, f"request {request.request_id}: {wanted} drafts, not validated"
+    return wanted

@@ -1,0 +1,1 @@
+"""Limits and ranges of requests and sampling parameters, each stated once."""

@@ -1,0 +1,171 @@
+"""Engine statistics as they leave the process: plain numbers that cross a process border and are rendered elsewhere.
+
+Knows no metric names of any monitoring system, and not how anything is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastdeploy_sd.types import ChoiceReport, DraftCounts, FinishReason, SpeculationInfo
+from fastdeploy_sd.types.grammar_stats import GrammarStats
+from fastdeploy_sd.types.swap_stats import SwapStats
+from fastdeploy_sd.types.transfer_stats import TransferStats
+
+LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TOKEN_TIME_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+TOKEN_COUNT_BOUNDS = tuple(float(1 << i) for i in range(18))
+
+HISTOGRAM_BOUNDS: dict[str, tuple[float, ...]] = {
+    "ttft_s": LATENCY_BOUNDS_S,
+    "tpot_s": TOKEN_TIME_BOUNDS_S,
+    "e2e_s": LATENCY_BOUNDS_S,
+    "queue_s": LATENCY_BOUNDS_S,
+    "inference_s": LATENCY_BOUNDS_S,
+    "prefill_s": LATENCY_BOUNDS_S,
+    "decode_s": LATENCY_BOUNDS_S,
+    "prompt_tokens": TOKEN_COUNT_BOUNDS,
+    "generated_tokens": TOKEN_COUNT_BOUNDS,
+    "max_tokens": TOKEN_COUNT_BOUNDS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counted observations.
+
+    Attributes:
+        bounds: upper bounds of the buckets, increasing; an observation equal to a bound belongs to its bucket.
+        counts: observations per bucket (not cumulative), len(bounds) + 1 of them: the last one has no upper bound.
+        sum: of all observations.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """Number of observations."""
+        return sum(self.counts)
+
+    @staticmethod
+    def empty(bounds: tuple[float, ...]) -> Histogram:
+        """No observations yet."""
+        return Histogram(bounds, (0,) * (len(bounds) + 1), 0.0)
+
+
+def _empty_histograms() -> dict[str, Histogram]:
+    return {name: Histogram.empty(bounds) for name, bounds in HISTOGRAM_BOUNDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """What became of the drafts of one source. Entry i of a tuple is about those at position i of their step.
+
+    The words are those of `DraftCounts`; all three tuples are as long as the source's latest position plus one. A
+    source that extends another's drafts starts behind them: its first entries are 0.
+    """
+
+    drafted: tuple[int, ...] = ()
+    reached: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine started, gauges of now, and histograms over finished requests.
+
+    Attributes:
+        num_requests: submitted and taken.
+        num_finished: finish reason -> requests that ended that way; every reason has a key.
+        num_preemptions: times a request lost its blocks and was put back into the queue.
+        num_steps: steps executed.
+        num_prompt_tokens: prompt tokens of requests whose first token has been produced.
+        num_generated_tokens: committed output tokens.
+        num_prefix_queries, num_prefix_hits: requests looked up in the prefix cache / with at least one block found.
+        num_prefix_query_tokens: the same in tokens. num_prefix_hit_tokens, num_prefix_swap_hit_tokens: found in the
+            first and in the second level. All of first admissions only: what a preempted request finds of its own
+            blocks would flatter the rate.
+        swap: the second level.
+        transfers: KV from and to other instances.
+        drafts: DraftSource name in lower case -> what became of its drafts; only sources that drafted.
+        verifications: method of the request -> the sum of the DraftCounts of its requests, running and ended; only
+            methods that had drafts verified.
+        timings_ms: phase of a step (as the executor names it: batch, forward, verify, draft) -> total milliseconds.
+        choice: of a drafting method that chooses by itself, as of the latest step; None = there is none.
+        num_kv_arrivals, num_kv_cancels: requests that waited for KV from elsewhere, and got what there was / were
+            preempted or ended meanwhile.
+        num_supplied_tokens: where from -> tokens whose KV came from elsewhere. num_kv_failures: why -> requests for
+            which it did not.
+        grammars: of requests with guided outputs.
+        num_running, num_waiting, num_preempted_waiting: requests now; those that are admitted and not ready yet count
+            as running, and the last is a part of the second.
+        num_waiting_for_kv: those of num_running whose KV is on its way.
+        num_waiting_for_grammar: those of num_waiting whose grammar is being compiled.
+        num_waiting_tokens: prompt tokens of the waiting requests.
+        max_num_seqs: limit of num_running.
+        speculation: the drafting that requests may ask for.
+        block_size: tokens per block.
+        num_blocks: total = free + cached + referenced by running requests.
+        num_free_blocks: without content. num_cached_blocks: with reusable content, given away when free ones run out.
+        histograms: by the names of `HISTOGRAM_BOUNDS`. ttft_s arrival to first token; tpot_s mean time per output
+            token after the first; e2e_s arrival to end; queue_s arrival to first schedule; inference_s first schedule
+            to end; prefill_s first schedule to first token; decode_s first token to end; the rest are token counts.
+    """
+
+    num_requests: int = 0
+    num_finished: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in FinishReason})
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_prefix_swap_hit_tokens: int = 0
+    swap: SwapStats = field(default_factory=SwapStats)
+    transfers: TransferStats = field(default_factory=TransferStats)
+    num_kv_arrivals: int = 0
+    num_kv_cancels: int = 0
+    num_supplied_tokens: dict[str, int] = field(default_factory=dict)
+    num_kv_failures: dict[str, int] = field(default_factory=dict)
+    drafts: dict[str, SourceCounts] = field(default_factory=dict)
+    verifications: dict[str, DraftCounts] = field(default_factory=dict)
+    timings_ms: dict[str, float] = field(default_factory=dict)
+    choice: ChoiceReport | None = None
+    grammars: GrammarStats = field(default_factory=GrammarStats)
+    num_running: int = 0
+    num_waiting_for_kv: int = 0
+    num_waiting: int = 0
+    num_waiting_for_grammar: int = 0
+    num_preempted_waiting: int = 0
+    num_waiting_tokens: int = 0
+    max_num_seqs: int = 0
+    block_size: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    speculation: SpeculationInfo = field(default_factory=SpeculationInfo)
+    histograms: dict[str, Histogram] = field(default_factory=_empty_histograms)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts verified."""
+        return sum(sum(counts.drafted) for counts in self.verifications.values())
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts accepted."""
+        return sum(sum(counts.accepted) for counts in self.verifications.values())
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Output tokens of rows that had drafts to verify; see `DraftCounts.num_emitted`."""
+        return sum(counts.num_emitted for counts in self.verifications.values())
+
+    @property
+    def num_verified_rows(self) -> int:
+        """Rows that had drafts to verify; emitted tokens over these is the mean acceptance length."""
+        return sum(counts.num_verifications for counts in self.verifications.values())

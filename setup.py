@@ -80,11 +80,11 @@ def build_operators(library: Path) -> Path | None:
         import paddle  # noqa: PLC0415 (absent from isolated builds, as is all that our package needs)
     except ImportError:
         return None
+    from fastdeploy_sd.device.layout import read_layout  # noqa: PLC0415
+    from fastdeploy_sd.device.program import operator_files  # noqa: PLC0415
+    from fastdeploy_sd.device.program.operator_source import operator_source  # noqa: PLC0415
     from fastdeploy_sd.errors import ConfigError  # noqa: PLC0415
     from fastdeploy_sd.ops.operators import declared_ops  # noqa: PLC0415
-    from fastdeploy_sd.runtime import operator_files  # noqa: PLC0415
-    from fastdeploy_sd.runtime.layout import read_layout  # noqa: PLC0415
-    from fastdeploy_sd.runtime.operator_source import operator_source  # noqa: PLC0415
 
     install = operator_files.PaddleInstall(Path(paddle.__file__).parent, paddle.__version__, paddle.version.commit)
     root = ROOT / "custom_ops"

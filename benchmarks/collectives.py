@@ -22,17 +22,17 @@ from benchmarks.command import Command, show, table_of
 from benchmarks.hardware import describe_hardware
 from benchmarks.kernels import FORMATS, read_shape
 from benchmarks.progress import Progress
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.communicator import Communicator, shared_segment
+from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.program.declaration import BF16, F32
+from fastdeploy_sd.device.program.native_program import NativeProgram
 from fastdeploy_sd.errors import ConfigError, FdsdError
 from fastdeploy_sd.ops.collective import ALL_GATHER, ALL_REDUCE
 from fastdeploy_sd.ops.linear import LINEAR
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.parallel.communicator import Communicator, shared_segment
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.declaration import BF16, F32
-from fastdeploy_sd.runtime.memory import WeightMemory
-from fastdeploy_sd.runtime.native_program import NativeProgram
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 RANKS = (2, 4)

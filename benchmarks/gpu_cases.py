@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.gpu_peers import AttentionWork, LinearWork, SamplingWork, Work
+from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.declaration import BF16, ELEMENT_BYTES
+from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION, FIND_SHARED_PREFIXES
 from fastdeploy_sd.ops.linear import LINEAR
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
 from fastdeploy_sd.ops.sampling import SAMPLE
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
-from fastdeploy_sd.runtime.bound_call import Call
-from fastdeploy_sd.runtime.declaration import BF16, ELEMENT_BYTES
-from fastdeploy_sd.runtime.host_op import HostOp
 
 # Columns packed from random weights; the matrix repeats their panels.
 _PACKED_COLUMNS = 1024

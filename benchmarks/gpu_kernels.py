@@ -16,9 +16,9 @@ from benchmarks.command import Command, show, table_of
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
 from benchmarks.gpu_peers import FLUSH_BYTES, WARM_UPS, FlashInferPeer, GpuPeer, TorchPeer
 from benchmarks.progress import Progress
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.library import usable_library
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_library import usable_library
 
 COPY_BYTES = 1 << 30
 

@@ -11,10 +11,10 @@ import ctypes
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.processors import processor_name
 from fastdeploy_sd.ops import roofs
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.processors import processor_name
 
 # Larger than any last-level cache two threads share.
 STREAM_BYTES = 512 << 20

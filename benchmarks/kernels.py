@@ -17,13 +17,13 @@ import numpy as np
 from benchmarks.command import Command, show, table_of
 from benchmarks.hardware import describe_hardware, dot_peak, measure_memory
 from benchmarks.progress import Progress
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.device.program.declaration import BF16
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.linear import LINEAR
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedLinear, pack_linear, packed_bytes
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.declaration import BF16
-from fastdeploy_sd.runtime.memory import WeightMemory
 from fastdeploy_sd.types import Bytes
 
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")

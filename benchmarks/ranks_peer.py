@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.engines import greedy_request, running_engine
 from fastdeploy_sd.config import load_config
+from fastdeploy_sd.device import library
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.runtime import library
 
 
 @dataclass(frozen=True, slots=True)

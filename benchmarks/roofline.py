@@ -23,7 +23,7 @@ from benchmarks.kernels import FORMATS, LinearCost, measure_linear
 from benchmarks.plot import panels
 from benchmarks.progress import Progress
 from benchmarks.roofline_ops import OpCall, other_ops
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.device import library
 
 ROWS = (1, 8, 128)
 # K x N: gate and up, down, the head.

@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks.command import Command, show, table_of
 from benchmarks.hardware import measure_memory
 from benchmarks.progress import Progress
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.sampling import sample
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import EMPTY_I32, F32, DraftTokens, SamplingArrays
 
 # Name -> what differs from plain sampling at temperature 1.

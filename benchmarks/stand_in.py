@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import available_methods
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import I64, ModelInfo, SpeculationInfo
 from fastdeploy_sd.worker.executor import LocalExecutor
 from fastdeploy_sd.worker.guided_rows import GuidedRows

@@ -22,11 +22,11 @@ from benchmarks.engines import greedy_request, running_engine
 from benchmarks.hardware import describe_hardware
 from benchmarks.progress import Progress
 from fastdeploy_sd.config import SpeculativeConfig, load_config
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.library import ThreadCounts
+from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.library import ThreadCounts
-from fastdeploy_sd.runtime.processors import own_processors
 
 _PROMPT_LEN = 64
 _NUM_WARM_UP_STEPS = 5

@@ -46,7 +46,7 @@ _PADDLE = "paddlepaddle"
 METHODS = ("naive", "ngram", "suffix", "mtp", "auto")
 _TAIL = 4000
 _REFUSAL_S = 30
-_ASK = "from fastdeploy_sd.runtime.cuda_library import cuda_refusal; print(cuda_refusal() or '')"
+_ASK = "from fastdeploy_sd.device.cuda.library import cuda_refusal; print(cuda_refusal() or '')"
 _CLI = "import sys; from fastdeploy_sd.cli import main; sys.exit(main())"
 # Neither the options of plugins that may be missing nor what other versions of packages warn of decides.
 _PYTEST_OPTIONS = ("-o", "addopts=--import-mode=importlib", "-W", "default", "-p", "no:randomly")

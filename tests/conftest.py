@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.device import library
 
 # Each takes up to 3 GB of memory with the servers it starts.
 MAX_PROCESSES = 8

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.hardware import describe_hardware, measure_memory
 from benchmarks.processes import family
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.device import library
 
 _MATMUL_SIZE = 1024
 _NUM_MATMULS = 4

@@ -13,13 +13,13 @@ from importlib import metadata
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import explain, load_config
+from fastdeploy_sd.device.cuda.library import usable_library
+from fastdeploy_sd.device.library import LIBRARY_PATH, amx_refusal, isa, load, num_threads
+from fastdeploy_sd.device.processors import first_processor, own_processors
 from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofs import measure_roofs
-from fastdeploy_sd.runtime.cuda_library import usable_library
-from fastdeploy_sd.runtime.library import LIBRARY_PATH, amx_refusal, isa, load, num_threads
-from fastdeploy_sd.runtime.processors import first_processor, own_processors
 from fastdeploy_sd.worker.forecast import forecast
 
 PACKAGES = (

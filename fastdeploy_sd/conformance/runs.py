@@ -12,9 +12,9 @@ from fastdeploy_sd.conformance.guided import with_grammars
 from fastdeploy_sd.conformance.methods import PLAIN, Method
 from fastdeploy_sd.conformance.requests import USUAL_LENGTHS, Lengths, make_requests
 from fastdeploy_sd.conformance.ways import ALONE, Way
+from fastdeploy_sd.device import library
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError, InternalError
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import Request, RequestId
 
 _MAX_STEPS = 1_000_000

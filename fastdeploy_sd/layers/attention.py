@@ -29,7 +29,7 @@ class OutputRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionInputs:
-    """The step's maps as tensors, shared by all layers; see fastdeploy_sd/step_memory.py.
+    """The step's maps as tensors, shared by all layers; see fastdeploy_sd/device/step_memory.py.
 
     Attributes:
         positions: i32[T]; slot_mapping: i64[T]; query_start_loc: i32[R+1]; seq_lens: i32[R];

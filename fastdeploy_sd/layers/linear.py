@@ -8,10 +8,10 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
+from fastdeploy_sd.device.program.constants import constant
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import PackedLinear
-from fastdeploy_sd.runtime.constants import constant
 
 
 class LinearLayer(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
 from fastdeploy_sd.ops.collective import all_gather, all_reduce
-from fastdeploy_sd.parallel.communicator import Communicator
-from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 

@@ -9,6 +9,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.layers.norm import RmsNorm
 from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
@@ -22,7 +23,6 @@ from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.weight_matrix import WeightPart
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import I32
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Weights
+from fastdeploy_sd.device.program.constants import constant
 from fastdeploy_sd.layers.attention import Attention
 from fastdeploy_sd.layers.decoder_layer import DecoderLayer
 from fastdeploy_sd.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear
@@ -23,7 +24,6 @@ from fastdeploy_sd.ops.kv_cache import QkNorm
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.runtime.constants import constant
 
 WeightAndBias = tuple[WeightMatrix, Weights | None]
 

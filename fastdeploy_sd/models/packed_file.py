@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from fastdeploy_sd.device.checksum import chunk_checksums
+from fastdeploy_sd.device.memory_nodes import spreading_files
 from fastdeploy_sd.process.files import open_regular, replacing
-from fastdeploy_sd.runtime.checksum import chunk_checksums
-from fastdeploy_sd.runtime.memory_nodes import spreading_files
 from fastdeploy_sd.types import Bytes
 
 Key = Mapping[str, Any]

@@ -12,15 +12,15 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.float16_range import verify_float16
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
 from fastdeploy_sd.ops.float8_blocks import packed_as_stored
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, pack_linear, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.memory import WeightMemory
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 

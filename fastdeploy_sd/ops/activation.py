@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, DTypeOf, In, Out
-from fastdeploy_sd.runtime.op import A, Op
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, DTypeOf, In, Out
+from fastdeploy_sd.device.program.op import A, Op
 
 SWIGLU = Op(
     "swiglu",

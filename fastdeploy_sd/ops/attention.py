@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
-from fastdeploy_sd.runtime.declaration import (
+from fastdeploy_sd.device.program.declaration import (
     ACTIVATIONS,
     BF16,
     F16,
@@ -21,7 +20,8 @@ from fastdeploy_sd.runtime.declaration import (
     Out,
     Part,
 )
-from fastdeploy_sd.runtime.op import A, Op
+from fastdeploy_sd.device.program.op import A, Op
+from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
 
 
 def _cache(array: type[In]) -> dict[str, Part]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_sd.runtime.declaration import ANY, I32, I64, Attr, In, InOut, Out, Value
-from fastdeploy_sd.runtime.host_op import HostOp
-from fastdeploy_sd.runtime.op import A, Op
+from fastdeploy_sd.device.program.declaration import ANY, I32, I64, Attr, In, InOut, Out, Value
+from fastdeploy_sd.device.program.host_op import HostOp
+from fastdeploy_sd.device.program.op import A, Op
 
 GATHER_OUTPUT_ROWS = Op(
     "gather_output_rows",

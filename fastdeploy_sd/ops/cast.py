@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, Attr, DTypeOf, In, Out
-from fastdeploy_sd.runtime.op import Op, dtype_name
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, Attr, DTypeOf, In, Out
+from fastdeploy_sd.device.program.op import Op, dtype_name
 
 CAST = Op(
     "cast",

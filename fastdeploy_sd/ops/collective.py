@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_sd.parallel.communicator import Communicator
-from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
-from fastdeploy_sd.runtime.op import A, Op, dtype_name
+from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
+from fastdeploy_sd.device.program.op import A, Op, dtype_name
 
 AnyCommunicator = Communicator | GpuCommunicator
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.uploads import CudaUploads
+from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_params, packed_bytes, weight_rows
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_uploads import CudaUploads
-from fastdeploy_sd.runtime.layout import struct_type
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 

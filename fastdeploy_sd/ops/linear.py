@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
+from fastdeploy_sd.device.program.op import A, Op, dtype_name
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.ops.packing import PackedLinear
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
-from fastdeploy_sd.runtime.op import A, Op, dtype_name
 
 LINEAR = Op(
     "linear",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, I64, Attr, In, InOut, Out, Value
+from fastdeploy_sd.device.program.host_op import HostOp
+from fastdeploy_sd.device.program.op import Op
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, I32, I64, Attr, In, InOut, Out, Value
-from fastdeploy_sd.runtime.host_op import HostOp
-from fastdeploy_sd.runtime.op import Op
 
 # See `reference.mtp.mtp_plan`.
 MTP_PLAN = HostOp(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
+from fastdeploy_sd.device.program import declaration as d
+from fastdeploy_sd.device.program.declaration import Attr, In, Out
+from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.ops.ngram_texts import NgramLengths, NgramTexts
-from fastdeploy_sd.runtime import declaration as d
-from fastdeploy_sd.runtime.declaration import Attr, In, Out
-from fastdeploy_sd.runtime.host_op import HostOp
 from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens
 
 NGRAM_MATCH = HostOp(

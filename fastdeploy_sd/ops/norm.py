@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
-from fastdeploy_sd.runtime.op import A, Op
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
+from fastdeploy_sd.device.program.op import A, Op
 
 RMS_NORM = Op(
     "rms_norm",

@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 
 from fastdeploy_sd import ops
-from fastdeploy_sd.runtime.declaration import Declaration
-from fastdeploy_sd.runtime.op import Op
+from fastdeploy_sd.device.program.declaration import Declaration
+from fastdeploy_sd.device.program.op import Op
 
 
 def declared_ops() -> tuple[Declaration, ...]:

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.device.arrays import Array
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import CParams, call, library
+from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.runtime.arrays import Array
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import CParams, call, library
-from fastdeploy_sd.runtime.memory import WeightMemory
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 A = TypeVar("A")

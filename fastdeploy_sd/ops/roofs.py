@@ -12,9 +12,9 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fastdeploy_sd.device.library import library
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import packed_bytes
-from fastdeploy_sd.runtime.library import library
 
 # A matrix of no model, large enough for scales and padding to count as they do in one.
 _SAMPLE_FEATURES = 1024

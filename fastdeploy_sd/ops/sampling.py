@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.program import declaration as d
+from fastdeploy_sd.device.program.declaration import Attr, In, Out, Part
+from fastdeploy_sd.device.program.host_op import HostOp
+from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.ops.candidates import DraftedRows
-from fastdeploy_sd.runtime import declaration as d
-from fastdeploy_sd.runtime.declaration import Attr, In, Out, Part
-from fastdeploy_sd.runtime.host_op import HostOp
-from fastdeploy_sd.runtime.library import library
-from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, Rows, SamplingArrays
 
 _RULES = {

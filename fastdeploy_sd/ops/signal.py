@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.runtime.declaration import I32, I64, Attr, In, InOut
-from fastdeploy_sd.runtime.op import A, Op
+from fastdeploy_sd.device.program.declaration import I32, I64, Attr, In, InOut
+from fastdeploy_sd.device.program.op import A, Op
 
 SIGNAL = Op(
     "signal",

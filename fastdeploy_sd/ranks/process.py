@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastdeploy_sd.config import Config, from_json
+from fastdeploy_sd.device import library
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import DeviceLost, FdsdError, InternalError
 from fastdeploy_sd.process.child import (
@@ -41,7 +42,6 @@ from fastdeploy_sd.ranks.messages import (
     frame_of,
 )
 from fastdeploy_sd.ranks.starting import open_communicator
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker.commands import (
     Attempt,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.parallel.communicator import Communicator
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.ranks.exchange import ExchangeError
 from fastdeploy_sd.ranks.link import Link, LinkClosedError

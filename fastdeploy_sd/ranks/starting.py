@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from json import dumps, loads
 
 from fastdeploy_sd.config import Config, ParallelConfig, to_json
-from fastdeploy_sd.parallel.communicator import Communicator, shared_segment
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.communicator import Communicator, shared_segment
+from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.ranks.exchange import OtherExchange
 from fastdeploy_sd.ranks.link import Link, Relay
 from fastdeploy_sd.ranks.watch import COMPUTING_TIMEOUTS
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.wire.sockets import CurveKeys
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from typing import Literal
 
 import numpy as np
 
+from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.twins import HOST_TWINS, Output, RowsOnDevice, Twins
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy
 from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, settings_of, token_logprobs
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
-from fastdeploy_sd.runtime.twins import HOST_TWINS, Output, RowsOnDevice, Twins
-from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32, LogprobArrays, SamplingArrays, VerifyResult
 
 VERIFY_STRATEGIES = ("target_match", "greedy", "topp")

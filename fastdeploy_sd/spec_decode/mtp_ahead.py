@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.ops.batch import TARGET_STEP
 from fastdeploy_sd.ops.mtp import MTP_HOLD, MTP_PLAN
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_plan import StepPlan

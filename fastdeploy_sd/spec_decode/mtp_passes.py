@@ -19,6 +19,9 @@ from typing import Any, Protocol
 
 from paddle import Tensor
 
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.program.recorder import SymbolicTensor
+from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.layers.attention import AttentionInputs, OutputRows
 from fastdeploy_sd.models.mtp import MtpOutput
 from fastdeploy_sd.ops.batch import gather_output_rows
@@ -26,9 +29,6 @@ from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.recorder import SymbolicTensor
-from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.types import F32

@@ -3,7 +3,7 @@
 `run_passes` is run on symbolic tensors when the model is loaded; a step replays the ops that it called. The bits are
 those of EagerPasses. Drafts of an only layer end in the recording by themselves, where no request wants one more; of
 several layers there is one recording per number of drafts. One step replays one of them, so all share their arena.
-On a GPU sizes are rounded up, and a pass whose sizes come again is launched as a graph: see runtime/cuda_program.py.
+On a GPU sizes are rounded up, and a pass whose sizes come again is launched as a graph: see device/cuda/program.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import paddle
 
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.program.program import Padding, Recording
+from fastdeploy_sd.device.program.recorder import Recorder, Size
+from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.ops.logprob_rows import logit_rows
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.program import Padding, Recording
-from fastdeploy_sd.runtime.recorder import Recorder, Size
-from fastdeploy_sd.runtime.twins import RowsOnDevice
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.mtp_memory import DraftMemory
 from fastdeploy_sd.spec_decode.mtp_passes import DraftStep, run_passes

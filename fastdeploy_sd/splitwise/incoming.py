@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fastdeploy_sd.runtime.checksum import chunk_checksums
+from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.splitwise.counters import Counters, Failure, Refusal
 from fastdeploy_sd.splitwise.events import Event, EventQueue, Fetched, FetchFailed, TransferId
 from fastdeploy_sd.splitwise.pages import Bytes, DevicePage, Pages

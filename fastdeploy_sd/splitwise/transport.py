@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fastdeploy_sd.runtime.checksum import chunk_checksums
+from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.splitwise.messages import Receiver
 from fastdeploy_sd.splitwise.pages import Bytes, DevicePage, Pages
 

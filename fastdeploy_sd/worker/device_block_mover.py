@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from fastdeploy_sd.runtime.cuda_blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks
+from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks
 from fastdeploy_sd.types import Bytes
 
 # Of a batch, unless a block is larger: its copy takes a fraction of a millisecond, and a step that overwrites one of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from fastdeploy_sd.config import Config, cpu_only, gpu_only
+from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
+from fastdeploy_sd.device.cuda.sharing import num_devices
+from fastdeploy_sd.device.device import Device, choose
 from fastdeploy_sd.errors import ConfigError, DeviceLost
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
-from fastdeploy_sd.runtime.cuda_sharing import num_devices
-from fastdeploy_sd.runtime.device import Device, choose
 
 _log = logging.getLogger(__name__)
 

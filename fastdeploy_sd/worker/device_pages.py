@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.runtime.cuda_blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
+from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
+from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.device_port import CudaPort
 from fastdeploy_sd.worker.kv_memory import RankKv

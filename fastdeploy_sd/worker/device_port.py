@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fastdeploy_sd.runtime.cuda_blocks import BlockLane, CopyBatch, CudaBlocks
-from fastdeploy_sd.runtime.cuda_sharing import handle_of, open_verified, take_shareable
-from fastdeploy_sd.runtime.device_array import DeviceMemory
+from fastdeploy_sd.device.cuda.blocks import BlockLane, CopyBatch, CudaBlocks
+from fastdeploy_sd.device.cuda.sharing import handle_of, open_verified, take_shareable
+from fastdeploy_sd.device.device_array import DeviceMemory
 
 
 class CudaPort:

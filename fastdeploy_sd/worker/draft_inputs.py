@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.ops.batch import TARGET_STEP
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
-from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import I32, RequestId
 from fastdeploy_sd.worker.request_table import RequestTable
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fastdeploy_sd.device.program import paddle_ops
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.runtime import paddle_ops
 
 
 def load_operators() -> None:

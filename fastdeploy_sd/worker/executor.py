@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.twins import HOST_TWINS
 from fastdeploy_sd.errors import device_lost_as_error
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.twins import HOST_TWINS
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
 from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.twins import HOST_TWINS, Twins
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
-from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.commands import (

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, cpu_only
+from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
+from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes, weight_bytes_per_step
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
-from fastdeploy_sd.runtime.cuda_uploads import PIECE_BYTES
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker import gpu_memory, kv_sizing
 from fastdeploy_sd.worker.draft_formats import draft_head_format, own_scheme

@@ -15,18 +15,18 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.device.arrays import Array
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.program.program import Padding, Recording
+from fastdeploy_sd.device.program.recorder import Recorder, Size
+from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.twins import HOST_TWINS, RowsOnDevice, Twins
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
-from fastdeploy_sd.runtime.arrays import Array
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.program import Padding, Recording
-from fastdeploy_sd.runtime.recorder import Recorder, Size
-from fastdeploy_sd.runtime.twins import HOST_TWINS, RowsOnDevice, Twins
-from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import F32, I32
 
 OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]

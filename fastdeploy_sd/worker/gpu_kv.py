@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_sharing import handle_of, open_shared, take_shareable
-from fastdeploy_sd.runtime.device_array import DeviceMemory
-from fastdeploy_sd.runtime.device_tensor import DeviceTensor, element_of
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.sharing import handle_of, open_shared, take_shareable
+from fastdeploy_sd.device.device_array import DeviceMemory
+from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.worker.rank_group import RankGroup
 
 # Where a piece begins.

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.cuda.sizes import sizes_up_to
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.program.declaration import DTYPE_CODES
+from fastdeploy_sd.device.step_memory import StepLimits
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.linear_format import format_code
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.cuda_sizes import sizes_up_to
-from fastdeploy_sd.runtime.declaration import DTYPE_CODES
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.step_memory import StepLimits
 from fastdeploy_sd.worker.kv_sizing import KvRoom
 
 _GIB = 1 << 30

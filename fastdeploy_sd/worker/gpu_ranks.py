@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.sharing import reaches
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.parallel.communicator import Communicator
-from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_sharing import reaches
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.rank_group import RankGroup
 
 

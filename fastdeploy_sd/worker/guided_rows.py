@@ -21,9 +21,9 @@ from types import TracebackType
 
 import numpy as np
 
+from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.runtime.twins import RowsOnDevice
-from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.text.guidance.mask_cost import STEP_S, share_s
 from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult, offsets

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.mtp import keep_hidden_
 from fastdeploy_sd.ops.mtp_batch import KeptRows
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.forward import OnHidden
 
 _ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {

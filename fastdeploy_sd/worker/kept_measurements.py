@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.operator_files import cache_folder
-from fastdeploy_sd.runtime.processors import processor_name
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.processors import processor_name
+from fastdeploy_sd.device.program.operator_files import cache_folder
 from fastdeploy_sd.spec_decode.auto_profile import Key
 
 

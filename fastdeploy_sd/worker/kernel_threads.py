@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.processors import own_processors
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.worker.rank_group import RankGroup
 
 _log = logging.getLogger(__name__)

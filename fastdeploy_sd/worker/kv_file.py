@@ -14,7 +14,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.runtime.memory_nodes import spread
+from fastdeploy_sd.device.memory_nodes import spread
 
 # Where a piece begins: a page of the system, so that none is shared by two pieces.
 ALIGNMENT = 4096

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker import gpu_memory, kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers

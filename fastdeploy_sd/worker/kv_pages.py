@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from paddle import Tensor
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.kv_memory import RankKv
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.device import device
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.worker.block_mover import BlockMover, HostBlockMover
 from fastdeploy_sd.worker.device_block_mover import DeviceBlockMover
 from fastdeploy_sd.worker.device_pages import DevicePages

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from paddle import Tensor
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache, kv_cache_shapes, kv_scale_shape
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
 
 Zeros = Callable[[tuple[int, ...], npt.DTypeLike], Tensor]

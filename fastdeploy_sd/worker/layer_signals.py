@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.signal import signal_
-from fastdeploy_sd.runtime.device import device
 
 
 class LayerSignals:

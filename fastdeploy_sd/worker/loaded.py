@@ -10,6 +10,9 @@ import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that import
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
+from fastdeploy_sd.device.twins import HOST_TWINS, Twins
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights
@@ -17,11 +20,8 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.rules.requests import producible_eos
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.twins import HOST_TWINS, Twins
 from fastdeploy_sd.spec_decode.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.worker import kv_sizing
 from fastdeploy_sd.worker.draft_formats import draft_scheme
 from fastdeploy_sd.worker.draft_layers import DraftLayers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError, device_lost_as_error
-from fastdeploy_sd.runtime.device import device
 
 # What is allocated behind the weights has the size of the largest step, and the KV cache has taken most of the rest.
 _OF_STEPS = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, formats_of
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.decoder import Decoder
@@ -17,7 +18,6 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.worker.draft_formats import draft_head_format, own_scheme
 from fastdeploy_sd.worker.draft_layers import DraftLayers, load_draft_layers
 from fastdeploy_sd.worker.load_progress import LoadProgress

@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
+from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.memory import huge_pages
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
-from fastdeploy_sd.runtime.library import library
-from fastdeploy_sd.runtime.memory import huge_pages
 from fastdeploy_sd.worker.timed_choice import quiet_best, take_turns
 
 # What a kernel thinks best, and distances in bytes; 0 = it asks for nothing.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.parallel.communicator import Communicator
-from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
+from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
 from fastdeploy_sd.worker.lead import Collectives, OtherRanks
 
 # What ranks that have nothing to say measure.

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.rules.requests import RequestRules
 from fastdeploy_sd.rules.sampling import MAX_LOGIT_BIAS
-from fastdeploy_sd.step_memory import StepMemory
 from fastdeploy_sd.types import (
     EMPTY_I32,
     I32,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from paddle import Tensor
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.ops.kv_cache import Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.runtime.device import device
 
 
 def make_rotary(config: DecoderConfig, max_tokens: int) -> Rotary[Tensor]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.memory import huge_pages
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
-from fastdeploy_sd.runtime.library import library
-from fastdeploy_sd.runtime.memory import huge_pages
 from fastdeploy_sd.worker.timed_choice import quiet_best, take_turns
 
 # 0 = as the kernel thinks best. A tile never has more rows than its level's registers hold.

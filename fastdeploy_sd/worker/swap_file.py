@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.types import Bytes
 
 MAGIC = b"FDSDSWAP"

@@ -12,9 +12,9 @@ from typing import Any
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.process.files import read_json, replacing
-from fastdeploy_sd.runtime.checksum import chunk_checksums
 from fastdeploy_sd.worker.kept_measurements import keep, measurements_folder
 
 # Smaller checkpoints are read again in less time than it is worth to keep a file for.

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import hardware
 from benchmarks.hardware import describe_hardware, dot_peak, measure_memory, memory_json
 from benchmarks.kernels import FORMATS
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.device import library
 from tests.ops.backends import isa
 
 

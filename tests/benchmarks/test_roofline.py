@@ -11,7 +11,7 @@ from benchmarks import hardware, kernels, roofline
 from benchmarks.__main__ import main
 from benchmarks.roofline import measure_op, measured_roofs
 from benchmarks.roofline_ops import OpCall, other_ops
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.device import library
 
 
 @pytest.mark.usefixtures("ticking")

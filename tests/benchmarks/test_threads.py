@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.threads import measure, neighbour_table
+from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.ops.norm import rms_norm
-from fastdeploy_sd.runtime.processors import own_processors
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.toy_executor import ToyExecutor

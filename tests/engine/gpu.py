@@ -16,9 +16,9 @@ from custom_ops import cuda_build
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.conformance import Answer, Way, make_requests, run_alone
 from fastdeploy_sd.conformance.guided import GRAMMARS
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
-from fastdeploy_sd.runtime.cuda_sharing import num_devices
-from fastdeploy_sd.runtime.device import choose
+from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
+from fastdeploy_sd.device.cuda.sharing import num_devices
+from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.types import DraftTokens, Request, RequestId
 from fastdeploy_sd.worker.runner import ModelRunner
 from tests.models import golden

@@ -18,10 +18,10 @@ import pytest
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.cuda.memory import CudaMemory
+from fastdeploy_sd.device.cuda.mirror import CudaTransfers
 from fastdeploy_sd.errors import ConfigError, InternalError
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.cuda_memory import CudaMemory
-from fastdeploy_sd.runtime.cuda_mirror import CudaTransfers
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker import loaded

@@ -17,8 +17,8 @@ import pytest
 
 from fastdeploy_sd.conformance import PLAIN, Way, open_engine, standard_methods
 from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutput
 from fastdeploy_sd.worker.batch import OpenRows

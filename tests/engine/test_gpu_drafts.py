@@ -12,12 +12,12 @@ import pytest
 
 from fastdeploy_sd.conformance import Method, open_engine, standard_methods
 from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.program.program import Recording
+from fastdeploy_sd.device.twins import Logprobs
 from fastdeploy_sd.ops.logprob_rows import LogprobRows
 from fastdeploy_sd.ops.reference import sampling as reference
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.program import Recording
-from fastdeploy_sd.runtime.twins import Logprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import mtp_recorded
 from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, Speculation

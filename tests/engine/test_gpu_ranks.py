@@ -17,11 +17,11 @@ import pytest
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.conformance import PLAIN, Answer, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.ranks import executor as ranks
 from fastdeploy_sd.ranks.executor import MultiProcessExecutor
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types import FinishReason, RequestId
 from fastdeploy_sd.worker.executor import LocalExecutor
 from tests.doubles import faulty_followers

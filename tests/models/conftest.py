@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from fastdeploy_sd.device.program import paddle_ops
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.runtime import paddle_ops
 from tests.models import golden
 
 

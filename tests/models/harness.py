@@ -8,13 +8,13 @@ import numpy as np
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import QuantizationFormats
+from fastdeploy_sd.device.tensors import from_numpy
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.runtime.tensors import from_numpy
 from fastdeploy_sd.types import F32, I32
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from tests.models import golden

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fastdeploy_sd.device.communicator import Communicator, shared_segment
 from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
-from fastdeploy_sd.parallel.communicator import Communicator, shared_segment
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.device.program import paddle_ops
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.runtime import paddle_ops
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.forward import EagerForward, Forward, ForwardPass, RecordedForward
 from fastdeploy_sd.worker.rotary import make_rotary

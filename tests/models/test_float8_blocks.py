@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
@@ -20,7 +21,6 @@ from fastdeploy_sd.ops.float8_blocks import BLOCK, BlockScales, dequantized, pac
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.runtime.device import choose
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.engine.gpu import gpu_device
 from tests.models import golden, rewrite

@@ -13,13 +13,13 @@ import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
+from fastdeploy_sd.device import device
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
+from fastdeploy_sd.device.cuda.memory import CudaMemory
+from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.runtime import device
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary, usable_library
-from fastdeploy_sd.runtime.cuda_memory import CudaMemory
-from fastdeploy_sd.runtime.device_array import DeviceMemory
 from fastdeploy_sd.types.shard import WHOLE_MODEL
 from fastdeploy_sd.worker import forecast as forecasts
 from fastdeploy_sd.worker import gpu_memory, kv_sizing

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.sharding import DecoderShard
-from fastdeploy_sd.runtime.device import device
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker import kv_tensors
 from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile, create_kv_file

@@ -11,13 +11,13 @@ import pytest
 
 from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.tensors import from_numpy
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.layers.tp_group import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.runtime.device import device
-from fastdeploy_sd.runtime.tensors import from_numpy
 from fastdeploy_sd.worker import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.draft_layers import DraftLayers
 from fastdeploy_sd.worker.draft_weights import open_draft_weights

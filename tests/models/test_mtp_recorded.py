@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.runtime.device import CpuDevice
+from fastdeploy_sd.device.device import CpuDevice
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput
 from fastdeploy_sd.types import DraftTokens, Request
 from tests.models.mtp_models import make_model

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
+from fastdeploy_sd.device import library
 from fastdeploy_sd.models.sharding import DecoderShard
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.worker.forward import Forward
 from tests.models import golden, rewrite
 from tests.models.ranks import rank_groups, together

@@ -10,13 +10,13 @@ import numpy as np
 import paddle
 import pytest
 
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.program.recorder import RecordingError
 from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.norm import rms_norm
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.recorder import RecordingError
 from fastdeploy_sd.worker.forward import ForwardPass, RecordedForward
 from fastdeploy_sd.worker.rotary import make_rotary
 from tests.models import golden

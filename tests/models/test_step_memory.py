@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.runtime.bound_call import Call
-from fastdeploy_sd.runtime.program import Program
+from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.program import Program
 from fastdeploy_sd.spec_decode.mtp import MtpProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.forward import RecordedForward

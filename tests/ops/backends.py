@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import paddle
 
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.device import library
 
 _OWN_LEVELS = library.available_isas()
 # The tiles that `tiles` lets level amx mean now, if any.

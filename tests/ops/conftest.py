@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.program import paddle_ops
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.runtime import paddle_ops
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from tests.ops import cuda_device
 from tests.ops.backends import LEVELS, isa
 

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from custom_ops import build, cuda_build
-from fastdeploy_sd.runtime import cuda_library, host_op
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.layout import layout
-from fastdeploy_sd.runtime.library import CParams
+from fastdeploy_sd.device.cuda import library as cuda_library
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.layout import layout
+from fastdeploy_sd.device.library import CParams
+from fastdeploy_sd.device.program import host_op
 from tests.ops.cuda_layouts import LAYOUTS
 
 EMULATED, GPU = "cuda-emulated", "cuda"

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.parallel.communicator import Communicator
-from fastdeploy_sd.parallel.gpu_communicator import GpuCommunicator
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.types.ranges import halved
 from tests.ops.rank_process import digest, serve, values
 

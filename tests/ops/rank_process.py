@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.parallel.communicator import Communicator
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call
 from fastdeploy_sd.types import F32
 
 

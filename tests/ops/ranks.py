@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastdeploy_sd.parallel.communicator import SEGMENT_BYTES, Communicator, shared_segment
+from fastdeploy_sd.device.communicator import SEGMENT_BYTES, Communicator, shared_segment
 
 T = TypeVar("T")
 # Until what must happen has happened; nothing here measures how fast it is.

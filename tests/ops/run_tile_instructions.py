@@ -11,12 +11,12 @@ import sys
 import numpy as np
 import paddle
 
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops import attention, moe
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_experts, pack_linear
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types.ranges import SliceRule
 from tests.ops.backends import isa, threads, tiles
 from tests.ops.cases.attention import MIXED, batch

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fastdeploy_sd.runtime.arena import ALIGNMENT, Lifetime, place
+from fastdeploy_sd.device.program.arena import ALIGNMENT, Lifetime, place
 
 
 def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:

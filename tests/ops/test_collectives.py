@@ -13,16 +13,16 @@ import numpy as np
 import paddle
 import pytest
 
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.communicator import Communicator, shared_segment
+from fastdeploy_sd.device.program.program import Program, Recording
+from fastdeploy_sd.device.program.recorder import Recorder, Size
+from fastdeploy_sd.device.tensors import from_numpy
 from fastdeploy_sd.ops import collective as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.ops.reference import collective as reference
-from fastdeploy_sd.parallel.communicator import Communicator, shared_segment
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.program import Program, Recording
-from fastdeploy_sd.runtime.recorder import Recorder, Size
-from fastdeploy_sd.runtime.tensors import from_numpy
 from fastdeploy_sd.types.ranges import SliceRule, halved
 from tests.ops.backends import isa, threads, to_paddle
 from tests.ops.rank_process import digest, values

@@ -8,13 +8,13 @@ import numpy as np
 import paddle
 import pytest
 
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.program.program import Padding, Recording
+from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks
 from fastdeploy_sd.ops.reference import attention as reference
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.program import Padding, Recording
-from fastdeploy_sd.runtime.recorder import Recorder, Size
 from tests.ops.cases.attention import batch, select, share, with_prefixes
 from tests.ops.cases.trees import random_tree
 from tests.ops.cuda_device import OpRunner, emulated

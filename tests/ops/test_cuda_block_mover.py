@@ -9,10 +9,10 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.cuda.blocks import BlockLane, StagedBatch
+from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.engine.interfaces.block_store import CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.errors import DeviceLost, InternalError
-from fastdeploy_sd.runtime.cuda_blocks import BlockLane, StagedBatch
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.device_block_mover import DeviceBlockMover
 from fastdeploy_sd.worker.swap_file import SwapFile

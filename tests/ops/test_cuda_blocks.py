@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fastdeploy_sd.runtime.cuda_blocks import BlockLane, CudaBlocks
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.device_tensor import DeviceTensor
+from fastdeploy_sd.device.cuda.blocks import BlockLane, CudaBlocks
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device_tensor import DeviceTensor
 from tests.ops.cuda_device import emulated
 
 NUM_BLOCKS = 7

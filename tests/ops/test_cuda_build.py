@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from custom_ops import build, cuda_build
+from fastdeploy_sd.device.layout import layout
+from fastdeploy_sd.device.program import operator_files, paddle_ops
+from fastdeploy_sd.device.program.operator_source import operator_source
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.runtime import operator_files, paddle_ops
-from fastdeploy_sd.runtime.layout import layout
-from fastdeploy_sd.runtime.operator_source import operator_source
 from tests.ops.cuda_device import gpu_refusal
 
 # Static shared memory that every block may have.

@@ -10,14 +10,14 @@ import numpy as np
 import paddle
 import pytest
 
+from fastdeploy_sd.device.cuda import program as cuda_program
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.cuda.sizes import rounded
+from fastdeploy_sd.device.program.program import Padding, Recording
+from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.norm import rms_norm
-from fastdeploy_sd.runtime import cuda_program
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary
-from fastdeploy_sd.runtime.cuda_sizes import rounded
-from fastdeploy_sd.runtime.program import Padding, Recording
-from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.types import F32
 
 WIDTH, MAX_TOKENS, MAX_ROWS, VOCAB = 32, 21, 9, 13

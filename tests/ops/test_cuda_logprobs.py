@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.ops.logprob_rows import LogprobRows
 from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
 
 ROWS, VOCAB = 9, 3001
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.cuda import uploads as cuda_uploads
+from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.device_packing import pack_on_device
 from fastdeploy_sd.ops.linear_format import GPU_FORMATS, LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.runtime import cuda_uploads
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cuda_device import emulated, loses_the_device
 from tests.ops.test_packing import special_weights, weights

@@ -8,10 +8,10 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.cuda.blocks import BlockLane
+from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.runtime.cuda_blocks import BlockLane
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
 from fastdeploy_sd.worker import device_pages
 from fastdeploy_sd.worker.device_pages import DevicePages
 from fastdeploy_sd.worker.kv_memory import RankKv

@@ -11,15 +11,17 @@ import paddle
 import pytest
 
 from custom_ops import build, cuda_build
+from fastdeploy_sd.device import device
+from fastdeploy_sd.device.cuda import library as cuda_library
+from fastdeploy_sd.device.cuda import mirror as cuda_mirror
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.program.program import Recording
+from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.batch import GATHER_OUTPUT_ROWS, gather_output_rows
 from fastdeploy_sd.ops.norm import RMS_NORM, rms_norm
 from fastdeploy_sd.ops.sampling import TOKEN_LOGPROBS
-from fastdeploy_sd.runtime import cuda_library, cuda_mirror, device
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.program import Recording
-from fastdeploy_sd.runtime.recorder import Recorder, Size
 from fastdeploy_sd.types import F32, I32
 from tests.ops.cuda_device import gpu_refusal, loses_the_device
 

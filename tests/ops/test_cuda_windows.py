@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from fastdeploy_sd.runtime.cuda_device import CudaDevice
-from fastdeploy_sd.runtime.cuda_sharing import handle_of, open_verified, take_shareable
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.sharing import handle_of, open_verified, take_shareable
 
 _NUM_BYTES = 2 << 20
 # Shares so much, says how, and waits.
 _SHARES = f"""
 import pathlib, sys
-from fastdeploy_sd.runtime.cuda_library import load
-from fastdeploy_sd.runtime.cuda_sharing import handle_of, take_shareable
+from fastdeploy_sd.device.cuda.library import load
+from fastdeploy_sd.device.cuda.sharing import handle_of, take_shareable
 library = load(pathlib.Path(sys.argv[1]))
 memory = take_shareable(library, {_NUM_BYTES})
 print(handle_of(library, memory).hex(), flush=True)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.layout import layout, struct_type
+from fastdeploy_sd.device.program import operator_files
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, Attr, DTypeOf, In, InOut, Out, Value
+from fastdeploy_sd.device.program.expression import GOT, parse
+from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime import operator_files
-from fastdeploy_sd.runtime.declaration import ACTIVATIONS, F32, I32, Attr, DTypeOf, In, InOut, Out, Value
-from fastdeploy_sd.runtime.expression import GOT, parse
-from fastdeploy_sd.runtime.host_op import HostOp
-from fastdeploy_sd.runtime.layout import layout, struct_type
 
 HEADERS = "".join(path.read_text() for path in operator_files.headers(operator_files.source_root()))
 PARTS: dict[str, Any] = {

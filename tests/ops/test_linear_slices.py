@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call
 from fastdeploy_sd.types.ranges import COUNTS, WHOLE, SliceRule, halved
 from tests.ops.backends import isa, threads
 

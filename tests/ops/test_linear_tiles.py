@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule, halved
 from tests.ops.backends import LEVELS, isa, threads, tiles
 from tests.ops.test_tiles import TWIN, add_product

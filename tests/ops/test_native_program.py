@@ -8,10 +8,10 @@ import numpy as np
 import paddle
 import pytest
 
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import CParams
+from fastdeploy_sd.device.program.native_program import Count, NativeProgram, Patch
 from fastdeploy_sd.ops.activation import swiglu
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import CParams
-from fastdeploy_sd.runtime.native_program import Count, NativeProgram, Patch
 from fastdeploy_sd.types import F32
 
 WIDTH = 64

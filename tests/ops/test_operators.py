@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
+from fastdeploy_sd.device.layout import layout
+from fastdeploy_sd.device.library import LIBRARY_PATH
+from fastdeploy_sd.device.program import operator_files, paddle_ops
+from fastdeploy_sd.device.program.operator_source import operator_source
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.runtime import operator_files, paddle_ops
-from fastdeploy_sd.runtime.layout import layout
-from fastdeploy_sd.runtime.library import LIBRARY_PATH
-from fastdeploy_sd.runtime.operator_source import operator_source
 
 SOURCE = '#include "paddle_binding.h"\n'
 PADDLE = operator_files.PaddleInstall(pathlib.Path("paddle"), "3.1.0", "abc")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops.bf16 import from_bf16, widen
-from fastdeploy_sd.runtime import library
 from tests.ops import cases
 from tests.ops.backends import LEVELS, isa, threads
 from tests.ops.cases.case import OpCases, arrays

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.checksum import chunk_checksums, packed_layout_version
+from fastdeploy_sd.device.memory import CHUNK_BYTES, HUGE_PAGE_BYTES, WeightMemory
 from fastdeploy_sd.ops.bf16 import to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear, pack_linear
 from fastdeploy_sd.ops.reference.linear import quantize_int4, quantize_int8
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.runtime import library
-from fastdeploy_sd.runtime.checksum import chunk_checksums, packed_layout_version
-from fastdeploy_sd.runtime.memory import CHUNK_BYTES, HUGE_PAGE_BYTES, WeightMemory
 from tests.ops.backends import isa, threads
 
 # blake2b of the packed forms of one matrix under version 1 of the layout; a new version has new ones.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops import sampling as native
 from fastdeploy_sd.ops.reference import sampling as reference
-from fastdeploy_sd.runtime import library
 from tests.ops.backends import isa, threads
 from tests.ops.sampling_arrays import build_sampling_arrays
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.ops.sampling import sample
 from fastdeploy_sd.ops.verification import verify_draft_tokens
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import DraftTokens, SamplingArrays
 from tests.ops.backends import isa, threads
 from tests.ops.cases.sampling import offsets

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops import sampling as native
-from fastdeploy_sd.runtime import library
 from fastdeploy_sd.types import DraftTokens, SamplingArrays
 from tests.ops.backends import isa, threads
 from tests.ops.cases.sampling import offsets

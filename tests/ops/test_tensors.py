@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy_sd.runtime.tensors import aligned_zeros, from_numpy, to_numpy
+from fastdeploy_sd.device.tensors import aligned_zeros, from_numpy, to_numpy
 
 
 def test_the_tensor_shares_the_arrays_memory() -> None:

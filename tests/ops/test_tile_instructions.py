@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from custom_ops.build import BuildError, find_compiler
-from fastdeploy_sd.runtime import library
+from fastdeploy_sd.device import library
 from tests.ops.backends import LEVELS
 
 TRAPS = Path(__file__).with_name("tile_traps.cc")

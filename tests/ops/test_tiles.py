@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device import library
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.runtime import library
 from tests.ops.backends import LEVELS
 
 CHIP, TWIN = 1, 2

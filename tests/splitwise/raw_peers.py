@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fastdeploy_sd.runtime.checksum import chunk_checksums
+from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.splitwise import messages as m
 from fastdeploy_sd.splitwise.pages import Bytes
 from fastdeploy_sd.wire.sockets import CurveKeys, Hub, Link, Listener

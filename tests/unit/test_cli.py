@@ -18,9 +18,9 @@ import pytest
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli import COMMANDS, inspection, main
 from fastdeploy_sd.cli.inspection import environment, isa_level, machine_speed
+from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.roofs import Roofs
-from fastdeploy_sd.runtime import library
 
 
 @dataclass

@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from custom_ops import build, cuda_build
-from fastdeploy_sd.runtime import library_sources
-from fastdeploy_sd.runtime.cuda_library import cuda_refusal
-from fastdeploy_sd.runtime.library import LIBRARY_PATH
+from fastdeploy_sd.device import library_sources
+from fastdeploy_sd.device.cuda.library import cuda_refusal
+from fastdeploy_sd.device.library import LIBRARY_PATH
 
 
 @pytest.fixture

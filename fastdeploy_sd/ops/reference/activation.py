@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.runtime.arrays import Array
 
 
 def swiglu(gate_up: Array) -> Array:

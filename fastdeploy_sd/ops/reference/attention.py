@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
 from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads, quantize_heads_float8
-from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32, I64
 
 # Keys of a partition, and query vectors of a request that may share some.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastdeploy_sd.runtime.arrays import Array
+from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.types import I32, I64, DraftTokens, offsets
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import narrow, widen
-from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32
 
 

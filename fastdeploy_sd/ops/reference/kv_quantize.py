@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastdeploy_sd.runtime.arrays import Array
+from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.types import F32, I8, U8
 
 INT8_MAX = np.float32(127.0)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import from_bf16, narrow, to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
-from fastdeploy_sd.runtime.arrays import Array
 from fastdeploy_sd.types import F32, I32, I64, offsets
 
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fastdeploy_sd.device.arrays import address
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call, library
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime.arrays import address
-from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call, library
 from fastdeploy_sd.spec_decode.auto.company_cost import F64, CompanyShape, ContextCost
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 

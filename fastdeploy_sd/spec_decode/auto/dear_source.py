@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.runtime.arrays import address, pointer
-from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.layout import struct_type
+from fastdeploy_sd.device.arrays import address, pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.spec_decode.auto.cost import MAX_STEP_DRAFTS, DraftTimes
 from fastdeploy_sd.spec_decode.auto.draft_cost import CallTimes, DraftCost, Trials
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy

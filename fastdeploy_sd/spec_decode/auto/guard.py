@@ -6,9 +6,9 @@ import ctypes
 import weakref
 from typing import Any
 
-from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call, library
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call, library
+from fastdeploy_sd.device.program.bound_call import BoundCall
 
 # What drafts must be expected to bring where none have lost: the least of the native guard's demands.
 LEAST_DEMAND = 1.03

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastdeploy_sd.runtime.arrays import address
-from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call, library
+from fastdeploy_sd.device.arrays import address
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call, library
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto.guard import Guard
 from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy

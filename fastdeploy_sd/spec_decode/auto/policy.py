@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.runtime.arrays import address, pointer
-from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call, function_address, library
+from fastdeploy_sd.device.arrays import address, pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call, function_address, library
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.spec_decode.auto.company_cost import F64
 from fastdeploy_sd.spec_decode.auto.cost import MAX_STEP_DRAFTS, DraftTimes
 from fastdeploy_sd.spec_decode.auto.decision import Decision, SourceStats

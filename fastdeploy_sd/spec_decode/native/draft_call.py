@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from fastdeploy_sd.runtime.arrays import address, pointer
-from fastdeploy_sd.runtime.bound_call import BoundCall
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import CParams
+from fastdeploy_sd.device.arrays import address, pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import CParams
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.types import I32, DraftTokens
 
 

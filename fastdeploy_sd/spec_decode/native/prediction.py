@@ -7,9 +7,9 @@ import weakref
 
 import numpy as np
 
-from fastdeploy_sd.runtime.arrays import pointer
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call, library
+from fastdeploy_sd.device.arrays import pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call, library
 from fastdeploy_sd.spec_decode.native.draft_call import DraftCall, DraftRows, NativeDrafter, table_rows_params
 from fastdeploy_sd.types import I32, DraftTokens
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.runtime.arrays import pointer
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import CParams, call, library
+from fastdeploy_sd.device.arrays import pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import CParams, call, library
 from fastdeploy_sd.spec_decode.native.draft_call import DraftCall, DraftRows, NativeDrafter, table_rows_params
 from fastdeploy_sd.types import I32, I64, DraftTokens
 

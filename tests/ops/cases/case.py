@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.runtime.host_op import HostOp
-from fastdeploy_sd.runtime.op import Op
+from fastdeploy_sd.device.program.host_op import HostOp
+from fastdeploy_sd.device.program.op import Op
 from tests.ops.backends import from_paddle, to_paddle
 
 Kwargs = Mapping[str, Any]

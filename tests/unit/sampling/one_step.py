@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import F32, I32, DraftTokens, SamplingArrays, VerifyResult
 
 

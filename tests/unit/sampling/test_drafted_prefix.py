@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.ops.sampling import process_logits
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, SchedulerOutput
 from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.request_table import RequestTable

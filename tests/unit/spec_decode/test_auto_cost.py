@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.runtime.layout import struct_type
-from fastdeploy_sd.runtime.library import call
 from fastdeploy_sd.spec_decode.auto.cost import MAX_STEP_DRAFTS, CostModel, LinearCost
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.runtime.library import num_threads, set_num_threads
+from fastdeploy_sd.device.library import num_threads, set_num_threads
 from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.spec_decode.router import create_method

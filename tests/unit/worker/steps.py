@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, RequestDelta, SchedulerOutput, offsets
 from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.draft_inputs import DraftInputs

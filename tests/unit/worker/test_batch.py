@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.step_memory import StepLimits
 from fastdeploy_sd.ops.reference.batch import BatchMaps, Tables, prepare_batch
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.step_memory import StepLimits
 from fastdeploy_sd.types import DraftTokens, offsets
 from tests.unit.worker.steps import BLOCK_SIZE, NUM_DRAFTS, Steps, new
 from tests.values import i32

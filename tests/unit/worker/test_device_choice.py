@@ -13,9 +13,9 @@ import pytest
 from custom_ops import cuda_build
 from fastdeploy_sd.cli.inspection import environment
 from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.device.cuda.library import CudaLibrary, cuda_refusal, load
+from fastdeploy_sd.device.device import choose, device
 from fastdeploy_sd.errors import ConfigError, DeviceLost
-from fastdeploy_sd.runtime.cuda_library import CudaLibrary, cuda_refusal, load
-from fastdeploy_sd.runtime.device import choose, device
 from fastdeploy_sd.worker.device_choice import choose_device
 from fastdeploy_sd.worker.forecast import forecast
 

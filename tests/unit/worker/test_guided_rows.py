@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.text.guidance.mask_cost import STEP_S
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, VerifyResult, offsets
 from fastdeploy_sd.worker.guided_rows import GuidedRows

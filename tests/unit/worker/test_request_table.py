@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, SchedulerOutput
 from fastdeploy_sd.worker.batch import BatchBuilder
 from fastdeploy_sd.worker.request_table import RequestTable

@@ -1,0 +1,82 @@
+"""Memory of a GPU and pinned memory of the host. A piece is given back when nothing over it is left.
+
+The driver is slow to give memory and rounds up, so small requests are cut out of larger pieces, one behind the other,
+and large ones have a piece each. Nothing is cut out of what came back: what is allocated stays for as long as the
+server, or is one of a few large things. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.device_array import DeviceMemory
+
+ALIGNMENT = 256
+
+
+class CudaMemory:
+    """Hands out a GPU's memory.
+
+    Args:
+        library: the emulated one gives every request a piece of its own, so that it sees what is outside of one.
+    """
+
+    def __init__(self, library: CudaLibrary) -> None:
+        self._library = library
+        self._piece: DeviceMemory | None = None
+        self._used = 0
+
+    def take(self, num_bytes: int) -> tuple[DeviceMemory, int]:
+        """Return memory and an address in it, a multiple of 256, from which on num_bytes are the caller's.
+
+        What is there is anything. The caller keeps the memory for as long as the GPU may use it.
+
+        Raises:
+            MemoryError: the GPU has not that much; the text says how much it has.
+        """
+        piece_bytes = self._library.piece_bytes
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if 4 * size > piece_bytes:
+            memory = self._allocate(num_bytes)
+            return memory, memory.address
+        if self._piece is None or self._used + size > piece_bytes:
+            self._piece, self._used = self._allocate(piece_bytes), 0
+        address = self._piece.address + self._used
+        self._used += size
+        return self._piece, address
+
+    def free_bytes(self) -> int:
+        """Return how much memory the GPU has left."""
+        return self._library.memory_bytes()[1]
+
+    def _allocate(self, num_bytes: int) -> DeviceMemory:
+        try:
+            address = self._library.made("allocate", ctypes.c_int64(num_bytes))
+        except ValueError as error:
+            raise MemoryError(
+                f"{num_bytes} bytes of the GPU's memory, of which {self.free_bytes()} are free: {error}"
+            ) from None
+        return DeviceMemory(address, num_bytes, functools.partial(self._library.discard, "free"))
+
+
+def pinned_zeros(library: CudaLibrary, num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeros u8[num_bytes] of the host that a GPU copies from and to by itself.
+
+    Raises:
+        MemoryError: the system gives no more of such memory.
+    """
+    try:
+        address = library.made("allocate_pinned", ctypes.c_int64(num_bytes))
+    except ValueError as error:
+        raise MemoryError(f"{num_bytes} bytes of pinned memory: {error}") from None
+    raw: Any = (ctypes.c_uint8 * num_bytes).from_address(address)
+    raw.memory = DeviceMemory(address, num_bytes, functools.partial(library.discard, "free_pinned"))  # kept alive
+    array: npt.NDArray[np.uint8] = np.frombuffer(raw, np.uint8)
+    array[:] = 0
+    return array

@@ -1,0 +1,251 @@
+"""Host arrays and their twins on a GPU: what changed on the host goes up as one copy, what kernels wrote comes back.
+
+All pieces that were noted go up together: they are gathered in pinned memory, copied, and put in their places by one
+kernel. The host goes on meanwhile, and may write the arrays again: the pinned memory has what they held. There are some
+pieces of pinned memory in turn, so the host waits only where a copy of some steps ago has not been made. Their size is
+fixed, so that no step wants more memory than there was at the start; what is larger goes up in several copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.device.arrays import Array, address
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.cuda.mark import CudaMark
+from fastdeploy_sd.device.cuda.memory import CudaMemory, pinned_zeros
+from fastdeploy_sd.device.cuda.staging import StagingMemory
+from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.mirror import offset_in
+from fastdeploy_sd.types import Bytes
+
+_WORD = 4
+# More than a step of some thousand tokens has.
+STAGING_BYTES = 1 << 20
+# Of two steps, each of which sends itself and then the sizes of its drafting.
+NUM_STAGING = 4
+
+
+class CudaMirror:
+    """See Mirror.
+
+    Args:
+        transfers: of the device.
+
+    Raises:
+        ValueError: the array is not contiguous, has no whole number of 4-byte words, or elements that tensors lack.
+        MemoryError: the device has no memory for it.
+    """
+
+    def __init__(self, transfers: CudaTransfers, array: Array, tensor: DeviceTensor) -> None:
+        if array.nbytes % _WORD or not array.flags.c_contiguous:
+            raise ValueError(f"array: expected contiguous 4-byte words, got {array.dtype}{list(array.shape)}")
+        self.array, self.tensor = array, tensor
+        self._transfers = transfers
+        self._bytes: Bytes = array.reshape(-1).view(np.uint8)
+        self._row_bytes = tensor.row_bytes
+        self._pinned: Bytes | None = None
+
+    def of(self, view: Array) -> DeviceTensor:
+        """See Mirror."""
+        return self.tensor.at(offset_in(self.array, view), element_of(view.dtype), view.shape)
+
+    def upload(self, begin: int = 0, end: int | None = None) -> None:
+        """See Mirror."""
+        self._transfers.up.append(self._piece(begin, end))
+
+    def download(self, begin: int = 0, end: int | None = None) -> None:
+        """See Mirror."""
+        if self._pinned is None:
+            self._pinned = self._transfers.pinned(self.array.nbytes)
+        self._transfers.start_download(self._piece(begin, end), self._pinned)
+
+    def fetcher(self) -> CudaFetcher:
+        """See Mirror."""
+        return CudaFetcher(self._transfers, self._piece(0, None))
+
+    def _piece(self, begin: int, end: int | None) -> Piece:
+        rows = self.array.shape[0]
+        end = rows if end is None else end
+        if not 0 <= begin <= end <= rows:
+            raise ValueError(f"rows: expected some of {rows}, got {begin}..{end}")
+        first = begin * self._row_bytes // _WORD * _WORD
+        last = -(-end * self._row_bytes // _WORD) * _WORD
+        return Piece(self.tensor, self._bytes, first, last)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Bytes [begin, end) of a mirror: whole words.
+
+    Attributes:
+        tensor: the device's whole array. host: the host's, as bytes.
+    """
+
+    tensor: DeviceTensor
+    host: Bytes
+    begin: int
+    end: int
+
+    @property
+    def address(self) -> int:
+        """Where they are on the device."""
+        return self.tensor.address + self.begin
+
+    @property
+    def num_bytes(self) -> int:
+        """How many there are."""
+        return self.end - self.begin
+
+
+class CudaFetcher:
+    """See Fetcher."""
+
+    def __init__(self, transfers: CudaTransfers, piece: Piece) -> None:
+        self._transfers, self._piece = transfers, piece
+        self._pinned = transfers.pinned(piece.num_bytes)
+        self._copied = transfers.mark()
+
+    def start(self) -> None:
+        """See Fetcher."""
+        self._transfers.start_copy_back(self._piece, self._pinned)
+        self._copied.record()
+
+    def take(self) -> None:
+        """See Fetcher."""
+        self._copied.wait()
+        self._transfers.verify()
+        self._piece.host[self._piece.begin : self._piece.end] = self._pinned
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Return the same bytes in pieces that have none in common, as the order in which they are put in place is open."""
+    merged: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: piece.address):
+        last = merged[-1] if merged else None
+        if last is not None and last.host is piece.host and piece.begin <= last.end:
+            merged[-1] = Piece(last.tensor, last.host, last.begin, max(last.end, piece.end))
+        elif piece.num_bytes:
+            merged.append(piece)
+    return merged
+
+
+def _parts(pieces: list[Piece], num_bytes: int, row_bytes: int) -> Iterator[list[Piece]]:
+    """Yield the same bytes in lists that have room in so many bytes, with a row of a table for each piece of a list."""
+    part, left = list[Piece](), num_bytes
+    for piece in pieces:
+        begin = piece.begin
+        while begin < piece.end:
+            if left < row_bytes + _WORD:
+                yield part
+                part, left = [], num_bytes
+            end = min(piece.end, begin + (left - row_bytes) // _WORD * _WORD)
+            is_whole = end - begin == piece.num_bytes
+            part.append(piece if is_whole else Piece(piece.tensor, piece.host, begin, end))
+            left -= row_bytes + end - begin
+            begin = end
+    if part:
+        yield part
+
+
+class CudaTransfers:
+    """What goes up and comes back, in order with everything else on the device's stream.
+
+    Attributes:
+        up: pieces that were noted and not sent yet.
+        on_wait: called when what was started has been waited for, before its results are used; raises ValueError where
+            they are of no use.
+    """
+
+    def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
+        self._library, self._stream = library, stream
+        self._staging = [StagingMemory(library, memory, STAGING_BYTES) for _ in range(NUM_STAGING)]
+        self._turn = 0
+        self._piece_type: Any = struct_type("ScatterPiece")
+        self._params: Any = struct_type("ScatterPiecesParams")()
+        self.up: list[Piece] = []
+        self._down: list[tuple[Bytes, Bytes]] = []
+        self.on_wait: Callable[[], None] | None = None
+
+    def send(self) -> None:
+        """Send what was noted.
+
+        Raises:
+            ValueError: a copy was refused. All is still noted: whoever noted it may not know that it has not arrived,
+                and what runs next must not run without it.
+        """
+        if not self.up:
+            return
+        self.up = _merged(self.up)
+        for part in _parts(self.up, STAGING_BYTES, ctypes.sizeof(self._piece_type)):
+            self._send_part(part)
+        self.up = []
+
+    def _send_part(self, pieces: list[Piece]) -> None:
+        staging = self._next_staging()
+        table = (self._piece_type * len(pieces)).from_buffer(staging.host)
+        begin = ctypes.sizeof(table)
+        for i, piece in enumerate(pieces):
+            size = piece.num_bytes
+            staging.host[begin : begin + size] = piece.host[piece.begin : piece.end]
+            table[i].to, table[i].begin, table[i].num_bytes = piece.address, begin, size
+            begin += size
+        call = self._library.call
+        call("start_copy", staging.address, address(staging.host), ctypes.c_int64(begin), self._stream)
+        self._params.num_pieces = len(pieces)
+        self._params.max_num_bytes = max(piece.num_bytes for piece in pieces)
+        self._params.pieces = self._params.bytes = staging.address
+        call("scatter_pieces", ctypes.byref(self._params), self._stream)
+        call("event_record", staging.event.address, self._stream)
+
+    def pinned(self, num_bytes: int) -> Bytes:
+        """Return u8[num_bytes] for what comes back; raises MemoryError."""
+        return pinned_zeros(self._library, num_bytes)
+
+    def mark(self) -> CudaMark:
+        """Return a mark of the stream."""
+        return CudaMark(self._library, self._stream)
+
+    def start_copy_back(self, piece: Piece, pinned: Bytes) -> None:
+        """Start copying a piece to pinned memory of its size, behind what was started."""
+        self._library.call("start_copy", address(pinned), piece.address, ctypes.c_int64(piece.num_bytes), self._stream)
+
+    def start_download(self, piece: Piece, pinned: Bytes) -> None:
+        """Start copying a piece back to pinned memory, as large as its mirror, behind what was started.
+
+        `finish` takes it from there.
+        """
+        pinned = pinned[piece.begin : piece.end]
+        self.start_copy_back(piece, pinned)
+        self._down.append((piece.host[piece.begin : piece.end], pinned))
+
+    def finish(self) -> None:
+        """Wait for the device, and put what came back in its arrays.
+
+        Raises:
+            ValueError: as `on_wait`.
+            DeviceLost: a kernel went wrong; nothing came back.
+        """
+        arrived: Sequence[tuple[Bytes, Bytes]] = self._down
+        self._down = []
+        self._library.call("stream_synchronize", self._stream)
+        self.verify()
+        for host, pinned in arrived:
+            host[:] = pinned
+
+    def verify(self) -> None:
+        """Call `on_wait`."""
+        if self.on_wait is not None:
+            self.on_wait()
+
+    def _next_staging(self) -> StagingMemory:
+        self._turn = (self._turn + 1) % NUM_STAGING
+        staging = self._staging[self._turn]
+        self._library.call("event_synchronize", staging.event.address)
+        return staging

@@ -1,0 +1,231 @@
+"""A recorded pass on a GPU: the same calls as the CPU's program, launched on a stream over the GPU's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from fastdeploy_sd.device.arrays import Array, address
+from fastdeploy_sd.device.cuda.call import CallDevice, Workspace, rehearse
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows
+from fastdeploy_sd.device.cuda.sizes import rounded, sizes_up_to
+from fastdeploy_sd.device.device_array import DeviceMemory
+from fastdeploy_sd.device.device_tensor import DeviceTensor
+from fastdeploy_sd.device.program.native_program import Patch, create_params
+from fastdeploy_sd.device.program.program import Counts, Inputs, Recording, verify_sizes
+from fastdeploy_sd.types import I64
+
+_log = logging.getLogger(__name__)
+
+# A graph of a model's pass has some hundred launches, and takes the driver some hundred KiB.
+MAX_GRAPHS = 64
+# A capture takes longer than launching its calls, and the sizes of prompts rarely come again: so a pass is captured
+# when its sizes do, and these many are remembered.
+MAX_SEEN = 1024
+
+
+class CudaProgram:
+    """A recording that can be run; see Program.
+
+    Where the recording says how inputs are filled, sizes are rounded up, and a graph is made for those that come up
+    again and launched from then on: one call for all. A count that a call computes for those behind it is not looked
+    at, as the host does not wait: they run on as many rows as the run was given.
+
+    Args:
+        device: where the recording's constants are.
+        inputs: a DeviceTensor for every declared input, as large as it can be.
+        arena: u8[recording.num_bytes] or more.
+
+    Raises:
+        ValueError: an input is missing, unknown, of another dtype or shape, or the host's; or a constant is the host's.
+        ConfigError: there is no kernel for an op.
+        ValueError: an op refuses its arguments at some size; the text names call and op.
+        MemoryError: the GPU has none for the ops' workspace.
+    """
+
+    def __init__(self, device: Any, recording: Recording, inputs: Inputs, arena: DeviceTensor) -> None:
+        self._device: CallDevice = device
+        self._recording, self._inputs, self._arena = recording, inputs, arena
+        library, recorder = device.library, recording.recorder
+        for constant in recorder.constants:
+            if not isinstance(constant, DeviceTensor):
+                raise ValueError(f"constants: expected tensors of the GPU, got {constant.dtype}{constant.shape}")
+        if inputs.keys() != recorder.inputs.keys():
+            raise ValueError(f"inputs: expected {', '.join(recorder.inputs)}, got {', '.join(inputs)}")
+        addresses = {index: arena.address + offset for index, offset in recording.offsets.items()}
+        for name, tensor in recorder.inputs.items():
+            addresses[tensor.index] = _address(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
+        columns = Columns(recording, inputs)
+        num_own: Array = np.zeros(max(len(columns.sizes), 1), np.int32)
+        self._num_own, self._padded = device.mirror(num_own), columns.sizes
+        self._tables = [device.wrap(table) for table in columns.tables()]
+        self._sizes = (*recording.symbols, *columns.sizes)
+        calls = [
+            (OP, columns.params(i, table.address, self._num_own.tensor.address + 4 * i))
+            for i, table in enumerate(self._tables)
+        ]
+        patches = [Patch(i, offset_of_num_rows(), 4, len(recording.symbols) + i) for i in range(len(columns.sizes))]
+        for c, call in enumerate(recorder.calls, len(calls)):
+            library.verify(call.op, type(call.params).__name__)
+            patches += [Patch(c, offset, 4, self._sizes.index(size)) for offset, size in call.sizes]
+            for offset, tensor in call.pointers:
+                call.set_pointer(offset, addresses[tensor.index])
+        calls += [(call.op, call.params) for call in recorder.calls]
+        self._names = tuple(op for op, _ in calls)
+        create = create_params(calls, patches, len(self._sizes))
+        self._native = library.made("program_create", ctypes.byref(create))
+        weakref.finalize(self, library.functions.fdsd_cuda_program_destroy, ctypes.c_void_p(self._native))
+        self._symbols: I64 = np.zeros(max(len(self._sizes), 1), np.int64)
+        self._workspace = Workspace(device.memory)
+        self._graphs = Graphs(library)
+        self.outputs: tuple[Any, ...] = tuple(
+            arena.at(recording.offsets[output.index], _element(output.dtype), recording.shape_of(output))
+            for output in recording.outputs
+        )
+        self._rehearse()
+
+    def run(self, sizes: Counts) -> None:
+        """Start the pass, behind what was started, on what was uploaded.
+
+        Args:
+            sizes: every named size of the recording.
+
+        Raises:
+            ValueError: a size is unknown or beyond its bound, or an op refused its arguments; the text names call and
+                op. What a kernel does wrong, a wait raises.
+            MemoryError: the GPU has none for the ops' workspace at these sizes, which are none that were rehearsed.
+        """
+        self._set(sizes)
+        self._send(sizes)
+        library, stream = self._device.library, self._device.stream
+        if not self._padded:
+            workspace = self._workspace_address()
+            library.call("program_launch", self._native, workspace, stream)
+            return
+        key = tuple(self._symbols.tolist())
+        graph = self._graphs.get(key)
+        if graph is None:
+            workspace = self._workspace_address()
+            if not (self._graphs.has_room and self._graphs.has_seen(key)):
+                library.call("program_launch", self._native, workspace, stream)
+                return
+            try:
+                made = library.made("program_capture", self._native, workspace, stream)
+            except ValueError as error:  # the driver has no memory for one more, or an op refuses its arguments again
+                self._graphs.has_room = False  # or every step would try, and say so
+                _log.warning("no graph for sizes %s, nor for others from now on, as %s", key, error)
+                library.call("program_launch", self._native, workspace, stream)
+                return
+            graph = self._graphs.add(key, made, self._workspace.memory)
+        library.call("graph_launch", graph, stream)
+
+    def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
+        """Run to the end, call by call, and return the name and the nanoseconds of every call."""
+        self._set(sizes)
+        self._send(sizes)
+        workspace = self._workspace_address()
+        nanoseconds = np.zeros(max(len(self._names), 1), np.int64)
+        where = (self._native, workspace, self._device.stream)
+        self._device.library.call("program_timed_launch", *where, address(nanoseconds))
+        return self._names, nanoseconds[: len(self._names)]
+
+    def _rehearse(self) -> None:
+        """Capture the pass at all sizes from 1 to the bounds that have a graph, as `rehearse` does.
+
+        What an op refuses shows now, and not in a step, and the workspace is as large as it gets.
+        """
+        bounds = self._recording.bounds
+        most = max([1, *bounds.values()])
+        for size in sizes_up_to(most) if self._padded else sorted({1, most}):
+            self._set({name: min(size, bound) for name, bound in bounds.items()})
+            rehearse(self._device.library, self._native, self._workspace_address(), self._device.stream)
+
+    def _set(self, sizes: Counts) -> None:
+        bounds = self._recording.bounds
+        verify_sizes(sizes, bounds)
+        taken = {name: rounded(sizes[name], bound) for name, bound in bounds.items()} if self._padded else sizes
+        for i, size in enumerate(self._sizes):
+            self._symbols[i] = taken[size.name] + size.extra
+        count = ctypes.c_int32(len(self._sizes))
+        self._device.library.call("program_set", self._native, self._symbols.ctypes.data, count)
+
+    def _send(self, sizes: Counts) -> None:
+        if self._padded:
+            for i, size in enumerate(self._padded):
+                self._num_own.array[i] = sizes[size.name]
+            self._num_own.upload()
+        self._device.transfers.send()
+
+    def _workspace_address(self) -> int:
+        return self._workspace.address(self._device.library.number("program_workspace_bytes", self._native))
+
+
+class Graphs:
+    """Captured passes by their sizes, and sizes that came up; of both, the ones that were used last are kept.
+
+    Attributes:
+        has_room: whether more may be made; the driver has refused none.
+    """
+
+    def __init__(self, library: CudaLibrary) -> None:
+        self._library, self.has_room = library, True
+        self._kept: OrderedDict[tuple[int, ...], tuple[int, DeviceMemory | None]] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        weakref.finalize(self, _destroy_all, library, self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, sizes: tuple[int, ...]) -> int | None:
+        """Return the graph for these sizes, None where none is kept."""
+        found = self._kept.get(sizes)
+        if found is None:
+            return None
+        self._kept.move_to_end(sizes)
+        return found[0]
+
+    def has_seen(self, sizes: tuple[int, ...]) -> bool:
+        """Return whether these sizes were asked for before, and remember that they were now."""
+        is_known = sizes in self._seen
+        self._seen[sizes] = None
+        self._seen.move_to_end(sizes)
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return is_known
+
+    def add(self, sizes: tuple[int, ...], graph: int, workspace: DeviceMemory | None) -> int:
+        """Keep a graph, and the workspace that its calls have, and return it.
+
+        The one that was not used for longest is given up; CUDA destroys it when it has run.
+        """
+        self._kept[sizes] = graph, workspace
+        if len(self._kept) > MAX_GRAPHS:
+            _, (oldest, _) = self._kept.popitem(last=False)
+            self._library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(oldest))
+        return graph
+
+
+def _destroy_all(library: CudaLibrary, kept: Mapping[tuple[int, ...], tuple[int, DeviceMemory | None]]) -> None:
+    for graph, _ in kept.values():
+        library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
+
+
+def _address(name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -> int:
+    """Return where an input is; raises ValueError when it is not as declared."""
+    if not isinstance(given, DeviceTensor):
+        raise ValueError(f"{name}: expected memory of the GPU, got {type(given).__name__}")
+    if given.dtype != dtype or given.shape != list(shape):
+        raise ValueError(f"{name}: expected {dtype}{list(shape)}, got {given}")
+    return given.address
+
+
+def _element(dtype: paddle.dtype) -> str:
+    return str(dtype).removeprefix("paddle.")

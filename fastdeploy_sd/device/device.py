@@ -1,0 +1,225 @@
+"""Where a model's memory is and its recorded passes run: the host, or a GPU. Chosen once, and asked for ever after.
+
+Another device than the host has its own memory, copies in `wrap` and `read`, and runs what it is given in its own time:
+what is started is done in order, and `wait` says when. Knows no op.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+from paddle import Tensor
+
+from fastdeploy_sd.device import tensors
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.mark import HostMark, Mark
+from fastdeploy_sd.device.mirror import HostMirror, Mirror
+from fastdeploy_sd.device.program import arena
+from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.host_op import HostOp
+from fastdeploy_sd.device.program.program import Inputs, Program, Recording, RunnableProgram
+
+# Who writes rows makes copies of them.
+_ROWS_AT_ONCE = 1024
+
+
+class Device(Protocol):
+    """Memory and programs. Element types are NumPy's; uint16 is bfloat16.
+
+    Attributes:
+        kind: what it is.
+        text: what it is called.
+    """
+
+    kind: Literal["cpu", "gpu"]
+    text: str
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
+        """Return zeros; the system provides a page of the host's when it is first touched.
+
+        Raises:
+            MemoryError, OSError, OverflowError: the device has not that much.
+        """
+        ...
+
+    def wrap(self, array: npt.NDArray[Any]) -> Tensor:
+        """Return a tensor of what is in a contiguous array: over its memory where the device can read that.
+
+        Raises:
+            ValueError: not contiguous, or of a type that tensors lack.
+            MemoryError: the device has not that much.
+        """
+        ...
+
+    def filled(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, npt.NDArray[Any]], object]
+    ) -> Tensor:
+        """Return a tensor whose rows are written some at a time.
+
+        Args:
+            write: is told which rows, and writes them into an array of theirs.
+
+        Raises:
+            MemoryError, OSError: the device has not that much.
+        """
+        ...
+
+    def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[object]:
+        """Take large things up piece by piece in the body, through pinned memory; all have arrived at its end.
+
+        Args:
+            num_bytes: about how much there will be, which bounds the pieces.
+
+        Raises:
+            MemoryError: the device has no memory for the pieces, or the host no pinned memory.
+            ValueError: a kernel failed.
+        """
+        ...
+
+    def read(self, tensor: Tensor) -> npt.NDArray[Any]:
+        """Return what is in a tensor, bfloat16 as its bits: over its memory where the host can read that.
+
+        Else it waits for what was started, and copies.
+        """
+        ...
+
+    def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
+        """Copy an array into the first rows of a tensor, behind what was started.
+
+        Raises:
+            ValueError: of another type or shape than the rows.
+        """
+        ...
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Start to copy one tensor of the device over another, behind what was started.
+
+        Raises:
+            ValueError: they have not as many bytes.
+        """
+        ...
+
+    def arena(self, num_bytes: int) -> Tensor:
+        """Return memory for programs that never run at the same time.
+
+        Raises:
+            ConfigError: the device has not that much.
+        """
+        ...
+
+    def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> RunnableProgram:
+        """Return a recording made ready to run; see Program."""
+        ...
+
+    def mirror(self, array: npt.NDArray[Any]) -> Mirror:
+        """Return a contiguous host array's twin, which holds what the array does; see Mirror."""
+        ...
+
+    def bind(self, op: HostOp, **arguments: Any) -> Call:
+        """Return a call of an op on arrays of the device; see HostOp.bind.
+
+        Raises:
+            ConfigError: the device has no such op.
+        """
+        ...
+
+    def mark(self) -> Mark:
+        """Return a mark that was never recorded."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all that was started is done, and what was downloaded is where the host reads it.
+
+        Raises:
+            DeviceLost: a kernel failed; nothing that was started is of use, nor is the device.
+        """
+        ...
+
+
+class CpuDevice:
+    """The host itself: tensors are over NumPy's memory, the kernel library runs programs, and nothing is waited for."""
+
+    kind: Literal["cpu", "gpu"] = "cpu"
+    text = "cpu"
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
+        return tensors.from_numpy(tensors.aligned_zeros(shape, dtype))
+
+    def wrap(self, array: npt.NDArray[Any]) -> Tensor:
+        return tensors.from_numpy(array)
+
+    def filled(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, npt.NDArray[Any]], object]
+    ) -> Tensor:
+        array: npt.NDArray[Any] = np.empty(shape, dtype)
+        for begin in range(0, len(array), _ROWS_AT_ONCE):
+            rows = slice(begin, min(begin + _ROWS_AT_ONCE, len(array)))
+            write(rows, array[rows])
+        return self.wrap(array)
+
+    def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext(num_bytes)
+
+    def read(self, tensor: Tensor) -> npt.NDArray[Any]:
+        if tensor.dtype == paddle.bfloat16:
+            return tensors.to_numpy(tensor.view(paddle.uint8)).view(np.uint16)
+        return tensors.to_numpy(tensor)
+
+    def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
+        rows = self.read(tensor)[: len(array)]
+        if rows.dtype != array.dtype or rows.shape != array.shape:
+            raise ValueError(f"array: expected {rows.dtype}{list(rows.shape)}, got {array.dtype}{list(array.shape)}")
+        rows[:] = array
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        self.write(to, self.read(source))
+
+    def arena(self, num_bytes: int) -> Tensor:
+        return arena.allocate_arena(num_bytes)
+
+    def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> Program:
+        return Program(recording, inputs, arena)
+
+    def mirror(self, array: npt.NDArray[Any]) -> HostMirror:
+        return HostMirror(array)
+
+    def bind(self, op: HostOp, **arguments: Any) -> Call:
+        return op.bind(**arguments)
+
+    def mark(self) -> HostMark:
+        return HostMark()
+
+    def wait(self) -> None:
+        pass
+
+
+_HOST = CpuDevice()
+_chosen: Device = _HOST
+
+
+def device() -> Device:
+    """Return the process's device."""
+    return _chosen
+
+
+def choose(library: CudaLibrary | None) -> Device:
+    """Make a device the process's, before anything is allocated, and return it.
+
+    Args:
+        library: of the kernels that the GPU here runs; None = the host.
+    """
+    global _chosen  # noqa: PLW0603 (one device per process)
+    _chosen = _HOST if library is None else _cuda_device(library)
+    return _chosen
+
+
+@functools.cache
+def _cuda_device(library: CudaLibrary) -> CudaDevice:
+    return CudaDevice(library)

@@ -1,0 +1,1 @@
+"""Declared ops, recorded passes and how they run."""

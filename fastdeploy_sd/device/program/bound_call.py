@@ -1,0 +1,53 @@
+"""Op calls that are made in every step: their params point to whole arrays from the start, a run writes only counts."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+from fastdeploy_sd.device.library import CParams, function
+
+
+class Call(Protocol):
+    """An op bound to arrays that stay.
+
+    Attributes:
+        params: its struct; counts are written there before a run.
+    """
+
+    params: Any
+
+    def run(self) -> None:
+        """Run the op, or start it where the device runs in its own time.
+
+        Raises:
+            ValueError: it refused its arguments; the text names op and argument.
+        """
+        ...
+
+
+class BoundCall:
+    """One op and its params.
+
+    Args:
+        arrays: what the params point to, kept alive.
+
+    Attributes:
+        params: the op's struct; counts are written there.
+    """
+
+    def __init__(self, op: str, params: CParams, arrays: object = None) -> None:
+        self._op, self._function = op, function(op)
+        self.params: Any = params
+        self._arrays = arrays
+        self._reference = ctypes.byref(params)
+
+    def run(self) -> None:
+        """Call the op.
+
+        Raises:
+            ValueError: the kernel refused its arguments; the text names op and argument.
+        """
+        error = self._function(self._reference)
+        if error:
+            raise ValueError(f"{self._op}: {error.decode()}")

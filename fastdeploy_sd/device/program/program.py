@@ -1,0 +1,215 @@
+"""A recorded pass as one native call, over memory that is laid out once.
+
+A Recording knows how large every tensor of its pass can be, so it places them in an arena of constant size. A Program
+is a recording over an arena and over inputs that stay where they are: a run is given the sizes and nothing else. Two
+programs over one recording, each with its own arena and inputs, make it possible to prepare one run while another one
+runs; programs that never run at the same time share an arena. Does not know what the ops do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from fastdeploy_sd.device.arrays import Array, address
+from fastdeploy_sd.device.device_tensor import DeviceTensor
+from fastdeploy_sd.device.program.arena import Lifetime, allocate_arena, place
+from fastdeploy_sd.device.program.native_program import Count, NativeProgram, Patch
+from fastdeploy_sd.device.program.recorder import ELEMENT_BYTES, Dim, Recorder, RecordingError, Size, SymbolicTensor
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types import I64
+
+_ARRAY_DTYPES: Mapping[paddle.dtype, np.dtype[Any]] = {
+    paddle.float32: np.dtype(np.float32),
+    paddle.bfloat16: np.dtype(np.uint16),  # bit patterns
+    paddle.float16: np.dtype(np.float16),
+    paddle.int32: np.dtype(np.int32),
+    paddle.int64: np.dtype(np.int64),
+}
+
+Counts = Mapping[str, int]
+Inputs = Mapping[str, "Array | Tensor | DeviceTensor"]
+# How rows of an input that are behind a run's own are filled: with a number, or with the last element.
+Padding = Mapping[str, int | Literal["last"]]
+
+
+class Recording:
+    """A recorded pass, and where its tensors lie in an arena.
+
+    Args:
+        recorder: holds what was recorded; nothing is recorded afterwards.
+        outputs: the tensors that are still wanted when a run is over.
+        bounds: how large each named size can be.
+        padding: how to fill inputs that a device wants to be longer than a run's sizes say, so that fewer sizes come
+            up; None = sizes must stay as they are. Of every input whose first dimension is a size.
+
+    Attributes:
+        num_bytes: of the arena.
+
+    Raises:
+        RecordingError: an output is an input, or of another recording.
+        ValueError: a size has no bound, or padding does not name the inputs that it must.
+    """
+
+    def __init__(
+        self, recorder: Recorder, outputs: Sequence[SymbolicTensor], bounds: Counts, padding: Padding | None = None
+    ) -> None:
+        for output in outputs:
+            _verify_output(recorder, output)
+        self.recorder, self.outputs, self.bounds, self.padding = recorder, tuple(outputs), dict(bounds), padding
+        sized = {name for name, tensor in recorder.inputs.items() if isinstance(tensor.shape[0], Size)}
+        if padding is not None and padding.keys() != sized:
+            raise ValueError(f"padding: expected {', '.join(sorted(sized))}, got {', '.join(sorted(padding))}")
+        sizes = dict.fromkeys(size for call in recorder.calls for _, size in call.sizes)
+        dims = (dim for tensor in recorder.tensors for dim in tensor.shape)
+        for size in (*sizes, *(dim for dim in dims if isinstance(dim, Size))):
+            if size.name not in bounds:
+                raise ValueError(f"bounds: expected one for {size.name}, got {', '.join(bounds)}")
+        self.symbols = tuple(sizes)
+        inputs = {tensor.index for tensor in recorder.inputs.values()}
+        buffers = [tensor for tensor in recorder.tensors if tensor.index not in inputs]
+        uses: dict[int, list[int]] = {}
+        for c, call in enumerate(recorder.calls):
+            for _, tensor in call.pointers:
+                uses.setdefault(tensor.index, []).append(c)
+        for output in outputs:
+            uses[output.index].append(len(recorder.calls))
+        placement = place([Lifetime(self.num_bytes_of(t), uses[t.index][0], uses[t.index][-1]) for t in buffers])
+        self.num_bytes = placement.num_bytes
+        self.offsets = {t.index: offset for t, offset in zip(buffers, placement.offsets, strict=True)}
+
+    def shape_of(self, tensor: SymbolicTensor) -> list[int]:
+        """The shape of a tensor at its bound."""
+        return [value_of(dim, self.bounds) for dim in tensor.shape]
+
+    def num_bytes_of(self, tensor: SymbolicTensor) -> int:
+        """The bytes of a tensor at its bound."""
+        return math.prod(self.shape_of(tensor)) * ELEMENT_BYTES[tensor.dtype]
+
+
+class RunnableProgram(Protocol):
+    """A recording on a device, with its inputs; see Program."""
+
+    outputs: tuple[Tensor, ...]
+
+    def run(self, sizes: Counts) -> None:
+        """Run the pass; a device with memory of its own has only started it when this returns."""
+        ...
+
+    def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
+        """Run to the end and return the name and the nanoseconds of every call."""
+        ...
+
+
+class Program:
+    """A recording that can be run: see the module.
+
+    Args:
+        inputs: an array or tensor for every declared input, as large as it can be. They are read where they are.
+        arena: u8[recording.num_bytes] or more; None = one of its own.
+
+    Attributes:
+        outputs: the recording's, as large as they can be: a run writes the first rows of each.
+
+    Raises:
+        ValueError: an input is missing, unknown, or of another dtype or shape, or a constant is not the host's.
+        ConfigError: Paddle's slices are set to be copies, or the system has no memory for the arena.
+    """
+
+    def __init__(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> None:
+        self._recording, self._inputs = recording, inputs
+        self._arena = allocate_arena(recording.num_bytes) if arena is None else arena
+        recorder, begin = recording.recorder, int(self._arena.data_ptr())
+        for constant in recorder.constants:
+            if isinstance(constant, DeviceTensor):
+                raise ValueError(f"constants: expected tensors of the host, got {constant}")
+        if inputs.keys() != recorder.inputs.keys():
+            raise ValueError(f"inputs: expected {', '.join(recorder.inputs)}, got {', '.join(inputs)}")
+        addresses = {index: begin + offset for index, offset in recording.offsets.items()}
+        for name, tensor in recorder.inputs.items():
+            addresses[tensor.index] = _address(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
+        patches = []
+        for c, call in enumerate(recorder.calls):
+            patches += [Patch(c, offset, 4, recording.symbols.index(size)) for offset, size in call.sizes]
+            for offset, tensor in call.pointers:
+                call.set_pointer(offset, addresses[tensor.index])
+        symbols = recording.symbols
+        counts = [Count(c, symbols.index(size), addresses[tensor.index]) for c, size, tensor in recorder.counts]
+        self._native = NativeProgram([(call.op, call.params) for call in recorder.calls], patches, len(symbols), counts)
+        self.outputs = tuple(
+            _view(self._arena, recording.offsets[output.index], output.dtype, recording.shape_of(output))
+            for output in recording.outputs
+        )
+
+    def run(self, sizes: Counts) -> None:
+        """Run the pass.
+
+        Args:
+            sizes: every named size of the recording.
+
+        Raises:
+            ValueError: a size is unknown or beyond its bound, or an op refused its arguments.
+        """
+        self._set(sizes)
+        self._native.run()
+
+    def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
+        """Run as `run` and return the name and the nanoseconds of every call."""
+        self._set(sizes)
+        return tuple(call.op for call in self._recording.recorder.calls), self._native.timed_run()
+
+    def _set(self, sizes: Counts) -> None:
+        verify_sizes(sizes, self._recording.bounds)
+        for i, size in enumerate(self._recording.symbols):
+            self._native.symbols[i] = sizes[size.name] + size.extra
+
+
+def value_of(dim: Dim, sizes: Counts) -> int:
+    """Return a dimension's value."""
+    return sizes[dim.name] + dim.extra if isinstance(dim, Size) else dim
+
+
+def verify_sizes(sizes: Counts, bounds: Counts) -> None:
+    """Raise ValueError unless every size is there and within its bound."""
+    for name, bound in bounds.items():
+        if not 0 <= sizes.get(name, -1) <= bound:
+            raise ValueError(f"sizes: expected {name} in 0..{bound}, got {sizes.get(name)}")
+
+
+def _verify_output(recorder: Recorder, output: Tensor | SymbolicTensor) -> None:
+    """Raise RecordingError unless a call of the recording may have written it."""
+    if not isinstance(output, SymbolicTensor) or output.recorder is not recorder:
+        raise RecordingError(f"output {list(output.shape)}: expected a tensor of the recording, got one of another")
+    for name, tensor in recorder.inputs.items():
+        if tensor is output:
+            raise RecordingError(f"output {list(output.shape)}: expected what an op returned, got the input {name}")
+
+
+def _address(name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -> int:
+    """Return where an input is, an array or a tensor; raises ValueError when it is not as declared."""
+    if list(given.shape) != list(shape):
+        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(given.shape)}")
+    if isinstance(given, np.ndarray):
+        if given.dtype == _ARRAY_DTYPES[dtype] and given.flags.c_contiguous:
+            return address(given)
+    elif isinstance(given, DeviceTensor):
+        raise ValueError(f"{name}: expected memory of the host, got {given}")
+    elif given.dtype == dtype and given.is_contiguous() and given.place.is_cpu_place():
+        return int(given.data_ptr())
+    raise ValueError(f"{name}: expected contiguous {dtype}, got {given.dtype} with strides {given.strides}")
+
+
+def _view(arena: Tensor, offset: int, dtype: paddle.dtype, shape: Sequence[int]) -> Tensor:
+    """A tensor in the arena; raises ConfigError when its slices would not see what calls write."""
+    if arena[:1].data_ptr() != arena.data_ptr():
+        raise ConfigError("FLAGS_use_stride_kernel: expected 1, by which Paddle's slices share memory, got copies")
+    # First the type: Paddle moves a view that begins at an offset when it gets another.
+    elements = arena.view(dtype)[offset // ELEMENT_BYTES[dtype] :]
+    whole = elements[: math.prod(shape)].reshape(shape)
+    assert math.prod(shape) == 0 or whole.data_ptr() == arena.data_ptr() + offset, "a view is not where the calls write"
+    return whole

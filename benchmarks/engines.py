@@ -69,7 +69,7 @@ def verify_room(engine: Engine, config: Config, batch: int, length: int) -> None
 
 def weight_bytes(config: Config, context_len: int = 0) -> int | None:
     """Bytes of weights, and of the KV of `context_len` tokens, that a step must read; None for a mixture of experts."""
-    from fastdeploy_sd.checkpoint import Checkpoint
+    from fastdeploy_sd.models.checkpoint import Checkpoint
     from fastdeploy_sd.models.quant_scheme import QuantScheme
     from fastdeploy_sd.models.registry import read_decoder_config
     from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step

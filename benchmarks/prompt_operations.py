@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from benchmarks.hardware import dot_peak
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config

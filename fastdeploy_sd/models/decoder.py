@@ -8,14 +8,14 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.layers.attention import AttentionInputs
-from fastdeploy_sd.layers.norm import RmsNorm
-from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.float16_range import verify_float16
 from fastdeploy_sd.models.layer_builder import LayerBuilder
+from fastdeploy_sd.models.layers.attention import AttentionInputs
+from fastdeploy_sd.models.layers.norm import RmsNorm
+from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights

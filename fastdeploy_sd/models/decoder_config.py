@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy_sd.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
+from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
 from fastdeploy_sd.models.rope_config import THETA, read_rope, scaled_context
 from fastdeploy_sd.ops.rope_table import RopeScaling
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastdeploy_sd.checkpoint.fields import FieldReader, is_token_id
+from fastdeploy_sd.models.checkpoint.fields import FieldReader, is_token_id
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_common, verify_top_k
 
 # What a config.json may leave out; the published modelling code's own values.

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.device.program.constants import constant
-from fastdeploy_sd.layers.attention import Attention
-from fastdeploy_sd.layers.decoder_layer import DecoderLayer
-from fastdeploy_sd.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear
-from fastdeploy_sd.layers.mlp import Experts, FeedForward, MoeMlp, Router, SwigluMlp
-from fastdeploy_sd.layers.norm import RmsNorm
-from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.layers.attention import Attention
+from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
+from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear
+from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, MoeMlp, Router, SwigluMlp
+from fastdeploy_sd.models.layers.norm import RmsNorm
+from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
 from fastdeploy_sd.models.weight_packer import WeightPacker

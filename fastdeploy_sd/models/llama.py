@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.checkpoint.fields import FieldReader
+from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.decoder_config import DecoderConfig, read_common
 
 

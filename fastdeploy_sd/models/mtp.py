@@ -16,14 +16,14 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Weights
-from fastdeploy_sd.layers.attention import AttentionInputs
-from fastdeploy_sd.layers.decoder_layer import DecoderLayer
-from fastdeploy_sd.layers.linear import LinearLayer
-from fastdeploy_sd.layers.norm import ConcatRmsNorm, RmsNorm
-from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder import Decoder, Embedding
 from fastdeploy_sd.models.layer_builder import LayerBuilder
+from fastdeploy_sd.models.layers.attention import AttentionInputs
+from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
+from fastdeploy_sd.models.layers.linear import LinearLayer
+from fastdeploy_sd.models.layers.norm import ConcatRmsNorm, RmsNorm
+from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights, verify_num_steps
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_packer import WeightPacker

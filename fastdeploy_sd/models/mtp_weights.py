@@ -14,9 +14,9 @@ import pathlib
 import re
 from dataclasses import dataclass, replace
 
-from fastdeploy_sd.checkpoint import Checkpoint, Weights
-from fastdeploy_sd.checkpoint.fields import is_token_id
 from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
+from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.models.checkpoint.fields import is_token_id
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weights import LayerWeights

@@ -19,9 +19,9 @@ from typing import IO
 import numpy as np
 
 import fastdeploy_sd
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.device.checksum import packed_layout_version
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.packed_file import Key, PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import RULES_VERSION

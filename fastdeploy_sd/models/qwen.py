@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy_sd.checkpoint.fields import FieldReader
+from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_common, verify_top_k
 
 # What a config.json of Qwen3ForCausalLM may leave out; the published modelling code's own value.

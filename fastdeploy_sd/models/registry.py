@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fastdeploy_sd.checkpoint.fields import FieldReader
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models import ernie4_5, llama, qwen
+from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 
 

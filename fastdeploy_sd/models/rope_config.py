@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastdeploy_sd.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
 from fastdeploy_sd.errors import suggest
+from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
 from fastdeploy_sd.ops.rope_table import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling, yarn_amplitude
 
 THETA = Number(1.01, 1e15, 10000.0)

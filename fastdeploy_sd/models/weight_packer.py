@@ -11,10 +11,10 @@ from typing import Protocol, cast
 import numpy as np
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.float16_range import verify_float16
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
 from fastdeploy_sd.ops.float8_blocks import packed_as_stored

@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
-from fastdeploy_sd.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.float8_blocks import BlockScales

@@ -8,10 +8,10 @@ from json import dumps, loads
 from pathlib import Path
 
 import fastdeploy_sd
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, to_json
 from fastdeploy_sd.config.catalogue import OPTIONS
 from fastdeploy_sd.device import library
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 from fastdeploy_sd.wire.sockets import CurveKeys
 from fastdeploy_sd.worker.weights_digest import weights_digest

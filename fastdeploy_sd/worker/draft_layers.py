@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.weight_packer import WeightPacker

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights, verify_num_steps
 

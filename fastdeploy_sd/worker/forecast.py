@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, cpu_only
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
 from fastdeploy_sd.errors import DeviceLost
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme

@@ -21,8 +21,8 @@ from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.device.twins import HOST_TWINS, RowsOnDevice, Twins
-from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary

@@ -10,7 +10,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.mtp import keep_hidden_
 from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.worker.forward import OnHidden

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import fastdeploy_sd
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.worker.draft_formats import own_scheme

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.signal import signal_
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
-from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.device.twins import HOST_TWINS, Twins
-from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, formats_of
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.mtp import TargetParts
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.packed_cache import packed_matrices

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.worker.block_copier import BlockCopier
 from fastdeploy_sd.worker.free_memory import free_memory

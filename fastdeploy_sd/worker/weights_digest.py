@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.process.files import read_json, replacing
 from fastdeploy_sd.worker.kept_measurements import keep, measurements_folder
 

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import checkpoint as writer
 from benchmarks.__main__ import main
 from benchmarks.checkpoint import SHAPES, add_mtp_layer, make_checkpoint
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.mtp_weights import open_mtp_weights
 from fastdeploy_sd.models.registry import read_decoder_config

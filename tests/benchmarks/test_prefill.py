@@ -11,9 +11,9 @@ import pytest
 from benchmarks import prefill
 from benchmarks.prefill import ChunkCost, chunk_table
 from benchmarks.prompt_operations import prompt_operations
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import load_config
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 
 DEMO = ["--model", "demo", "--prompt", "96"]

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.layers.attention import Attention
+from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.types import RequestId
 from fastdeploy_sd.worker.executor import create_follower
 from fastdeploy_sd.worker.follower import ModelFollower

@@ -6,11 +6,11 @@ import pathlib
 
 import numpy as np
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import QuantizationFormats
 from fastdeploy_sd.device.tensors import from_numpy
-from fastdeploy_sd.layers.attention import AttentionInputs
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weights import DecoderWeights

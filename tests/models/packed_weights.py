@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.packed_cache import PackedMatrices, packed_matrices
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config

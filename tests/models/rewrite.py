@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fastdeploy_sd.checkpoint import SafetensorsFile
+from fastdeploy_sd.models.checkpoint import SafetensorsFile
 from tests.models import golden
 
 Tensors = dict[str, np.ndarray]

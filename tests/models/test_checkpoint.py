@@ -8,9 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights

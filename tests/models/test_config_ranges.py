@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
-from fastdeploy_sd.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.rope_table import YarnScaling

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd import LLM, SamplingParams
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.text.added_tokens import Segment
 from fastdeploy_sd.text.tokenizer import load_tokenizer

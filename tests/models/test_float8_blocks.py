@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.device.cuda import uploads as cuda_uploads
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models import packed_cache, weight_packer
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.device import device
 from fastdeploy_sd.device.cuda.device import CudaDevice
@@ -19,6 +18,7 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.memory import CudaMemory
 from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.types.shard import WHOLE_MODEL
 from fastdeploy_sd.worker import forecast as forecasts

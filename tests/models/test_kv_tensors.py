@@ -10,9 +10,9 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import create_proposer

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from fastdeploy_sd.checkpoint import Checkpoint, SafetensorsFile
 from fastdeploy_sd.config import ModelConfig
+from fastdeploy_sd.models.checkpoint import Checkpoint, SafetensorsFile
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.types import F32, I32, DraftCounts
 from tests.models import rewrite

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.packed_cache import PackedMatrices
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker

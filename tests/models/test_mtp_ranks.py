@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.tensors import from_numpy
-from fastdeploy_sd.layers.attention import AttentionInputs
-from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.layers.attention import AttentionInputs
+from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.models import mtp
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder, Embedding
 from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights

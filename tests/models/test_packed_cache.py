@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.models import packed_cache
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.packed_cache import PackedMatrices, cache_key, file_name, packed_matrices
 from fastdeploy_sd.models.packed_file import write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme

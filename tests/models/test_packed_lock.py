@@ -15,7 +15,7 @@ from multiprocessing.synchronize import Event
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.packed_cache import packed_matrices
 from tests.models.packed_weights import SCHEME, Loaded, load, only_file, packed_parts
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from fastdeploy_sd.checkpoint import read_config
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import read_config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from tests.models.published_configs import REFUSED, SERVED

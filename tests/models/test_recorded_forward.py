@@ -12,8 +12,8 @@ import pytest
 
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.program.recorder import RecordingError
-from fastdeploy_sd.layers.attention import AttentionInputs
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.norm import rms_norm

@@ -12,7 +12,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.packed_cache import PackedMatrices, packed_matrices

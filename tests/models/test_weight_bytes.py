@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.config import Quantization, QuantizationFormats
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices

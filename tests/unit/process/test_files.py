@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fastdeploy_sd.checkpoint import SafetensorsFile
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import SafetensorsFile
 from fastdeploy_sd.process.files import MAX_JSON_BYTES, open_regular, read_json, read_text
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.checkpoint import Checkpoint
 from fastdeploy_sd.device import library
+from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.roofs import Roofs, measure_roofs
 from fastdeploy_sd.worker.speed_limits import SpeedLimits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.checkpoint.quantization import verify_unquantized
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint.quantization import verify_unquantized
 from fastdeploy_sd.process.files import read_json
 
 CONFIG_NAME = "config.json"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.checkpoint import SafetensorsFile, read_config
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import SafetensorsFile, read_config
 
 QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, "AWQ 4-bit"),

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.checkpoint.config_file import CONFIG_NAME, read_config
-from fastdeploy_sd.checkpoint.safetensors import SafetensorsFile
 from fastdeploy_sd.errors import CheckpointError, shown, suggest
+from fastdeploy_sd.models.checkpoint.config_file import CONFIG_NAME, read_config
+from fastdeploy_sd.models.checkpoint.safetensors import SafetensorsFile
 from fastdeploy_sd.process.files import read_json
 
 MAX_FILES, MAX_NAME_CHARS = 10_000, 255

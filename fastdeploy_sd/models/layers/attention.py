@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paddle import Tensor
 
-from fastdeploy_sd.layers.linear import Linear, LinearLayer
+from fastdeploy_sd.models.layers.linear import Linear, LinearLayer
 from fastdeploy_sd.ops.attention import cascade_append_attention, find_shared_prefixes, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes

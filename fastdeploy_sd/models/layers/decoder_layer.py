@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from paddle import Tensor
 
-from fastdeploy_sd.layers.attention import Attention, AttentionInputs
-from fastdeploy_sd.layers.mlp import FeedForward
-from fastdeploy_sd.layers.norm import RmsNorm
+from fastdeploy_sd.models.layers.attention import Attention, AttentionInputs
+from fastdeploy_sd.models.layers.mlp import FeedForward
+from fastdeploy_sd.models.layers.norm import RmsNorm
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.checkpoint.checkpoint import Checkpoint
-from fastdeploy_sd.checkpoint.fields import MAX_I32, is_token_id
 from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.checkpoint.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint.fields import MAX_I32, is_token_id
 from fastdeploy_sd.process.files import read_json
 
 MAX_EOS_TOKEN_IDS = 1024

@@ -7,9 +7,9 @@ from typing import Protocol
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.device.program.constants import constant
-from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.checkpoint import Weights
+from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import PackedLinear
 

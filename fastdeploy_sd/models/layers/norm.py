@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from paddle import Tensor
 
-from fastdeploy_sd.checkpoint import Weights
 from fastdeploy_sd.device.program.constants import constant
+from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.ops.norm import concat_rms_norm, rms_norm
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.layers.linear import LinearLayer
-from fastdeploy_sd.layers.tp_group import TpGroup
+from fastdeploy_sd.models.layers.linear import LinearLayer
+from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts

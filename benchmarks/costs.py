@@ -27,9 +27,9 @@ def main(argv: Sequence[str]) -> int:
     options = with_default(args.others, "--model", CHECKPOINT_DIR / "qwen3-0.6b")
     ensure_checkpoint(options)
     config = without_cache_file(load_config(options, command.prog))
-    from fastdeploy_sd.ranks.executor import create_executor
-    from fastdeploy_sd.worker.cost_file import profile_of
-    from fastdeploy_sd.worker.cost_measurement import measure_costs
+    from fastdeploy_sd.distributed.executor import create_executor
+    from fastdeploy_sd.worker.autotune.cost_file import profile_of
+    from fastdeploy_sd.worker.autotune.cost_measurement import measure_costs
 
     executor = create_executor(config)
     try:

@@ -66,7 +66,7 @@ class DecisionClock:
 
     def take_profile(self, config: Config, executor: Any) -> None:
         """Measure what steps cost, for a method that chooses, as a server does."""
-        from fastdeploy_sd.worker.cost_file import kept_profile
+        from fastdeploy_sd.worker.autotune.cost_file import kept_profile
 
         if self._board is not None:
             self._board.profile = kept_profile(config, executor.model_info, executor.execute)

@@ -21,7 +21,7 @@ def running_engine(config: Config, *make_proposer: Any) -> Iterator[Engine]:
     Raises:
         ConfigError, CheckpointError: as `create_executor`.
     """
-    from fastdeploy_sd.ranks.executor import create_executor
+    from fastdeploy_sd.distributed.executor import create_executor
 
     executor = create_executor(config, *make_proposer)
     try:
@@ -73,7 +73,7 @@ def weight_bytes(config: Config, context_len: int = 0) -> int | None:
     from fastdeploy_sd.models.quant_scheme import QuantScheme
     from fastdeploy_sd.models.registry import read_decoder_config
     from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
-    from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv, block_bytes
+    from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv, block_bytes
 
     decoder = read_decoder_config(Checkpoint(config.model.path).config)
     weights = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))

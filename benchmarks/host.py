@@ -262,7 +262,7 @@ def _engine(args: argparse.Namespace, method: str, clock: DecisionClock) -> Iter
             speculative, max_num_seqs, max_model_len, buffer, clock.make_proposer, is_random=args.random_text
         )
     else:
-        from fastdeploy_sd.ranks.executor import create_executor
+        from fastdeploy_sd.distributed.executor import create_executor
 
         ensure_checkpoint(["--model", args.model])
         config = load_config(["--model", args.model, *args.others], "python -m benchmarks host")

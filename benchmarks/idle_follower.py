@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.worker.commands import Attempt, BeginDrafts, ForgetDrafts, TakeOutput, TakePlan
-from fastdeploy_sd.worker.rank_group import RankGroup
+from fastdeploy_sd.worker.ranks.commands import Attempt, BeginDrafts, ForgetDrafts, TakeOutput, TakePlan
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 
 class IdleFollower:

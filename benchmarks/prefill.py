@@ -80,7 +80,7 @@ def measure_chunks(config: Config, chunks: Sequence[int], prompt_len: int, num_r
     Raises:
         ConfigError, CheckpointError: as `create_executor`.
     """
-    from fastdeploy_sd.ranks.executor import create_executor
+    from fastdeploy_sd.distributed.executor import create_executor
 
     # A finished request stays with the executor until its engine's next step.
     scheduler = replace(config.scheduler, max_num_batched_tokens=max(chunks), max_num_seqs=len(chunks) + 1)
@@ -163,7 +163,7 @@ class _Prompts:
 @contextmanager
 def _op_times() -> Iterator[list[Milliseconds]]:
     """Meanwhile passes replay call by call, and each adds its ops' milliseconds to the list."""
-    from fastdeploy_sd.worker.forward import RecordedForward
+    from fastdeploy_sd.worker.step.forward import RecordedForward
 
     times: list[Milliseconds] = []
 

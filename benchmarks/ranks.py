@@ -23,12 +23,12 @@ from benchmarks.percentiles import percentiles
 from benchmarks.progress import Progress
 from benchmarks.ranks_peer import Steps
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig
+from fastdeploy_sd.distributed.messages import decode, encode, frame_of
+from fastdeploy_sd.distributed.processes import RankProcesses
 from fastdeploy_sd.errors import ConfigError, FdsdError
-from fastdeploy_sd.ranks.messages import decode, encode, frame_of
-from fastdeploy_sd.ranks.processes import RankProcesses
 from fastdeploy_sd.types import DraftTokens, RequestDelta, SchedulerOutput, offsets
-from fastdeploy_sd.worker.commands import RunRows, TakePlan
-from fastdeploy_sd.worker.lead import GroupLead
+from fastdeploy_sd.worker.ranks.commands import RunRows, TakePlan
+from fastdeploy_sd.worker.ranks.lead import GroupLead
 
 RANKS = (1, 2, 4)
 _FOLLOWER = "benchmarks.idle_follower:create_follower"

@@ -18,11 +18,11 @@ from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types import I64, ModelInfo, SpeculationInfo
 from fastdeploy_sd.worker.executor import LocalExecutor
-from fastdeploy_sd.worker.guided_rows import GuidedRows
-from fastdeploy_sd.worker.kv_identity import KvIdentity
-from fastdeploy_sd.worker.kv_pages import KvPages
-from fastdeploy_sd.worker.request_table import RequestTable
-from fastdeploy_sd.worker.runner import ModelRunner
+from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
+from fastdeploy_sd.worker.kv.kv_pages import KvPages
+from fastdeploy_sd.worker.step.guided_rows import GuidedRows
+from fastdeploy_sd.worker.step.request_table import RequestTable
+from fastdeploy_sd.worker.step.runner import ModelRunner
 
 BLOCK_SIZE = 64
 VOCAB_SIZE = 4096

@@ -268,7 +268,7 @@ class _Wishes:
 
 def _start(owner: LLM, config: Config) -> tuple[Engine, weakref.finalize[Any, LLM]]:
     """Load the model; return the engine, and what frees the model now or, at the latest, with `owner`."""
-    from fastdeploy_sd.ranks.executor import create_executor  # brings in Paddle
+    from fastdeploy_sd.distributed.executor import create_executor  # brings in Paddle
 
     executor = create_executor(config)
     return Engine(config, executor), weakref.finalize(owner, executor.shutdown)

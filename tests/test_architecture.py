@@ -112,7 +112,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "paddlenlp": ("entrypoints/text",),
     "zmq": ("wire/channel.py", "wire/sockets.py"),
     "mooncake": ("splitwise/transport_rdma.py",),
-    "msgpack": ("ipc", "ranks/messages.py"),
+    "msgpack": ("ipc", "distributed/messages.py"),
     "fastapi": ("entrypoints/openai", "router/app.py"),
     "starlette": ("entrypoints", "router"),
     "uvicorn": ("entrypoints",),

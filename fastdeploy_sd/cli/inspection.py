@@ -20,7 +20,7 @@ from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofs import measure_roofs
-from fastdeploy_sd.worker.forecast import forecast
+from fastdeploy_sd.worker.loading.forecast import forecast
 
 PACKAGES = (
     "paddlepaddle",

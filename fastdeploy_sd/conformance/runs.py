@@ -69,7 +69,7 @@ def open_engine(base: Config, way: Way, method: Method) -> Iterator[Engine]:
     Raises:
         CheckpointError, ConfigError: the model or the method cannot be loaded.
     """
-    from fastdeploy_sd.ranks.executor import create_executor  # brings in Paddle
+    from fastdeploy_sd.distributed.executor import create_executor  # brings in Paddle
 
     num_threads = library.num_threads()
     config = engine_config(base, way, method)

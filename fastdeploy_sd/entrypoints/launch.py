@@ -1,6 +1,6 @@
 """The launcher: brings up the engine process and HTTP, and takes them down in the right order. Knows no routes.
 
-On another host than the first of `ips` there is neither: it starts this host's ranks, see ranks/node.py.
+On another host than the first of `ips` there is neither: it starts this host's ranks, see distributed/node.py.
 
 Stopping (SIGTERM, Ctrl-C, SIGHUP): the engine drains first while HTTP goes on: running requests finish, and new ones
 are told 503; when the engine has ended, HTTP ends. The same order answers every pending request when the engine dies.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.distributed import node
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.engine.ipc.engine_process import start_engine
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
@@ -40,7 +41,6 @@ from fastdeploy_sd.process.child import (
     leave_within,
     stop_on_signals,
 )
-from fastdeploy_sd.ranks import node
 from fastdeploy_sd.redis_scheduler.deployment import verify_deployment
 from fastdeploy_sd.redis_scheduler.process import start_scheduler
 from fastdeploy_sd.wire.channel import directory_of, private_address
@@ -49,7 +49,7 @@ from fastdeploy_sd.wire.http.listeners import Listeners, bound, example_request,
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_EXECUTOR = "fastdeploy_sd.ranks.executor:create_executor"
+DEFAULT_EXECUTOR = "fastdeploy_sd.distributed.executor:create_executor"
 ENGINE = "fastdeploy_sd.handover.roles:open_engine"
 
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.

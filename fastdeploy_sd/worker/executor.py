@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import replace
 
-import fastdeploy_sd.worker.framework  # noqa: F401 (before anything that imports Paddle)
+import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
@@ -19,25 +19,25 @@ from fastdeploy_sd.spec_decode.router import available_methods, create_layers_me
 from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
-from fastdeploy_sd.worker.block_copier import BlockCopier
-from fastdeploy_sd.worker.device_choice import choose_device
-from fastdeploy_sd.worker.follower import ModelFollower
-from fastdeploy_sd.worker.forced_tokens import ForcedTokens
-from fastdeploy_sd.worker.gpu_ranks import leave_gpus, with_gpus
-from fastdeploy_sd.worker.grammars import open_grammars
-from fastdeploy_sd.worker.guided_rows import GuidedRows
-from fastdeploy_sd.worker.kernel_threads import set_kernel_threads
-from fastdeploy_sd.worker.kv_identity import KvIdentity
-from fastdeploy_sd.worker.kv_reach import AnyPages, open_pages
-from fastdeploy_sd.worker.layer_signals import LayerSignals
-from fastdeploy_sd.worker.lead import GroupLead
-from fastdeploy_sd.worker.loaded import Loaded, load
-from fastdeploy_sd.worker.loading_errors import loading
-from fastdeploy_sd.worker.rank_group import RankGroup
-from fastdeploy_sd.worker.runner import ModelRunner
-from fastdeploy_sd.worker.speed_limits import SpeedLimits, bytes_per_step
-from fastdeploy_sd.worker.step_launcher import StepLauncher
-from fastdeploy_sd.worker.swap import open_block_store
+from fastdeploy_sd.worker.autotune.speed_limits import SpeedLimits, bytes_per_step
+from fastdeploy_sd.worker.kv.block_copier import BlockCopier
+from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
+from fastdeploy_sd.worker.kv.kv_reach import AnyPages, open_pages
+from fastdeploy_sd.worker.kv.swap import open_block_store
+from fastdeploy_sd.worker.loading.device_choice import choose_device
+from fastdeploy_sd.worker.loading.grammars import open_grammars
+from fastdeploy_sd.worker.loading.kernel_threads import set_kernel_threads
+from fastdeploy_sd.worker.loading.loaded import Loaded, load
+from fastdeploy_sd.worker.loading.loading_errors import loading
+from fastdeploy_sd.worker.ranks.follower import ModelFollower
+from fastdeploy_sd.worker.ranks.gpu_ranks import leave_gpus, with_gpus
+from fastdeploy_sd.worker.ranks.lead import GroupLead
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+from fastdeploy_sd.worker.step.forced_tokens import ForcedTokens
+from fastdeploy_sd.worker.step.guided_rows import GuidedRows
+from fastdeploy_sd.worker.step.layer_signals import LayerSignals
+from fastdeploy_sd.worker.step.runner import ModelRunner
+from fastdeploy_sd.worker.step.step_launcher import StepLauncher
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.types import RequestId
 from fastdeploy_sd.worker.executor import create_follower
-from fastdeploy_sd.worker.follower import ModelFollower
-from fastdeploy_sd.worker.rank_group import RankGroup
+from fastdeploy_sd.worker.ranks.follower import ModelFollower
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 CULPRITS = "FDSD_TEST_CULPRITS"
 _SLOW_STORE_S = 0.003

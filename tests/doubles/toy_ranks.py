@@ -16,16 +16,9 @@ from typing import NoReturn
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
-from fastdeploy_sd.worker.commands import (
-    Attempt,
-    BeginDrafts,
-    ForgetDrafts,
-    RunRows,
-    TakeOutput,
-    TakePlan,
-)
-from fastdeploy_sd.worker.lead import Collectives, GroupLead
-from fastdeploy_sd.worker.rank_group import RankGroup
+from fastdeploy_sd.worker.ranks.commands import Attempt, BeginDrafts, ForgetDrafts, RunRows, TakeOutput, TakePlan
+from fastdeploy_sd.worker.ranks.lead import Collectives, GroupLead
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.doubles.toy_executor import ToyExecutor
 
 COMPUTE_S = 3.0

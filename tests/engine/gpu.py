@@ -20,7 +20,7 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.sharing import num_devices
 from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.types import DraftTokens, Request, RequestId
-from fastdeploy_sd.worker.runner import ModelRunner
+from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.models import golden
 from tests.ops.cuda_device import EMULATED, require
 

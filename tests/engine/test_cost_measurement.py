@@ -13,10 +13,10 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.spec_decode.auto.cost import CostModel
 from fastdeploy_sd.spec_decode.auto_profile import CostProfile
 from fastdeploy_sd.types import SchedulerOutput, StepResult
-from fastdeploy_sd.worker.cost_file import profile_of
-from fastdeploy_sd.worker.cost_measurement import measure_costs
+from fastdeploy_sd.worker.autotune.cost_file import profile_of
+from fastdeploy_sd.worker.autotune.cost_measurement import measure_costs
+from fastdeploy_sd.worker.autotune.plausible_times import plausible_ms
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
-from fastdeploy_sd.worker.plausible_times import plausible_ms
 
 CONFIG = Config(
     ModelConfig("demo", max_model_len=512),
@@ -124,7 +124,7 @@ class SlowSteps:
         cold_s: float = 0.0,
     ) -> None:
         self.executor, self.least_s, self.row_s, self.cold_s, self.now = executor, least_s, row_s, cold_s, 0.0
-        monkeypatch.setattr("fastdeploy_sd.worker.cost_measurement.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("fastdeploy_sd.worker.autotune.cost_measurement.time.perf_counter", lambda: self.now)
 
     def __call__(self, plan: SchedulerOutput) -> StepResult:
         result = self.executor.execute(plan)

@@ -16,8 +16,8 @@ from fastdeploy_sd.spec_decode import router
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput
-from fastdeploy_sd.worker.launched_step import LaunchedStep
-from fastdeploy_sd.worker.runner import ModelRunner
+from fastdeploy_sd.worker.step.launched_step import LaunchedStep
+from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.doubles.engines import Transcript
 from tests.engine.models import References, double
 

@@ -21,8 +21,8 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutput
-from fastdeploy_sd.worker.batch import OpenRows
-from fastdeploy_sd.worker.step_launcher import StepLauncher
+from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.step_launcher import StepLauncher
 from tests.doubles.engines import Transcript, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, gpu_device, note_drafts, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of

@@ -19,9 +19,9 @@ from fastdeploy_sd.conformance import PLAIN, Answer, open_engine, run_alone, run
 from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.distributed import executor as ranks
+from fastdeploy_sd.distributed.executor import MultiProcessExecutor
 from fastdeploy_sd.errors import ConfigError, InternalError
-from fastdeploy_sd.ranks import executor as ranks
-from fastdeploy_sd.ranks.executor import MultiProcessExecutor
 from fastdeploy_sd.types import FinishReason, RequestId
 from fastdeploy_sd.worker.executor import LocalExecutor
 from tests.doubles import faulty_followers

@@ -31,7 +31,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import FinishReason, Request, RequestId
-from fastdeploy_sd.worker import guided_rows
+from fastdeploy_sd.worker.step import guided_rows
 from tests.doubles.engines import Transcript
 from tests.engine.guided_requests import KINDS, guided_requests, tokenizer, verify_answer
 from tests.engine.handover_pairs import Pair, open_pair

@@ -13,7 +13,7 @@ from fastdeploy_sd.conformance import Way, compare, standard_methods
 from fastdeploy_sd.handover.prefill_engine import PrefillEngine
 from fastdeploy_sd.types import I32, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor
-from fastdeploy_sd.worker.runner import ModelRunner
+from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References
 

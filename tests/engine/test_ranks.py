@@ -12,11 +12,11 @@ import pytest
 
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.conformance import PLAIN, Way, open_engine, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.distributed import executor as ranks
+from fastdeploy_sd.distributed.executor import MultiProcessExecutor
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest, InternalError
 from fastdeploy_sd.llm import LLM
-from fastdeploy_sd.ranks import executor as ranks
-from fastdeploy_sd.ranks.executor import MultiProcessExecutor
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request, RequestId
 from tests.doubles import faulty_followers

@@ -17,9 +17,9 @@ from fastdeploy_sd.conformance import PLAIN, Answer, Reference, Way, compare, st
 from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import engine_config, run
 from fastdeploy_sd.device import library
+from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ranks.executor import create_executor
 from fastdeploy_sd.types import Request, Speculation
 from tests.engine.models import References
 

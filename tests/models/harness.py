@@ -16,7 +16,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.types import F32, I32
-from fastdeploy_sd.worker import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
 from tests.models import golden
 
 BLOCK_SIZE = 64

@@ -17,9 +17,9 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.worker import kv_sizing, kv_tensors
-from fastdeploy_sd.worker.forward import EagerForward, Forward, ForwardPass, RecordedForward
-from fastdeploy_sd.worker.rotary import make_rotary
+from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.loading.rotary import make_rotary
+from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass, RecordedForward
 from tests.models import golden
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 96, 256

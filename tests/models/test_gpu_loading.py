@@ -20,10 +20,10 @@ from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes
-from fastdeploy_sd.worker.device_choice import choose_device
-from fastdeploy_sd.worker.draft_formats import draft_head_format, own_scheme
-from fastdeploy_sd.worker.draft_weights import open_draft_weights
-from fastdeploy_sd.worker.model_loading import LoadedModel, load_model
+from fastdeploy_sd.worker.loading.device_choice import choose_device
+from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.model_loading import LoadedModel, load_model
 from tests.engine.gpu import gpu_device
 from tests.models import rewrite
 from tests.models.mtp_models import make_model

@@ -21,11 +21,12 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.types.shard import WHOLE_MODEL
-from fastdeploy_sd.worker import forecast as forecasts
-from fastdeploy_sd.worker import gpu_memory, kv_sizing
-from fastdeploy_sd.worker.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.executor import create_executor
-from fastdeploy_sd.worker.forecast import forecast
+from fastdeploy_sd.worker.kv import kv_sizing
+from fastdeploy_sd.worker.loading import forecast as forecasts
+from fastdeploy_sd.worker.loading import gpu_memory
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.forecast import forecast
 from tests.engine.gpu import gpu_device
 from tests.models import golden
 from tests.models.mtp_models import make_model

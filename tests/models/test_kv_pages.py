@@ -11,11 +11,11 @@ import pytest
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.types.shard import Shard
-from fastdeploy_sd.worker import kv_tensors
-from fastdeploy_sd.worker.kv_file import ALIGNMENT, KvFile, create_kv_file
-from fastdeploy_sd.worker.kv_memory import RankKv
-from fastdeploy_sd.worker.kv_pages import KvPages
-from fastdeploy_sd.worker.kv_sizing import KvCacheFormat, LayerKv
+from fastdeploy_sd.worker.kv import kv_tensors
+from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile, create_kv_file
+from fastdeploy_sd.worker.kv.kv_memory import RankKv
+from fastdeploy_sd.worker.kv.kv_pages import KvPages
+from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from tests.models.test_kv_tensors import CONFIG, FORMATS
 
 NUM_BLOCKS = 3

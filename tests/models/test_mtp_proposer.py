@@ -214,7 +214,7 @@ def test_draft_layers_that_cannot_serve_are_found_before_the_target_is_read(
     def fail(*_: object) -> None:
         raise AssertionError("the target was read")
 
-    monkeypatch.setattr("fastdeploy_sd.worker.model_loading.Decoder", fail)
+    monkeypatch.setattr("fastdeploy_sd.worker.loading.model_loading.Decoder", fail)
     speculative = SpeculativeConfig(method="mtp", num_model_steps=3, **options)  # type: ignore[arg-type]
     config = Config(model=ModelConfig(model=str(path)), speculative=speculative)
     with pytest.raises(ConfigError, match=rf"speculative_config\.{message}expected"):

@@ -18,10 +18,10 @@ from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.worker import kv_sizing, kv_tensors
-from fastdeploy_sd.worker.draft_layers import DraftLayers
-from fastdeploy_sd.worker.draft_weights import open_draft_weights
-from fastdeploy_sd.worker.model_loading import load_model
+from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.loading.draft_layers import DraftLayers
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.model_loading import load_model
 from tests.models.mtp_models import make_model
 from tests.models.ranks import Rank, rank_groups, together
 

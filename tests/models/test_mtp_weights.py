@@ -22,8 +22,8 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_packer import WeightPacker
 from fastdeploy_sd.models.weights import DecoderWeights
 from fastdeploy_sd.ops.weight_matrix import WeightPart
-from fastdeploy_sd.worker import kv_sizing, kv_tensors
-from fastdeploy_sd.worker.kv_sizing import LayerKv
+from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv.kv_sizing import LayerKv
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
 

@@ -13,7 +13,7 @@ import pytest
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.models.sharding import DecoderShard
-from fastdeploy_sd.worker.forward import Forward
+from fastdeploy_sd.worker.step.forward import Forward
 from tests.models import golden, rewrite
 from tests.models.ranks import rank_groups, together
 from tests.models.steps import STEPS, Model, batches, cache_bits

@@ -17,8 +17,8 @@ from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.norm import rms_norm
-from fastdeploy_sd.worker.forward import ForwardPass, RecordedForward
-from fastdeploy_sd.worker.rotary import make_rotary
+from fastdeploy_sd.worker.loading.rotary import make_rotary
+from fastdeploy_sd.worker.step.forward import ForwardPass, RecordedForward
 from tests.models import golden
 from tests.models.steps import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, STEPS, Model, batches, cache_bits
 from tests.ops.backends import isa, threads

@@ -15,8 +15,8 @@ from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.program.program import Program
 from fastdeploy_sd.spec_decode.mtp import MtpProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult
-from fastdeploy_sd.worker.forward import RecordedForward
-from fastdeploy_sd.worker.runner import ModelRunner
+from fastdeploy_sd.worker.step.forward import RecordedForward
+from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.models.mtp_models import make_model
 from tests.models.mtp_runs import make_engine, make_requests
 

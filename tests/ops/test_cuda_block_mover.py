@@ -13,9 +13,9 @@ from fastdeploy_sd.device.cuda.blocks import BlockLane, StagedBatch
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.engine.interfaces.block_store import CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.errors import DeviceLost, InternalError
-from fastdeploy_sd.worker.block_copier import BlockCopier
-from fastdeploy_sd.worker.device_block_mover import DeviceBlockMover
-from fastdeploy_sd.worker.swap_file import SwapFile
+from fastdeploy_sd.worker.kv.block_copier import BlockCopier
+from fastdeploy_sd.worker.kv.device_block_mover import DeviceBlockMover
+from fastdeploy_sd.worker.kv.swap_file import SwapFile
 from tests.ops.cuda_device import emulated
 from tests.ops.test_cuda_blocks import Cache
 from tests.unit.worker.test_block_copier import BLOCK_SIZE, DEADLINE_S, Setup, content

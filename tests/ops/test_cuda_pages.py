@@ -12,10 +12,10 @@ from fastdeploy_sd.device.cuda.blocks import BlockLane
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.worker import device_pages
-from fastdeploy_sd.worker.device_pages import DevicePages
-from fastdeploy_sd.worker.kv_memory import RankKv
-from fastdeploy_sd.worker.kv_reach import open_mover
+from fastdeploy_sd.worker.kv import device_pages
+from fastdeploy_sd.worker.kv.device_pages import DevicePages
+from fastdeploy_sd.worker.kv.kv_memory import RankKv
+from fastdeploy_sd.worker.kv.kv_reach import open_mover
 from tests.ops.cuda_device import emulated
 
 NUM_BLOCKS = 6

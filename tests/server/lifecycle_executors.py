@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 
 from fastdeploy_sd.config import Config, ParallelConfig
+from fastdeploy_sd.distributed.executor import start_ranks
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ranks.executor import start_ranks
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput
 from tests.doubles import toy_ranks
 from tests.doubles.toy_executor import ToyExecutor

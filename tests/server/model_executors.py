@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.types import SchedulerOutput, StepResult
-from fastdeploy_sd.worker.batch import OpenRows
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
+from fastdeploy_sd.worker.step.batch import OpenRows
 
 _POLL_S = 0.005
 

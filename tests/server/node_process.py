@@ -21,13 +21,13 @@ SECRET = "what two nodes share"
 _SCRIPT = (
     "import json, sys\n"
     "from fastdeploy_sd.config import config_from_kwargs\n"
-    "from fastdeploy_sd.ranks import node\n"
+    "from fastdeploy_sd.distributed import node\n"
     "sys.exit(node.run(config_from_kwargs(**json.loads(sys.argv[1])), sys.argv[2]))\n"
 )
 _SCRIPT_OF_JSON = (
     "import sys\n"
     "from fastdeploy_sd.config import from_json\n"
-    "from fastdeploy_sd.ranks import node\n"
+    "from fastdeploy_sd.distributed import node\n"
     "sys.exit(node.run(from_json(sys.argv[1])))\n"
 )
 

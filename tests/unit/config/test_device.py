@@ -13,7 +13,7 @@ from fastdeploy_sd.config.catalogue import BY_NAME
 from fastdeploy_sd.config.device_rules import cpu_only
 from fastdeploy_sd.config.faults import SeveralFaultsError
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.worker import device_choice
+from fastdeploy_sd.worker.loading import device_choice
 
 DEVICE_OPTIONS = (
     "tensor_parallel_size", "ips", "splitwise_role", "swap_space", "max_num_seqs", "max_num_batched_tokens",

@@ -15,7 +15,7 @@ from fastdeploy_sd.device.memory_nodes import interleave, nodes_to_spread, own_n
 from fastdeploy_sd.device.processors import Processors, own_processors
 from fastdeploy_sd.device.tensors import aligned_zeros
 from fastdeploy_sd.models.packed_file import PackedFile, write_packed_file
-from fastdeploy_sd.worker.kv_file import KvFile, create_kv_file
+from fastdeploy_sd.worker.kv.kv_file import KvFile, create_kv_file
 
 DEFAULT, BIND, INTERLEAVE = 0, 2, 3
 TWO_NODES = Processors((0, 1, 8, 9), 4, None, (0, 2))

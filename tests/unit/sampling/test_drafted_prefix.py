@@ -12,8 +12,8 @@ from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.ops.sampling import process_logits
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, SchedulerOutput
-from fastdeploy_sd.worker.batch import BatchBuilder
-from fastdeploy_sd.worker.request_table import RequestTable
+from fastdeploy_sd.worker.step.batch import BatchBuilder
+from fastdeploy_sd.worker.step.request_table import RequestTable
 
 VOCAB, BLOCK_SIZE, MAX_MODEL_LEN = 23, 16, 64
 NUM_DRAFTS = 8

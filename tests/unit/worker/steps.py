@@ -10,9 +10,9 @@ from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, RequestDelta, SchedulerOutput, offsets
-from fastdeploy_sd.worker.batch import BatchBuilder
-from fastdeploy_sd.worker.draft_inputs import DraftInputs
-from fastdeploy_sd.worker.request_table import RequestTable
+from fastdeploy_sd.worker.step.batch import BatchBuilder
+from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
+from fastdeploy_sd.worker.step.request_table import RequestTable
 from tests.values import i32
 
 BLOCK_SIZE, VOCAB, NUM_DRAFTS = 4, 11, 4

@@ -13,9 +13,9 @@ import pytest
 
 from fastdeploy_sd.engine.interfaces.block_store import CopyResult, CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
-from fastdeploy_sd.worker.block_copier import BlockCopier
-from fastdeploy_sd.worker.block_mover import HostBlockMover
-from fastdeploy_sd.worker.swap_file import SwapFile
+from fastdeploy_sd.worker.kv.block_copier import BlockCopier
+from fastdeploy_sd.worker.kv.block_mover import HostBlockMover
+from fastdeploy_sd.worker.kv.swap_file import SwapFile
 
 BLOCK_SIZE = 16
 PAGE_BYTES = (100, 300)

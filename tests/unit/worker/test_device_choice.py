@@ -16,8 +16,8 @@ from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.device.cuda.library import CudaLibrary, cuda_refusal, load
 from fastdeploy_sd.device.device import choose, device
 from fastdeploy_sd.errors import ConfigError, DeviceLost
-from fastdeploy_sd.worker.device_choice import choose_device
-from fastdeploy_sd.worker.forecast import forecast
+from fastdeploy_sd.worker.loading.device_choice import choose_device
+from fastdeploy_sd.worker.loading.forecast import forecast
 
 GPU, AUTO = (Config(ModelConfig(model="demo"), device=name) for name in ("gpu", "auto"))
 
@@ -59,7 +59,7 @@ def test_a_gpu_without_room_for_a_context_is_refused(
         raise DeviceLost("the GPU has failed: out of memory")
 
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
-    monkeypatch.setattr("fastdeploy_sd.worker.device_choice.choose", lambda library: library and fail(library))
+    monkeypatch.setattr("fastdeploy_sd.worker.loading.device_choice.choose", lambda library: library and fail(library))
     wanted = "device: expected a GPU with room for a context, got emulated GPU: .*out of memory"
     with pytest.raises(ConfigError, match=wanted):
         choose_device(GPU)

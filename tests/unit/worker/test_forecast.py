@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy_sd.config import config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.worker.forecast import forecast
+from fastdeploy_sd.worker.loading.forecast import forecast
 
 GIB = 1 << 30
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
@@ -68,5 +68,5 @@ def test_what_the_checkpoint_cannot_do_is_an_error(options: dict[str, object], t
 
 
 def test_paddle_is_not_needed() -> None:
-    code = "import sys; sys.modules['paddle'] = None; import fastdeploy_sd.worker.forecast"
+    code = "import sys; sys.modules['paddle'] = None; import fastdeploy_sd.worker.loading.forecast"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.worker.free_memory import free_memory
+from fastdeploy_sd.worker.loading.free_memory import free_memory
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       8192 kB\nMemFree:        1024 kB\nMemAvailable:   6144 kB\nHugePages_Total:       0\n"

@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo
-from fastdeploy_sd.worker.kv_sizing import KvRoom, choose_size, half_of
+from fastdeploy_sd.worker.kv.kv_sizing import KvRoom, choose_size, half_of
 
 GIB = 1 << 30
 ONE_BLOCK = 1 << 20

@@ -18,12 +18,12 @@ from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import pack_experts, pack_linear
-from fastdeploy_sd.worker import linear_tuning, prefetch, row_blocks
-from fastdeploy_sd.worker.linear_tuning import LinearTuning, tune_linear
-from fastdeploy_sd.worker.prefetch import DISTANCES, ROWS, UNMEASURED, measure_distances, set_distances
-from fastdeploy_sd.worker.rank_group import RankGroup
-from fastdeploy_sd.worker.row_blocks import BLOCK_BYTES, TILE_ROWS, Blocking, measure_blocking, set_blocking
-from fastdeploy_sd.worker.timed_choice import clearly_best, was_quiet
+from fastdeploy_sd.worker.autotune import linear_tuning, prefetch, row_blocks
+from fastdeploy_sd.worker.autotune.linear_tuning import LinearTuning, tune_linear
+from fastdeploy_sd.worker.autotune.prefetch import DISTANCES, ROWS, UNMEASURED, measure_distances, set_distances
+from fastdeploy_sd.worker.autotune.row_blocks import BLOCK_BYTES, TILE_ROWS, Blocking, measure_blocking, set_blocking
+from fastdeploy_sd.worker.autotune.timed_choice import clearly_best, was_quiet
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.ops.backends import LEVELS, isa
 
 MACHINE: dict[str, str | int] = {"cpu": "x", "num_threads": 2}
@@ -195,7 +195,7 @@ def test_what_was_measured_in_part_is_kept_for_a_day(
         return TUNED, measured == 3
 
     monkeypatch.setattr(linear_tuning, "measure", measure)
-    monkeypatch.setattr("fastdeploy_sd.worker.linear_tuning.time.time", lambda: now)
+    monkeypatch.setattr("fastdeploy_sd.worker.autotune.linear_tuning.time.time", lambda: now)
     # A clock that went back is no reason to wait; what was measured in full holds for good.
     for later, num_measured in ((0, 1), (day - 60, 1), (day, 2), (-day, 3), (900 * day, 3)):
         now = 1e9 + later

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from fastdeploy_sd.worker import load_progress
-from fastdeploy_sd.worker.load_progress import LoadProgress
+from fastdeploy_sd.worker.loading import load_progress
+from fastdeploy_sd.worker.loading.load_progress import LoadProgress
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import numpy as np
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, SchedulerOutput
-from fastdeploy_sd.worker.batch import BatchBuilder
-from fastdeploy_sd.worker.request_table import RequestTable
-from fastdeploy_sd.worker.token_rules import TokenRules
+from fastdeploy_sd.worker.step.batch import BatchBuilder
+from fastdeploy_sd.worker.step.request_table import RequestTable
+from fastdeploy_sd.worker.step.token_rules import TokenRules
 
 VOCAB = 11
 PENALISED = SamplingParams(frequency_penalty=0.5)

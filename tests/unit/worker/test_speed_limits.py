@@ -11,7 +11,7 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.roofs import Roofs, measure_roofs
-from fastdeploy_sd.worker.speed_limits import SpeedLimits
+from fastdeploy_sd.worker.autotune.speed_limits import SpeedLimits
 
 
 def test_rows_are_free_until_arithmetic_takes_as_long_as_reading() -> None:

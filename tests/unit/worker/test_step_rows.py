@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.types import ChoiceReport, DraftTokens, SchedulerOutput, StepResult, VerifyResult
-from fastdeploy_sd.worker.step_rows import merge_results
+from fastdeploy_sd.worker.step.step_rows import merge_results
 from tests.values import i32
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.worker.swap_file import DamagedSlotError, SwapFile, slot_stride
+from fastdeploy_sd.worker.kv.swap_file import DamagedSlotError, SwapFile, slot_stride
 
 BLOCK_SIZE = 16
 BLOCK_BYTES = 5000

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.distributed.node_identity import describe, mismatch
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.ranks.node_identity import describe, mismatch
-from fastdeploy_sd.worker import weights_digest as w
+from fastdeploy_sd.worker.loading import weights_digest as w
 
 
 @pytest.fixture

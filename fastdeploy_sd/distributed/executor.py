@@ -1,0 +1,181 @@
+"""Executors of any number of ranks: rank 0 computes in this process, the others in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.distributed.process import DEFAULT_FOLLOWER
+from fastdeploy_sd.distributed.processes import RankProcesses
+from fastdeploy_sd.distributed.starting import threads_per_rank
+from fastdeploy_sd.engine.interfaces.block_store import BlockStore
+from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.interfaces.grammars import Grammars
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.worker.ranks.lead import GroupEnded
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+    from fastdeploy_sd.spec_decode.proposer import MakeProposer
+    from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
+    from fastdeploy_sd.worker.kv.kv_reach import AnyPages
+    from fastdeploy_sd.worker.step.layer_signals import LayerSignals
+
+
+class KvExecutor(Executor, Protocol):
+    """An executor that reaches the KV of all ranks, if the configuration has use for it; see LocalExecutor."""
+
+    @property
+    def kv_pages(self) -> AnyPages: ...
+
+    @property
+    def kv_identity(self) -> KvIdentity: ...
+
+    @property
+    def layer_signals(self) -> LayerSignals | None: ...
+
+
+CreateFirst = Callable[[Config, RankGroup], KvExecutor]
+
+
+class MultiProcessExecutor:
+    """Rank 0's executor and the other ranks' processes; see engine.executor.Executor."""
+
+    def __init__(self, first: KvExecutor, others: RankProcesses) -> None:
+        self._first, self._others = first, others
+        self._is_shut_down = False
+
+    @property
+    def failure_fd(self) -> int:
+        """See engine.executor.FallibleExecutor."""
+        return self._others.failure_fd
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._first.model_info
+
+    @property
+    def block_store(self) -> BlockStore | None:
+        return self._first.block_store
+
+    @property
+    def grammars(self) -> Grammars | None:
+        return self._first.grammars
+
+    @property
+    def kv_pages(self) -> AnyPages:
+        """See KvExecutor."""
+        return self._first.kv_pages
+
+    @property
+    def kv_identity(self) -> KvIdentity:
+        return self._first.kv_identity
+
+    @property
+    def layer_signals(self) -> LayerSignals | None:
+        return self._first.layer_signals
+
+    def execute(self, plan: SchedulerOutput) -> StepResult:
+        """See Executor.execute.
+
+        Raises:
+            InternalError: a rank has ended or hangs.
+        """
+        try:
+            return self._first.execute(plan)
+        except GroupEnded as end:
+            raise end.error from None
+
+    def shutdown(self) -> None:
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            try:
+                self._first.shutdown()
+            finally:
+                self._others.close()
+
+
+def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
+    """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
+
+    Where the configured method chooses drafts by their cost, steps are measured, unless a file says what they take, or
+    this instance computes prompts for others, which draft.
+
+    Raises:
+        CheckpointError, ConfigError: the model cannot be loaded as configured.
+        InternalError: a rank broke while loading.
+        Unavailable: another node has not joined in time.
+    """
+    from fastdeploy_sd.worker.executor import create_executor as create_rank  # brings in Paddle
+
+    if config.parallel.own_node() != 0:
+        text = "node_rank: expected 0, as `fastdeploy-sd serve` starts the ranks of the other nodes, got another"
+        raise ConfigError(text, param="node_rank")
+    load = create_rank if make_proposer is None else partial(create_rank, make_proposer=make_proposer)
+    board = StepBoard() if make_proposer is None and METHODS[config.speculative.method].chooses else None
+    if board is not None:
+        load = partial(load, board=board)
+    executor: KvExecutor = (
+        load(config)
+        if config.parallel.tensor_parallel_size == 1
+        else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_FOLLOWER)
+    )
+    if board is not None and config.splitwise.splitwise_role != "prefill":
+        board.profile = _profile_of(config, executor)
+    return executor
+
+
+def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
+    """What steps cost, for a method that chooses; the executor is shut down where that cannot be found out."""
+    from fastdeploy_sd.worker.autotune.cost_file import kept_profile
+
+    try:
+        return kept_profile(config, executor.model_info, executor.execute)
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+def start_ranks(config: Config, create_first: CreateFirst, follower: str) -> MultiProcessExecutor:
+    """Start the other ranks, and load rank 0's part of the model meanwhile.
+
+    Args:
+        create_first: makes rank 0's executor.
+        follower: see RankProcesses.
+
+    Raises:
+        CheckpointError, ConfigError: a rank cannot load the model as configured.
+        InternalError: a rank broke while loading.
+        Unavailable: another node has not joined in time.
+    """
+    if config.device == "auto":  # one decides for all
+        from fastdeploy_sd.worker.loading.device_choice import choose_device  # brings in Paddle
+
+        config = replace(config, device=choose_device(config).kind)
+    others = RankProcesses(config, follower)
+    first: KvExecutor | None = None
+    parallel = config.parallel
+    try:
+        group = RankGroup(
+            0, parallel.tensor_parallel_size, threads_per_rank(parallel.ranks_per_node), others.communicator, others,
+            smallest=others.smallest, exchange=others.exchange, kv_files=others.kv_files,
+        )  # fmt: skip
+        first = create_first(config, group)
+        others.wait_ready()
+    except BaseException as error:
+        try:
+            if first is not None:
+                first.shutdown()
+        finally:
+            others.kill(error.error.message if isinstance(error, GroupEnded) else str(error) or repr(error))
+        if isinstance(error, GroupEnded):
+            raise error.error from None
+        raise
+    return MultiProcessExecutor(first, others)

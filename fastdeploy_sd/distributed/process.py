@@ -1,0 +1,224 @@
+"""What the process of another rank than 0 does from its first line to its exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from fastdeploy_sd.config import Config, from_json
+from fastdeploy_sd.device import library
+from fastdeploy_sd.distributed.link import Link, LinkClosedError
+from fastdeploy_sd.distributed.messages import (
+    Done,
+    Everybodys,
+    Failed,
+    Given,
+    Loaded,
+    Measure,
+    Measured,
+    Order,
+    Ready,
+    Reply,
+    Smallest,
+    Stop,
+    decode,
+    encode,
+    frame_of,
+)
+from fastdeploy_sd.distributed.starting import open_communicator
+from fastdeploy_sd.engine.ipc.messages import WireError
+from fastdeploy_sd.errors import DeviceLost, FdsdError, InternalError
+from fastdeploy_sd.process.child import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    configure_logging,
+    end_with_parent,
+    read_start,
+)
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.worker.ranks.commands import (
+    Attempt,
+    BeginDrafts,
+    DraftOutcome,
+    DraftRows,
+    ForgetDrafts,
+    RunRows,
+    TakeOutput,
+    TakePlan,
+)
+from fastdeploy_sd.worker.ranks.lead import Collectives, RankError
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+
+logger = logging.getLogger(__name__)
+
+
+class Follower(Protocol):
+    """What a rank computes with; see worker.follower.ModelFollower.
+
+    Attributes:
+        collectives: what is told of every attempt.
+    """
+
+    collectives: Collectives
+
+    def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None: ...
+
+    def run(self, attempt: Attempt) -> None: ...
+
+    def settle(self) -> None: ...
+
+
+FollowerFactory = Callable[[Config, RankGroup], Follower]
+
+DEFAULT_FOLLOWER = "fastdeploy_sd.worker.executor:create_follower"
+
+
+def main() -> int:
+    """Entry point of the process. It ends as soon as rank 0 has, or shuts its link."""
+    start = read_start()
+    end_with_parent()
+    rank, size = int(start["rank"]), int(start["size"])
+    link = Link(socket.socket(fileno=int(start["link"])))
+    communicator, exchange = open_communicator(start)
+    session = _Session(link)
+    try:
+        configure_logging(f"rank-{rank}")
+        library.set_isa(start["isa"])  # another level has other bytes
+        module, name = start["follower"].split(":")
+        create: FollowerFactory = getattr(importlib.import_module(module), name)
+        group = RankGroup(
+            rank,
+            size,
+            int(start["num_threads"]),
+            communicator,
+            agree=session.agree,
+            smallest=session.smallest,
+            exchange=session.exchange,
+            kv_files={rank: int(start["kv_file"])} if "kv_file" in start else {},
+        )
+        follower = create(from_json(start["config"]), group)
+        gc.collect()
+        gc.freeze()  # as in the engine process: what is loaded stays
+        session.answer(Ready())
+        if exchange is not None:
+            exchange.connect()
+        session.serve(follower)
+        return EXIT_OK
+    except LinkClosedError:
+        return EXIT_FAILED
+    except FdsdError as error:
+        session.fail(error)
+        return EXIT_CONFIG
+    except (Exception, DeviceLost) as error:
+        logger.exception("rank %d failed", rank)
+        session.fail(InternalError(f"rank {rank} failed: {error!r}"))
+        return EXIT_FAILED
+
+
+class _Session:
+    """The conversation with rank 0."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._orders: deque[Order] = deque()
+        self._has_answered = False
+
+    def answer(self, reply: Reply) -> None:
+        self._link.send(frame_of([encode(reply)]))
+
+    def fail(self, error: FdsdError) -> None:
+        """Tell why this process ends, if anybody still listens."""
+        with contextlib.suppress(LinkClosedError):
+            self.answer(Failed(WireError.of(error)))
+
+    def exchange(self, data: bytes) -> Sequence[bytes]:
+        """See RankGroup.exchange."""
+        self.answer(Given(data))
+        order = self._next()
+        assert isinstance(order, Everybodys), f"expected Everybodys, got {order}"
+        return order.data
+
+    def smallest(self, measure: Callable[[], int]) -> int:
+        """See RankGroup.smallest."""
+        self.answer(Loaded())
+        self._expect(Measure)
+        self.answer(Measured(measure()))
+        order = self._next()
+        assert isinstance(order, Smallest), f"expected Smallest, got {order}"
+        return order.value
+
+    def agree(self) -> None:
+        """See RankGroup.agree.
+
+        Raises:
+            RankError: another rank has failed.
+        """
+        self._end_attempt("")
+        if not self._outcome():
+            raise RankError("another rank could not run the draft layers")
+
+    def serve(self, follower: Follower) -> None:
+        """Do what rank 0 says until it says stop.
+
+        Raises:
+            ProtocolError: what came is no order that may come between two attempts.
+            LinkClosedError: rank 0 is gone.
+        """
+        while True:
+            order = self._next()
+            match order:
+                case RunRows() | DraftRows():
+                    self._run(follower, order)
+                case TakePlan() | TakeOutput() | BeginDrafts() | ForgetDrafts():
+                    follower.take(order)
+                case Stop():
+                    return
+                case _:
+                    raise ProtocolError(f"expected an order between two attempts, got {type(order).__name__}")
+
+    def _run(self, follower: Follower, attempt: Attempt) -> None:
+        self._has_answered = False
+        failure = ""
+        try:
+            follower.collectives.begin(attempt.attempt)
+            follower.run(attempt)
+        except LinkClosedError:
+            raise
+        except Exception as error:
+            if self._has_answered:
+                if not isinstance(error, RankError):
+                    raise  # the others believe that this rank has run the attempt
+            else:
+                logger.exception("attempt %d failed", attempt.attempt)
+                follower.collectives.fail()
+                follower.settle()
+                failure = repr(error)
+        if not self._has_answered:
+            self._end_attempt(failure)
+            if isinstance(attempt, DraftRows):
+                self._outcome()
+
+    def _end_attempt(self, failure: str) -> None:
+        self._has_answered = True
+        self.answer(Done(failure))
+
+    def _outcome(self) -> bool:
+        order = self._next()
+        assert isinstance(order, DraftOutcome), f"expected DraftOutcome, got {order}"
+        return order.has_succeeded
+
+    def _expect(self, kind: type[Order]) -> None:
+        order = self._next()
+        assert isinstance(order, kind), f"expected {kind}, got {order}"
+
+    def _next(self) -> Order:
+        while not self._orders:
+            self._orders.extend(decode(self._link.receive()))  # type: ignore[arg-type]  # replies come from no one
+        return self._orders.popleft()

@@ -1,0 +1,153 @@
+"""How the processes of a node's ranks are started, and what they open first. Values travel by standard input."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from json import dumps, loads
+
+from fastdeploy_sd.config import Config, ParallelConfig, to_json
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.communicator import Communicator, shared_segment
+from fastdeploy_sd.device.processors import own_processors
+from fastdeploy_sd.distributed.exchange import OtherExchange
+from fastdeploy_sd.distributed.link import Link, Relay
+from fastdeploy_sd.distributed.watch import COMPUTING_TIMEOUTS
+from fastdeploy_sd.process.child import ChildProcess
+from fastdeploy_sd.wire.sockets import CurveKeys
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeStart:
+    """What the first rank of another node connects with; see exchange.OtherExchange. keys: four texts."""
+
+    address: str
+    group: str
+    node: int
+    keys: tuple[str, ...]
+
+    @staticmethod
+    def of(keys: CurveKeys, address: str, group: str, node: int) -> ExchangeStart:
+        """Return the values for a socket with these keys."""
+        texts = (keys.server_public, keys.server_secret, keys.client_public, keys.client_secret)
+        return ExchangeStart(address, group, node, tuple(text.decode() for text in texts))
+
+    def open(self, timeout_s: float) -> OtherExchange:
+        """Return an end that is not connected yet."""
+        keys = CurveKeys(*(text.encode() for text in self.keys))
+        return OtherExchange(keys, self.address, self.group, self.node, timeout_s)
+
+
+class RankStarter:
+    """Starts processes of the ranks of this node, until `close`.
+
+    Args:
+        follower: "module:function" that makes what a rank computes with, a `process.FollowerFactory`.
+        exchange: for the first rank of another node than the first.
+    """
+
+    def __init__(self, config: Config, follower: str, exchange: ExchangeStart | None = None) -> None:
+        parallel = config.parallel
+        self._config, self._follower, self._exchange = config, follower, exchange
+        self._size, self._per_node = parallel.tensor_parallel_size, parallel.ranks_per_node
+        self._patience_s = patience_s(parallel)
+        self._segment = shared_segment() if self._per_node > 1 else None
+
+    def close(self) -> None:
+        """Free the descriptors; what was started goes on."""
+        if self._segment is not None:
+            os.close(self._segment)
+
+    def local_communicator(self, rank: int) -> Communicator | None:
+        """Return this process's end of what the ranks of this node exchange, as that rank; None = it is the only one.
+
+        It is what the processes that are started here open too.
+        """
+        if self._segment is None:
+            return None
+        return Communicator.shared(self._segment, rank % self._per_node, self._per_node, self._patience_s)
+
+    def start_linked(self, rank: int, kv_file: int | None = None) -> tuple[ChildProcess, Link]:
+        """Start a rank that is linked with this process.
+
+        Args:
+            kv_file: see RankGroup.kv_files.
+        """
+        link, theirs = Link.pair()
+        with theirs:
+            return self._start(rank, theirs, kv_file), link
+
+    def start_relayed(self, rank: int) -> tuple[ChildProcess, Relay]:
+        """Start a rank whose link's bytes this process carries on."""
+        relay, theirs = Relay.pair()
+        with theirs:
+            return self._start(rank, theirs, None), relay
+
+    def _start(self, rank: int, theirs: socket.socket, kv_file: int | None) -> ChildProcess:
+        fds = [theirs.fileno()]
+        start = {
+            "config": to_json(self._config),
+            "follower": self._follower,
+            "rank": str(rank),
+            "size": str(self._size),
+            "per_node": str(self._per_node),
+            "num_threads": str(threads_per_rank(self._per_node)),
+            "patience_s": str(self._patience_s),
+            "isa": library.isa(),
+            "link": str(theirs.fileno()),
+        }
+        if self._segment is not None:
+            start["segment"] = str(self._segment)
+            fds.append(self._segment)
+        if kv_file is not None:
+            start["kv_file"] = str(kv_file)
+            fds.append(kv_file)
+        if self._exchange is not None and rank % self._per_node == 0:
+            e = self._exchange
+            start["exchange"] = dumps([e.address, e.group, e.node, e.keys])
+        return ChildProcess("fastdeploy_sd.distributed.process:main", start, tuple(fds), ignores_signals=True)
+
+
+def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExchange | None]:
+    """Return what a process that a RankStarter has started exchanges bytes with, and what is to be connected for that.
+
+    Closes the segment.
+    """
+    rank, size, per_node = int(start["rank"]), int(start["size"]), int(start["per_node"])
+    timeout_s = float(start["patience_s"])
+    local = None
+    if "segment" in start:
+        local = Communicator.shared(int(start["segment"]), rank % per_node, per_node, timeout_s)
+        os.close(int(start["segment"]))
+    if local is not None and per_node == size:
+        return local, None
+    exchange = None
+    if "exchange" in start:
+        address, group, node, keys = loads(start["exchange"])
+        exchange = ExchangeStart(address, group, node, tuple(keys)).open(timeout_s)
+    return Communicator.over(exchange, rank, size, log_exchange_error, local), exchange
+
+
+def patience_s(parallel: ParallelConfig) -> float:
+    """Return how long a rank waits for others in a sum. Such as hang are noticed by the watch, which knows them from
+    slow ones, long before."""
+    return COMPUTING_TIMEOUTS * parallel.rank_timeout_s
+
+
+def log_exchange_error(error: Exception) -> None:
+    """Say why bytes of other nodes did not come; the op only says that."""
+    logger.warning("no exchange with the other nodes: %s", error)
+
+
+def threads_per_rank(size: int) -> int:
+    """Return a rank's share of the threads that this host's processors are worth, at least one.
+
+    Args:
+        size: ranks of this host.
+    """
+    return max(1, own_processors().num_threads // size)

@@ -1,0 +1,1 @@
+"""Measurements at start: costs of steps, and how the kernels run best here."""

@@ -1,0 +1,87 @@
+"""The cost profile of a configured model on this machine: kept between starts, measured where there is none that fits.
+
+Knows what the times depend on, and where the file lies.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import fastdeploy_sd
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.spec_decode.auto_profile import CostProfile, Key, profile_name
+from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.worker.autotune.cost_measurement import Costs, measure_costs
+from fastdeploy_sd.worker.autotune.kept_measurements import keep, machine_key, measurements_folder
+from fastdeploy_sd.worker.autotune.made_up_requests import Execute, FailedStepError
+
+_log = logging.getLogger(__name__)
+
+
+def model_key(config: Config, info: ModelInfo) -> Key:
+    """Return what they depend on besides: the weights and their formats, how large steps may be, and what drafts."""
+    return {
+        "version": fastdeploy_sd.__version__,
+        "fingerprint": info.fingerprint,
+        "kv_cache_dtype": config.cache.kv_cache_dtype,
+        "enforce_eager": int(config.model.enforce_eager),
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "drafting": repr(config.speculative),
+    }
+
+
+def profile_of(config: Config, info: ModelInfo, costs: Costs) -> CostProfile:
+    """Return the profile that holds what was measured of a model as configured."""
+    return CostProfile(machine_key(config), model_key(config, info), costs.steps, costs.drafts)
+
+
+def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfile | None:
+    """Return the profile that is kept for a model as configured; measured now, and kept, where none fits.
+
+    It is kept beside the packed weights, or in the user's cache folder where these are not kept. One that was measured
+    while something else disturbed is used, but not kept.
+
+    Args:
+        execute: of an executor without requests.
+
+    Returns:
+        None where the KV cache has no room for the requests of a measurement, or the model cannot run them.
+
+    Raises:
+        InternalError: the executor broke.
+    """
+    machine, model = machine_key(config), model_key(config, info)
+    folder = measurements_folder(config)
+    path = None if folder is None else folder / profile_name(machine, model)
+    kept = None if path is None else _load(path)
+    if kept is not None and kept.fits(machine, model):
+        _log.info("costs of steps: %s", path)
+        return kept
+    begin = time.perf_counter()
+    limits = config.scheduler
+    try:
+        costs = measure_costs(execute, info, limits.max_num_seqs, limits.max_num_batched_tokens)
+    except FailedStepError as error:
+        _log.warning("costs of steps: not measured: %s", error.message)
+        return None
+    if not costs.steps:
+        _log.info("costs of steps: not measured, the KV cache has no room for a request and its drafts")
+        return None
+    profile = profile_of(config, info, costs)
+    place = keep(path, costs.is_steady, profile.save)
+    _log.info("costs of steps: measured in %.1f s, %s", time.perf_counter() - begin, place)
+    return profile
+
+
+def _load(path: Path) -> CostProfile | None:
+    try:
+        return CostProfile.load(path)
+    except FileNotFoundError:
+        return None
+    except ConfigError as error:
+        _log.warning("costs of steps: measured again: %s", error.message)
+        return None

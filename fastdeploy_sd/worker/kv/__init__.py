@@ -1,0 +1,1 @@
+"""KV memory, its blocks, and how they leave and enter it."""

@@ -1,0 +1,170 @@
+"""DevicePages: the KV of a GPU in pages, for other instances. As KvPages, but a page's bytes are the GPU's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.worker.kv.device_port import CudaPort
+from fastdeploy_sd.worker.kv.kv_memory import RankKv
+from fastdeploy_sd.worker.kv.kv_pages import pieces_of_layers, verify_page
+
+# Of a batch, unless a page is larger.
+_BATCH_BYTES = 4 << 20
+
+
+class DevicePages:
+    """Pages of all layers over the same blocks, of all ranks: other GPUs' KV is in reach of this one.
+
+    Reading waits for the GPU. What is written is put together and then on its way; `end_writes` sees to the rest. One
+    thread reads; writing and `end_writes` are not for two threads at once.
+
+    Args:
+        ranks: all of them.
+        is_read, is_written: whether other instances get pages from here, or give some; memory is taken for that.
+
+    Raises:
+        MemoryError: the GPU or the host has none for what is on its way.
+
+    Attributes:
+        num_layers: target and draft layers together. num_target_layers: the first ones.
+        num_blocks: blocks of every layer.
+        host_bytes: of the host's memory that they take: 0.
+    """
+
+    host_bytes = 0
+
+    def __init__(
+        self, device: CudaDevice, ranks: Sequence[RankKv], *, is_read: bool = False, is_written: bool = False
+    ) -> None:
+        layers: Any = pieces_of_layers(ranks)
+        self.num_target_layers, self.num_layers = len(ranks[0].caches), len(layers)
+        self._blocks: CudaBlocks | None = CudaBlocks(device, layers, are_shared=len(ranks) > 1)
+        self.num_blocks = self.blocks.num_blocks
+        self._batch_bytes = max([_BATCH_BYTES, *map(self.page_bytes, range(self.num_layers))])
+        self._reading = BlockLane(self.blocks, self._batch_bytes, 1) if is_read else None
+        self._writing = BlockLane(self.blocks, self._batch_bytes, 2) if is_written else None
+        lane = self._reading or self._writing
+        self._port = None if lane is None else CudaPort(self.blocks, lane, self._verify)
+        self._staged: list[int] = []  # blocks whose pages wait in the batch, all of one layer
+        self._layer = 0
+        self._turn = 0
+        self._last: StagedBatch | None = None  # whose writes were started and no step follows
+
+    @property
+    def blocks(self) -> CudaBlocks:
+        """The same, layer by layer; until `close`."""
+        assert self._blocks is not None, "pages that are open"
+        return self._blocks
+
+    @property
+    def port(self) -> CudaPort | None:
+        """See splitwise.pages.Pages; until `close`."""
+        return self._port
+
+    def page_bytes(self, layer: int) -> int:
+        """Return the length of a page of this layer."""
+        return self.blocks.begins[layer + 1] - self.blocks.begins[layer]
+
+    def follow_steps(self) -> None:
+        """See splitwise.pages.Pages."""
+        for lane in (self._reading, self._writing):
+            if lane is not None:
+                lane.follow_steps()
+
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
+        """See splitwise.pages.Pages: copies of the pages, which the next call overwrites.
+
+        More than a batch has room for come in several, and are copied once more.
+
+        Raises:
+            IndexError: there is no such layer or block.
+            ValueError: the GPU failed.
+        """
+        for block_id in block_ids:
+            self._verify(layer, block_id)
+        num_bytes, found = self.page_bytes(layer), list[tuple[Bytes, ...]]()
+        most = self._max_pages(num_bytes)
+        assert self._reading is not None, "pages that are read"
+        [batch] = self._reading.batches
+        for begin in range(0, len(block_ids), most):
+            part = block_ids[begin : begin + most]
+            self._reading.start_read(batch, range(layer, layer + 1), part)
+            batch.wait()
+            pages = batch.host[: len(part) * num_bytes].reshape(len(part), num_bytes)
+            found += [(page,) for page in (pages if len(block_ids) <= most else pages.copy())]
+        return found
+
+    def awaited(self, layer: int) -> Callable[[], None] | None:
+        """See splitwise.pages.Pages: the copy before the last, which had the same memory.
+
+        Raises:
+            IndexError: there is no such layer.
+        """
+        self._verify(layer, 0)
+        assert self._writing is not None, "pages that are written"
+        if self._staged and not self._is_full(layer):
+            return None
+        batch = self._writing.batches[1 - self._turn if self._staged else self._turn]
+        return batch.wait if batch.block_ids else None
+
+    def write(self, layer: int, block_id: int, data: memoryview) -> None:
+        """See splitwise.pages.Pages.
+
+        Raises:
+            IndexError: there is no such layer or block.
+            ValueError: the data is not as long as the page, and nothing is written then; or the GPU failed.
+        """
+        self._verify(layer, block_id)
+        num_bytes = self.page_bytes(layer)
+        if data.nbytes != num_bytes:
+            raise ValueError(f"page of layer {layer}: expected {num_bytes} bytes, got {data.nbytes}")
+        if self._staged and self._is_full(layer):
+            self._start()
+        assert self._writing is not None, "pages that are written"
+        batch = self._writing.batches[self._turn]
+        if not self._staged:
+            batch.wait()  # see `awaited`
+        begin = len(self._staged) * num_bytes
+        batch.host[begin : begin + num_bytes] = np.frombuffer(data, np.uint8)
+        self._layer = layer
+        self._staged.append(block_id)
+
+    def end_writes(self) -> None:
+        """See splitwise.pages.Pages."""
+        self._start()
+        if self._writing is not None and self._last is not None:
+            self._writing.have_steps_follow(self._last)
+            self._last = None
+        if self._port is not None:
+            self._port.end_writes()
+
+    def close(self) -> None:
+        """Give back streams, events and memory, and let go of other ranks' KV; nothing is read or written then."""
+        for lane in (self._reading, self._writing):
+            if lane is not None:
+                lane.close()
+        self._reading = self._writing = self._last = self._blocks = self._port = None
+
+    def _start(self) -> None:
+        """Have what was put together copied."""
+        if self._writing is not None and self._staged:
+            batch = self._last = self._writing.batches[self._turn]
+            self._writing.start_write(batch, range(self._layer, self._layer + 1), self._staged)
+            self._staged = []
+            self._turn = 1 - self._turn
+
+    def _is_full(self, layer: int) -> bool:
+        """Whether a page of this layer has no room beside those that wait."""
+        return layer != self._layer or len(self._staged) == self._max_pages(self.page_bytes(layer))
+
+    def _max_pages(self, num_bytes: int) -> int:
+        return min(self._batch_bytes // num_bytes, MAX_COPIED_BLOCKS)
+
+    def _verify(self, layer: int, block_id: int) -> None:
+        verify_page(layer, block_id, self.num_layers, self.num_blocks)

@@ -1,0 +1,141 @@
+"""KvPages: what one block holds in one layer, as bytes, so that it can be kept or computed elsewhere.
+
+Layers are the target's, then the draft layers. A page is whatever the layer's cache holds of a block, in this order:
+
+    k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (of a draft layer)
+
+Each but the last is one KV head of the model behind another, whichever ranks have them, so that a page is the same
+whatever the number of ranks. What several ranks have is read of one of them and written to all.
+
+Owns no memory. Knows no transport, and not which blocks are whose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from paddle import Tensor
+
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.worker.kv.kv_memory import RankKv
+
+# A part of the pages of a layer, or what a rank has of it: [num_blocks, bytes], of every rank that has the same.
+_Piece = tuple[Bytes, ...]
+
+
+class KvPages:
+    """Pages of all layers over the same blocks. May be used by several threads, for different pages.
+
+    Args:
+        ranks: all of them; none = there are no layers.
+
+    Attributes:
+        num_layers: target and draft layers together. num_target_layers: the first ones.
+        num_blocks: blocks of every layer.
+        host_bytes: of the host's memory that all blocks take, on all ranks together.
+    """
+
+    def __init__(self, ranks: Sequence[RankKv]) -> None:
+        layers = pieces_of_layers(ranks)
+        self._layers: list[list[_Piece]] = [[tuple(map(_by_block, copies)) for copies in layer] for layer in layers]
+        self.num_target_layers = len(ranks[0].caches) if ranks else 0
+        self.num_layers = len(self._layers)
+        every = [copy for layer in self._layers for piece in layer for copy in piece]
+        self.num_blocks = min(map(len, every), default=0)
+        self.host_bytes = sum(copy.nbytes for copy in every)
+
+    @property
+    def port(self) -> None:
+        """See splitwise.pages.Pages: they are in the host's memory."""
+
+    def page_bytes(self, layer: int) -> int:
+        """Return the length of a page of this layer."""
+        return sum(piece[0].shape[1] for piece in self._layers[layer])
+
+    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
+        """Return pages in pieces, u8[n] each: views that change when the page does.
+
+        Raises:
+            IndexError: there is no such layer or block.
+        """
+        for block_id in block_ids:
+            self._verify(layer, block_id)
+        return [tuple(piece[0][block_id] for piece in self._layers[layer]) for block_id in block_ids]
+
+    def write(self, layer: int, block_id: int, data: memoryview) -> None:
+        """Overwrite a page.
+
+        Args:
+            data: a page of the same format.
+
+        Raises:
+            IndexError: there is no such layer or block.
+            ValueError: the data is not as long as the page; nothing is written then.
+        """
+        self._verify(layer, block_id)
+        if data.nbytes != self.page_bytes(layer):
+            raise ValueError(f"page of layer {layer}: expected {self.page_bytes(layer)} bytes, got {data.nbytes}")
+        source, begin = np.frombuffer(data, np.uint8), 0
+        for piece in self._layers[layer]:
+            end = begin + piece[0].shape[1]
+            for copy in piece:
+                copy[block_id] = source[begin:end]
+            begin = end
+
+    def awaited(self, _layer: int) -> None:
+        """See splitwise.pages.Pages: memory of the host is there."""
+
+    def follow_steps(self) -> None:
+        """See splitwise.pages.Pages: steps are over when the engine goes on."""
+
+    def end_writes(self) -> None:
+        """See splitwise.pages.Pages: all is in its place."""
+
+    def close(self) -> None:
+        """See DevicePages: nothing is held."""
+
+    def _verify(self, layer: int, block_id: int) -> None:
+        verify_page(layer, block_id, self.num_layers, self.num_blocks)
+
+
+def verify_page(layer: int, block_id: int, num_layers: int, num_blocks: int) -> None:
+    """Verify that there is a page of this layer and block.
+
+    Raises:
+        IndexError: there is none.
+    """
+    if not (0 <= layer < num_layers and 0 <= block_id < num_blocks):
+        raise IndexError(
+            f"page: expected a layer below {num_layers} and a block below {num_blocks},"
+            f" got layer {layer}, block {block_id}"
+        )
+
+
+def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:
+    """Return the parts of every layer in the order of a page, [num_blocks, ...] each, of every rank that has it."""
+    targets = [[(rank.kv_heads, cache) for cache in rank.caches] for rank in ranks]
+    drafts = [[(rank.draft_kv_heads, cache) for cache in rank.draft_caches] for rank in ranks]
+    rows = [rank.block_hidden for rank in ranks]
+    layers = [_pieces(layer) for layer in zip(*targets, strict=True)]
+    for layer, hidden in zip(zip(*drafts, strict=True), zip(*rows, strict=True), strict=True):
+        layers.append([*_pieces(layer), hidden])
+    return layers
+
+
+def _pieces(caches: Iterable[tuple[range, KvCache[Tensor]]]) -> list[tuple[Tensor, ...]]:
+    """A layer on all ranks, each with the heads that it has, as pieces in the order of a page."""
+    by_heads: dict[int, list[list[Tensor]]] = {}
+    for heads, cache in caches:
+        parts = [part for part in (cache.k, cache.v, cache.k_scale, cache.v_scale) if part is not None]
+        by_heads.setdefault(heads.start, []).append(parts)
+    # Of each of the heads, part by part with all that have it; then part by part over the heads.
+    of_heads = [list(zip(*copies, strict=True)) for _, copies in sorted(by_heads.items())]
+    return [piece for part in zip(*of_heads, strict=True) for piece in part]
+
+
+def _by_block(part: Tensor) -> Bytes:
+    array = device().read(part)
+    return array.reshape(len(array), -1).view(np.uint8)

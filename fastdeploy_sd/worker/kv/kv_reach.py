@@ -1,0 +1,42 @@
+"""The KV of the process's device for whoever copies it: pages for other instances, blocks for the second level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.worker.kv.block_mover import BlockMover, HostBlockMover
+from fastdeploy_sd.worker.kv.device_block_mover import DeviceBlockMover
+from fastdeploy_sd.worker.kv.device_pages import DevicePages
+from fastdeploy_sd.worker.kv.kv_memory import RankKv
+from fastdeploy_sd.worker.kv.kv_pages import KvPages
+from fastdeploy_sd.worker.loading.loading_errors import asking_for_memory
+
+AnyPages = KvPages | DevicePages
+
+
+def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
+    """Return the KV in pages, of all ranks that are in reach.
+
+    Raises:
+        ConfigError: the GPU or the host has no memory for pages on their way.
+    """
+    found, role = device(), config.splitwise.splitwise_role
+    if not isinstance(found, CudaDevice):
+        return KvPages(ranks)
+    with asking_for_memory("kv_cache_memory_gb, splitwise_role", "pages on their way"):
+        return DevicePages(found, ranks, is_read=role == "prefill", is_written=role == "decode")
+
+
+def open_mover(pages: AnyPages) -> BlockMover:
+    """Return what takes the same blocks to memory of the host and back.
+
+    Raises:
+        ConfigError: the GPU or the host has no memory for blocks on their way.
+    """
+    if isinstance(pages, KvPages):
+        return HostBlockMover(pages)
+    with asking_for_memory("kv_cache_memory_gb, swap_space", "blocks on their way"):
+        return DeviceBlockMover(pages.blocks)

@@ -1,0 +1,100 @@
+"""Opens the second level of the prefix cache: how many slots `--swap-space` makes, where, and for which model."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.worker.kv.block_copier import BlockCopier
+from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
+from fastdeploy_sd.worker.kv.kv_reach import AnyPages, open_mover
+from fastdeploy_sd.worker.kv.swap_file import SwapFile, slot_stride
+from fastdeploy_sd.worker.loading.free_memory import free_memory
+
+_GIB = 1 << 30
+_log = logging.getLogger(__name__)
+
+
+def open_block_store(
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+) -> BlockCopier | None:
+    """Return the slots for copies of blocks, and the thread that makes these; None without `--swap-space`.
+
+    Args:
+        identity: of the KV in the pages.
+        draft_weights: of the draft layers whose KV is in the pages, None = there are none.
+
+    Raises:
+        ConfigError: not even one block fits, or what was asked for is not there: memory, disk, the file.
+    """
+    if not config.cache.swap_bytes:
+        return None
+    block_bytes = sum(pages.page_bytes(layer) for layer in range(pages.num_layers))
+    stride = slot_stride(block_bytes, config.cache.block_size)
+    num_slots = config.cache.swap_bytes // stride
+    if num_slots < 1:
+        _fail(f"at least {stride / _GIB:.6f} (one block)", config)
+    folder, path = config.cache.swap_folder, None
+    if folder is None:
+        left = max(0, free_memory() - pages.host_bytes)
+        if num_slots * stride > left:
+            _fail(f"at most {left / _GIB:.3f}, the memory that is free beside the KV cache, or a swap_folder", config)
+    else:
+        path = Path(folder) / _file_name(config, identity, checkpoint, draft_weights)
+    mover = open_mover(pages)
+    key = {} if path is None else _key(config, pages, identity, checkpoint, draft_weights)
+    file = SwapFile(path, key, num_slots, block_bytes, config.cache.block_size)
+    _log.info(
+        "swap space: room for %d blocks in %s, %d of them there from before",
+        num_slots, path or "memory", len(file.kept()),
+    )  # fmt: skip
+    if num_slots < pages.num_blocks:
+        _log.warning(
+            "swap_space: %d blocks fit in, fewer than the KV cache's %d: little outlives that",
+            num_slots, pages.num_blocks,
+        )  # fmt: skip
+    return BlockCopier(mover, file)
+
+
+def _file_name(config: Config, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> str:
+    """Return a name that stays when checkpoint or library change, so that a folder does not fill up."""
+    place = checkpoint.path.resolve()
+    draft_place = None if draft_weights is None else str(draft_weights.path.resolve())
+    formats = identity.kv_format, identity.block_size, config.model.dtype, config.model.quantization, device().kind
+    digest = hashlib.blake2b(repr((str(place), draft_place, formats)).encode(), digest_size=6)
+    return f"{place.name}-{digest.hexdigest()}.kvswap"
+
+
+def _key(
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+) -> Mapping[str, Any]:
+    """Return everything that decides the bytes of a block's KV, beside its tokens; any build of the kernels may."""
+    return {
+        "kv": asdict(identity),
+        "checkpoint": checkpoint.identity(),
+        "draft": None if draft_weights is None else draft_weights.checkpoint.identity(),
+        "num_model_steps": config.speculative.num_model_steps,
+        "pages": [pages.page_bytes(layer) for layer in range(pages.num_layers)],
+        "library": hashlib.blake2b(_kernels().read_bytes(), digest_size=16).hexdigest(),
+    }
+
+
+def _kernels() -> Path:
+    """Return the library that computes KV."""
+    found = device()
+    return found.library.path if isinstance(found, CudaDevice) else library.LIBRARY_PATH
+
+
+def _fail(expected: str, config: Config) -> None:
+    raise ConfigError(f"swap_space: expected {expected}, got {config.cache.swap_space:g}", param="swap_space")

@@ -1,0 +1,146 @@
+"""What a configuration comes to, told before anything is loaded: nothing but headers and config.json is read.
+
+Needs no Paddle. The size of the KV cache follows from the memory that is free now, of the host or of the GPU that
+would be taken, so it is an estimate unless it is configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastdeploy_sd.config import Config, cpu_only
+from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
+from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
+from fastdeploy_sd.errors import DeviceLost
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes, weight_bytes_per_step
+from fastdeploy_sd.types.shard import Shard
+from fastdeploy_sd.worker.kv import kv_sizing
+from fastdeploy_sd.worker.loading import gpu_memory
+from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.free_memory import free_memory
+
+_GIB = 1 << 30
+
+
+def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str, str]:
+    """Return name -> text of what `serve` would have: weights, KV cache, longest request and drafting.
+
+    With a GPU that can be used also what of its memory goes where. Without one, though the configuration is for a
+    GPU, the first line says why the memory is the CPU's.
+
+    Args:
+        free: bytes of main memory that this process may still take.
+
+    Raises:
+        CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
+        ConfigError: an option contradicts the checkpoint or the memory.
+    """
+    checkpoint = Checkpoint(config.model.path)
+    decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    max_model_len = kv_sizing.max_model_len(config, decoder)
+    drafts = open_draft_weights(config, checkpoint, decoder)
+    model = _Model(config, decoder, drafts, max_model_len)
+    speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
+    on_disk = sum(file.stat().st_size for file in config.model.path.glob("*.safetensors"))
+    packed = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))
+    one_block = shard.size * kv_sizing.block_bytes(model.kv_layers(shard), kv_sizing.KvCacheFormat.create(config))
+    rows, gpu = _device_rows(config)
+    if gpu is None:
+        taken = on_disk if packed is None else packed
+        size = kv_sizing.choose_size(
+            config, one_block, max_model_len, lambda: kv_sizing.half_of(max(0, free() - taken))
+        )
+    else:
+        memory = model.memory_with_weights(gpu, shard)
+        room = gpu_memory.room_for_kv(config, memory, memory.room(config.cache.gpu_memory_utilization), shard.size)
+        size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: room)
+        rows |= _gpu_rows(gpu, memory, size, shard)
+    longest = min(max_model_len, size.num_tokens + 1)
+    weights = f"{on_disk / 1e9:.2f} GB in files"
+    if packed is not None:
+        weights += f", {packed / 1e9:.2f} GB of linear layers as {config.model.quantization or config.model.dtype}"
+    why = "" if longest == max_model_len else f" (the model's {max_model_len} do not fit into the KV cache)"
+    return rows | {
+        "weights": weights,
+        "KV cache": size.describe(longest),
+        "longest request": f"{longest} tokens, prompt and output{why}",
+        "drafting": f"up to {speculative.num_speculative_tokens} by {speculative.label}"
+        if speculative.num_speculative_tokens
+        else "none",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What of a checkpoint memory follows from."""
+
+    config: Config
+    decoder: DecoderConfig
+    drafts: MtpWeights | None
+    max_model_len: int
+
+    @property
+    def num_draft_layers(self) -> int:
+        if self.drafts is None:
+            return 0
+        return min(self.config.speculative.num_model_steps, self.drafts.num_layers)
+
+    def kv_layers(self, shard: Shard) -> list[kv_sizing.LayerKv]:
+        layers = kv_sizing.LayerKv.of_decoder(self.decoder, shard)
+        if self.drafts is None:
+            return layers
+        return layers + kv_sizing.LayerKv.of_draft_layers(self.drafts.config, self.num_draft_layers, shard)
+
+    def memory_with_weights(self, gpu: CudaLibrary, shard: Shard) -> gpu_memory.GpuMemory:
+        """A GPU's memory as it will be when a rank's weights are there."""
+        config, total_and_free = self.config, gpu.memory_bytes()
+        scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+        weights = resident_bytes(self.decoder, scheme, shard)
+        if self.drafts is not None:
+            head = draft_head_format(config, scheme.lm_head)
+            own_head = None if head == scheme.lm_head else head
+            weights += draft_bytes(self.drafts.config, own_scheme(config), self.num_draft_layers, own_head, shard)
+        draft = None if self.drafts is None else self.drafts.config
+        steps = gpu_memory.step_bytes(config, self.decoder, draft, self.max_model_len, gpu)
+        return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
+
+
+def _device_rows(config: Config) -> tuple[dict[str, str], CudaLibrary | None]:
+    """What there is to say of the device, and the GPU that would be taken."""
+    if config.device == "cpu":
+        return {}, None
+    found, refusal = usable_library(), next(iter(cpu_only(config)), None)
+    if isinstance(found, str):
+        reason = found
+    elif refusal is not None:
+        reason = refusal.message
+    else:
+        try:
+            found.memory_bytes()
+        except (ValueError, DeviceLost) as error:  # others fill it: there is no room for a context
+            reason = f"{found.device_name}: {error}"
+        else:
+            return {}, found
+    return {"forecast": f"with main memory, as of device cpu: {reason}"}, None
+
+
+def _gpu_rows(
+    gpu: CudaLibrary, memory: gpu_memory.GpuMemory, size: kv_sizing.KvCacheSize, shard: Shard
+) -> dict[str, str]:
+    _, free = gpu.memory_bytes()
+    kv = size.num_blocks * size.block_bytes // shard.size
+    each = f" on each of {shard.size}" if shard.size > 1 else ""
+    parts = {"weights": free - memory.free, "steps": memory.steps, "KV": kv, "unused": memory.free - memory.steps - kv}
+    text = ", ".join(f"{num_bytes / _GIB:.2f} {name}" for name, num_bytes in parts.items())
+    return {
+        "GPU": gpu.text,
+        "GPU memory": f"GiB{each}: {text}",
+        "main memory": f"{2 * PIECE_BYTES >> 20} MiB of pinned memory while weights load, no copy of them",
+    }

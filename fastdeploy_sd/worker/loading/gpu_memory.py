@@ -1,0 +1,151 @@
+"""What a server takes of a GPU's memory beside its KV, and what is left for that. Needs no Paddle and loads nothing.
+
+Sizes of steps are bounds that follow from the options; what kernels want between their launches the library says. It is
+an estimate: what it misses comes out of what `gpu_memory_utilization` leaves alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.cuda.sizes import sizes_up_to
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.program.declaration import DTYPE_CODES
+from fastdeploy_sd.device.step_memory import StepLimits
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.ops.linear_format import format_code
+from fastdeploy_sd.worker.kv.kv_sizing import KvRoom
+
+_GIB = 1 << 30
+# Graphs are made while a server runs, and a driver keeps memory of its own.
+_GRAPH_BYTES = 256 << 20
+_GRAPH_SHARE = 1 / 64
+# What steps send goes through pieces of this size in all; so do blocks of KV that go to the host or come from there.
+_STAGING_BYTES = 4 << 20
+_COPY_BYTES = 48 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """A GPU's memory at one moment, in bytes.
+
+    Attributes:
+        total, free: of the GPU.
+        steps: what the server will still take beside its KV.
+    """
+
+    total: int
+    free: int
+    steps: int
+
+    def room(self, utilization: float) -> int:
+        """Return what is left for KV when so much of the whole is used; may be negative."""
+        return self.free - self.steps - int((1 - utilization) * self.total)
+
+
+def room_for_kv(config: Config, memory: GpuMemory, num_bytes: int, num_ranks: int = 1) -> KvRoom:
+    """Return what the KV of all ranks may take of their GPUs, and why.
+
+    Args:
+        memory: of this rank's GPU.
+        num_bytes: the least that any rank has left.
+    """
+    share = config.cache.gpu_memory_utilization
+    used = memory.total - memory.free
+    each = f" on each of {num_ranks} GPUs" if num_ranks > 1 else ""
+    reason = (
+        f"gpu_memory_utilization {share:g} of {memory.total / _GIB:.2f} GiB, of which {used / _GIB:.2f} are taken and"
+        f" {memory.steps / _GIB:.2f} are for steps{each}"
+    )
+    return KvRoom(max(num_bytes, 0) * num_ranks, reason, "gpu_memory_utilization", takes_all=True)
+
+
+def step_bytes(
+    config: Config, decoder: DecoderConfig, draft: DecoderConfig | None, max_tokens: int, library: CudaLibrary
+) -> int:
+    """Return what steps take: activations, tables of requests, what kernels keep between launches, and graphs.
+
+    Args:
+        draft: of the layers that draft, None = there are none.
+        max_tokens: of a sequence.
+    """
+    s, max_num_seqs = config.speculative, config.scheduler.max_num_seqs
+    limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
+    item = storage(config.model.dtype).itemsize
+    num_tokens, num_logits = limits.num_tokens, limits.num_logits
+    total = _pass_bytes(decoder, num_tokens, num_logits, item) + _workspace_bytes(
+        library, config, decoder, num_tokens, num_logits, max_tokens
+    )
+    if draft is not None:
+        num_rows = num_tokens + max_num_seqs * (s.num_speculative_tokens + s.num_model_steps)
+        layer = replace(draft, vocab_size=decoder.vocab_size)
+        total += _pass_bytes(layer, num_rows, max_num_seqs, item) + num_rows * 2 * draft.hidden_size * item
+        total += 2 * _workspace_bytes(library, config, layer, num_rows, max_num_seqs, max_tokens)
+    table = max_num_seqs * (max_tokens * 4 + decoder.vocab_size * 4 + 4096)
+    masks = num_logits * (decoder.vocab_size // 8 + 4096)
+    rotary = max_tokens * decoder.head_dim * 4 * (1 if draft is None else 2)
+    staging = _STAGING_BYTES + _COPY_BYTES * config.copies_kv
+    total_memory, _ = library.memory_bytes()
+    return total + table + masks + rotary + staging + int(min(_GRAPH_BYTES, total_memory * _GRAPH_SHARE))
+
+
+def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: int) -> int:
+    """Of the activations that live at the same time, and of the logits."""
+    inner = config.intermediate_size if config.moe is None else config.moe.shared_intermediate_size
+    widest = max(3 * inner, config.qkv_size + 2 * config.num_heads * config.head_dim)
+    per_token = config.hidden_size * (4 + 3 * item) + widest * item
+    return num_tokens * per_token + num_logits * (config.hidden_size * item + config.vocab_size * 4)
+
+
+def _workspace_bytes(
+    library: CudaLibrary, config: Config, decoder: DecoderConfig, num_tokens: int, num_logits: int, max_tokens: int
+) -> int:
+    """Of the call that wants most, at any size of a step: some want most for few rows."""
+    wanted = [_expert_bytes(config, decoder, num_tokens)]
+    for size in sizes_up_to(num_tokens):
+        calls = _calls(config, decoder, min(size, num_tokens), min(size, num_logits), max_tokens)
+        wanted += [library.number(f"{op}_workspace_bytes", ctypes.byref(params)) for op, params in calls]
+    return max(wanted)
+
+
+def _calls(
+    config: Config, decoder: DecoderConfig, num_tokens: int, num_logits: int, max_tokens: int
+) -> Iterator[tuple[str, Any]]:
+    dtype, max_num_seqs = DTYPE_CODES[config.model.dtype], config.scheduler.max_num_seqs
+    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+    hidden, attention = decoder.hidden_size, decoder.num_heads * decoder.head_dim
+    for rows, inputs, outputs, fmt in (
+        (num_tokens, hidden, decoder.qkv_size, scheme.linear),
+        (num_tokens, attention, hidden, scheme.linear),
+        (num_tokens, decoder.intermediate_size, hidden, scheme.linear),
+        (num_logits, hidden, decoder.vocab_size, scheme.lm_head),
+    ):
+        params = struct_type("LinearParams")()
+        params.num_rows, params.in_features, params.out_features = rows, inputs, outputs
+        params.format, params.num_slices, params.slice_unit = format_code(fmt), 1, 1
+        params.x_dtype = params.y_dtype = dtype
+        yield "linear", params
+    params = struct_type("CascadeAppendAttentionParams")()
+    params.num_blocks, params.num_kv_heads, params.head_dim = 1, decoder.num_kv_heads, decoder.head_dim
+    params.block_size, params.dtype, params.kv_dtype = config.cache.block_size, dtype, dtype
+    params.num_requests, params.num_table_rows = min(num_tokens, max_num_seqs), max_num_seqs
+    params.num_tokens, params.num_heads = num_tokens, decoder.num_heads
+    params.max_blocks = -(-max_tokens // config.cache.block_size)
+    params.group_rows = 1  # any address: requests may share prefixes
+    yield "cascade_append_attention", params
+
+
+def _expert_bytes(config: Config, decoder: DecoderConfig, num_tokens: int) -> int:
+    """Of the pairs of tokens and experts that go through experts together."""
+    if decoder.moe is None:
+        return 0
+    item = storage(config.model.dtype).itemsize
+    row = 3 * decoder.moe.intermediate_size * item + decoder.hidden_size * (4 + 2 * item)
+    return min(num_tokens, 2048) * decoder.moe.top_k * row

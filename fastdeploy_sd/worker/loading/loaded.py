@@ -1,0 +1,178 @@
+"""What a rank holds of a configured model, whatever it does with it. Importing this module imports Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything that imports Paddle)
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
+from fastdeploy_sd.device.twins import HOST_TWINS, Twins
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.layers.tp_group import TpGroup
+from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.mtp_batch import KeptRows
+from fastdeploy_sd.rules.requests import producible_eos
+from fastdeploy_sd.spec_decode.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
+from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measurements_folder
+from fastdeploy_sd.worker.autotune.linear_tuning import tune_linear
+from fastdeploy_sd.worker.autotune.prefetch import MEASURED_BYTES
+from fastdeploy_sd.worker.kv import kv_sizing
+from fastdeploy_sd.worker.kv.kv_memory import KvMemory, allocate_kv
+from fastdeploy_sd.worker.loading.draft_formats import draft_scheme
+from fastdeploy_sd.worker.loading.draft_layers import DraftLayers
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.eager_operators import load_operators
+from fastdeploy_sd.worker.loading.loading_errors import asking_for_memory
+from fastdeploy_sd.worker.loading.model_loading import load_model
+from fastdeploy_sd.worker.loading.rotary import make_rotary
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass, KnownTokens, RecordedForward
+from fastdeploy_sd.worker.step.kept_hidden import allocate_kept_hidden, keeping
+from fastdeploy_sd.worker.step.layer_signals import LayerSignals
+from fastdeploy_sd.worker.step.request_table import RequestTable
+from fastdeploy_sd.worker.step.step_twins import StepTwins
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+_STEP_COLUMNS = (
+    "table_rows", "query_start_loc", "num_computed", "num_new", "cu_num_logits", "cu_num_output", "num_committed",
+    "max_draft_len", "made_drafts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What every rank has, whatever it does with it.
+
+    Attributes:
+        is_ahead: whether steps may begin before the host knows the tokens of those before them.
+    """
+
+    checkpoint: Checkpoint
+    draft_weights: MtpWeights | None
+    config: DecoderConfig
+    kv: KvMemory
+    draft: DraftLayers | None
+    kept_hidden: Sequence[KeptRows[Tensor]]
+    forward: Forward
+    memory: StepMemory
+    table: RequestTable
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    enforce_eager: bool
+    signals: LayerSignals | None
+    twins: Twins
+    is_ahead: bool
+
+    def proposer_context(
+        self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
+    ) -> ProposerContext:
+        """Return what drafting methods are made for; see ProposerContext and DraftModel."""
+        draft_model = None
+        if self.draft is not None:
+            draft_model = DraftModel(
+                model=self.draft.model,
+                caches=self.kv.own.draft_caches,
+                rotary=make_rotary(self.draft.config, self.kv.max_tokens),
+                kept_hidden=self.kept_hidden,
+                hidden=self.forward.hidden,
+                token_table=self.twins.of(self.table.tokens),
+                block_table=self.twins.of(self.table.blocks),
+                enforce_eager=self.enforce_eager,
+                agree=agree,
+                step=self._step_columns(),
+            )
+        num_rows = self.memory.limits.num_requests
+        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
+
+    def _step_columns(self) -> Mapping[str, Any] | None:
+        """See DraftModel.step."""
+        if not self.is_ahead:
+            return None
+        arrays = {name: getattr(self.memory, name) for name in _STEP_COLUMNS}
+        return {name: self.twins.of(array) for name, array in (arrays | {"num_blocks": self.table.num_blocks}).items()}
+
+
+def load(config: Config, group: RankGroup) -> Loaded:
+    """Load this rank's part of the configured model into the chosen device's memory.
+
+    Raises:
+        CheckpointError, ConfigError: as `worker.executor.create_executor`.
+    """
+    if config.model.enforce_eager:
+        load_operators()
+    checkpoint = Checkpoint(config.model.path)
+    decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    max_model_len = kv_sizing.max_model_len(config, decoder_config)
+    eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
+    # Opened first: that there are none must not be found out after the target was packed.
+    draft_weights = open_draft_weights(config, checkpoint, decoder_config)
+    tp = TpGroup(group.communicator)
+    with asking_for_memory("model, quantization, device", "weights"):
+        model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+    is_host = device().kind == "cpu"
+    if is_host:
+        _tune_linear(config, group, model.weight_bytes, drafts=draft_weights is not None)
+    kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
+    s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
+    limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
+    memory = StepMemory(limits, vocab_size)
+    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
+    twins = HOST_TWINS if is_host else StepTwins(device(), memory, table)
+    rotary = make_rotary(decoder_config, kv.max_tokens)
+    # A GPU's pages leave when the step is over: its layers have nobody to signal to while it runs.
+    sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0
+    signals = LayerSignals(group.size) if sends_layers else None
+    on_stored = None if signals is None else signals.on_stored
+    block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
+    kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
+    on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
+    forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, on_hidden)
+    known = None
+    if not is_host and group.size == 1:  # other ranks follow, and have no tokens that the first does not know
+        known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
+    if config.model.enforce_eager:
+        forward: Forward = EagerForward(forward_pass, memory, table.blocks)
+    else:
+        forward = RecordedForward(forward_pass, memory, table.blocks, twins, known)
+    return Loaded(
+        checkpoint=checkpoint,
+        draft_weights=draft_weights,
+        config=decoder_config,
+        kv=kv,
+        draft=model.draft,
+        kept_hidden=kept_hidden,
+        forward=forward,
+        memory=memory,
+        table=table,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=eos_token_ids,
+        weight_bytes=model.weight_bytes,
+        enforce_eager=config.model.enforce_eager,
+        signals=signals,
+        twins=twins,
+        is_ahead=known is not None,
+    )
+
+
+def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts: bool) -> None:
+    """Tune products of the formats that the target is stored in, and draft layers where there are any."""
+    schemes = [QuantScheme.create(config.model.dtype, config.model.quantization)]
+    if drafts:
+        schemes.append(draft_scheme(config))
+    formats = sorted({fmt for scheme in schemes for fmt in (scheme.linear, scheme.experts, scheme.lm_head)})
+    is_worth = weight_bytes > MEASURED_BYTES
+    tune_linear(formats, machine_key(config), measurements_folder(config), group, is_worth=is_worth)

@@ -1,0 +1,88 @@
+"""Builds the target and the draft layers of a server from their checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy_sd.config import Config, formats_of
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.mtp import TargetParts
+from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.packed_cache import packed_matrices
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
+from fastdeploy_sd.worker.loading.draft_layers import DraftLayers, load_draft_layers
+from fastdeploy_sd.worker.loading.load_progress import LoadProgress
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """The target and, where the server drafts by model, its draft layers.
+
+    Attributes:
+        weight_bytes: of all packed matrices.
+    """
+
+    decoder: Decoder
+    draft: DraftLayers | None
+    weight_bytes: int
+
+
+def load_model(
+    config: Config,
+    checkpoint: Checkpoint,
+    decoder_config: DecoderConfig,
+    draft_weights: MtpWeights | None,
+    group: TpGroup = ALONE,
+) -> LoadedModel:
+    """Pack this rank's weights, showing how far that has come, and build the layers over them.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+        ConfigError: the folder of packed weights cannot be created, experts have a format where there are none, or the
+            model cannot be shared out among so many ranks.
+    """
+    _verify_experts(config, decoder_config)
+    folder, shard = config.model.packed_weights_folder, group.shard
+    DecoderShard(decoder_config, shard).verify(range(decoder_config.num_layers))
+    if draft_weights is not None:
+        draft_shard = DecoderShard(draft_weights.config, shard)
+        draft_shard.verify(range(draft_weights.num_layers))
+        draft_shard.hidden()
+    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+    with (
+        device().loading(checkpoint.num_bytes() // shard.size),
+        LoadProgress(checkpoint.num_bytes() // shard.size, has_bar=shard.rank == 0) as progress,
+        packed_matrices(folder, checkpoint, scheme, "target", shard) as store,
+    ):
+        packer = WeightPacker(checkpoint, store, progress.add)
+        decoder = Decoder(checkpoint, decoder_config, scheme, packer, group)
+        if draft_weights is None:
+            return LoadedModel(decoder, None, progress.num_packed_bytes)
+        shared = DecoderWeights(checkpoint, decoder_config)
+        target = TargetParts(decoder, shared, packer, draft_head_format(config, scheme.lm_head))
+        source = draft_weights.checkpoint
+        # A copy of the head in other bits comes from the target's checkpoint, so it is kept in the target's file.
+        with packed_matrices(folder, source, own_scheme(config), "draft", shard) as draft_store:
+            draft_packer = WeightPacker(source, draft_store, progress.add)
+            draft = load_draft_layers(config, target, draft_weights, draft_packer, group)
+        return LoadedModel(decoder, draft, progress.num_packed_bytes)
+
+
+def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:
+    """A format of experts has no effect without any; a name gives them that of the dense layers all the same."""
+    formats = formats_of(config.model.quantization)
+    if decoder_config.moe is None and formats.moe not in ("none", formats.dense):
+        raise ConfigError(
+            f"quantization.moe_quant_type: expected none or the dense_quant_type ({formats.dense}), as the checkpoint"
+            f" has no experts, got {formats.moe} (what `quantization` says unless moe_quant_type is given)",
+            param="quantization",
+        )

@@ -1,0 +1,128 @@
+"""A rank's worker other than rank 0's: does what it is told, on the same requests, and chooses no token itself."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.twins import HOST_TWINS, Twins
+from fastdeploy_sd.spec_decode.draft_rows import slice_rows
+from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
+from fastdeploy_sd.types import SchedulerOutput
+from fastdeploy_sd.worker.ranks.commands import (
+    Attempt,
+    BeginDrafts,
+    DraftRows,
+    ForgetDrafts,
+    RunRows,
+    TakeOutput,
+    TakePlan,
+)
+from fastdeploy_sd.worker.ranks.lead import Collectives
+from fastdeploy_sd.worker.step.batch import BatchBuilder
+from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
+from fastdeploy_sd.worker.step.forward import Forward
+from fastdeploy_sd.worker.step.request_table import RequestTable
+
+
+class ModelFollower:
+    """Keeps the tables that rank 0 keeps, by the same changes in the same order, and runs the same rows.
+
+    Args:
+        forward, memory, table: as a ModelRunner's.
+        draft_method: runs the draft layers; None where the server has none. Other methods draft on rank 0 only.
+        collectives: what the pass exchanges values through.
+        twins: of the memory and the table, where draft layers are on a device.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        memory: StepMemory,
+        table: RequestTable,
+        draft_method: Proposer | None,
+        collectives: Collectives,
+        twins: Twins = HOST_TWINS,
+    ) -> None:
+        self.collectives = collectives
+        self._forward, self._memory, self._table, self._method = forward, memory, table, draft_method
+        self._batches, self._twins = BatchBuilder(table, memory, twins), twins
+        self._draft_inputs = DraftInputs(table, memory, has_target=True)
+        self._plan: SchedulerOutput | None = None
+        self._ran: SchedulerOutput | None = None
+
+    def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
+        """Do what rank 0 has done already.
+
+        Raises:
+            Exception: this rank could not; it is then of no use to the others.
+        """
+        match command:
+            case TakePlan(plan, refused_ids):
+                self._take_plan(plan, refused_ids)
+            case TakeOutput():
+                m, num_rows = self._memory, len(command.cu_num_output)
+                m.output_token_ids[: len(command.token_ids)] = command.token_ids
+                m.cu_num_output[:num_rows] = command.cu_num_output
+                self._twins.send_output()  # draft layers read the tokens where the model runs
+                self._batches.commit()
+            case BeginDrafts(requests):
+                self._draft_method.begin(requests)
+            case ForgetDrafts(table_rows):
+                self._draft_method.forget(table_rows)
+
+    def run(self, attempt: Attempt) -> None:
+        """Run rows of the step; nothing that a further attempt looks at has changed if that raises."""
+        if isinstance(attempt, RunRows):
+            assert self._plan is not None, "rows of no plan"
+            self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))
+            self._batches.build(self._ran)
+            self._forward()
+            # Nobody's next attempt begins before all have done this one.
+            device().wait()
+        else:
+            self._draft_method.propose(self._draft_input(attempt))
+
+    def settle(self) -> None:
+        """Wait for what was started of an attempt that failed: rank 0 may copy the blocks that it writes to.
+
+        Called when the attempt has failed for all, so that nothing of it waits for others any more.
+        """
+        with contextlib.suppress(ValueError):  # its values are of no use
+            device().wait()
+
+    @property
+    def _draft_method(self) -> Proposer:
+        assert self._method is not None, "no draft layers are loaded"
+        return self._method
+
+    def _take_plan(self, plan: SchedulerOutput, refused_ids: tuple[str, ...]) -> None:
+        if refused_ids:
+            new = tuple(new for new in plan.new if new.request.request_id not in refused_ids)
+            plan = replace(plan, new=new)
+        for error in self._table.apply(plan).refused.values():
+            raise error
+        self._plan = plan
+
+    def _draft_input(self, attempt: DraftRows) -> ProposeInput:
+        """What rank 0's draft layers look at.
+
+        Raises:
+            ValueError: the rows are not those of the step: the ranks' tables differ.
+        """
+        assert self._ran is not None, "drafts behind nothing"
+        x, count = self._draft_inputs.build(self._ran.request_ids), len(attempt.table_rows)
+        begin = int(np.argmax(x.table_rows == attempt.table_rows[0])) if count else 0
+        if not np.array_equal(x.table_rows[begin : begin + count], attempt.table_rows):
+            raise ValueError(f"table_rows: expected neighbours among {x.table_rows}, got {attempt.table_rows}")
+        if count < len(x.table_rows):
+            x = slice_rows(x, begin, begin + count)
+        # Log-probabilities are rank 0's to report; where drafts end is every rank's to know.
+        least = attempt.min_survival
+        room = np.empty(attempt.max_draft_len.sum() if least is not None else 0, np.float32)
+        probabilities = None if least is None else DraftProbabilities(least, room)
+        return replace(x, max_draft_len=attempt.max_draft_len, num_draft_logprobs=None, probabilities=probabilities)

@@ -1,0 +1,52 @@
+"""Ranks that have a GPU each: what they exchange values through, opened before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.sharing import reaches
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+
+
+def with_gpus(config: Config, group: RankGroup) -> RankGroup:
+    """Return the group with what its passes exchange values through on the chosen device. All ranks call it.
+
+    Raises:
+        ConfigError: two of the GPUs cannot read each other's memory.
+    """
+    found = device()
+    if not isinstance(found, CudaDevice) or not isinstance(group.communicator, Communicator):
+        return group
+    for other in range(group.size):
+        if other != group.rank and not reaches(found.library, group.rank, other):
+            raise ConfigError(
+                "tensor_parallel_size: expected GPUs that can read one another's memory (`nvidia-smi topo -p2p r`), got"
+                f" GPUs {group.rank} and {other}, which cannot",
+                param="tensor_parallel_size",
+            )
+    try:
+        communicator = GpuCommunicator(
+            found.library, found.stream, group.communicator, config.parallel.rank_timeout_s, group.exchange
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"tensor_parallel_size: expected GPUs that share memory between processes, got {found.text}: {error}",
+            param="tensor_parallel_size",
+        ) from None
+    found.transfers.on_wait = communicator.verify
+    return replace(group, communicator=communicator)
+
+
+def leave_gpus(group: RankGroup) -> None:
+    """End what `with_gpus` began; no pass runs any more."""
+    if isinstance(group.communicator, GpuCommunicator):
+        group.communicator.close()
+        found = device()
+        assert isinstance(found, CudaDevice), "ranks on GPUs, and none is chosen"
+        found.transfers.on_wait = None

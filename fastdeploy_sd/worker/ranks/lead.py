@@ -1,0 +1,212 @@
+"""Rank 0's side of a step on several ranks: it tells the others what to run, and whether everybody has run it.
+
+An *attempt* is what all ranks run together: the model over some rows, or the draft layers. It has succeeded when every
+rank says so; else it has failed on all of them, and rank 0, whose code for failing steps is that of a single process,
+tries parts of the rows. Knows no sockets and no processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+
+from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
+from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, RequestId, SchedulerOutput
+from fastdeploy_sd.worker.ranks.commands import (
+    Attempt,
+    BeginDrafts,
+    Command,
+    DraftOutcome,
+    DraftRows,
+    ForgetDrafts,
+    TakePlan,
+)
+
+MakeAttempt = Callable[[int], Attempt]
+
+
+class GroupEnded(BaseException):
+    """A rank is gone, so nothing can be computed any more. No `except Exception` on its way takes it for a row's fault;
+    the executor raises `error` in its place."""
+
+    def __init__(self, error: FdsdError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class RankError(Exception):
+    """Another rank could not run an attempt."""
+
+
+class Collectives(Protocol):
+    """What ranks exchange inside a pass; see parallel.communicator."""
+
+    def begin(self, attempt: int) -> None:
+        """Start an attempt: ranks that stopped at different ops of the last one are in step again."""
+        ...
+
+    def fail(self) -> None:
+        """Make the other ranks' ops of this attempt fail."""
+        ...
+
+
+class OtherRanks(Protocol):
+    """The other ranks, as rank 0's worker sees them. Every call may raise GroupEnded."""
+
+    def post(self, command: Command) -> None:
+        """Have them do something that cannot fail and needs no answer; it goes with the next `send`. Copied at once."""
+        ...
+
+    def send(self, attempt: Attempt) -> None:
+        """Tell them all to run an attempt, now."""
+        ...
+
+    def collect(self) -> Mapping[int, str]:
+        """Wait until all have run it; return the ranks that failed, and why."""
+        ...
+
+
+class Lead(Protocol):
+    """What a ModelRunner does besides when it is one of several."""
+
+    def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
+        """Tell of a step's plan."""
+        ...
+
+    def post(self, command: Command) -> None:
+        """See OtherRanks.post."""
+        ...
+
+    def attempt(self, make: MakeAttempt) -> AbstractContextManager[object]:
+        """Return a context in which this rank runs the attempt that `make` gets the number of.
+
+        Its end raises RankError if another rank failed.
+        """
+        ...
+
+
+class Alone:
+    """A Lead without other ranks."""
+
+    def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
+        """Nobody is told."""
+
+    def post(self, command: Command) -> None:
+        """Nobody is told."""
+
+    def attempt(self, make: MakeAttempt) -> AbstractContextManager[object]:
+        """Just run it."""
+        return nullcontext()
+
+
+class GroupLead:
+    """A Lead of other ranks."""
+
+    def __init__(self, others: OtherRanks, collectives: Collectives) -> None:
+        self._others, self._collectives = others, collectives
+        self._num_attempts = 0
+        self._running: _RunningAttempt | None = None
+
+    def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
+        """See Lead.take_plan."""
+        if plan.draft.logprobs is not None:
+            plan = replace(plan, draft=replace(plan.draft, logprobs=None))
+        self._others.post(TakePlan(plan, tuple(refused_ids)))
+
+    def post(self, command: Command) -> None:
+        """See OtherRanks.post."""
+        self._others.post(command)
+
+    def attempt(self, make: MakeAttempt) -> _RunningAttempt:
+        """See Lead.attempt."""
+        self._num_attempts += 1
+        self._running = _RunningAttempt(self._others, self._collectives, self._num_attempts, make)
+        return self._running
+
+    def agree(self) -> None:
+        """End the running attempt early, before this rank's state changes; what follows in its context cannot fail.
+
+        Raises:
+            RankError: another rank has failed.
+        """
+        assert self._running is not None, "no attempt runs"
+        self._running.end(has_failed=False)
+
+    def over_ranks(self, method: Proposer) -> Proposer:
+        """Return a method that runs a model so that it runs on every rank."""
+        return _SharedProposer(method, self)
+
+
+class _RunningAttempt:
+    """See Lead.attempt."""
+
+    def __init__(self, others: OtherRanks, collectives: Collectives, number: int, make: MakeAttempt) -> None:
+        self._others, self._collectives = others, collectives
+        self._number, self._command = number, make(number)
+        self._has_ended = False
+
+    def __enter__(self) -> Self:
+        self._others.send(self._command)
+        try:
+            self._collectives.begin(self._number)
+        except ValueError:  # aborted: a rank has ended, which `end` tells
+            self.end(has_failed=True)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._has_ended or not (error is None or isinstance(error, Exception)):
+            return
+        if error is None:
+            self.end(has_failed=False)
+            return
+        self._collectives.fail()
+        self.end(has_failed=True)
+
+    def end(self, *, has_failed: bool) -> None:
+        """Wait for all to end; raise RankError if another one failed, unless this rank has an error of its own."""
+        self._has_ended = True
+        failed = self._others.collect()
+        if isinstance(self._command, DraftRows):
+            self._others.post(DraftOutcome(not (has_failed or failed)))
+        if failed and not has_failed:
+            raise RankError("; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failed.items())))
+
+
+class _SharedProposer(Proposer):
+    """A method that runs a model, on every rank alike; the drafts are this rank's, and the others' the same."""
+
+    def __init__(self, method: Proposer, lead: GroupLead) -> None:
+        self._method, self._lead = method, lead
+
+    @property
+    def num_lookahead_slots(self) -> int:
+        return self._method.num_lookahead_slots
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        # What only this rank drafts from stays here.
+        self._lead.post(BeginDrafts(tuple(replace(r, prediction_token_ids=EMPTY_I32) for r in requests)))
+        self._method.begin(requests)
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        limits = x.max_draft_len
+        if x.prefix is not None:  # a row that has one gets nothing behind it
+            limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
+        least = None if x.probabilities is None else x.probabilities.min_survival
+        with self._lead.attempt(lambda number: DraftRows(number, x.table_rows, limits, least)):
+            return self._method.propose(x)
+
+    def forget(self, table_rows: I32) -> None:
+        self._lead.post(ForgetDrafts(table_rows))
+        self._method.forget(table_rows)
+
+    def close(self) -> None:
+        self._method.close()

@@ -1,0 +1,93 @@
+"""Drafts behind a step whose tokens only the device has. Knows no method and no device."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
+from fastdeploy_sd.spec_decode.proposer import DraftsAhead, OpenStep, ProposeInput, Proposer, TargetStep
+from fastdeploy_sd.types import I32, DraftTokens, RequestId, VerifyResult, offsets
+from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.request_table import RequestTable
+
+_log = logging.getLogger(__name__)
+
+
+class AheadDrafting:
+    """Has a method draft behind open steps, if it can do so.
+
+    Args:
+        proposer: of the server. guard: of it.
+        table: the requests and their tokens.
+        is_lossy: whether drafts decide what is put out. Then nothing is made so: a step may run again on others.
+    """
+
+    def __init__(self, proposer: Proposer, guard: DraftGuard, table: RequestTable, *, is_lossy: bool) -> None:
+        self._proposer = proposer if isinstance(proposer, DraftsAhead) and not is_lossy else None
+        self._guard = guard
+        self._drafter = None if self._proposer is None else self._proposer.ahead
+        self._table = table
+
+    @property
+    def is_available(self) -> bool:
+        """Whether some steps can be drafted for so; constant."""
+        return self._drafter is not None
+
+    def serves(self, request_ids: tuple[RequestId, ...]) -> bool:
+        """Whether a step of these requests can be."""
+        if self._drafter is None or self._proposer is None:
+            return False
+        return self._proposer.is_ahead(self._table.table_rows(request_ids))
+
+    def start(self, rows: OpenRows) -> None:
+        """Start to draft behind the step that was launched last.
+
+        Raises:
+            Exception: it could not be started.
+        """
+        assert self._drafter is not None, "nothing drafts ahead"
+        max_total = self._table.max_total.take(rows.table_rows)
+        step = OpenStep(
+            table_rows=rows.table_rows,
+            num_computed=rows.num_computed,
+            num_new=rows.num_new,
+            max_output=rows.max_output,
+            max_tokens=rows.max_tokens,
+            max_draft_len=rows.planned_drafts,
+            sure_draft_len=np.minimum(rows.planned_drafts, max_total - rows.max_tokens - 1),
+            num_kv_slots=rows.num_kv_slots,
+            follows=rows.follows,
+        )
+        self._drafter.start(step)
+
+    def finish(
+        self, request_ids: tuple[RequestId, ...], rows: OpenRows, result: VerifyResult, committed: tuple[I32, I32]
+    ) -> DraftTokens:
+        """Return what was made, once the step's output is committed. Where that fails, nobody drafts for them any more.
+
+        Args:
+            committed: see BatchBuilder.commit_open.
+        """
+        assert self._drafter is not None, "nothing drafts ahead"
+        num_committed, max_draft_len = committed
+        is_unfinished = np.diff(rows.cu_num_logits) == 0
+        num_run = rows.num_computed + rows.num_new * is_unfinished
+        num_valid = np.where(np.diff(result.cu_num_output) > 0, num_committed - 1, num_run) * rows.is_kept
+        target = TargetStep(
+            offsets(rows.num_new), rows.num_computed * rows.is_kept, num_valid.astype(np.int32), rows.num_kv_slots
+        )
+        x = ProposeInput(request_ids, rows.table_rows, self._table.tokens, num_committed, max_draft_len, target=target)
+        try:
+            return self._drafter.finish(x)
+        except Exception:  # what the host and the device know of these requests' drafts may differ
+            _log.exception("noting the drafts of %d requests failed", len(request_ids))
+            kept = [request_ids[r] for r in np.flatnonzero(rows.is_kept).tolist()]
+            self._guard.give_up(kept, rows.table_rows[rows.is_kept])
+            return DraftTokens.none(len(request_ids))
+
+    def restart(self) -> None:
+        """Forget what was started."""
+        if self._drafter is not None:
+            self._drafter.restart()

@@ -1,0 +1,261 @@
+"""Fills a step's memory from the plan and the request table, and puts the step's output behind the table's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
+from fastdeploy_sd.device.twins import HOST_TWINS, Twins
+from fastdeploy_sd.errors import DeviceLost
+from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
+from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets
+from fastdeploy_sd.worker.step.request_table import RequestTable
+
+
+class OpenRows:
+    """The rows of a step that runs, of which the next one is prepared before their tokens are known.
+
+    A row that is due gets as many tokens as its drafts are right, and one, unless it fails.
+
+    Attributes:
+        num_requests: R.
+        table_rows: i32[R].
+        cu_num_logits: i32[R+1]; a row that is due has one for each draft and one more.
+        num_computed: i32[R], the most there can be until the step before is over, and then what there is.
+        num_new, planned_drafts: i32[R], of the plan.
+        num_kv_slots: i32[R], that the row's blocks hold.
+        max_tokens: i32[R], committed tokens when it is over, at most.
+        is_kept: bool[R]; False = the request was dropped since, and its table row may be another's.
+        has_drafts: whether drafts are made behind it.
+        follows: bool[R], whether the step before, which is not over, has the row too.
+    """
+
+    def __init__(self, memory: StepMemory, table: RequestTable, num_tokens: I32, before: OpenRows | None) -> None:
+        n = self.num_requests = memory.num_requests
+        self.table_rows, self.cu_num_logits = memory.table_rows[:n].copy(), memory.cu_num_logits[: n + 1].copy()
+        self.num_computed, self.num_new = memory.num_computed[:n].copy(), memory.num_new[:n].copy()
+        self.planned_drafts = memory.planned_drafts[:n].copy()
+        most = table.tokens.shape[1]
+        self.num_kv_slots: I32 = np.minimum(table.num_blocks.take(self.table_rows) * table.block_size, most)
+        self.is_kept = np.ones(n, np.bool_)
+        self.max_tokens = num_tokens.take(self.table_rows) + self.max_output
+        self.has_drafts = False
+        no_rows = np.zeros(n, np.bool_)
+        self.follows = no_rows if before is None else np.isin(self.table_rows, before.table_rows[before.is_kept])
+
+    def drop(self, table_rows: I32) -> None:
+        """Note that the requests of some table rows were dropped."""
+        self.is_kept &= ~np.isin(self.table_rows, table_rows)
+
+    def settle(self, num_tokens: I32) -> None:
+        """Note where rows began, when the step before is over.
+
+        Args:
+            num_tokens: i32[S], committed before this step.
+        """
+        np.minimum(self.num_computed, num_tokens.take(self.table_rows) - 1, out=self.num_computed)
+
+    @property
+    def max_output(self) -> I32:
+        """The most tokens that each row gets, i32[R]."""
+        most: I32 = np.diff(self.cu_num_logits) * self.is_kept
+        return most
+
+
+class _OpenOutput:
+    """The output of open rows, as APPEND_TOKENS reads it.
+
+    Args:
+        limits: R and L at most.
+    """
+
+    def __init__(self, limits: StepLimits) -> None:
+        num_requests = limits.num_requests
+        self.table_rows, self.planned_drafts, self.num_committed, self.max_draft_len = np.zeros(
+            (4, num_requests), np.int32
+        )
+        self.token_ids = np.zeros(limits.num_logits, np.int32)
+        self.cu_num_output = np.zeros(num_requests + 1, np.int32)
+
+    def take(self, rows: OpenRows, result: VerifyResult) -> int:
+        """Write the output of the rows that are kept; returns how many these are."""
+        counts = np.diff(result.cu_num_output)
+        token_ids = result.token_ids[np.repeat(rows.is_kept, counts)]
+        n = int(np.count_nonzero(rows.is_kept))
+        self.table_rows[:n] = rows.table_rows[rows.is_kept]
+        self.planned_drafts[:n] = rows.planned_drafts[rows.is_kept]
+        self.token_ids[: len(token_ids)] = token_ids
+        self.cu_num_output[: n + 1] = offsets(counts[rows.is_kept])
+        return n
+
+
+class BatchBuilder:
+    """Does this step after step, in memory that the steps share.
+
+    Args:
+        table: the requests and their tokens.
+        twins: of the table on a device, which gets the output there.
+    """
+
+    def __init__(self, table: RequestTable, memory: StepMemory, twins: Twins = HOST_TWINS) -> None:
+        m = self._memory = memory
+        self._table = table
+        is_host = twins is HOST_TWINS
+        # Of a device's steps: committed, or on their way.
+        self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
+        self._prepare = PREPARE_BATCH.bind(
+            table_rows=m.table_rows,
+            token_table=table.tokens,
+            num_tokens=self._num_tokens,
+            block_tables=table.blocks,
+            num_computed=m.num_computed,
+            num_new=m.num_new,
+            draft_token_ids=m.draft_token_ids,
+            cu_num_draft=m.cu_num_draft,
+            block_size=table.block_size,
+            input_ids=m.input_ids,
+            positions=m.positions,
+            slot_mapping=m.slot_mapping,
+            query_start_loc=m.query_start_loc,
+            seq_lens=m.seq_lens,
+            logits_indices=m.logits_indices,
+            cu_num_logits=m.cu_num_logits,
+            batch_id_per_output=m.batch_id_per_output,
+            output_positions=m.output_positions,
+        )
+        appended: dict[str, Any] = {
+            "table_rows": m.table_rows,
+            "token_ids": m.output_token_ids,
+            "cu_num_output": m.cu_num_output,
+            "planned_drafts": m.planned_drafts,
+            "tokens": table.tokens,
+            "num_tokens": table.num_tokens,
+            "max_total": table.max_total,
+            "count_rows": table.count_rows,
+            "token_counts": table.counts.table,
+            "num_committed": m.num_committed,
+            "max_draft_len": m.max_draft_len,
+        }
+        self._append = APPEND_TOKENS.bind(**appended)
+        self._append_there: Call | None = None if is_host else twins.bind(APPEND_TOKENS, **appended)
+        if not is_host:
+            self._open_output = _OpenOutput(m.limits)
+            self._append_open = APPEND_TOKENS.bind(**appended | vars(self._open_output))
+
+    def build(self, plan: SchedulerOutput, before: OpenRows | None = None) -> None:
+        """Write a step's plan, maps and masks into the memory.
+
+        Args:
+            before: of the step that is under way, None = there is none.
+
+        Raises:
+            ValueError: the plan is larger than the memory, or contradicts the table (counts, blocks); the text names
+                the array.
+        """
+        m, draft = self._memory, plan.draft
+        n, num_drafts = len(plan.request_ids), len(draft.token_ids)
+        for name, got, bound in (
+            ("request_ids", n, m.limits.num_requests),
+            ("draft.token_ids", num_drafts, m.limits.num_drafts),
+        ):
+            if got > bound:
+                raise ValueError(f"{name}: expected at most {bound}, got {got}")
+        m.num_requests = n
+        rows = m.table_rows[:n]
+        rows[:] = self._table.table_rows(plan.request_ids)
+        if self._num_tokens is not self._table.num_tokens:
+            self._num_tokens[rows] = self._table.num_tokens.take(rows)
+            if before is not None:
+                kept = before.is_kept
+                self._num_tokens[before.table_rows[kept]] += before.max_output[kept]
+        m.num_computed[:n] = plan.num_computed_tokens
+        m.num_new[:n] = plan.num_new_tokens
+        m.planned_drafts[:n] = plan.max_draft_len
+        m.draft_token_ids[:num_drafts] = draft.token_ids
+        m.cu_num_draft[: n + 1] = draft.cu_num_draft
+        if m.cu_num_draft.item(n) != num_drafts:
+            raise ValueError(f"draft.cu_num_draft: expected to end at {num_drafts}, got {m.cu_num_draft.item(n)}")
+        self._prepare.params.num_requests = n
+        self._prepare.run()
+        m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
+        self._write_masks()
+
+    def open(self, before: OpenRows | None = None) -> OpenRows:
+        """Start to append the step's output where the device has the table, before the host knows it.
+
+        Args:
+            before: as `build`'s.
+        """
+        self._start_append()
+        return OpenRows(self._memory, self._table, self._num_tokens, before)
+
+    def commit(self) -> None:
+        """Append every row's output tokens, and say in the memory how many it has and how many may be drafted.
+
+        Raises:
+            ValueError: the output has no room in the table, or is outside the vocabulary. Nothing has changed then.
+            DeviceLost: the device's table could not follow, so that its tokens are not the requests' any more.
+        """
+        self._append.params.num_requests = self._memory.num_requests
+        self._append.run()  # the host's first: it looks at what it is given
+        try:
+            self._start_append()
+        except Exception as error:
+            raise DeviceLost(f"the GPU's table of requests is behind the host's: {error}") from error
+
+    def commit_open(self, rows: OpenRows, result: VerifyResult) -> tuple[I32, I32]:
+        """Append the output of a step that was opened, where another one may be in the memory.
+
+        Returns:
+            Committed tokens i32[R] of each row then, and how many drafts may follow i32[R]; 0 of one that was dropped.
+
+        Raises:
+            ValueError: as `commit`.
+        """
+        out, kept = self._open_output, rows.is_kept
+        rows.settle(self._table.num_tokens)
+        n = self._append_open.params.num_requests = out.take(rows, result)
+        self._append_open.run()
+        num_committed, max_draft_len = np.zeros((2, rows.num_requests), np.int32)
+        num_committed[kept], max_draft_len[kept] = out.num_committed[:n], out.max_draft_len[:n]
+        return num_committed, max_draft_len
+
+    def _start_append(self) -> None:
+        if self._append_there is not None:
+            self._append_there.params.num_requests = self._memory.num_requests
+            self._append_there.run()
+
+    def _write_masks(self) -> None:
+        """The tokens that each row of logits forbids."""
+        m, table = self._memory, self._table
+        if not table.num_masks:
+            m.cu_mask[: m.num_logits + 1] = 0
+            return
+        has_mask = table.has_mask.take(m.table_rows[: m.num_requests])
+        forbidden: list[Sequence[int]] = [()] * m.num_logits
+        for r in has_mask.nonzero()[0].tolist():
+            begin, end = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)
+            if begin < end:
+                forbidden[begin:end] = self._forbidden(r, end - begin)
+        m.cu_mask[0] = end = 0
+        for row, token_ids in enumerate(forbidden):
+            begin, end = end, end + len(token_ids)
+            m.mask_token_ids[begin:end] = token_ids
+            m.cu_mask[row + 1] = end
+
+    def _forbidden(self, r: int, num_rows: int) -> list[Sequence[int]]:
+        """What request r may not produce, after none, one ... of its drafts."""
+        m, table = self._memory, self._table
+        table_row = m.table_rows.item(r)
+        rule, num_committed = table.rules[table_row], table.num_tokens.item(table_row)
+        num_output = num_committed - rule.num_prompt_tokens
+        if not (rule.has_bad_words or num_output < rule.min_tokens):
+            return [()] * num_rows
+        committed = table.tokens[table_row, max(0, num_committed - rule.num_bad_prefix) : num_committed].tolist()
+        drafts = m.draft_token_ids[m.cu_num_draft[r] : m.cu_num_draft[r + 1]].tolist()
+        recent = (*committed, *drafts)
+        return [rule.forbidden(recent[: len(committed) + j], num_output + j) for j in range(num_rows)]

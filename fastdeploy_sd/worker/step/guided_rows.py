@@ -1,0 +1,289 @@
+"""The requests with a grammar, by table row: what each row of logits may be, and what their grammars say of drafts.
+
+A step's bits are computed by a thread while the model runs, as nobody needs them before its logits are there. Row j of
+a request gets what may follow its first j drafts. Matchers go forward when output has been committed and at no other
+time, so that a step that fails may be run again.
+
+What takes longer than a step may wait for (`mask_cost`) is computed off the steps. A request is *held* meanwhile: a
+step that finds it so gives it no output, and no step has it until its mask is there. Which of both it is never changes
+what it gets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+
+import numpy as np
+
+from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.text.guidance.mask_cost import STEP_S, share_s
+from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
+from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult, offsets
+from fastdeploy_sd.worker.step.guided_request import GuidedRequest, Matchers, write_mask
+from fastdeploy_sd.worker.step.mask_worker import MaskWorker
+
+_log = logging.getLogger(__name__)
+
+_NOBODY: Mapping[RequestId, Exception] = {}
+_NOTHING = nullcontext()
+
+
+class GuidedRows:
+    """Keeps a matcher for every request with a grammar.
+
+    A step calls `masks`, and where it succeeded `advance`; `cut` then sees to the drafts for the next one.
+
+    Args:
+        matchers: None = no request may have a grammar.
+        memory: of the steps; num_allowed, allowed_rows and allowed_bits are written.
+        clock: seconds of processor time of the thread that asks.
+    """
+
+    def __init__(
+        self,
+        matchers: Matchers | None,
+        memory: StepMemory,
+        max_num_seqs: int,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._source, self._memory, self._clock = matchers, memory, clock
+        self._requests: dict[int, GuidedRequest] = {}
+        self._admitted: dict[RequestId, GuidedRequest] = {}
+        self._is_guided = np.zeros(max_num_seqs, np.bool_)
+        self._step: list[tuple[int, GuidedRequest]] = []  # rows of the step and their requests
+        self._late: set[int] = set()  # those of the step's rows that get no output
+        self._pool: ThreadPoolExecutor | None = None
+        self._worker = MaskWorker()
+
+    def admit(self, new: Sequence[NewRequest]) -> Mapping[RequestId, Exception]:
+        """Get matchers for new requests, behind the output that they have; return whom there is none for, and why."""
+        refused = {}
+        for request in new:
+            if request.request.grammar:
+                try:
+                    self._admitted[request.request.request_id] = self._admit(request)
+                except Exception as error:
+                    refused[request.request.request_id] = error
+        return refused or _NOBODY
+
+    def settle(self, dropped: I32, added: Sequence[tuple[NewRequest, int]]) -> None:
+        """Forget the requests of table rows that were given up, i32[n]; keep the matchers of those that got one."""
+        for table_row in dropped.tolist():
+            if request := self._requests.pop(table_row, None):
+                request.is_gone = True
+        self._is_guided[dropped] = False
+        for new, table_row in added:
+            if request := self._admitted.pop(new.request.request_id, None):
+                self._requests[table_row], self._is_guided[table_row] = request, True
+        for request in self._admitted.values():
+            request.is_gone = True
+        self._admitted.clear()
+
+    def matcher(self, table_row: int) -> OutputMatcher:
+        """The matcher of a request that has a grammar."""
+        return self._requests[table_row].matcher
+
+    def forced(self, table_row: int, max_tokens: int) -> list[int]:
+        """Return the drafts that a request's grammar forces, as many as are wanted and its masks allow."""
+        request = self._requests[table_row]
+        begin = self._clock()
+        tokens = request.matcher.forced(min(max_tokens, self._max_drafts(request)))
+        request.spent_s += self._clock() - begin
+        return tokens
+
+    def masks(self) -> AbstractContextManager[object]:
+        """Return a context at whose end every row of the step in the memory has its bits.
+
+        A request whose grammar cannot go on, or that is held, gets rows that allow nothing: it fails, see `failure` and
+        `is_late`, and nobody else.
+        """
+        m = self._memory
+        m.allowed_rows[: m.num_allowed] = -1
+        m.num_allowed, self._step = 0, []
+        self._late.clear()
+        if not self._requests:
+            return _NOTHING
+        for r in self._is_guided.take(m.table_rows[: m.num_requests]).nonzero()[0].tolist():
+            if m.cu_num_logits.item(r) < m.cu_num_logits.item(r + 1):
+                self._step.append((r, self._requests[m.table_rows.item(r)]))
+        if not self._step:
+            return _NOTHING
+        m.num_allowed = m.num_logits
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="fdsd-masks")
+        return _Running(self._pool.submit(self._fill))
+
+    def advance(self, result: VerifyResult) -> None:
+        """Let every matcher of the step go on behind what its request produced, and was committed."""
+        share, seconds, num_masks = share_s(len(self._step)), 0.0, 0
+        cu = self._memory.cu_num_logits
+        for r, request in self._step:
+            token_ids = result.row(r).tolist()
+            if r in self._late or not token_ids:
+                continue
+            num_rows = cu.item(r + 1) - cu.item(r)
+            num_masks += num_rows - (request.bits is not None)
+            seconds += request.spent_s
+            request.note(num_rows, len(token_ids))
+            request.add(token_ids)
+            if request.cost.max_rows(share) == 0 or not request.follow(share):
+                self._order(request)
+        if num_masks and self._source is not None:
+            self._source.count(num_masks=num_masks, mask_s=seconds)
+
+    def is_late(self, r: int) -> bool:
+        """Whether a row of the step got no mask, and so no token, as its request is held."""
+        return r in self._late
+
+    def held(self, request_ids: Sequence[RequestId]) -> frozenset[RequestId]:
+        """Return which of the step's requests are not ready for the next one, until they are announced."""
+        return frozenset(request_ids[r] for r, request in self._step if r in self._late or request.is_pending)
+
+    def cut(self, drafts: DraftTokens, table_rows: I32) -> DraftTokens:
+        """Return the drafts without those that a grammar refuses, and without what follows these; raises nothing.
+
+        Args:
+            table_rows: i32[R], of the drafts' rows.
+        """
+        if not self._requests or not len(drafts.token_ids):
+            return drafts
+        counts = np.diff(drafts.cu_num_draft)
+        kept = counts.copy()
+        for r in (self._is_guided.take(table_rows) & (counts > 0)).nonzero()[0].tolist():
+            request = self._requests[table_rows.item(r)]
+            try:
+                begin = self._clock()
+                kept[r] = request.matcher.num_allowed(drafts.row(r)[: self._max_drafts(request)].tolist())
+                request.spent_s += self._clock() - begin
+            except Exception:  # the library promises that it raises none; output has been committed
+                _log.exception("looking at drafts by a grammar failed")
+                kept[r] = 0
+        if (kept == counts).all():
+            return drafts
+        cu = offsets(kept)
+        return drafts.pick(np.repeat(drafts.cu_num_draft[:-1] - cu[:-1], kept) + np.arange(cu[-1]), cu)
+
+    def failure(self, r: int, logits: F32 | RowsOnDevice) -> tuple[str, str] | None:
+        """Return what to tell a request of the step that got no token, by its row; None = it is not its grammar.
+
+        Args:
+            logits: f32[L, V], as the model left them.
+        """
+        request = dict(self._step).get(r)
+        if request is None:
+            return None
+        if request.matcher.error:
+            if request.cost.is_too_much and self._source is not None:
+                self._source.count(num_over_budget=1)
+            return BadRequest.__name__, _cannot_follow(request.matcher.error)
+        rows = logits[self._memory.cu_num_logits.item(r) : self._memory.cu_num_logits.item(r + 1)]
+        if not np.isfinite(rows).all():
+            return None
+        return BadRequest.__name__, (
+            "no token is left that may come next: the request's other rules (bad_words, logit_bias, min_p) exclude all"
+            " that its grammar allows"
+        )
+
+    def close(self) -> None:
+        """End the threads. May be called twice."""
+        self._worker.close()
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _admit(self, new: NewRequest) -> GuidedRequest:
+        if self._source is None:
+            raise BadRequest("grammar: expected none, as this server compiles no grammars, got one")
+        source, grammar = self._source, new.request.grammar
+        matcher = OutputMatcher(source.matcher(grammar), new.request.eos_token_ids, lambda: source.renewed(grammar))
+        num_words = self._memory.allowed_bits.shape[1]
+        request = GuidedRequest(new.request.request_id, matcher, num_words, self._clock, self._take_late)
+        request.add(new.token_ids[new.num_prompt_tokens :].tolist())
+        if not request.follow(STEP_S):
+            self._order(request)
+        elif matcher.error:
+            raise BadRequest(_cannot_follow(matcher.error))
+        return request
+
+    def _max_drafts(self, request: GuidedRequest) -> int:
+        """How many drafts a request may have in the next step."""
+        return 0 if request.is_pending else max(request.cost.max_rows(share_s(len(self._step))) - 1, 0)
+
+    def _order(self, request: GuidedRequest) -> None:
+        """Have a request's next mask computed off the steps."""
+        request.order()
+        self._worker.put(request, request.cost.row_s)
+
+    def _take_late(self, request: GuidedRequest, seconds: float) -> None:
+        if self._source is not None and not request.is_gone:
+            self._source.count(num_late_masks=1, late_mask_s=seconds)
+            self._source.announce(request.request_id)
+
+    def _fill(self) -> None:
+        """Write the bits of the step's rows: row l has those at l. The cheapest first, while there is time."""
+        m, begin = self._memory, self._clock()
+        limit = len(self._step) * share_s(len(self._step))
+        for r, request in sorted(self._step, key=lambda step: step[1].cost.row_s):
+            first, last = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)
+            m.allowed_rows[first:last] = np.arange(first, last)
+            start, is_written = self._clock(), False
+            if not request.is_pending:
+                with contextlib.suppress(WornError):
+                    is_written = self._write(r, request, begin + limit)
+                request.spent_s += self._clock() - start
+            if not is_written:
+                m.allowed_bits[first:last] = 0
+                self._late.add(r)
+                if not request.is_pending:
+                    request.note(1, 0)
+                    self._order(request)
+
+    def _write(self, r: int, request: GuidedRequest, end: float) -> bool:
+        """Write the bits of a request's rows; returns whether there was time for all.
+
+        Raises:
+            WornError: see OutputMatcher.
+        """
+        m = self._memory
+        row, last = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)
+        if request.bits is not None and last - row == 1:
+            m.allowed_bits[row] = request.bits
+            return True
+        first = m.cu_num_draft.item(r)
+        for state in request.matcher.states(m.draft_token_ids[first : first + last - row - 1].tolist()):
+            if state is None:
+                m.allowed_rows[row] = -1
+            elif self._clock() > end:
+                return False
+            else:
+                write_mask(state, m.allowed_bits[row])
+            row += 1
+        m.allowed_bits[row:last] = 0  # behind a draft that is refused nothing is allowed
+        return True
+
+
+def _cannot_follow(error: str) -> str:
+    return f"the output cannot follow its grammar or schema any further: {error}"
+
+
+class _Running:
+    """Waits at its end for what a thread does, also where the rest failed: it writes to the step's memory."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        failure = self._future.exception()
+        if failure is not None and error is None:
+            raise failure

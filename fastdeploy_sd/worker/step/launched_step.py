@@ -1,0 +1,50 @@
+"""A step between its launch and its tokens. Knows no table and no device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastdeploy_sd.device.twins import Output
+from fastdeploy_sd.types import SchedulerOutput
+from fastdeploy_sd.worker.step.batch import OpenRows
+
+
+@dataclass(slots=True, eq=False)
+class LaunchedStep:
+    """What was started, and when (seconds of time.perf_counter).
+
+    Attributes:
+        output: its tokens, on their way.
+        rows: of a step that was opened, None = it alone is in the step's memory.
+        num_tokens, num_requests, num_logits: of the step; its memory may have those of the next one.
+        begin, built, computed, launched: of its preparation; when it was prepared, the model and verification started.
+        wait_begin: when the host came back for its tokens.
+    """
+
+    plan: SchedulerOutput
+    output: Output
+    rows: OpenRows | None
+    num_tokens: int
+    num_requests: int
+    num_logits: int
+    begin: float
+    built: float
+    computed: float
+    launched: float
+    wait_begin: float = 0.0
+
+    def timings_ms(self, verified: float, drafted: float) -> Mapping[str, float]:
+        """What the host spent on it, by phase, and how long the device had nothing to do before it.
+
+        Of requests that were not there before the device may have waited: that is nobody's fault.
+        """
+        timings = {
+            "batch": (self.built - self.begin) * 1e3,
+            "forward": (self.computed - self.built) * 1e3,
+            "verify": (self.launched - self.computed + verified - self.wait_begin) * 1e3,
+            "draft": (drafted - verified) * 1e3,
+        }
+        if self.output.idle_s and len(self.plan.new) < len(self.plan.request_ids):
+            timings["idle"] = self.output.idle_s * 1e3
+        return timings

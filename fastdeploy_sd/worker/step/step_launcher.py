@@ -1,0 +1,114 @@
+"""Steps that a device runs while the host does something else: started one by one, finished in the same order.
+
+A step may be started behind one whose tokens are not known where that one is open: the device has them, and the drafts
+behind them, and the host prepares the step as if all drafts of the one before were right. Knows no scheduling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy_sd.errors import InternalError, device_lost_as_error
+from fastdeploy_sd.types import RequestId, SchedulerOutput, StepResult
+from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.launched_step import LaunchedStep
+from fastdeploy_sd.worker.step.request_table import RequestTable
+from fastdeploy_sd.worker.step.runner import ModelRunner
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Started:
+    """A step under way.
+
+    Attributes:
+        launched: None = it could not be launched, or what it ran on was wrong: it runs when it is finished.
+        rows: where it is open.
+    """
+
+    plan: SchedulerOutput
+    refused: Mapping[RequestId, Exception]
+    launched: LaunchedStep | None = None
+    rows: OpenRows | None = None
+
+
+class StepLauncher:
+    """See the module, and engine.executor.Launcher.
+
+    Args:
+        runner: of a model on a device, alone.
+        table: its requests.
+    """
+
+    def __init__(self, runner: ModelRunner, table: RequestTable) -> None:
+        self._runner, self._table = runner, table
+        self._under_way: list[_Started] = []
+
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._runner.drafts_ahead
+
+    def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
+        with device_lost_as_error():
+            return self._start(plan, is_open=is_open)
+
+    def finish(self) -> StepResult:
+        with device_lost_as_error():
+            return self._finish()
+
+    def close(self) -> None:
+        """Let go of the model; nothing is started or finished afterwards."""
+        self._under_way.clear()
+        del self._runner, self._table
+
+    def _start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
+        before = self._under_way[-1].rows if self._under_way else None
+        refused, dropped = self._runner.take_in(plan)
+        if before is not None and len(dropped):
+            before.drop(dropped)
+        step, is_behind = _Started(plan, refused), any(step.launched is None for step in self._under_way)
+        self._under_way.append(step)
+        if refused or is_behind:
+            return False
+        try:
+            is_open = is_open and self._runner.may_open(plan)
+            step.launched = self._runner.launch(plan, before, is_open=is_open)
+        except Exception:
+            _log.exception("a step of %d requests could not be started", len(plan.request_ids))
+            self._runner.restart()  # the device may have begun to append its tokens
+            return False
+        step.rows = step.launched.rows
+        return is_open
+
+    def _finish(self) -> StepResult:
+        step = self._under_way.pop(0)
+        if step.launched is not None:
+            try:
+                return self._runner.finish(step.launched)
+            except Exception:
+                _log.exception("a step of %d requests failed; trying them apart", len(step.plan.request_ids))
+                self._start_again()
+        return self._runner.run_apart(self._settled(step.plan), {**step.refused, **_dropped(step)})
+
+    def _start_again(self) -> None:
+        """Have the device know what the host does, and run what was launched since when it is finished."""
+        for step in self._under_way:
+            step.launched = None
+        self._runner.restart()
+
+    def _settled(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """Return a plan that counts the tokens that there are; see `Launcher.start`."""
+        return plan.settled(np.array([self._table.num_tokens_of(name) for name in plan.request_ids], np.int32))
+
+
+def _dropped(step: _Started) -> Mapping[RequestId, Exception]:
+    """The requests of a step that nobody waits for any more, and whose names others may have."""
+    if step.rows is None:
+        return {}
+    gone = np.flatnonzero(~step.rows.is_kept).tolist()
+    return {step.plan.request_ids[r]: InternalError("the request was dropped") for r in gone}

@@ -10,7 +10,7 @@ from benchmarks.command import OUTPUT_DIR, Command, table_of, with_default
 from benchmarks.configurations import without_cache_file
 from fastdeploy_sd.config import load_config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+from fastdeploy_sd.spec_decode.control.profile import CostProfile
 
 
 def main(argv: Sequence[str]) -> int:

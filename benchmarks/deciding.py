@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.percentiles import percentiles
-from fastdeploy_sd.spec_decode.auto.policy import PHASES
+from fastdeploy_sd.spec_decode.control.policy import PHASES
+from fastdeploy_sd.spec_decode.control.step_board import StepBoard
 from fastdeploy_sd.spec_decode.router import create_proposer
-from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types.draft_methods import METHODS
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
-from fastdeploy_sd.sampling.verify import VerifyRule
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import available_methods
+from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.types import I64, ModelInfo, SpeculationInfo
 from fastdeploy_sd.worker.executor import LocalExecutor
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity

@@ -89,7 +89,7 @@ SLOW = (
     "tests/unit/process/test_forked.py",
     "tests/unit/ranks/",
     "tests/unit/redis_scheduler/",
-    "tests/unit/sampling/test_joint_law.py",
+    "tests/unit/spec_decode/verification/test_joint_law.py",
     "tests/unit/spec_decode/test_ngram.py::test_random_steps_follow_the_definition",
     "tests/unit/spec_decode/test_prediction.py::test_follows_as_the_definition_does",
     "tests/unit/spec_decode/test_suffix_reference.py",

@@ -21,10 +21,10 @@ from fastdeploy_sd.replay.memory import memory_of
 from fastdeploy_sd.replay.recording import Conversation, read_recording
 from fastdeploy_sd.replay.report import ReplayResult, replay_table
 from fastdeploy_sd.replay.simulation import Replay, max_len, vocab_size
-from fastdeploy_sd.spec_decode.auto.cost import CostModel, LinearCost, StepTimes
-from fastdeploy_sd.spec_decode.auto.policy import MAX_DRAFT_LEN
-from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer, OfferingMethod
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+from fastdeploy_sd.spec_decode.control.cost import CostModel, LinearCost, StepTimes
+from fastdeploy_sd.spec_decode.control.policy import MAX_DRAFT_LEN
+from fastdeploy_sd.spec_decode.control.profile import CostProfile
+from fastdeploy_sd.spec_decode.control.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE, DraftSource, methods_reading

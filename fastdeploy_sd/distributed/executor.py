@@ -15,14 +15,14 @@ from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.spec_decode.control.step_board import StepBoard
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.ranks.lead import GroupEnded
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 if TYPE_CHECKING:
-    from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+    from fastdeploy_sd.spec_decode.control.profile import CostProfile
     from fastdeploy_sd.spec_decode.proposer import MakeProposer
     from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
     from fastdeploy_sd.worker.kv.kv_reach import AnyPages

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fastdeploy_sd.bisection import run_in_parts
+from fastdeploy_sd.spec_decode.bisection import run_in_parts
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, RequestId

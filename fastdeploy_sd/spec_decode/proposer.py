@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.spec_decode.control.step_board import StepBoard
 from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftSource, DraftTokens, RequestId, StepView
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
-    from fastdeploy_sd.spec_decode.draft_model import DraftModel
+    from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
 
 
 def _no_method(name: str) -> Proposer:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from fastdeploy_sd.errors import ConfigError, InternalError, suggest
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.draft_rows import select_rows
-from fastdeploy_sd.spec_decode.hybrid import HybridProposer
+from fastdeploy_sd.spec_decode.methods.hybrid import HybridProposer
+from fastdeploy_sd.spec_decode.methods.prediction import PredictionProposer
 from fastdeploy_sd.spec_decode.overlay import Overlay, behind, joined
-from fastdeploy_sd.spec_decode.prediction import PredictionProposer
 from fastdeploy_sd.spec_decode.proposer import (
     AheadDrafter,
     DraftRequest,

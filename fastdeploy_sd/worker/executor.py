@@ -13,10 +13,10 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.twins import HOST_TWINS
 from fastdeploy_sd.errors import device_lost_as_error
-from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.spec_decode.control.step_board import StepBoard
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
 from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer
-from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker.autotune.speed_limits import SpeedLimits, bytes_per_step

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import costs
 from benchmarks.costs import costs_tables
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, DraftSample, StepSample
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, DraftSample, StepSample
 
 
 def test_a_profile_of_the_bundled_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

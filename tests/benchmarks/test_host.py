@@ -14,7 +14,7 @@ from benchmarks.host import PHASES, HostCost, HostLoad, TimedExecutor, measure_h
 from benchmarks.stand_in import BLOCK_SIZE, stand_in_executor
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.spec_decode.auto.policy import PHASES as POLICY_PHASES
+from fastdeploy_sd.spec_decode.control.policy import PHASES as POLICY_PHASES
 
 NO_BUFFER = np.ones(0, np.int64)
 

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.engines import greedy_request
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.spec_decode.auto.cost import CostModel
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile
+from fastdeploy_sd.spec_decode.control.cost import CostModel
+from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.autotune.cost_file import profile_of
 from fastdeploy_sd.worker.autotune.cost_measurement import measure_costs

@@ -28,7 +28,7 @@ from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import run, run_alone
 from fastdeploy_sd.conformance.ways import ALONE
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons
+from fastdeploy_sd.spec_decode.control.lessons import Foresight, Lessons
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import FinishReason, Request, RequestId
 from fastdeploy_sd.worker.step import guided_rows

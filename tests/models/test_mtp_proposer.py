@@ -13,7 +13,7 @@ import pytest
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.mtp import MtpModel
-from fastdeploy_sd.spec_decode.mtp import MtpProposer
+from fastdeploy_sd.spec_decode.model_based.mtp import MtpProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
 from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import DraftTokens, Speculation

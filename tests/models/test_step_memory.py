@@ -13,7 +13,7 @@ import pytest
 
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.program.program import Program
-from fastdeploy_sd.spec_decode.mtp import MtpProposer
+from fastdeploy_sd.spec_decode.model_based.mtp import MtpProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.step.forward import RecordedForward
 from fastdeploy_sd.worker.step.runner import ModelRunner

@@ -8,7 +8,7 @@ import pytest
 from fastdeploy_sd.ops.ngram import ngram_match
 from fastdeploy_sd.ops.ngram_texts import NgramLengths, NgramTexts
 from fastdeploy_sd.ops.reference import ngram as reference
-from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cuda_device import emulated
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import fastdeploy_sd
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, Key, profile_name
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, Key, profile_name
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.worker.autotune.cost_measurement import Costs, measure_costs
 from fastdeploy_sd.worker.autotune.kept_measurements import keep, machine_key, measurements_folder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from fastdeploy_sd.spec_decode.auto_profile import DraftSample, StepSample
+from fastdeploy_sd.spec_decode.control.profile import DraftSample, StepSample
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.autotune.made_up_requests import Execute, MadeUpRequests

@@ -9,7 +9,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.processors import processor_name
 from fastdeploy_sd.device.program.operator_files import cache_folder
-from fastdeploy_sd.spec_decode.auto_profile import Key
+from fastdeploy_sd.spec_decode.control.profile import Key
 
 
 def machine_key(config: Config) -> Key:

@@ -19,7 +19,7 @@ from typing import Any
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.process.files import read_json, replacing
-from fastdeploy_sd.spec_decode.auto_profile import Key
+from fastdeploy_sd.spec_decode.control.profile import Key
 from fastdeploy_sd.worker.autotune.kept_measurements import keep
 from fastdeploy_sd.worker.autotune.prefetch import (
     DISTANCES,

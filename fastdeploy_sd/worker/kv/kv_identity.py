@@ -12,7 +12,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.sampling.verify import VerifyRule
+from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.worker.loading.draft_formats import own_scheme
 from fastdeploy_sd.worker.loading.weights_digest import weights_digest
 

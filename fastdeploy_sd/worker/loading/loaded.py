@@ -20,7 +20,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.rules.requests import producible_eos
-from fastdeploy_sd.spec_decode.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.autotune.linear_tuning import tune_linear

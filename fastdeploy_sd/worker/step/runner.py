@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.bisection import run_in_parts
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.device.twins import HOST_TWINS, Twins
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.sampling.verify import Verifier, VerifyRule
+from fastdeploy_sd.spec_decode.bisection import run_in_parts
+from fastdeploy_sd.spec_decode.control.step_board import StepBoard
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
-from fastdeploy_sd.spec_decode.step_board import StepBoard
+from fastdeploy_sd.spec_decode.verify import Verifier, VerifyRule
 from fastdeploy_sd.types import (
     EMPTY_I32,
     I32,

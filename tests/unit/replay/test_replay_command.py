@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.cli import main
 from fastdeploy_sd.replay.counts import ReplayCounts
 from fastdeploy_sd.replay.report import ReplayResult, replay_table
-from fastdeploy_sd.spec_decode import auto_profile
+from fastdeploy_sd.spec_decode.control import profile as auto_profile
 
 
 @pytest.fixture

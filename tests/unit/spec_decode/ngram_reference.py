@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.spec_decode.ngram import NgramProposer
+from fastdeploy_sd.spec_decode.methods.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import I32, DraftTokens
 from tests.values import i32

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.auto.cost import DraftTimes
-from fastdeploy_sd.spec_decode.auto.decision import Decision
-from fastdeploy_sd.spec_decode.auto.offers import OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.control.cost import DraftTimes
+from fastdeploy_sd.spec_decode.control.decision import Decision
+from fastdeploy_sd.spec_decode.control.offers import OfferTable
+from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
 from fastdeploy_sd.types import I32, DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_reference import OfferedRow

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.decision import Decision
-from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons
-from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.control.decision import Decision
+from fastdeploy_sd.spec_decode.control.lessons import Foresight, Lessons
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import DraftSource, DraftTokens, offsets
 from tests.unit.spec_decode.auto_server import Server, random_text, repeated
@@ -43,7 +43,7 @@ def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
     least_gain: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token in four is chosen; the text repeats itself, so that there are guesses as well."""
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
     learn, decide = Lessons.learn, AutoProposer.decide
 
     def demand(*args: Any, **how: Any) -> Foresight:
@@ -80,7 +80,7 @@ class AlwaysForetold(Foretold):
 
 def test_a_row_with_a_certain_draft_in_every_step_keeps_no_other_from_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it is time for a plain step, to compare the others with."""
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
     text = random_text()
     server = Server([text, repeated()], partial_methods=(AlwaysForetold(text),))
     server.step(3, limit=0)

@@ -11,8 +11,8 @@ import pytest
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.auto.cost import MAX_STEP_DRAFTS, CostModel, LinearCost
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.control.cost import MAX_STEP_DRAFTS, CostModel, LinearCost
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 
 
 def profile(*steps: tuple[int, int, int, float]) -> CostProfile:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.proposer import DraftRequest
 from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types.draft_methods import METHODS
@@ -30,7 +30,7 @@ def test_what_repeats_is_drafted_at_length_and_counted() -> None:
 def asking_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is 50 us behind the one before."""
     looks = itertools.count(1)
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 5e-5 * next(looks))
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 5e-5 * next(looks))
 
 
 @pytest.mark.usefixtures("asking_takes_long")
@@ -53,7 +53,7 @@ def test_steps_that_go_on_alike_are_chosen_for_as_others_are() -> None:
 def test_look_ups_that_others_cover_are_left_out_while_asking_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look_s = itertools.count(1), [1e-4]
     clock = itertools.accumulate(look_s[0] for _ in looks)
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: next(clock))
     server = Server([repeated()])
     scored: list[dict[str, int]] = []
     for seconds in (1e-4, 1e-6):
@@ -205,7 +205,7 @@ def test_requests_that_forbid_drafts_keep_no_step_from_rest(methods: list[str]) 
 
 def test_drafts_that_lose_are_found_out_beside_requests_that_forbid_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts take twenty times what is believed: the guard compares all tokens of a step, whosever they are."""
-    monkeypatch.setattr("fastdeploy_sd.spec_decode.auto.method.time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
     text = [t for i in range(200) for t in (*PHRASE[:2], 100 + i)]  # two of three tokens repeat themselves
     server = Server([text, random_text()], methods=["", "naive"])
     server.step(180, row_s=2e-3)

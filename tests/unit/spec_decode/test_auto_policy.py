@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.offers import OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
-from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
-from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule
+from fastdeploy_sd.spec_decode.control.offers import OfferTable
+from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule
 from fastdeploy_sd.types import DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_reference import OfferedRow, ReferencePolicy

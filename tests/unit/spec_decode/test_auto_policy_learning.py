@@ -11,9 +11,9 @@ import pytest
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.replay.recording import Conversation
 from fastdeploy_sd.replay.simulation import Replay
-from fastdeploy_sd.spec_decode.auto.cost import LinearCost
-from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer
-from fastdeploy_sd.spec_decode.ngram import NgramProposer
+from fastdeploy_sd.spec_decode.control.cost import LinearCost
+from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
+from fastdeploy_sd.spec_decode.methods.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import ProposerContext
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_server import SOURCES, PolicyServer, i32, linear

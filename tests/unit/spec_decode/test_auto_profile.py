@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode import auto_profile
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, DraftSample, StepSample, profile_name
+from fastdeploy_sd.spec_decode.control import profile as auto_profile
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, DraftSample, StepSample, profile_name
 
 PROFILE = CostProfile(
     machine={"cpu": "x", "num_threads": 2},

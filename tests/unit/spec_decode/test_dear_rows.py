@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.dear_rows import DearRows
-from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
+from fastdeploy_sd.spec_decode.control.dear_rows import DearRows
+from fastdeploy_sd.spec_decode.control.dear_source import DearSource
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, TargetStep
 from fastdeploy_sd.types import F32, DraftSource, DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import METHODS

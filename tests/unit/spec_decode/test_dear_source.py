@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.cost import LinearCost
-from fastdeploy_sd.spec_decode.auto.dear_source import DearSource
-from fastdeploy_sd.spec_decode.auto.draft_cost import DraftCost, Trials
-from fastdeploy_sd.spec_decode.auto.proposer import AutoProposer
-from fastdeploy_sd.spec_decode.auto_profile import DraftSample
+from fastdeploy_sd.spec_decode.control.cost import LinearCost
+from fastdeploy_sd.spec_decode.control.dear_source import DearSource
+from fastdeploy_sd.spec_decode.control.draft_cost import DraftCost, Trials
+from fastdeploy_sd.spec_decode.control.profile import DraftSample
+from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep
 from fastdeploy_sd.types import DraftSource, DraftTokens, offsets
 

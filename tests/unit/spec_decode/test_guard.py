@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.guard import LEAST_DEMAND, Guard
+from fastdeploy_sd.spec_decode.control.guard import LEAST_DEMAND, Guard
 
 PLAIN_S = 1e-3
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
-from fastdeploy_sd.spec_decode.hybrid import HybridProposer
-from fastdeploy_sd.spec_decode.ngram import NgramProposer
+from fastdeploy_sd.spec_decode.methods.hybrid import HybridProposer
+from fastdeploy_sd.spec_decode.methods.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext, TargetStep
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, LogprobArrays
 from tests.values import i32

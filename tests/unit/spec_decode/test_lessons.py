@@ -7,14 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.cost import CostModel, DraftTimes
-from fastdeploy_sd.spec_decode.auto.guard import Guard
-from fastdeploy_sd.spec_decode.auto.lessons import Foresight, Lessons, NextStepNotes
-from fastdeploy_sd.spec_decode.auto.offers import OfferTable
-from fastdeploy_sd.spec_decode.auto.policy import AutoPolicy
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.control.cost import CostModel, DraftTimes
+from fastdeploy_sd.spec_decode.control.guard import Guard
+from fastdeploy_sd.spec_decode.control.lessons import Foresight, Lessons, NextStepNotes
+from fastdeploy_sd.spec_decode.control.offers import OfferTable
+from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.control.step_board import StepBoard
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
-from fastdeploy_sd.spec_decode.step_board import StepBoard
 from fastdeploy_sd.types import DraftSource
 
 PLAIN_MS, ROW_MS = 1.0, 0.05

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
-from fastdeploy_sd.spec_decode.ngram import NgramProposer
+from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.methods.ngram import NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.ngram_reference import (

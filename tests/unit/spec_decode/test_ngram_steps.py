@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
 from tests.unit.spec_decode.ngram_reference import NUM_SLOTS
 from tests.unit.spec_decode.test_ngram import good_step
 from tests.values import i32

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.spec_decode.native.prediction import PredictionDrafter
+from fastdeploy_sd.spec_decode.methods.native.prediction import PredictionDrafter
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.spec_decode.router import MethodRouter
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, offsets

@@ -9,8 +9,8 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError, InternalError
-from fastdeploy_sd.spec_decode.draft_model import DraftModel
-from fastdeploy_sd.spec_decode.naive import NaiveProposer
+from fastdeploy_sd.spec_decode.methods.naive import NaiveProposer
+from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import (
     DraftRequest,
     ProposeInput,

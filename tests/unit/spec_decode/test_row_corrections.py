@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.auto.cost import CostModel
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.control.cost import CostModel
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 
 NUM_ROWS = 200
 ROW_MS = 0.1

@@ -14,10 +14,10 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
+from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
+from fastdeploy_sd.spec_decode.methods.suffix import SuffixProposer
+from fastdeploy_sd.spec_decode.methods.suffix_file import load_sequences, save_sequences
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.spec_decode.suffix import SuffixProposer
-from fastdeploy_sd.spec_decode.suffix_file import load_sequences, save_sequences
 
 VOCAB = 1000
 PHRASE = list(range(10, 30))

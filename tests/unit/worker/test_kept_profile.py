@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.spec_decode.auto_profile import CostProfile, DraftSample, StepSample
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, DraftSample, StepSample
 from fastdeploy_sd.types import DraftTokens, ModelInfo, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker.autotune import cost_file
 from fastdeploy_sd.worker.autotune.cost_file import kept_profile

@@ -1,0 +1,71 @@
+"""What a method chose in its steps: the report for metrics, and a line in the log now and then. Chooses nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+from fastdeploy_sd.spec_decode.control.decision import SourceStats
+from fastdeploy_sd.spec_decode.control.lessons import Foresight
+from fastdeploy_sd.types import ChoiceReport, Judgement
+from fastdeploy_sd.types.draft_methods import DraftSource
+
+logger = logging.getLogger(__name__)
+
+# Steps between two reports, and how many of them must have been asked in: a report takes as long as asking.
+_STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 2
+_SECONDS_PER_LOG_LINE = 60.0
+
+
+class ChoiceLog:
+    """Counts steps by what was chosen.
+
+    Args:
+        choices: all that there are.
+        drafts: the one of them with drafts; the others are reasons to have none.
+        first: the one that holds before anything was chosen.
+    """
+
+    def __init__(self, choices: Iterable[str], drafts: str, first: str) -> None:
+        self._num_steps, self._drafts, self._latest = dict.fromkeys(choices, 0), drafts, first
+        self._num_unreported = self._num_asked = 0
+        self._next_line = time.monotonic() + _SECONDS_PER_LOG_LINE
+
+    def note(self, choice: str) -> None:
+        """This was chosen for the next step."""
+        self._num_steps[choice] += 1
+        self._num_unreported += 1
+        self._num_asked += 1
+        self._latest = choice
+
+    def note_rested(self, num_steps: int) -> None:
+        """So many steps went by in which nobody was asked: what was chosen last holds for them."""
+        self._num_steps[self._latest] += num_steps
+        self._num_unreported += num_steps
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a report."""
+        return self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT
+
+    def report(self, known: Foresight, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
+        """Return what was made of all steps so far.
+
+        Args:
+            known: the gain over plain decoding, 0 = not known yet; what steps were expected to take, and took.
+            stats: how well drafts were judged.
+        """
+        self._num_unreported = self._num_asked = 0
+        reason = "" if self._latest == self._drafts else self._latest
+        judged = {
+            source.name.lower(): Judgement(s.num_scored, s.expected, s.observed, s.squared_error)
+            for source, s in stats.items()
+        }
+        now = time.monotonic()
+        if now >= self._next_line:
+            self._next_line = now + _SECONDS_PER_LOG_LINE
+            counts = ", ".join(f"{name} {count}" for name, count in self._num_steps.items() if count)
+            told = f"{known.gain:.2f} times plain decoding" if known.gain else "not known yet"
+            logger.info("method auto: gain %s; steps by choice: %s", told, counts)
+        return ChoiceReport(known.gain, reason, dict(self._num_steps), known.predicted_s, known.measured_s, judged)

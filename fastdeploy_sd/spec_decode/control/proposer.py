@@ -1,0 +1,144 @@
+"""Several methods, and the policy that chooses among what they offer. Knows no method by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from fastdeploy_sd.spec_decode.control.cost import DraftTimes, StepTimes
+from fastdeploy_sd.spec_decode.control.dear_source import DearSource
+from fastdeploy_sd.spec_decode.control.decision import Decision
+from fastdeploy_sd.spec_decode.control.offers import NativeMethod, OfferTable
+from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
+from fastdeploy_sd.types import F32, I32, DraftTokens
+from fastdeploy_sd.types.draft_methods import DraftSource
+
+
+class OfferingMethod(NativeMethod, Proposer, Protocol):
+    """A method that can be asked for drafts alone as well."""
+
+
+class AutoProposer(Proposer):
+    """Asks every method for drafts in every step, and drafts what the policy chooses: one native call.
+
+    A source that is dear to ask is asked in between, by whoever has one: see `ask`.
+
+    Args:
+        methods: by source, each made for the same table rows.
+        cost: what steps take, that have nothing but the rows of a call in them; None = somebody writes that to the
+            policy's params before each, and what is demanded of drafts.
+        max_num_seqs: table rows 0 .. max_num_seqs - 1.
+        max_draft_len: drafts per row at most.
+        dear: whose offers come from outside; None = nobody's.
+        lent: methods that are asked as well, but begun, forgotten and closed by somebody else.
+
+    Attributes:
+        policy: what chooses.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[tuple[DraftSource, OfferingMethod]],
+        cost: StepTimes | None,
+        max_num_seqs: int,
+        max_draft_len: int,
+        dear: DraftSource | None = None,
+        lent: Sequence[tuple[DraftSource, NativeMethod]] = (),
+    ) -> None:
+        self._methods = [method for _, method in methods]
+        self._cost = cost
+        drafters = {source: method.native_drafter for source, method in (*methods, *lent)}
+        sources = [*drafters, *([] if dear is None else [dear])]
+        self._offers = OfferTable(len(sources), max_num_seqs, max_draft_len)
+        self._dear, self._has_dear_offer = len(drafters), False  # its plane
+        self.policy = AutoPolicy(max_num_seqs, max_draft_len, sources, drafters)
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Begin the requests in every method and in the policy."""
+        for method in self._methods:
+            method.begin(requests)
+        self.policy.begin(np.array([request.table_row for request in requests], np.int32))
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """Return the drafts that are worth their time.
+
+        Raises:
+            ValueError: a method or the policy refused the rows.
+        """
+        return self.decide(x).drafts
+
+    def decide(self, x: ProposeInput) -> Decision:
+        """Return what `propose` does, with what is expected of it.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        self._clear_dear_offer()
+        return self.policy.decide(x, self._offers, self._times(x), len(x.table_rows))
+
+    def bind(self, x: ProposeInput) -> None:
+        """Have the policy's params say these rows, and no dear source's offers.
+
+        Raises:
+            ValueError: a shape or dtype disagrees.
+        """
+        self._clear_dear_offer()
+        self.policy.bind(x, self._offers)
+
+    def ask_again(self) -> int:
+        """Return how many drafts the methods offer for what was decided on last, which holds another step now.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        return self.policy.ask_again()
+
+    def ask(self, x: ProposeInput, dear: DearSource, speed: float) -> tuple[I32, float]:
+        """Ask the methods, and return what is wanted of the dear source; see DearSource.wanted. `choose` follows.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        self._clear_dear_offer()
+        self.policy.offer(x, self._offers)
+        times, num_outputs = self._times(x), len(x.table_rows)
+        if times is None:
+            times, num_outputs = self.policy.times, self.policy.params.num_outputs
+        return dear.wanted(x, self.policy, self._dear, times, speed, num_outputs)
+
+    def choose(self, x: ProposeInput, drafts: DraftTokens, draft_prob: F32) -> Decision:
+        """Choose from what was offered and the dear source's drafts of the same rows, which have these probabilities.
+
+        Raises:
+            ValueError: as `propose`.
+        """
+        num_rows, count = len(x.table_rows), len(drafts.token_ids)
+        plane = self._offers.offer(self._dear, num_rows)
+        plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
+        plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
+        self._has_dear_offer = True
+        return self.policy.choose(x, self._offers, self._times(x), num_rows)
+
+    def _clear_dear_offer(self) -> None:
+        if self._has_dear_offer:
+            self._offers.clear(self._dear)
+            self._has_dear_offer = False
+
+    def _times(self, x: ProposeInput) -> DraftTimes | None:
+        if self._cost is None:
+            return None
+        return self._cost.times(len(x.table_rows), len(x.table_rows), sum(x.num_tokens.tolist()))
+
+    def forget(self, table_rows: I32) -> None:
+        """Forget the table rows in every method and in the policy."""
+        for method in self._methods:
+            method.forget(table_rows)
+        self.policy.forget(table_rows)
+
+    def close(self) -> None:
+        """Close every method."""
+        for method in self._methods:
+            method.close()

@@ -1,0 +1,1 @@
+"""Drafting methods without a model."""

@@ -1,0 +1,267 @@
+"""Suffix decoding in the kernel library: automata of texts and drafts from them. Knows table rows and salt digests."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.device.arrays import pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import CParams, call, library
+from fastdeploy_sd.spec_decode.methods.native.draft_call import DraftCall, DraftRows, NativeDrafter, table_rows_params
+from fastdeploy_sd.types import I32, I64, DraftTokens
+
+SALT_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixRule:
+    """How drafts are made.
+
+    Attributes:
+        max_context: tokens of the context that are told apart, >= 1.
+        max_factor: drafts per token of the matched context at most, >= 0.
+        min_token_prob: the drafts' joint probability at least, 0 .. 1.
+        follows_copies: a match of the own text of at least six tokens goes on behind a replaced token; without it, it
+            ends there.
+    """
+
+    max_context: int = 64
+    max_factor: float = 1.0
+    min_token_prob: float = 0.1
+    follows_copies: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixLimits:
+    """What the shared cache may hold; 0 of either = nothing.
+
+    Attributes:
+        max_outputs: -1 = any number.
+        max_bytes: memory.
+    """
+
+    max_outputs: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixEnd:
+    """Where a text ends, though the table may go on: at the first of some tokens that is not too early.
+
+    Attributes:
+        token_ids: any of these ends it.
+        first: index of the first token that may.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    first: int = 0
+
+
+NO_END = SuffixEnd()
+
+
+class SuffixStats(NamedTuple):
+    """What the shared cache holds.
+
+    Attributes:
+        num_bytes: of everything kept, memory that was dropped and not yet given back included.
+        num_tokens, num_outputs, num_shards, num_salts: now in the cache.
+        num_sequences: pieces of outputs in the cache; one that was continued in a younger shard counts in both.
+        num_steps: elementary steps of all appends ever.
+        num_cut_counts: appends that left the counts of their shortest strings alone.
+    """
+
+    num_bytes: int
+    num_tokens: int
+    num_outputs: int
+    num_sequences: int
+    num_shards: int
+    num_salts: int
+    num_steps: int
+    num_cut_counts: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuffixSequences:
+    """Pieces of outputs as they were cached, the oldest first; most outputs are one piece.
+
+    Attributes:
+        salt_digests: u8[Q, 16].
+        cu_tokens: i64[Q+1]; sequence q owns `token_ids[cu_tokens[q]:cu_tokens[q+1]]`.
+        token_ids: i32[N].
+    """
+
+    salt_digests: npt.NDArray[np.uint8]
+    cu_tokens: I64
+    token_ids: I32
+
+
+class SuffixDrafter:
+    """Texts of the requests in table rows, outputs shared between requests of one salt, and drafts from both.
+
+    Args:
+        num_table_rows: as many texts at most.
+        vocab_size: token ids are below it.
+        rule: how drafts are made.
+        limits: of the shared cache. A table row's own text is not counted; it takes about 50 bytes per token.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    def __init__(self, num_table_rows: int, vocab_size: int, rule: SuffixRule, limits: SuffixLimits) -> None:
+        handle = ctypes.c_void_p()
+        params = struct_type("SuffixCreateParams")(
+            num_table_rows=num_table_rows,
+            vocab_size=vocab_size,
+            **asdict(rule),
+            max_cached_outputs=limits.max_outputs,
+            max_cached_bytes=limits.max_bytes,
+            drafter=ctypes.addressof(handle),
+        )
+        call("suffix_create", params)
+        self._handle = handle
+        weakref.finalize(self, library().fdsd_suffix_destroy, handle)
+        self._propose = DraftCall("suffix_propose", handle)
+
+    @property
+    def drafter(self) -> NativeDrafter:
+        """For native code that drafts with it as `propose` does."""
+        return self._propose.drafter
+
+    def begin(self, table_row: int, num_private: int, salt_digest: bytes, end: SuffixEnd = NO_END) -> None:
+        """Start a table row, whatever it held; its text is read in its first step.
+
+        Args:
+            num_private: leading tokens that are no new output: the prompt, and output that was shared before. The last
+                `max_context` of them are shared with the first token behind them, in front of it.
+            salt_digest: 16 bytes that stand for the salt.
+            end: the token that ends the text is the last one to be shared.
+
+        Raises:
+            ValueError: the table row or a length is out of range, or memory is exhausted.
+        """
+        if len(salt_digest) != SALT_DIGEST_BYTES:
+            raise ValueError(f"salt_digest: expected {SALT_DIGEST_BYTES} bytes, got {len(salt_digest)}")
+        digest, ends = np.frombuffer(salt_digest, np.uint8), np.array(end.token_ids, np.int32)
+        params = struct_type("SuffixBeginParams")(
+            drafter=self._handle,
+            table_row=table_row,
+            num_tokens=num_private,
+            salt_digest=digest.ctypes.data,
+            first_end=end.first,
+            num_end_token_ids=len(ends),
+            end_token_ids=ends.ctypes.data,
+        )
+        call("suffix_begin", params)
+
+    def forget(self, table_rows: I32) -> None:
+        """Free what these table rows, i32[n], matched; what they shared stays. One that was not begun is ignored.
+
+        Raises:
+            ValueError: a table row is out of range.
+        """
+        call("suffix_forget", table_rows_params(self._handle, table_rows))
+
+    def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
+        """Read what was committed since each table row's last step, share its output, and draft for all rows.
+
+        The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of what
+        was shared under its salt. The longest match of each, and a few of its shorter ends, make a draft each: the most
+        frequent continuation, of equals the one that occurred last. A draft ends where its joint probability, estimated
+        from counts, falls below `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum
+        of joint probabilities wins, of equals the longer match, then the own text, then the younger shard.
+
+        With follows_copies a match of at least six tokens of the own text may go on behind a single replaced token. The
+        context with the expected token in its place is then matched as well. That ends when a plain match has at least
+        two more tokens than agreed since, or when the next token does not agree either. Right behind a replaced token
+        this is done only while it paid at most of the text's last changes.
+
+        Args:
+            token_table: i32[num_table_rows, max_tokens_per_row], committed tokens. They must not have
+                changed since they were first seen here.
+
+        Returns:
+            At most max_draft_len[r] drafts in row r.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, a count, row or token is out of range, a row to draft for was not
+                begun, its tokens became fewer, or memory is exhausted. Only in the last case has anything changed.
+
+        Source: arXiv:2411.04975 (SuffixDecoding).
+        """
+        return self._propose.propose(token_table, rows)
+
+    def stats(self) -> SuffixStats:
+        """Return what the shared cache holds."""
+        stats = struct_type("SuffixStats")()
+        library().fdsd_suffix_stats(self._handle, ctypes.byref(stats))
+        return SuffixStats(*(getattr(stats, name) for name in SuffixStats._fields))
+
+    def export_sequences(self) -> SuffixSequences:
+        """Return the shared outputs."""
+        stats = self.stats()
+        sequences = SuffixSequences(
+            np.empty((stats.num_sequences, SALT_DIGEST_BYTES), np.uint8),
+            np.empty(stats.num_sequences + 1, np.int64),
+            np.empty(stats.num_tokens, np.int32),
+        )
+        call("suffix_export", self._sequences_params(sequences))
+        return sequences
+
+    def import_sequences(self, sequences: SuffixSequences) -> None:
+        """Add every piece as an output to the shared cache, in order, within its limits: of too many the first ones go.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, offsets or tokens are out of range, or memory is exhausted.
+        """
+        call("suffix_import", self._sequences_params(sequences))
+
+    def count(self, table_row: int, token_ids: I32) -> list[int]:
+        """Return how often i32[n], n >= 1, occurs in the row's own text, then in each of its salt's shards by age.
+
+        Raises:
+            ValueError: the table row was not begun, or there are no tokens.
+        """
+        counts, num_counts = np.empty(self.stats().num_shards + 1, np.int64), np.zeros(1, np.int32)
+        num_tokens = len(token_ids)
+        params = struct_type("SuffixCountParams")(
+            drafter=self._handle,
+            table_row=table_row,
+            num_tokens=num_tokens,
+            max_counts=len(counts),
+            token_ids=pointer("token_ids", token_ids, (num_tokens,), np.int32),
+            counts=counts.ctypes.data,
+            num_counts=num_counts.ctypes.data,
+        )
+        call("suffix_count", params)
+        return [int(count) for count in counts[: num_counts[0]]]
+
+    def check_integrity(self) -> None:
+        """Check all structures against their definitions, in time proportional to their size.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        function = library().fdsd_suffix_check_integrity
+        function.restype = ctypes.c_char_p
+        error = function(self._handle)
+        if error:
+            raise ValueError(f"suffix_check_integrity: {error.decode()}")
+
+    def _sequences_params(self, sequences: SuffixSequences) -> CParams:
+        num_sequences, num_tokens = len(sequences.salt_digests), len(sequences.token_ids)
+        return struct_type("SuffixSequencesParams")(
+            drafter=self._handle,
+            num_sequences=num_sequences,
+            num_tokens=num_tokens,
+            salt_digests=pointer("salt_digests", sequences.salt_digests, (num_sequences, SALT_DIGEST_BYTES), np.uint8),
+            cu_tokens=pointer("cu_tokens", sequences.cu_tokens, (num_sequences + 1,), np.int64),
+            token_ids=pointer("token_ids", sequences.token_ids, (num_tokens,), np.int32),
+        )

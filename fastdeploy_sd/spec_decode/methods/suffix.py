@@ -1,0 +1,113 @@
+"""Drafts from texts seen before: the request's own, and outputs of other requests with its salt. Knows no model.
+
+The automata are in the kernel library; here are the options, the salts and the file that outlives the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastdeploy_sd.spec_decode.methods.native.draft_call import NativeDrafter
+from fastdeploy_sd.spec_decode.methods.native.suffix import (
+    SALT_DIGEST_BYTES,
+    SuffixDrafter,
+    SuffixEnd,
+    SuffixLimits,
+    SuffixRule,
+    SuffixStats,
+)
+from fastdeploy_sd.spec_decode.methods.suffix_file import load_sequences, save_sequences, verify_can_save
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
+from fastdeploy_sd.types import I32, DraftTokens
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.config import SpeculativeConfig
+
+logger = logging.getLogger(__name__)
+
+
+class SuffixProposer(Proposer):
+    """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.propose.
+
+    A request's prompt and output are searched for it alone. Its output is also shared with the requests of its salt,
+    token by token as it is committed, up to the token that ends it. It stays after the request's end, within
+    `suffix_decoding_max_cached_requests` and `suffix_decoding_max_cache_mb`. These hold for all salts together: the
+    outputs that were extended longest ago go first, about an eighth of the limit at a time. A request that is preempted
+    counts again from there on, and each piece of an output that a file brings counts by itself.
+
+    In front of an output stands as much of its prompt as a match can see, the last `suffix_decoding_max_tree_depth`
+    tokens: the answer to a question that was asked before is known from its first token on.
+
+    Raises (on construction):
+        ConfigError: the cache file exists and was not saved for this vocabulary size, its folder cannot be written, or
+            nothing is cached that could be saved.
+    """
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        rule = SuffixRule(
+            max_context=config.suffix_decoding_max_tree_depth,
+            max_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+            follows_copies=config.follow_copies,
+        )
+        limits = SuffixLimits(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_cache_mb << 20)
+        self._vocab_size = context.vocab_size
+        self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
+        self._file = None if config.suffix_decoding_cache_file is None else Path(config.suffix_decoding_cache_file)
+        self._is_closed = False
+        if self._file is None:
+            return
+        verify_can_save(self._file, is_cache_enabled=limits.max_outputs != 0 and limits.max_bytes != 0)
+        if self._file.exists():
+            self._drafter.import_sequences(load_sequences(self._file, context.vocab_size))
+
+    @property
+    def native_drafter(self) -> NativeDrafter:
+        """What drafts, for native code that asks it itself."""
+        return self._drafter.drafter
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Start a text per request; its tokens are read in its first step."""
+        for request in requests:
+            # Output number min_tokens, from 1, is the first that may end it.
+            end = SuffixEnd(request.end_token_ids, request.num_prompt_tokens + max(request.min_tokens, 1) - 1)
+            # What it has beyond the prompt was shared before it was preempted.
+            self._drafter.begin(request.table_row, request.num_tokens, _salt_digest(request.cache_salt), end)
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """Read and share the new tokens of all rows, and draft for those that may.
+
+        Raises:
+            ValueError: a table row to draft for was not begun, or the arrays contradict each other.
+        """
+        return self._drafter.propose(x.token_table, x)
+
+    def forget(self, table_rows: I32) -> None:
+        """Drop these table rows' own texts; what they shared stays."""
+        self._drafter.forget(table_rows)
+
+    def close(self) -> None:
+        """Save the shared outputs if a file is configured; that it cannot be written is logged, not raised."""
+        if self._file is None or self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            save_sequences(self._file, self._drafter.export_sequences(), self._vocab_size)
+        except OSError as error:
+            logger.error("suffix_decoding_cache_file: expected to write %s: %s", self._file, error)
+
+    def stats(self) -> SuffixStats:
+        """Return what the shared cache holds."""
+        return self._drafter.stats()
+
+    def check_integrity(self) -> None:
+        """Check the automata; see SuffixDrafter.check_integrity."""
+        self._drafter.check_integrity()
+
+
+def _salt_digest(salt: str) -> bytes:
+    return hashlib.blake2b(salt.encode(), digest_size=SALT_DIGEST_BYTES).digest()

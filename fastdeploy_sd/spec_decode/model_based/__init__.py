@@ -1,0 +1,1 @@
+"""Drafting methods with a model."""

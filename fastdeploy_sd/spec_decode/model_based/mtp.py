@@ -1,0 +1,170 @@
+"""Drafts by multi-token prediction: layers of the model's own guess on from its hidden rows.
+
+Owns which KV slots of the draft layers are filled for every request; spec_decode/model_based/mtp_passes.py runs the layers over
+what each step added. Knows no scheduling.
+
+The row at slot q combines token q with the hidden row of position q - 1, so slot 0 stays empty, and what a full block
+holds depends on its own prefix alone. After a step that brought the target's rows of positions up to v - 1:
+
+    slots   0      1 .......... next_slot .... v - 1   v
+            empty  filled before, filled in this step, filled now if there is a block for it
+
+Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v.
+
+A request that is not drafted for may fall behind: its slots are filled all at once when it is drafted for again, or
+when its newest block is full, as others may use a full block from then on. The hidden rows of that block were kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.ops.sampling import token_logprobs
+from fastdeploy_sd.spec_decode.model_based.mtp_ahead import MtpAhead
+from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.mtp_passes import DraftPasses, EagerPasses
+from fastdeploy_sd.spec_decode.model_based.mtp_plan import StepPlan
+from fastdeploy_sd.spec_decode.model_based.mtp_recorded import RecordedPasses
+from fastdeploy_sd.spec_decode.proposer import (
+    DraftRequest,
+    ProposeInput,
+    ProposerContext,
+)
+from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.config import SpeculativeConfig
+
+_NOT_OURS = -1
+_NOT_ASKED = -1.0
+# Less survives of no chain whose drafts were all made.
+_LEAST = float(np.finfo(np.float32).tiny)
+
+
+class MtpProposer:
+    """See the module. State per table row: the first KV slot of the draft layers that is not filled, and
+    how many tokens there were when it was begun.
+
+    Args:
+        config: `num_model_steps` bounds the drafts per request and step.
+        context: has a `draft_model`.
+
+    Attributes:
+        ahead: drafts on the device before the host knows the tokens of a step; None where that cannot be.
+    """
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        assert context.draft_model is not None, "mtp runs a model"
+        self._model, self._num_steps = context.draft_model, config.num_model_steps
+        self._num_begun = np.zeros(context.max_num_seqs, np.int32)
+        self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
+        self._memory = DraftMemory(context.max_num_seqs, self._model.model.num_layers, self._num_steps)
+        self._passes: DraftPasses = (
+            EagerPasses(self._model, self._memory, config.draft_p_min)
+            if self._model.enforce_eager
+            else RecordedPasses(
+                self._model,
+                self._memory,
+                config.draft_p_min,
+                self._num_steps,
+                has_logits=config.enable_draft_logprob,
+            )
+        )
+        # Of several layers each has a pass over the step's tokens anyway: there is nothing to end early.
+        self._can_end = self._model.model.num_layers == 1
+        self._least_survival = _NOT_ASKED
+        if config.draft_p_min > 0:
+            self._least_survival = _LEAST if self._can_end else 0.0
+        columns = self._next_slot, self._num_begun
+        self._plan = StepPlan(self._memory, *columns, self._num_steps, self._model.caches[0].block_size)
+        self.ahead: MtpAhead | None = None
+        if isinstance(self._passes, RecordedPasses) and self._model.step is not None and not config.draft_p_min:
+            self._memory.min_survival[:] = self._least_survival
+            self.ahead = MtpAhead(self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps)
+
+    @property
+    def num_lookahead_slots(self) -> int:
+        return self._num_steps
+
+    def is_ahead(self, table_rows: I32) -> bool:
+        """See DraftsAhead."""
+        return self.ahead is not None
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        for request in requests:
+            self._next_slot[request.table_row] = request.num_draft_slots
+            self._num_begun[request.table_row] = request.num_tokens
+        if self.ahead is not None:
+            self.ahead.send([request.table_row for request in requests])
+
+    def forget(self, table_rows: I32) -> None:
+        self._next_slot[table_rows] = _NOT_OURS
+        if self.ahead is not None:
+            self.ahead.send(table_rows.tolist())
+
+    def close(self) -> None:
+        """Nothing to save."""
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """See Proposer.propose. Rows that already have a prefix get no drafts: it was not run through the layers."""
+        assert x.target is not None, "mtp drafts from what the model ran"
+        if self.ahead is not None:
+            self.ahead.restart()
+        if not self._plan.make(x, x.target):
+            return DraftTokens.none(len(x.table_rows))
+        m, n = self._memory, self._memory.count
+        m.min_survival[:n] = self._least_survival
+        if x.probabilities is not None:
+            m.min_survival[:n] = x.probabilities.min_survival if self._can_end else 0.0
+        logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))
+        logits = self._passes.run(wants_logits=logprobs is not None)
+        if logprobs is not None:
+            for i, rows in enumerate(logits):
+                logprobs.add(i, rows, m)
+        self._model.agree()
+        drafts = self._collect(None if logprobs is None else logprobs.arrays)
+        if x.probabilities is not None:
+            num_drafts = len(drafts.token_ids)
+            x.probabilities.draft_prob[:num_drafts] = m.draft_prob[:num_drafts]
+        return drafts
+
+    def _collect(self, logprobs: LogprobArrays | None) -> DraftTokens:
+        """Take the drafts out of the memory, and note which slots are filled."""
+        m, n = self._memory, self._memory.count
+        self._plan.collect()
+        cu = m.cu_num_draft[: n + 1].copy()
+        num_drafts = cu.item(n)
+        if logprobs is not None and len(logprobs.ranks) > num_drafts:
+            logprobs = logprobs.take(m.kept[:num_drafts])
+        return DraftTokens(m.draft_token_ids[:num_drafts].copy(), cu, logprobs=logprobs)
+
+
+class _DraftLogprobs:
+    """Log-probabilities of the drafts of requests that asked, under the draft layers; others have NaN and rank 0."""
+
+    def __init__(self, wanted: I32, num_drafts: int) -> None:
+        self._wanted = wanted
+        self.arrays = LogprobArrays.empty(num_drafts, int(wanted.max()))
+
+    @staticmethod
+    def wanted_by(x: ProposeInput, num_drafts: int) -> _DraftLogprobs | None:
+        """Return None when no request of the step asked."""
+        if x.num_draft_logprobs is None or not (x.num_draft_logprobs >= 0).any():
+            return None
+        return _DraftLogprobs(x.num_draft_logprobs, num_drafts)
+
+    def add(self, step: int, logits: F32 | RowsOnDevice, batch: DraftMemory) -> None:
+        """Note draft `step`; the first rows of logits f32[R, V] are those of the requests with one."""
+        drafting = np.flatnonzero(batch.num_wanted[: batch.count] > step)
+        asked = np.flatnonzero(self._wanted[drafting] >= 0)
+        if len(asked) == 0:
+            return
+        at = batch.cu_num_draft[drafting[asked]] + step
+        # A failed draft is cut off afterwards.
+        token_ids = batch.draft_token_ids[at].clip(0)
+        num_top = min(self.arrays.top_token_ids.shape[1], int(logits.shape[1]))
+        self.arrays.put(at, LogprobArrays(*token_logprobs(logits, asked, token_ids, num_top)))

@@ -1,0 +1,216 @@
+"""The passes of one step of MTP drafting: every layer over what the step added, then draft after draft.
+
+`run_passes` is their definition, and EagerPasses calls it; spec_decode/model_based/mtp_recorded.py replays what it did.
+
+Layer l also computes the drafts that layers before it made, as its own step attends to them:
+
+    layer 0   [begin .... N)
+    layer 1   [begin .... N) d0
+    layer 2   [begin .... N) d0 d1
+
+An only layer makes all drafts, each from the output of the one before; of several layers, each makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from paddle import Tensor
+
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.program.recorder import SymbolicTensor
+from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.models.layers.attention import AttentionInputs, OutputRows
+from fastdeploy_sd.models.mtp import MtpOutput
+from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
+from fastdeploy_sd.ops.logprob_rows import logit_rows
+from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
+from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
+from fastdeploy_sd.types import F32
+
+
+class StepCounts(Protocol):
+    """What differs from step to step besides contents; see DraftMemory."""
+
+    num_tokens: Any
+    num_drafting: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftStep:
+    """What the passes of a step read: tensors, or what stands for them in a recording.
+
+    Attributes:
+        batch: the requests; the passes write its draft_token_ids, num_wanted and draft_prob.
+        begin: i32[R], the first slot that every layer computes.
+        ends: per layer i32[R], past the last one.
+        hidden: [rows, H], the target's rows of this step, of positions from hidden_begin i32[R] on; row r's are
+            hidden[cu_hidden[r]:cu_hidden[r + 1]], i32[R+1].
+        draft_start_loc: i32[R+1], how many requests before r get a draft from the last layer.
+        num_tokens: per layer, the rows of its first pass: the sum of its end - begin.
+        num_steps: most drafts of a request.
+    """
+
+    batch: DraftBatch
+    begin: Any
+    ends: tuple[Any, ...]
+    hidden: Any
+    hidden_begin: Any
+    cu_hidden: Any
+    draft_start_loc: Any
+    num_tokens: Sequence[int]
+    num_steps: int
+
+    @staticmethod
+    def over(
+        target: DraftModel, columns: Mapping[str, Any], counts: StepCounts, num_steps: int, min_prob: float
+    ) -> DraftStep:
+        """Return a step over columns by the names that DraftMemory has for them, and `hidden` and the two tables."""
+        batch = DraftBatch(
+            table_rows=columns["table_rows"],
+            num_committed=columns["num_committed"],
+            cu_num_draft=columns["cu_num_draft"],
+            draft_token_ids=columns["draft_token_ids"],
+            num_wanted=columns["num_wanted"],
+            draft_prob=columns["draft_prob"],
+            min_survival=columns["min_survival"],
+            min_prob=min_prob,
+            token_table=columns["token_table"],
+            block_table=columns["block_table"],
+            block_size=target.caches[0].block_size,
+            num_drafting=counts.num_drafting,
+        )
+        return DraftStep(
+            batch=batch,
+            begin=columns["begin"],
+            ends=tuple(columns[f"end_{layer}"] for layer in range(target.model.num_layers)),
+            hidden=columns["hidden"],
+            hidden_begin=columns["hidden_begin"],
+            cu_hidden=columns["cu_hidden"],
+            draft_start_loc=columns["draft_start_loc"],
+            num_tokens=counts.num_tokens,
+            num_steps=num_steps,
+        )
+
+    def first_pass(self) -> MtpPass:
+        """What layer 0 computes, from the target's hidden rows."""
+        return MtpPass(self.begin, self.ends[0], 0, self.hidden_begin, self.cu_hidden, self.num_tokens[0])
+
+    def later_pass(self, layer: int, cu_hidden: Any) -> MtpPass:
+        """What another layer computes, from the rows of the layer before it."""
+        return MtpPass(self.begin, self.ends[layer], layer, self.begin, cu_hidden, self.num_tokens[layer])
+
+
+class DraftPasses(Protocol):
+    """Writes the drafts of the step that a DraftMemory holds, and the KV of all draft layers."""
+
+    def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
+        """Return, where they are wanted, f32[A, V] of every draft: its first rows are the requests' that got it."""
+
+
+class EagerPasses:
+    """Calls the ops one by one.
+
+    Args:
+        memory: of the steps.
+        min_prob: see DraftBatch.
+    """
+
+    def __init__(self, target: DraftModel, memory: DraftMemory, min_prob: float) -> None:
+        self._target, self._memory, self._min_prob = target, memory, min_prob
+
+    def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
+        """See DraftPasses.run."""
+        target, m = self._target, self._memory
+        arrays: dict[str, Any] = {name: column[: m.count] for name, column in m.per_request().items()}
+        arrays |= {name: column[: m.count + 1] for name, column in m.offsets().items()}
+        arrays |= {name: column[: m.cu_num_draft[m.count]] for name, column in m.per_draft().items()}
+        arrays |= {"token_table": target.token_table, "block_table": target.block_table}
+        # Each array once: Paddle frees the memory at an address once.
+        columns = {"hidden": target.hidden} | {name: device().wrap(array) for name, array in arrays.items()}
+        logits = run_passes(target, DraftStep.over(target, columns, m, m.num_steps, self._min_prob))
+        return logit_rows(*logits) if wants_logits else ()
+
+
+def run_passes(target: DraftModel, step: DraftStep) -> list[Tensor]:
+    """Run every layer, and return the logits of every draft.
+
+    The target's hidden rows of earlier steps were kept by its own pass; those of draft layers are kept here, each after
+    the layer that reads them has found its rows of earlier steps.
+    """
+    passes, last = _Passes(target, step), target.model.num_layers - 1
+    logits: list[Tensor] = []
+    inputs = mtp_preprocess(step.batch, step.first_pass(), HiddenRows(step.hidden, target.kept_hidden[0]))
+    for layer in range(last):
+        output = passes.forward(layer, inputs)
+        if step.num_steps > layer:
+            normed, chained = (gather_output_rows(part, inputs.draft_rows) for part in output)
+            logits.append(passes.draft(layer, layer, MtpOutput(normed, chained))[0])
+        kept, todo = target.kept_hidden[layer + 1], step.later_pass(layer + 1, inputs.query_start_loc)
+        following = mtp_preprocess(step.batch, todo, HiddenRows(output.chained, kept))
+        keep_hidden_(passes.blocks, inputs, output.chained, kept)
+        inputs = following
+    if step.num_steps <= last:
+        passes.store_kv(last, inputs)
+        return logits
+    output = passes.forward(last, inputs, OutputRows(inputs.draft_rows, passes.draft_start_loc))
+    # More than one draft only if this is the only layer.
+    for i in range(last, step.num_steps):
+        row_logits, chain = passes.draft(last, i, output)
+        logits.append(row_logits)
+        if i + 1 < step.num_steps:
+            rest = _continued(chain, step.batch.num_drafting[i + 1])
+            if rest is None:
+                break
+            output = passes.forward(last, rest)
+    return logits
+
+
+def _continued(chain: NextInputs, room: Any) -> NextInputs | None:
+    """Return the rows that go on, None where none does. `room` is the size of what a recording has for them."""
+    if isinstance(chain.num_continued, SymbolicTensor):
+        chain.num_continued.recorder.set_size(room, chain.num_continued)
+        return chain
+    count = int(device().read(chain.num_continued)[0])
+    return chain.first(count) if count else None
+
+
+class _Passes:
+    """One layer's pass at a time."""
+
+    def __init__(self, target: DraftModel, step: DraftStep) -> None:
+        batch: Any = step.batch  # of tensors
+        self._target, self._batch = target, batch
+        self.blocks = RequestBlocks(batch.table_rows, batch.block_table)
+        self.draft_start_loc = step.draft_start_loc
+
+    def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> MtpOutput:
+        """Run a layer, for all rows' output or for that of some."""
+        maps, cache = self._maps(inputs, outputs), self._target.caches[layer]
+        return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, cache, maps)
+
+    def store_kv(self, layer: int, inputs: MtpInputs) -> None:
+        """Only fill a layer's KV."""
+        maps, cache = self._maps(inputs, None), self._target.caches[layer]
+        self._target.model.store_kv(layer, inputs.input_ids, inputs.hidden, cache, maps)
+
+    def draft(self, layer: int, i: int, output: MtpOutput) -> tuple[Tensor, NextInputs]:
+        """Write draft i of every request that has one, a row of `output` each; return its logits and what follows."""
+        logits = self._target.model.logits(layer, output.normed)
+        return logits, mtp_postprocess_(self._batch, i, logits, output.chained)
+
+    def _maps(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None) -> AttentionInputs:
+        return AttentionInputs(
+            positions=inputs.positions,
+            slot_mapping=inputs.slot_mapping,
+            query_start_loc=inputs.query_start_loc,
+            seq_lens=inputs.seq_lens,
+            blocks=self.blocks,
+            rotary=self._target.rotary,
+            outputs=outputs,
+        )

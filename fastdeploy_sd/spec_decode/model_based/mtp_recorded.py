@@ -1,0 +1,138 @@
+"""The passes of a step of MTP drafting as one native call.
+
+`run_passes` is run on symbolic tensors when the model is loaded; a step replays the ops that it called. The bits are
+those of EagerPasses. Drafts of an only layer end in the recording by themselves, where no request wants one more; of
+several layers there is one recording per number of drafts. One step replays one of them, so all share their arena.
+On a GPU sizes are rounded up, and a pass whose sizes come again is launched as a graph: see device/cuda/program.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.program.program import Padding, Recording
+from fastdeploy_sd.device.program.recorder import Recorder, Size
+from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.ops.logprob_rows import logit_rows
+from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.mtp_passes import DraftStep, run_passes
+from fastdeploy_sd.types import F32, I32
+
+
+class RecordedPasses:
+    """Replays the ops as they were recorded; arguments as EagerPasses'. What a run returns, the next one overwrites.
+
+    Args:
+        max_steps: most drafts of a request.
+        has_logits: whether a step may want logits. Nothing is recorded once requests run.
+
+    Raises:
+        RecordingError: the layers do something that cannot be recorded.
+        ConfigError: the system has no memory for steps as large as they can be.
+    """
+
+    def __init__(
+        self,
+        target: DraftModel,
+        memory: DraftMemory,
+        min_prob: float,
+        max_steps: int,
+        *,
+        has_logits: bool,
+    ) -> None:
+        self._target, self._memory, self._min_prob, self._max_steps = target, memory, min_prob, max_steps
+        self._device = device()
+        self._columns = self._device.mirror(memory.columns)
+        self._columns.download()  # which takes the pinned memory for it, now and not in a step
+        self._device.wait()
+        recordings = {
+            (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
+            for num_steps in {*range(len(memory.num_tokens)), max_steps}
+            for wants_logits in ((True, False) if has_logits else (False,))
+        }
+        arena = self._device.arena(max(recording.num_bytes for recording in recordings.values()))
+        inputs = self._inputs()
+        self._size_names = tuple(self._bounds())
+        self._programs = {key: self._device.program(recording, inputs, arena) for key, recording in recordings.items()}
+        logits = iter(logit_rows(*(output for program in self._programs.values() for output in program.outputs)))
+        self._logits = {key: [next(logits) for _ in program.outputs] for key, program in self._programs.items()}
+
+    def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
+        """See DraftPasses.run."""
+        m = self._memory
+        is_short = m.num_steps < len(m.num_tokens)
+        key = m.num_steps if is_short else self._max_steps, wants_logits
+        program = self._programs[key]
+        self._columns.upload()
+        program.run(dict(zip(self._size_names, (m.count, *m.num_tokens, *m.num_drafting), strict=True)))
+        self._columns.download(m.num_read)
+        self._device.wait()
+        return self._logits[key]
+
+    def start(self, num_requests: int, num_tokens: Sequence[int], num_drafting: Sequence[int]) -> None:
+        """Start the passes of a step that the device's columns hold, with sizes that are bounds of its own."""
+        num_steps = len(num_drafting) - list(num_drafting).count(0)
+        key = num_steps if num_steps < len(num_tokens) else self._max_steps, False
+        self._programs[key].run(dict(zip(self._size_names, (num_requests, *num_tokens, *num_drafting), strict=True)))
+
+    def twin(self, column: I32 | F32) -> Any:
+        """Return the device's column of the memory."""
+        return self._columns.of(column)
+
+    def send(self) -> None:
+        """Send the memory's columns with what goes up next."""
+        self._columns.upload()
+
+    def _record(self, num_steps: int, wants_logits: bool) -> Recording:
+        recorder, m, requests = Recorder(), self._memory, Size("num_requests")
+        shapes: dict[str, tuple[int | Size, ...]] = dict.fromkeys(m.per_request(), (requests,))
+        shapes |= dict.fromkeys(m.offsets(), (requests + 1,))
+        columns: dict[str, Any] = {
+            name: recorder.add_input(name, self._dtype(name), shapes.get(name, tuple(array.shape)))
+            for name, array in self._inputs().items()
+        }
+        counts = _Counts(
+            [Size(f"num_tokens_{layer}") for layer in range(len(m.num_tokens))],
+            [Size(f"num_drafting_{i}") for i in range(len(m.num_drafting))],
+        )
+        step = DraftStep.over(self._target, columns, counts, num_steps, self._min_prob)
+        logits: Any = run_passes(self._target, step)
+        # Requests that fill a size are nobody's: they have no slot, no draft and no row.
+        padding: Padding = dict.fromkeys(m.per_request(), 0) | dict.fromkeys(m.offsets(), "last")
+        return Recording(recorder, logits if wants_logits else (), self._bounds(), padding)
+
+    def _inputs(self) -> dict[str, Any]:
+        """What the passes read, whole, where they read it, by the names that DraftStep.over has for it."""
+        target, m = self._target, self._memory
+        columns = {**m.per_request(), **m.offsets(), **m.per_draft()}
+        tables = {"token_table": target.token_table, "block_table": target.block_table, "hidden": target.hidden}
+        return {name: self._columns.of(column) for name, column in columns.items()} | tables
+
+    def _dtype(self, name: str) -> paddle.dtype:
+        if name == "hidden":
+            return self._target.hidden.dtype
+        return paddle.float32 if name in ("draft_prob", "min_survival") else paddle.int32
+
+    def _bounds(self) -> Mapping[str, int]:
+        """Every size, in the order of a run's. A layer fills the slots of the step's tokens, those that waited, and
+        those of its own drafts."""
+        max_tokens, max_requests, m = self._target.hidden.shape[0], len(self._memory.begin), self._memory
+        num_waiting = self._target.kept_hidden[0].num_kept
+        bounds = {"num_requests": max_requests}
+        for layer in range(len(m.num_tokens)):
+            bounds[f"num_tokens_{layer}"] = max_tokens + max_requests * (num_waiting + layer)
+        return bounds | {f"num_drafting_{i}": max_requests for i in range(len(m.num_drafting))}
+
+
+@dataclass(slots=True)
+class _Counts:
+    """A recording's counts; see StepCounts."""
+
+    num_tokens: Any
+    num_drafting: Any

@@ -26,10 +26,10 @@ from benchmarks.hardware import describe_hardware
 from benchmarks.kv_transfer_peer import BLOCK_SIZE, MemoryPages, description, settings
 from benchmarks.progress import Progress
 from fastdeploy_sd.config.splitwise_section import PROTOCOLS
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.events import Fetched
 from fastdeploy_sd.errors import ConfigError, FdsdError
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.events import Fetched
 from fastdeploy_sd.types import KvSource, Request
 
 _TIMEOUT_S = 60.0

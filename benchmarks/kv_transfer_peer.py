@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.events import PrefillWanted
-from fastdeploy_sd.splitwise.pages import Bytes
-from fastdeploy_sd.splitwise.settings import ConnectorSettings
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.events import PrefillWanted
+from fastdeploy_sd.disaggregation.transfer.pages import Bytes
+from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
 from fastdeploy_sd.types import KvDescription
 
 BLOCK_SIZE = 64

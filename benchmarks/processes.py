@@ -39,7 +39,7 @@ def running_router() -> Iterator[tuple[Address, int]]:
     Raises:
         Unavailable: it does not start.
     """
-    with _running("fastdeploy_sd.router.launch", []) as (address, pid):
+    with _running("fastdeploy_sd.cluster.router.launch", []) as (address, pid):
         yield address, pid
 
 

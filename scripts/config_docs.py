@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from fastdeploy_sd.cluster.router.options import OPTIONS as ROUTER_OPTIONS
 from fastdeploy_sd.config.elsewhere import LLAMA_CPP, SGLANG, VLLM
 from fastdeploy_sd.config.tables import (
     migration_markdown,
@@ -20,7 +21,6 @@ from fastdeploy_sd.config.tables import (
     unsupported_markdown,
 )
 from fastdeploy_sd.metrics.documentation import metrics_markdown, router_metrics_markdown
-from fastdeploy_sd.router.options import OPTIONS as ROUTER_OPTIONS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 # Page -> marker -> its table.

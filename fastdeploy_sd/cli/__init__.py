@@ -69,7 +69,7 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _route(argv: Sequence[str]) -> int:
-    from fastdeploy_sd.router import launch
+    from fastdeploy_sd.cluster.router import launch
 
     return launch.main(argv, "fastdeploy-sd route")
 

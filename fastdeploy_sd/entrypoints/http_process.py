@@ -13,6 +13,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from fastdeploy_sd.cluster.redis.client import ClusterClient
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.entrypoints.openai.app import create_app
@@ -29,7 +30,6 @@ from fastdeploy_sd.process.child import (
     leave_within,
     read_start,
 )
-from fastdeploy_sd.redis_scheduler.client import ClusterClient
 from fastdeploy_sd.wire.channel import directory_of
 from fastdeploy_sd.wire.http.connection import Connections
 from fastdeploy_sd.wire.http.listeners import Listeners

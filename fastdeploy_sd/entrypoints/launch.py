@@ -22,6 +22,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from fastdeploy_sd.cluster.redis.deployment import verify_deployment
+from fastdeploy_sd.cluster.redis.process import start_scheduler
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.distributed import node
 from fastdeploy_sd.engine.ipc.client import EngineClient
@@ -41,8 +43,6 @@ from fastdeploy_sd.process.child import (
     leave_within,
     stop_on_signals,
 )
-from fastdeploy_sd.redis_scheduler.deployment import verify_deployment
-from fastdeploy_sd.redis_scheduler.process import start_scheduler
 from fastdeploy_sd.wire.channel import directory_of, private_address
 from fastdeploy_sd.wire.http.acceptor import raise_descriptor_limit
 from fastdeploy_sd.wire.http.listeners import Listeners, bound, example_request, url_of
@@ -50,7 +50,7 @@ from fastdeploy_sd.wire.http.listeners import Listeners, bound, example_request,
 logger = logging.getLogger(__name__)
 
 DEFAULT_EXECUTOR = "fastdeploy_sd.distributed.executor:create_executor"
-ENGINE = "fastdeploy_sd.handover.roles:open_engine"
+ENGINE = "fastdeploy_sd.disaggregation.roles:open_engine"
 
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
 _STUCK_S = 30.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 
+from fastdeploy_sd.cluster.messages import PROTOCOL_VERSION, Clock, InstanceLoad, Registration
+from fastdeploy_sd.cluster.registrar import Registrar
+from fastdeploy_sd.cluster.route import RouteReader
 from fastdeploy_sd.config import Config, is_wildcard
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.fleet.messages import PROTOCOL_VERSION, Clock, InstanceLoad, Registration
-from fastdeploy_sd.fleet.registrar import Registrar
-from fastdeploy_sd.fleet.route import RouteReader
 from fastdeploy_sd.wire.http.listeners import Listeners
 from fastdeploy_sd.wire.http_client import Target
 from fastdeploy_sd.wire.secret import deployment_secret, derive_key

@@ -3,7 +3,7 @@
 # On another host than the first of --ips it returns when that host's ranks run.
 # RUN_DIR (default: run) gets server.pid, url, console.log (since this start) and, unless FD_LOG_DIR says where, log/.
 # START_TIMEOUT_S (default: 900) is how long loading may take. FDSD_PYTHON names the interpreter that has fastdeploy_sd.
-# SERVER_MODULE (default: fastdeploy_sd.entrypoints.openai.api_server) may be fastdeploy_sd.router.launch: it returns when
+# SERVER_MODULE (default: fastdeploy_sd.entrypoints.openai.api_server) may be fastdeploy_sd.cluster.router.launch: it returns when
 # the router can be reached, which is healthy with its first instance.
 # Exit status: 0 serving, 1 not within the time, 2 refused; the reason is on standard error.
 set -eu

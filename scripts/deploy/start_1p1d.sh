@@ -50,7 +50,7 @@ for part in decode prefill; do  # a prefill instance is healthy when it has foun
     start "$part" "$port" "$@" --splitwise-role "$part" --router "127.0.0.1:${PORT:-8000}" --scheduler-name splitwise \
         --scheduler-host 127.0.0.1 --scheduler-port "$redis_port" --scheduler-password-file "$password_file" >/dev/null
 done
-url=$(SERVER_MODULE=fastdeploy_sd.router.launch start router "${PORT:-8000}" --splitwise)
+url=$(SERVER_MODULE=fastdeploy_sd.cluster.router.launch start router "${PORT:-8000}" --splitwise)
 left_s=10
 until [ "$(curl --silent "$url/metrics" | grep -c '^fastdeploy_sd:router_instances{.*state="available"} 1')" = 2 ]; do
     left_s=$((left_s - 1))

@@ -10,9 +10,16 @@ import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.splitwise.counters import Failure
-from fastdeploy_sd.splitwise.events import Event, Fetched, FetchFailed, PrefillCancelled, PrefillWanted, Sent
-from fastdeploy_sd.splitwise.pages import Pages
+from fastdeploy_sd.disaggregation.transfer.counters import Failure
+from fastdeploy_sd.disaggregation.transfer.events import (
+    Event,
+    Fetched,
+    FetchFailed,
+    PrefillCancelled,
+    PrefillWanted,
+    Sent,
+)
+from fastdeploy_sd.disaggregation.transfer.pages import Pages
 from fastdeploy_sd.types import KvDescription, KvSource, Request, RequestId
 from fastdeploy_sd.types.transfer_stats import TransferStats
 

@@ -19,10 +19,10 @@ from typing import Literal, cast
 from fastdeploy_sd.config import Config, ParallelConfig, SplitwiseConfig
 from fastdeploy_sd.conformance import Way, standard_methods
 from fastdeploy_sd.conformance.runs import engine_config
+from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
+from fastdeploy_sd.disaggregation.roles import open_engine
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
 from fastdeploy_sd.distributed.executor import create_executor
-from fastdeploy_sd.handover.prefill_engine import PrefillEngine
-from fastdeploy_sd.handover.roles import open_engine
-from fastdeploy_sd.splitwise.connector import KvConnector
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from tests.engine.gpu import tiny_config
 

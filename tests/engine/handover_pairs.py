@@ -14,10 +14,10 @@ from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
 from fastdeploy_sd.conformance.methods import Method
 from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.device import library
+from fastdeploy_sd.disaggregation.fetching_supply import FetchingSupply
+from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.handover.fetching_supply import FetchingSupply
-from fastdeploy_sd.handover.prefill_engine import PrefillEngine
 from fastdeploy_sd.types import FinishReason, Request, RequestId
 from tests.doubles.wire import SOURCE, Wire
 

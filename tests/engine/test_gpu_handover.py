@@ -16,9 +16,9 @@ import pytest
 
 from fastdeploy_sd.conformance import compare
 from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.disaggregation.roles import open_engine
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.handover.roles import open_engine
 from fastdeploy_sd.types import KvSource
 from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams
 from tests.engine.gpu_prefill_process import config_of

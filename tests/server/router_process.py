@@ -25,7 +25,9 @@ class Router(Program):
 
     def __init__(self, state: Path, port: int, **options: object) -> None:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in {"port": port, **options}.items()]
-        super().__init__([sys.executable, "-m", "fastdeploy_sd.router.launch", *flags], XDG_STATE_HOME=str(state))
+        super().__init__(
+            [sys.executable, "-m", "fastdeploy_sd.cluster.router.launch", *flags], XDG_STATE_HOME=str(state)
+        )
         self.address = f"127.0.0.1:{port}"
         self.url = f"http://{self.address}"
 

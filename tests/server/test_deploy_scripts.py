@@ -62,7 +62,7 @@ def test_a_server_is_started_once_answers_and_is_stopped(tmp_path: Path) -> None
 
 
 def test_a_router_is_started_before_its_instances(tmp_path: Path) -> None:
-    settings = {"SERVER_MODULE": "fastdeploy_sd.router.launch", "START_TIMEOUT_S": "60"}
+    settings = {"SERVER_MODULE": "fastdeploy_sd.cluster.router.launch", "START_TIMEOUT_S": "60"}
     started = run("start.sh", "--port", "0", run_dir=tmp_path, **settings)
     pid = int(run("pid.sh", run_dir=tmp_path).stdout)
     try:

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from fastdeploy_sd.cluster.notes import EventSplitter, ProgressRecord
+from fastdeploy_sd.cluster.route import ROUTE_HEADER, ChoiceProgress, Progress, Recipient, RouteReader, make_route
 from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
-from fastdeploy_sd.fleet.notes import EventSplitter, ProgressRecord
-from fastdeploy_sd.fleet.route import ROUTE_HEADER, ChoiceProgress, Progress, Recipient, RouteReader, make_route
 from fastdeploy_sd.types import KvSource
 from tests.server.toy_server import MODEL, Served, serve, server_config, text_of, toy_tokens
 

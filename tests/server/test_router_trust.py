@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fastdeploy_sd.fleet import messages as m
+from fastdeploy_sd.cluster import messages as m
 from fastdeploy_sd.wire.packing import pack
 from fastdeploy_sd.wire.secret import derive_key
 from fastdeploy_sd.wire.signing import SIGNATURE_HEADER, sign
 from tests.doubles.ports import free_port
 from tests.server.router_process import Fleet, Router, kill, wait_until
 from tests.server.toy_process import WAIT_S, complete
-from tests.unit.router.registrations import SAID
+from tests.unit.cluster.router.registrations import SAID
 
 NONSENSE = [b"", b"\x80\x04N.", b"\xff" * 1000, b"{}", b"\xc1", b"\x91" * 10_000, b"x" * 70_000]
 

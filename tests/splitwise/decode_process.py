@@ -8,8 +8,8 @@ from __future__ import annotations
 import select
 import sys
 
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.events import Fetched
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.events import Fetched
 from tests.splitwise.instances import BytePages, describe, holds, request, settings, source_of
 
 NUM_ORDERS = 16

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.events import Event, PrefillCancelled, PrefillWanted, Sent
+from fastdeploy_sd.disaggregation.transfer.pages import Bytes, DevicePort
+from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.events import Event, PrefillCancelled, PrefillWanted, Sent
-from fastdeploy_sd.splitwise.pages import Bytes, DevicePort
-from fastdeploy_sd.splitwise.settings import ConnectorSettings
 from fastdeploy_sd.types import KvDescription, KvSource, Request
 from fastdeploy_sd.types.transfer_stats import WayStats
 

@@ -9,7 +9,7 @@ import select
 import sys
 from typing import cast
 
-from fastdeploy_sd.splitwise.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
 from tests.splitwise.instances import Behaviour, BytePages, PrefillEngine, describe, settings
 
 

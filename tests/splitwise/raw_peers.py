@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from fastdeploy_sd.device.checksum import chunk_checksums
-from fastdeploy_sd.splitwise import messages as m
-from fastdeploy_sd.splitwise.pages import Bytes
+from fastdeploy_sd.disaggregation.transfer import messages as m
+from fastdeploy_sd.disaggregation.transfer.pages import Bytes
 from fastdeploy_sd.wire.sockets import CurveKeys, Hub, Link, Listener
 from tests.splitwise.instances import DEADLINE_S, LAYERS, content, describe, settings
 

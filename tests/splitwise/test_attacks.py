@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fastdeploy_sd.splitwise import messages as m
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.counters import Failure, Refusal
-from fastdeploy_sd.splitwise.events import Fetched, FetchFailed, PrefillCancelled, PrefillWanted, Sent
+from fastdeploy_sd.disaggregation.transfer import messages as m
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.counters import Failure, Refusal
+from fastdeploy_sd.disaggregation.transfer.events import Fetched, FetchFailed, PrefillCancelled, PrefillWanted, Sent
 from tests.splitwise.instances import (
     LAYERS,
     BytePages,

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fastdeploy_sd.disaggregation.transfer.events import Fetched
+from fastdeploy_sd.disaggregation.transfer.messages import Receiver
+from fastdeploy_sd.disaggregation.transports import cuda as transport_cuda
+from fastdeploy_sd.disaggregation.transports.cuda import CudaReceiver, CudaSender, forget_windows
+from fastdeploy_sd.disaggregation.transports.ipc import DescriptorInbox
+from fastdeploy_sd.disaggregation.transports.transport import TransportError
 from fastdeploy_sd.errors import DeviceLost
-from fastdeploy_sd.splitwise import transport_cuda
-from fastdeploy_sd.splitwise.events import Fetched
-from fastdeploy_sd.splitwise.messages import Receiver
-from fastdeploy_sd.splitwise.transport import TransportError
-from fastdeploy_sd.splitwise.transport_cuda import CudaReceiver, CudaSender, forget_windows
-from fastdeploy_sd.splitwise.transport_ipc import DescriptorInbox
 from tests.splitwise.instances import PrefillEngine, connectors, request, source_of, wait_for
 
 NUM_SLOTS, SLOT_BYTES = 4, 64

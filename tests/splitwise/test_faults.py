@@ -16,10 +16,10 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.counters import Failure
+from fastdeploy_sd.disaggregation.transfer.events import Fetched, FetchFailed
 from fastdeploy_sd.errors import DeviceLost, InternalError
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.counters import Failure
-from fastdeploy_sd.splitwise.events import Fetched, FetchFailed
 from tests.splitwise.decode_process import NUM_ORDERS
 from tests.splitwise.instances import (
     CANARY,

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from fastdeploy_sd.splitwise import messages as m
+from fastdeploy_sd.disaggregation.transfer import messages as m
 from fastdeploy_sd.wire.codec import ProtocolError
 from tests.splitwise.instances import describe, request
 

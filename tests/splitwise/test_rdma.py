@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.events import Fetched
+from fastdeploy_sd.disaggregation.transfer.messages import Done
+from fastdeploy_sd.disaggregation.transfer.outgoing import Outgoing, Peer
+from fastdeploy_sd.disaggregation.transfer.pages import Pages
+from fastdeploy_sd.disaggregation.transports.transport import Batch
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.events import Fetched
-from fastdeploy_sd.splitwise.messages import Done
-from fastdeploy_sd.splitwise.outgoing import Outgoing, Peer
-from fastdeploy_sd.splitwise.pages import Pages
-from fastdeploy_sd.splitwise.transport import Batch
 from tests.splitwise.instances import (
     BytePages,
     PrefillEngine,

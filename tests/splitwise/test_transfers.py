@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.counters import Failure
+from fastdeploy_sd.disaggregation.transfer.events import Fetched, FetchFailed, PrefillWanted, Sent
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.splitwise.connector import KvConnector
-from fastdeploy_sd.splitwise.counters import Failure
-from fastdeploy_sd.splitwise.events import Fetched, FetchFailed, PrefillWanted, Sent
 from fastdeploy_sd.types.transfer_stats import WayStats
 from tests.splitwise.instances import (
     BLOCK_SIZE,

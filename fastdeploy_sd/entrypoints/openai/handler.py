@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from fastdeploy_sd.cluster.notes import counted_note, ended_note, failed_note
+from fastdeploy_sd.cluster.route import Route, read_content
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
@@ -22,8 +24,6 @@ from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamNotes
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import Overloaded, Unavailable
-from fastdeploy_sd.fleet.notes import counted_note, ended_note, failed_note
-from fastdeploy_sd.fleet.route import Route, read_content
 from fastdeploy_sd.text.completion import CompletionCollector
 from fastdeploy_sd.wire.http.auth import client_of
 from fastdeploy_sd.wire.http.enclosure import LOSSY_HEADER

@@ -13,13 +13,13 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from fastdeploy_sd.cluster.route import Progress
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, ResponseBody
 from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.fleet.route import Progress
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.guidance.grammar import grammar_of
 from fastdeploy_sd.text.output_processor import OutputProcessor

@@ -9,11 +9,11 @@ from collections import defaultdict
 
 from starlette.datastructures import Headers
 
+from fastdeploy_sd.cluster.notes import begun_note, ended_note, logprobs_note, shown_note, together_note
+from fastdeploy_sd.cluster.route import NOT_AUTHENTIC, ROUTE_HEADER, Route, RouteReader
 from fastdeploy_sd.entrypoints.openai.answer_format import StreamPart
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.errors import Forbidden
-from fastdeploy_sd.fleet.notes import begun_note, ended_note, logprobs_note, shown_note, together_note
-from fastdeploy_sd.fleet.route import NOT_AUTHENTIC, ROUTE_HEADER, Route, RouteReader
 from fastdeploy_sd.text.output_processor import TextDelta
 from fastdeploy_sd.types import TokenLogprob
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from fastdeploy_sd.cluster.router import launch as router
 from fastdeploy_sd.config import config_from_kwargs, verify_keys_are_known
 from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE, UNREAD_VARIABLES
 from fastdeploy_sd.entrypoints.openai import api_server
-from fastdeploy_sd.router import launch as router
 
 TOPK = "SPECULATE_VERIFY_USE_TOPK"
 

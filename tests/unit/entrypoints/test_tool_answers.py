@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fastdeploy_sd.cluster.route import ChoiceProgress, Progress
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat
@@ -16,7 +17,6 @@ from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, ResponseBody, parse_body
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.fleet.route import ChoiceProgress, Progress
 from fastdeploy_sd.text.answer_parts import PartsDelta, tool_call_id
 from fastdeploy_sd.text.output_processor import OutputProcessor
 from fastdeploy_sd.text.prompt import PromptEncoder

@@ -1,0 +1,1 @@
+"""Several instances: membership, placement, the router, requests shared through Redis."""

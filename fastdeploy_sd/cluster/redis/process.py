@@ -1,0 +1,66 @@
+"""The scheduler process: a server's child that takes part in the deployment for the engine. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from fastdeploy_sd.cluster.redis.instance import Instance
+from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.metrics import SharedStats
+from fastdeploy_sd.process.child import (
+    EXIT_OK,
+    ChildProcess,
+    configure_logging,
+    end_with_parent,
+    leave_within,
+    read_start,
+)
+from fastdeploy_sd.wire.channel import directory_of
+
+_LEAVE_S = 3.0
+
+
+def start_scheduler(config: Config, address: str, engine_pid: int, server: str) -> ChildProcess:
+    """Start the process. It ends, with status 0, after the engine.
+
+    Args:
+        address, engine_pid: of the engine.
+        server: the server's name.
+    """
+    start = {
+        "config": to_json(config, with_secrets=True),
+        "address": address,
+        "engine_pid": str(engine_pid),
+        "server": server,
+    }
+    return ChildProcess("fastdeploy_sd.cluster.redis.process:main", start, ignores_signals=True)
+
+
+def main() -> int:
+    """Entry point of the process. Signals do not stop it: while the engine drains, its outputs are wanted."""
+    configure_logging("scheduler")
+    start = read_start()
+    config = from_json(start["config"])
+    client = EngineClient(start["address"], int(start["engine_pid"]), config.engine_timeout_s)
+    stats = SharedStats(Path(directory_of(start["address"])), "scheduler")
+    return asyncio.run(_work(config, client, start["server"], stats))
+
+
+async def _work(config: Config, client: EngineClient, server: str, stats: SharedStats) -> int:
+    loop = asyncio.get_running_loop()
+    publishing = asyncio.create_task(stats.keep_published())
+    try:
+        await client.connect()
+        instance = Instance(client, config, server, stats.own.redis)
+        end_with_parent(heard=lambda: loop.call_soon_threadsafe(instance.begin_drain))
+        await instance.run()
+        return EXIT_OK
+    except Unavailable:
+        return EXIT_OK  # the engine ended before it greeted us, which is not for this process to report
+    finally:
+        publishing.cancel()
+        await client.close()
+        leave_within(_LEAVE_S, EXIT_OK)

@@ -1,0 +1,154 @@
+"""The instance's side: tells routers that it is there, how busy it is, and that it leaves. Knows no engine.
+
+Each router has a task of its own, which tries again for ever: a router that is started later, or anew, or cannot be
+reached for a while, costs the instance a line in the log and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastdeploy_sd.cluster import messages as m
+from fastdeploy_sd.errors import FdsdError, InternalError, NotFound
+from fastdeploy_sd.wire.http_client import Ask, HttpClient, Target
+from fastdeploy_sd.wire.packing import pack
+from fastdeploy_sd.wire.signing import SIGNATURE_HEADER, sign
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 2.0
+_PAUSE_S = 1.0
+_MAX_ANSWER_BYTES = 1 << 16
+_MENTIONED_S = 10.0
+
+
+class Registrar:
+    """Keeps an instance registered with routers from `start` until `leave`.
+
+    Args:
+        routers: where they listen.
+        identity: of the instance; challenge, load and clock are filled in.
+        key: of registrations, derived from the deployment's secret.
+        load: tells how busy the instance is now.
+        clock: tells its time.
+    """
+
+    def __init__(
+        self,
+        routers: Sequence[Target],
+        identity: m.Registration,
+        key: bytes,
+        load: Callable[[], m.InstanceLoad],
+        clock: Callable[[], m.Clock] = m.Clock.now,
+    ) -> None:
+        self._routers = routers
+        self._identity = identity
+        self._key = key
+        self._load = load
+        self._clock = clock
+        self._http = HttpClient(_PATIENCE_S)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_leaving = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to register."""
+        self._tasks = [asyncio.create_task(self._keep_registered(router)) for router in self._routers]
+
+    def begin_leaving(self) -> None:
+        """Tell the routers, soon, that nothing new may come; what runs goes on."""
+        self._is_leaving.set()
+
+    async def leave(self) -> None:
+        """Wait until the routers know, for some seconds at most."""
+        self.begin_leaving()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * _PATIENCE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._http.close()
+
+    async def _keep_registered(self, router: Target) -> None:
+        is_known, last_text = False, ""
+        while not self._is_leaving.is_set():
+            try:
+                session = await self._register(router)
+                logger.info("registered with the router at %s as %s", router, self._identity.role)
+                is_known, last_text = True, ""
+                await self._beat(router, session)
+            except (FdsdError, TimeoutError, OSError) as error:
+                text = error.message if isinstance(error, FdsdError) else f"no answer within {_PATIENCE_S:g} s"
+                if is_known or text != last_text:
+                    logger.warning("not registered with the router at %s: %s", router, text)
+                is_known, last_text = False, text
+                await self._pause(_PAUSE_S)
+
+    async def _register(self, router: Target) -> str:
+        challenge = await self._call(router, Ask("GET", m.CHALLENGE))
+        text, clock = str(challenge.get("challenge")), self._clock()
+        identity = replace(self._identity, challenge=text, load=self._load(), clock=clock)
+        answer = await self._call(router, self._signed(m.REGISTER, identity))
+        wall = answer.get("time")
+        if isinstance(wall, float) and (difference := clock_difference(clock.wall, wall)):
+            logger.warning("this machine's clock is %s that of the router at %s", difference, router)
+        return str(answer.get("session"))
+
+    async def _beat(self, router: Target, session: str) -> None:
+        """Send heartbeats until the instance leaves, then that it does."""
+        number = 0
+        while not self._is_leaving.is_set():
+            number += 1
+            beat = m.Heartbeat(session, number, self._load(), self._clock())
+            await self._call(router, self._signed(m.HEARTBEAT, beat))
+            await self._pause(m.HEARTBEAT_S)
+        last = m.Heartbeat(session, number + 1, replace(self._load(), takes_requests=False), self._clock())
+        await self._call(router, self._signed(m.DEREGISTER, last))
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_leaving.wait()
+        except TimeoutError:
+            return
+
+    def _signed(self, path: str, message: m.Registration | m.Heartbeat) -> Ask:
+        body = pack(message)
+        signature = sign(self._key, path, body).encode("ascii")
+        return Ask("POST", path, [(SIGNATURE_HEADER.lower().encode(), signature)], body)
+
+    async def _call(self, router: Target, ask: Ask) -> dict[str, Any]:
+        async with asyncio.timeout(_PATIENCE_S):
+            exchange = await self._http.ask(router, ask)
+            try:
+                text = await exchange.read_all(_MAX_ANSWER_BYTES)
+            finally:
+                self._http.finish(router, exchange)
+        answer = _object_of(text)
+        if exchange.status == NotFound.status:
+            raise NotFound("it does not know this instance any more")
+        if exchange.status >= 400:  # noqa: PLR2004 (where HTTP's errors begin)
+            error = answer.get("error")
+            reason = error.get("message") if isinstance(error, dict) else None
+            raise InternalError(f"it answers {exchange.status}: {reason or 'without a reason'}")
+        return answer
+
+
+def clock_difference(wall: float, reference: float) -> str:
+    """Return in words how far a clock is from another one, "" where that is not worth a line. Requests do not mind."""
+    seconds = wall - reference
+    if abs(seconds) < _MENTIONED_S:
+        return ""
+    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def _object_of(text: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,239 @@
+"""The routes of a router: those of a server, which it relays, and those by which instances register."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fastdeploy_sd import __version__
+from fastdeploy_sd.cluster import messages as m
+from fastdeploy_sd.cluster.route import NOT_AUTHENTIC, ROUTE_HEADER
+from fastdeploy_sd.cluster.router.delivery import Delivery
+from fastdeploy_sd.cluster.router.instance import Instance
+from fastdeploy_sd.cluster.router.options import RouterConfig
+from fastdeploy_sd.cluster.router.registry import Registry
+from fastdeploy_sd.cluster.router.relay import Courier, Relay
+from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
+from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
+from fastdeploy_sd.wire.http.enclosure import enclose, routes_of
+from fastdeploy_sd.wire.http.error_format import JsonResponse
+from fastdeploy_sd.wire.http.event_stream import until_disconnected
+from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
+from fastdeploy_sd.wire.http.request_body import BodyReader
+from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
+from fastdeploy_sd.wire.http_client import Ask
+from fastdeploy_sd.wire.signing import SIGNATURE_HEADER
+
+_GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH)
+_TEXT = ("/tokenize", "/detokenize")
+_MAX_LARGEST_BODIES = 16  # they are held until their answers are complete
+# What an instance gets of a client's headers.
+_PASSED = ("accept", "content-type", "user-agent", "x-request-id", "traceparent", "tracestate")
+
+
+class RouterApp:
+    """The application of a router, and whether it takes requests.
+
+    Attributes:
+        app: the application (ASGI).
+        num_open: requests that are being relayed.
+    """
+
+    def __init__(self, config: RouterConfig, registry: Registry, courier: Courier, stats: HttpStats) -> None:
+        self._config = config
+        self._registry = registry
+        self._courier = courier
+        self._http_stats = stats
+        self._is_draining = False
+        self._bodies = BodyReader(config.server.max_body_bytes, _MAX_LARGEST_BODIES)
+        self._messages = BodyReader(m.MAX_MESSAGE_BYTES)
+        self.num_open = 0
+        self.app = FastAPI(
+            title="fastdeploy_sd", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+        )
+        self._add_routes()
+        enclose(self.app, config.server, stats, open_paths=(m.CHALLENGE, m.REGISTER, m.HEARTBEAT, m.DEREGISTER))
+
+    def _add_routes(self) -> None:
+        for path in (*_GENERATION, *_TEXT):
+            self.app.add_api_route(path, self.relay, methods=["POST"])
+        add_refused_routes(self.app)
+        self.app.add_api_route("/", self.root, methods=["GET"])
+        self.app.add_api_route("/version", self.version, methods=["GET"])
+        self.app.add_api_route("/v1/models", self.models, methods=["GET"])
+        self.app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
+        self.app.add_api_route("/health", self.health, methods=["GET"])
+        self.app.add_api_route("/ping", self.health, methods=["GET", "POST"])
+        self.app.add_api_route("/metrics", self.metrics, methods=["GET"])
+        self.app.add_api_route("/instances", self.instances, methods=["GET"])
+        self.app.add_api_route(m.CHALLENGE, self.challenge, methods=["GET"])
+        self.app.add_api_route(m.REGISTER, self.register, methods=["POST"])
+        self.app.add_api_route(m.HEARTBEAT, self.heartbeat, methods=["POST"])
+        self.app.add_api_route(m.DEREGISTER, self.deregister, methods=["POST"])
+
+    def begin_drain(self) -> None:
+        """Take no new requests from now on; those that are being relayed go on."""
+        self._is_draining = True
+
+    # ---- what is relayed --------------------------------------------------------------------------------------------
+
+    async def relay(self, request: HttpRequest) -> Response:
+        """Give a request to an instance, and its answer to the client."""
+        if ROUTE_HEADER in request.headers:
+            text = f"{ROUTE_HEADER}: expected no such header from a client, as only routers write it"
+            raise Forbidden(text, code=NOT_AUTHENTIC)
+        self._verify_takes_requests()
+        return _Relayed(self)
+
+    async def relay_to(self, request: HttpRequest, send: Send) -> None:
+        """Answer a request over `send`; ends at once when the client leaves."""
+        self.num_open += 1
+        try:
+            async with self._bodies.read(request) as content:
+                path = request.url.path
+                ask = Ask("POST", path, self._passed(request), content)
+                relay = Relay(self._courier, ask, path in _GENERATION, Delivery(request, send))
+                await until_disconnected(request.receive, relay.run())
+        finally:
+            self.num_open -= 1
+
+    def _passed(self, request: HttpRequest) -> list[tuple[bytes, bytes]]:
+        names = {name.encode("ascii") for name in _PASSED}
+        key = self._config.routing.instance_api_key
+        if key is None:
+            names.add(b"authorization")
+        own = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+        return [*own, *((name, value) for name, value in request.headers.raw if name in names)]
+
+    def _verify_takes_requests(self) -> None:
+        if self._is_draining:
+            raise Unavailable("the router is draining", code="draining")
+
+    # ---- what it says itself ----------------------------------------------------------------------------------------
+
+    async def root(self, request: HttpRequest) -> Response:
+        """What this is, for whoever looks."""
+        return JsonResponse({"name": "fastdeploy_sd router", "version": __version__, "routes": routes_of(request.app)})
+
+    async def version(self) -> Response:
+        """The version of the package."""
+        return JsonResponse({"version": __version__})
+
+    async def health(self) -> Response:
+        """200 while requests are taken: when it does not drain, and an instance is there that takes them."""
+        self._verify_takes_requests()
+        if not any(i.serves for i in self._registry.available()):
+            raise NoInstance("expected an instance that takes requests, got none", code="no_instance")
+        return Response(status_code=200)
+
+    async def models(self) -> Response:
+        """The models of all instances under each of their names, as OpenAI's list."""
+        return JsonResponse({"object": "list", "data": list(self._cards().values())})
+
+    async def model(self, name: str) -> Response:
+        """One model of the list."""
+        cards = self._cards()
+        if name not in cards:
+            known = ", ".join(map(repr, cards)) or "none, as no instance is there"
+            raise NotFound(f"model: expected one of {known}, got {shown(name)}", param="model", code="model_not_found")
+        return JsonResponse(cards[name])
+
+    def _cards(self) -> dict[str, dict[str, object]]:
+        serving = [i.said for i in self._registry.available() if i.serves]
+        return {
+            name: {
+                "id": name,
+                "object": "model",
+                "created": said.created,
+                "owned_by": "fastdeploy_sd",
+                "max_model_len": said.max_model_len,
+            }
+            for said in serving
+            for name in said.served_names
+        }
+
+    async def instances(self) -> Response:
+        """Every registered instance, with what it said last."""
+        return JsonResponse({"instances": [self._described(instance) for instance in self._registry.instances]})
+
+    def _described(self, instance: Instance) -> dict[str, object]:
+        load = instance.load
+        return {
+            "id": instance.instance_id,
+            "role": instance.said.role,
+            "address": str(instance.target),
+            "models": list(instance.said.served_names),
+            "state": self._state(instance),
+            "kv_partners": [name for name, reason in self._registry.partners(instance).items() if reason is None],
+            "silence_s": round(instance.silence_s, 3),
+            "num_requests_running": load.num_running,
+            "num_requests_waiting": load.num_waiting,
+            "max_num_seqs": load.max_num_seqs,
+            "num_blocks": load.num_blocks,
+            "num_available_blocks": load.num_available_blocks,
+        }
+
+    def _state(self, instance: Instance) -> str:
+        if instance.silence_s >= self._config.routing.silent_s:
+            return "silent"
+        if not instance.load.takes_requests:
+            return "refusing"
+        return "resting" if instance.circuit.is_open else "available"
+
+    async def metrics(self) -> Response:
+        """Prometheus text."""
+        gauges = []
+        for instance in self._registry.instances:
+            load = instance.estimate()
+            num_requests = load.num_running + load.num_waiting
+            gauges.append(InstanceGauges(str(instance.target), instance.said.role, self._state(instance), num_requests))
+        body, content_type = render_router_metrics(self._courier.stats, gauges, self._http_stats)
+        return Response(body, media_type=content_type)
+
+    # ---- what instances say -----------------------------------------------------------------------------------------
+
+    async def challenge(self) -> Response:
+        """A word that a registration must name."""
+        return JsonResponse({"challenge": self._registry.challenge()})
+
+    async def register(self, request: HttpRequest) -> Response:
+        """Take an instance in."""
+        host = request.client.host if request.client is not None else ""
+        outcomes = self._courier.stats.registrations
+        try:
+            session = await self._hear(request, lambda content, word: self._registry.register(content, word, host))
+        except FdsdError as error:
+            outcomes[error.code or error.type] += 1
+            raise
+        outcomes["taken"] += 1
+        return JsonResponse({"session": session, "time": time.time()})
+
+    async def heartbeat(self, request: HttpRequest) -> Response:
+        """Hear that an instance is there, and how busy it is."""
+        await self._hear(request, self._registry.heartbeat)
+        return JsonResponse({})
+
+    async def deregister(self, request: HttpRequest) -> Response:
+        """Let an instance go."""
+        await self._hear(request, self._registry.deregister)
+        return JsonResponse({})
+
+    async def _hear(self, request: HttpRequest, take: Callable[[bytes, str], object]) -> object:
+        async with self._messages.read(request) as content:
+            return take(content, request.headers.get(SIGNATURE_HEADER, ""))
+
+
+class _Relayed(Response):
+    """A response that is written as the instance's comes."""
+
+    def __init__(self, router: RouterApp) -> None:
+        super().__init__()
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._router.relay_to(HttpRequest(scope, receive), send)

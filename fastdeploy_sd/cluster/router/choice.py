@@ -1,0 +1,119 @@
+"""Which instance gets a request, and which one computes its prompt's KV. Sends nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from fastdeploy_sd.cluster.messages import DECODE
+from fastdeploy_sd.cluster.placement import PrefixTable
+from fastdeploy_sd.cluster.router.instance import Instance
+from fastdeploy_sd.wire.http.model_names import resolve_model
+
+_PROMPT = re.compile(rb'"(?:messages|prompt|prompt_token_ids|input)"\s*:\s*(?=[\["])')
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes.
+
+    Attributes:
+        instance: answers it.
+        source: computes the KV of its prompt; None = the instance itself does.
+    """
+
+    instance: Instance
+    source: Instance | None = None
+
+
+@dataclass(slots=True)
+class Wish:
+    """What matters of a request for its place.
+
+    Attributes:
+        keys: of its prompt's beginnings.
+        model: the name that it asks for, where instances serve several models; None = any instance may answer.
+        fingerprint: of the instance that has begun to answer; another one must have the same. None = nobody has.
+        tried: instances that failed on it.
+    """
+
+    keys: Sequence[bytes]
+    model: str | None = None
+    fingerprint: str | None = None
+    tried: set[str] = field(default_factory=set)
+
+
+class Chooser:
+    """Chooses among the registered instances by load, and by what they have seen of a prompt where loads are alike.
+
+    Args:
+        available: tells which instances get new requests now.
+        registered: tells which instances are known, be they available or not.
+    """
+
+    def __init__(
+        self, available: Callable[[], Sequence[Instance]], registered: Callable[[], Sequence[Instance]]
+    ) -> None:
+        self._available, self._registered = available, registered
+        self._seen = PrefixTable()
+
+    def wish(self, body: bytes) -> Wish:
+        """Return what matters of a request.
+
+        Raises:
+            NotFound: it names a model that none of the registered instances serves.
+        """
+        return Wish(self._seen.keys_of(prompt_of(body)), self._model_of(body))
+
+    def _model_of(self, body: bytes) -> str | None:
+        """See Wish.model. A body is parsed only where instances differ; an instance refuses what is no body."""
+        served = dict.fromkeys(i.said.served_names for i in self._registered() if i.serves)
+        if len(served) <= 1:
+            return None
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        model = value.get("model") if isinstance(value, dict) else None
+        if not isinstance(model, str):
+            return None
+        names = list(dict.fromkeys(name for names in served for name in names))
+        return model if resolve_model(model, names) == model else None
+
+    def choose(self, wish: Wish) -> Placement | None:
+        """Return where a request goes now; None = nobody can take it.
+
+        One that failed on it gets it again only when there is no other.
+        """
+        available = self._available()
+        able = [
+            i
+            for i in available
+            if i.serves
+            and wish.fingerprint in (None, i.said.fingerprint)
+            and (wish.model is None or wish.model in i.said.served_names)
+        ]
+        instance = self._choose([i for i in able if i.instance_id not in wish.tried] or able, wish)
+        if instance is None:
+            return None
+        if instance.said.role != DECODE:
+            return Placement(instance)
+        sources = [i for i in available if i.kv_source is not None and instance.kv_mismatch(i) is None]
+        return Placement(instance, self._choose(sources, wish))
+
+    def _choose(self, instances: Collection[Instance], wish: Wish) -> Instance | None:
+        by_id = {i.instance_id: i for i in instances}
+        chosen = self._seen.choose({name: i.estimate() for name, i in by_id.items()}, wish.keys)
+        return None if chosen is None else by_id[chosen]
+
+
+def prompt_of(body: bytes) -> memoryview:
+    """Return what follows the key that holds a prompt.
+
+    Bodies are not parsed: two clients that write the same prompt differently miss each other, which costs time and
+    nothing else.
+    """
+    found = _PROMPT.search(body)
+    return memoryview(body)[len(body) if found is None else found.end() :]

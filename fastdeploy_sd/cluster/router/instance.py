@@ -1,0 +1,143 @@
+"""One instance as the router sees it: what it said, what it was given, and whether it fails. Knows no socket."""
+
+from __future__ import annotations
+
+import time
+
+from fastdeploy_sd.cluster.messages import PREFILL, Clock, InstanceLoad, Registration
+from fastdeploy_sd.cluster.placement import Load
+from fastdeploy_sd.types import KvSource
+from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.wire.http_client import Exchange, Target
+
+_MAX_FAILURES = 3
+_FIRST_REST_S = 2.0
+_MAX_REST_S = 60.0
+
+
+class Circuit:
+    """Keeps requests from an instance that fails: after some failures in a row it rests, longer each time.
+
+    After a rest one request may try; its success ends the matter, its failure begins the next rest.
+    """
+
+    def __init__(self) -> None:
+        self._num_failures = 0
+        self._rest_until = 0.0
+        self._is_trying = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the instance gets nothing now."""
+        return self._num_failures >= _MAX_FAILURES and (self._is_trying or time.monotonic() < self._rest_until)
+
+    def begin(self) -> None:
+        """A request is given to the instance."""
+        self._is_trying = self._num_failures >= _MAX_FAILURES
+
+    def note(self, is_failure: bool) -> None:
+        """A request of it has come to something, good or bad."""
+        self._is_trying = False
+        self._num_failures = self._num_failures + 1 if is_failure else 0
+        num_rests = self._num_failures - _MAX_FAILURES
+        if num_rests >= 0:
+            self._rest_until = time.monotonic() + min(_FIRST_REST_S * 2 ** min(num_rests, 10), _MAX_REST_S)
+
+    def leave(self) -> None:
+        """A request of it was given up by its client, which says nothing."""
+        self._is_trying = False
+
+
+class Instance:
+    """A registered instance.
+
+    Attributes:
+        said: its registration.
+        session: of its registration.
+        number: of its last message.
+        target: where its API listens.
+        load: its last report.
+        last_seen: of `time.monotonic`, when that came.
+        circuit: whether it fails.
+        clock: its clocks now, as far as its last message tells.
+        exchanges: requests that it is answering, to be aborted when it is lost.
+
+    Args:
+        seen_host: where it was seen to register from.
+    """
+
+    def __init__(self, said: Registration, session: str, seen_host: str) -> None:
+        self.circuit = Circuit()
+        self.exchanges: set[Exchange] = set()
+        self._num_given = 0  # requests of ours that have not ended
+        self.renew(said, session, seen_host)
+
+    def renew(self, said: Registration, session: str, seen_host: str) -> None:
+        """Take its registration; the arguments are those of the constructor."""
+        self.said = said
+        self.session = session
+        self.number = 0
+        self.target = Target(said.host or seen_host, said.port)
+        self._seen_host = seen_host
+        self.report(said.load, said.clock)
+
+    def report(self, load: InstanceLoad, clock: Clock) -> None:
+        """Take a sign of life."""
+        self.load = load
+        self._clock_then = clock
+        self.last_seen = time.monotonic()
+        self._num_given_then = self._num_given  # when it said so
+
+    def begin(self) -> None:
+        """A request is given to it."""
+        self._num_given += 1
+
+    def end(self) -> None:
+        """A request that was given to it has ended there."""
+        self._num_given -= 1
+
+    @property
+    def instance_id(self) -> str:
+        """Its name."""
+        return self.said.instance_id
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers clients."""
+        return self.said.role != PREFILL
+
+    @property
+    def clock(self) -> Clock:
+        """Its clocks, which have run on since its last message."""
+        silence_s = self.silence_s
+        return Clock(self._clock_then.monotonic + silence_s, self._clock_then.wall + silence_s)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since its last sign of life."""
+        return time.monotonic() - self.last_seen
+
+    @property
+    def kv_source(self) -> KvSource | None:
+        """Where it takes orders to compute KV, None when it takes none."""
+        if self.said.role != PREFILL or not self.said.kv_address:
+            return None
+        scheme, _, place = self.said.kv_address.partition("://")
+        listener = Target.parse(place)
+        return KvSource(self.instance_id, f"{scheme}://{Target(listener.host or self._seen_host, listener.port)}")
+
+    def kv_mismatch(self, source: Instance) -> str | None:
+        """Why this decode instance takes no KV of a prefill instance; None = it does."""
+        if self.said.kv is None or source.said.kv is None:
+            return "kv: expected a description of both instances' KV"
+        return mismatch(self.said.kv, source.said.kv)
+
+    def may_take(self, silent_s: float) -> bool:
+        """Whether it gets new requests."""
+        return self.load.takes_requests and self.silence_s < silent_s and not self.circuit.is_open
+
+    def estimate(self) -> Load:
+        """What it has to do: what it reported, and what it was given since."""
+        waiting = self.load.num_waiting + max(self._num_given - self._num_given_then, 0)
+        missing = max(self._num_given - self.load.num_running - waiting, 0)
+        return Load(self.load.num_running, waiting + missing, self.load.max_num_seqs)

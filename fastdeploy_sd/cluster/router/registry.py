@@ -1,0 +1,187 @@
+"""Who is there: instances that proved to be of this deployment, until they leave or fall silent. Knows no request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import TypeVar
+
+from fastdeploy_sd.cluster import messages as m
+from fastdeploy_sd.cluster.registrar import clock_difference
+from fastdeploy_sd.cluster.router.instance import Instance
+from fastdeploy_sd.cluster.router.options import RouterConfig
+from fastdeploy_sd.config import is_this_machine
+from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound, shown
+from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.packing import unpack
+from fastdeploy_sd.wire.signing import Challenges, is_signed
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+_SWEEP_S = 0.25
+_FORGET_S = 60.0
+
+
+class Registry:
+    """The instances of a router.
+
+    Args:
+        config: of the router.
+        key: of registrations.
+    """
+
+    def __init__(self, config: RouterConfig, key: bytes) -> None:
+        self._routing = config.routing
+        self._key = key
+        self._is_local = config.splitwise.pd_secret is None
+        self._challenges = Challenges()
+        self._by_session: dict[str, Instance] = {}
+
+    @property
+    def instances(self) -> list[Instance]:
+        """All of them, silent ones too."""
+        return list(self._by_session.values())
+
+    def available(self) -> list[Instance]:
+        """Those that get new requests."""
+        return [i for i in self._by_session.values() if i.may_take(self._routing.silent_s)]
+
+    # ---- what instances say -----------------------------------------------------------------------------------------
+
+    def challenge(self) -> str:
+        """Return a word for a registration."""
+        return self._challenges.make()
+
+    def register(self, content: bytes, signature: str, host: str) -> str:
+        """Take an instance in; return its session.
+
+        Args:
+            content, signature: as they came.
+            host: where from.
+
+        Raises:
+            Forbidden: it did not prove to be of this deployment, or said what was said before.
+            BadRequest: this router has no use for it.
+        """
+        said = self._read(m.Registration, m.REGISTER, content, signature)
+        if self._is_local and not is_this_machine(host):
+            raise Forbidden(f"pd_secret: expected it to be set, as others than this machine ({host}) may register")
+        if not self._challenges.use(said.challenge):
+            raise Forbidden("challenge: expected a new one of this router, got another or one that was used")
+        self._verify_use(said)
+        instance = self._renewed(said, host) or Instance(said, secrets.token_hex(16), host)
+        for known in self.instances:
+            if known.target == instance.target:
+                self._drop(known, "another one registered at its address")
+        self._by_session[instance.session] = instance
+        logger.info("%s instance %s registered, at %s", said.role, said.instance_id, instance.target)
+        if difference := clock_difference(said.clock.wall, time.time()):
+            logger.warning("the clock of instance %s is %s this machine's", said.instance_id, difference)
+        self._mention_mismatches(instance)
+        return instance.session
+
+    def partners(self, instance: Instance) -> dict[str, str | None]:
+        """Return id -> why not (None = they do) of the instances that could exchange KV with one: of the other of the
+        roles prefill and decode, and serving a model of its name."""
+        is_decode = instance.said.role == m.DECODE
+        role = {m.DECODE: m.PREFILL, m.PREFILL: m.DECODE}.get(instance.said.role)
+        return {
+            i.instance_id: instance.kv_mismatch(i) if is_decode else i.kv_mismatch(instance)
+            for i in self.instances
+            if i.said.role == role and not set(instance.said.served_names).isdisjoint(i.said.served_names)
+        }
+
+    def _mention_mismatches(self, instance: Instance) -> None:
+        reasons = {name: reason for name, reason in self.partners(instance).items() if reason is not None}
+        if reasons:
+            (name, reason), *others = reasons.items()
+            more = f" and {len(others)} more" if others else ""
+            logger.warning(
+                "%s instance %s exchanges no KV with %s%s: %s",
+                instance.said.role, instance.instance_id, name, more, reason,
+            )  # fmt: skip
+
+    def _renewed(self, said: m.Registration, host: str) -> Instance | None:
+        """The instance that registers again, with a new session and what it was given; None = it is new."""
+        known = next((i for i in self.instances if i.instance_id == said.instance_id), None)
+        if known is not None:
+            del self._by_session[known.session]
+            known.renew(said, secrets.token_hex(16), host)
+        return known
+
+    def heartbeat(self, content: bytes, signature: str) -> None:
+        """Take a sign of life.
+
+        Raises:
+            Forbidden: as `register`.
+            NotFound: the session is none, or ended.
+        """
+        beat = self._read(m.Heartbeat, m.HEARTBEAT, content, signature)
+        self._session(beat).report(beat.load, beat.clock)
+
+    def deregister(self, content: bytes, signature: str) -> None:
+        """Let an instance go; what it has been given goes on there.
+
+        Raises:
+            Forbidden, NotFound: as `heartbeat`.
+        """
+        beat = self._read(m.Heartbeat, m.DEREGISTER, content, signature)
+        instance = self._session(beat)
+        del self._by_session[instance.session]
+        logger.info("instance %s deregistered", instance.instance_id)
+
+    def _session(self, beat: m.Heartbeat) -> Instance:
+        instance = self._by_session.get(beat.session)
+        if instance is None:
+            raise NotFound("session: expected that of a registered instance, got another", code="unknown_session")
+        if beat.number <= instance.number:
+            raise Forbidden(f"number: expected more than {instance.number}, got {beat.number}: said before")
+        instance.number = beat.number
+        return instance
+
+    def _read(self, kind: type[M], path: str, content: bytes, signature: str) -> M:
+        if not is_signed(self._key, path, content, signature):
+            raise Forbidden(
+                "signature: expected one made with this deployment's secret (pd_secret), got another",
+                code="wrong_secret",
+            )
+        try:
+            return unpack(kind, content)
+        except ProtocolError as error:
+            text = f"message: expected one of protocol version {m.PROTOCOL_VERSION}, got another: {error.message}"
+            raise BadRequest(text) from None
+
+    def _verify_use(self, said: m.Registration) -> None:
+        if said.version != m.PROTOCOL_VERSION:
+            raise BadRequest(f"version: expected {m.PROTOCOL_VERSION}, got {said.version}")
+        roles = (m.PREFILL, m.DECODE) if self._routing.splitwise else m.ROLES
+        if said.role not in roles:
+            raise BadRequest(f"role: expected one of {', '.join(roles)}, got {shown(said.role)}")
+
+    # ---- silence ----------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Have requests go on elsewhere when their instance is lost; runs until cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for instance in self.instances:
+                if instance.silence_s >= _FORGET_S:
+                    self._drop(instance, "it has been silent for long")
+                elif instance.silence_s >= self._routing.lost_s and instance.exchanges:
+                    logger.warning("instance %s is silent: its requests go on elsewhere", instance.instance_id)
+                    _abort(instance)
+
+    def _drop(self, instance: Instance, reason: str) -> None:
+        logger.info("instance %s is forgotten: %s", instance.instance_id, reason)
+        del self._by_session[instance.session]
+        if instance.silence_s >= self._routing.lost_s:
+            _abort(instance)
+
+
+def _abort(instance: Instance) -> None:
+    for exchange in list(instance.exchanges):
+        exchange.abort()

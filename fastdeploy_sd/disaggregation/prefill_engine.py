@@ -1,0 +1,296 @@
+"""PrefillEngine: an engine that also computes prompts for decode instances, and sends their KV while it does.
+
+An order is an ordinary request that ends with its first output token. Its pages go layer by layer: blocks that the
+prefix cache has at once, others as soon as they are full, the last one when the prompt is done; the first token and the
+drafts behind it go last. The blocks of an order are held until the connector has said `Sent`, whatever becomes of the
+request, so nobody else's KV is ever in a page that may still be read. Knows no socket and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.disaggregation.layer_sender import LayerSender, Signals
+from fastdeploy_sd.disaggregation.transfer.events import Event, PrefillCancelled, PrefillWanted, Sent, TransferId
+from fastdeploy_sd.engine.arrival_fds import ArrivalFds
+from fastdeploy_sd.engine.commit import commit_result
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.requests.request_state import RequestStatus
+from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.types import (
+    FinishReason,
+    KvDescription,
+    ModelInfo,
+    Request,
+    RequestOutput,
+    SchedulerOutput,
+    Speculation,
+    SpeculationInfo,
+    StepResult,
+)
+from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.transfer_stats import TransferStats
+
+# Room behind the first token for as many drafts as there may be, and the token behind them.
+_NUM_MORE_TOKENS = 2
+
+
+class Sender(Protocol):
+    """The part of a KvConnector that a prefill instance uses; see there."""
+
+    fd: int
+    address: str
+    description: KvDescription
+
+    def take_events(self) -> list[Event]: ...
+
+    def send(self, transfer_id: TransferId, layer: int, first_block: int, block_ids: Sequence[int]) -> None: ...
+
+    def note_step(self) -> None: ...
+
+    def finish(self, transfer_id: TransferId, drafts: tuple[int, ...]) -> None: ...
+
+    def fail(self, transfer_id: TransferId, reason: str) -> None: ...
+
+    def stats(self) -> TransferStats: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Export:
+    """An order, from PrefillWanted to Sent.
+
+    Attributes:
+        next_block, end_block: blocks of the prompt that are still to be sent.
+        block_ids: of the whole prompt, while they are held; None = it has not run yet.
+        is_over: whether the connector was told how it ended.
+    """
+
+    next_block: int
+    end_block: int
+    block_ids: Sequence[int] | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Pages of one order that a step completes."""
+
+    transfer_id: TransferId
+    first_block: int
+    block_ids: Sequence[int]
+
+
+class PrefillEngine(Engine):
+    """See the module. Orders do not show in what `submit`, `abort` and `step` take and return.
+
+    Args:
+        connector: the caller's to close, after this engine.
+        num_layers: of the pages, draft layers included.
+        num_target_layers: the first ones, which signal while a step runs.
+        signals: theirs; None = pages are sent when the step is over.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        executor: Executor,
+        connector: Sender,
+        num_layers: int,
+        num_target_layers: int,
+        signals: Signals | None,
+    ) -> None:
+        super().__init__(config, executor)
+        self._connector, self._num_layers = connector, num_layers
+        self._layers = None if signals is None else LayerSender(signals, num_target_layers, self._send_layer)
+        self._exports: dict[TransferId, _Export] = {}  # a request has the id of its transfer
+        self._is_draining = False
+        self._all_fds = ArrivalFds([connector.fd, super().arrival_fd])
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What the executor has loaded, and which orders are taken where."""
+        return replace(super().model_info, kv_address=self._connector.address, kv=self._connector.description)
+
+    @property
+    def arrival_fd(self) -> int | None:
+        """A descriptor that is readable while the connector, or what Engine waits for, has something for `step`."""
+        return self._all_fds.fd
+
+    def has_work(self) -> bool:
+        """Whether any request or order has not ended."""
+        return super().has_work() or bool(self._exports)
+
+    def stats(self) -> EngineStats:
+        """As Engine.stats, with what went to other instances."""
+        return replace(super().stats(), transfers=self._connector.stats())
+
+    def drain(self) -> None:
+        """Take no more orders; those that were taken go on."""
+        self._is_draining = True
+
+    def end(self) -> None:
+        """Give all orders up. No step may follow while the connector still sends what was finished before."""
+        for transfer_id in list(self._exports):
+            self._fail(transfer_id, "the prefill instance ends")
+            self._forget(transfer_id)
+
+    def close(self) -> None:
+        """End what runs beside the steps. May be called twice."""
+        if self._layers is not None:
+            self._layers.close()
+
+    def step(self) -> list[RequestOutput]:
+        """As Engine.step; takes and ends orders too."""
+        for event in self._connector.take_events():
+            self._take(event)
+        outputs = super().step()
+        self._give_up_preempted()
+        return outputs
+
+    def _take_prepared(self) -> list[RequestOutput]:
+        outputs = super()._take_prepared()
+        for output in outputs:
+            if output.request_id in self._exports:
+                self._finish(output, ())
+        return [output for output in outputs if output.request_id not in self._exports]
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case PrefillWanted():
+                self._begin(event)
+            case PrefillCancelled(transfer_id) if transfer_id in self._exports:
+                self._exports[transfer_id].is_over = True
+                self._end_request(transfer_id)
+            case Sent(transfer_id) if transfer_id in self._exports:
+                self._forget(transfer_id)
+
+    def _begin(self, order: PrefillWanted) -> None:
+        self._exports[order.transfer_id] = _Export(order.first_block, order.first_block + order.num_blocks)
+        if self._is_draining:
+            self._fail(order.transfer_id, "the prefill instance ends")
+            return
+        try:
+            self.submit(_prompt_only(order.request, order.transfer_id, super().model_info.speculation))
+        except FdsdError as error:
+            self._fail(order.transfer_id, error.message)
+
+    def _fail(self, transfer_id: TransferId, reason: str) -> None:
+        """Tell the connector that nothing more comes, unless it was told the end already; the request ends."""
+        export = self._exports[transfer_id]
+        if not export.is_over:
+            export.is_over = True
+            self._connector.fail(transfer_id, reason)
+        self._end_request(transfer_id)
+
+    def _forget(self, transfer_id: TransferId) -> None:
+        """Nobody reads an order's pages any more."""
+        export = self._exports.pop(transfer_id)
+        self._end_request(transfer_id)
+        if export.block_ids is not None:
+            self._pool.kv.release(transfer_id)
+
+    def _run(self, plan: SchedulerOutput) -> list[RequestOutput]:
+        for new in plan.new:
+            if new.request.request_id in self._exports:
+                self._hold(new.request.request_id, new.block_ids)
+        orders = [(r, request_id) for r, request_id in enumerate(plan.request_ids) if request_id in self._exports]
+        for r, transfer_id in orders:
+            self._send(self._pages_until(transfer_id, int(plan.num_computed_tokens[r])))
+        ends = plan.num_computed_tokens + plan.num_new_tokens
+        pages = [self._pages_until(transfer_id, int(ends[r])) for r, transfer_id in orders]
+        pages = [part for part in pages if part.block_ids and not self._exports[part.transfer_id].is_over]
+        result, num_sent = self._execute(plan, pages)
+        self._connector.note_step()
+        drafts = {transfer_id: tuple(result.drafts.row(r).tolist()) for r, transfer_id in orders}
+        outputs = commit_result(self._pool, plan, result)
+        failed = {output.request_id for output in outputs if output.error is not None}
+        for part in pages:
+            if part.transfer_id not in failed:
+                self._send(part, num_sent)
+        own = []
+        for output in outputs:
+            if output.request_id in self._exports:
+                self._finish(output, drafts[output.request_id])
+            else:
+                own.append(output)
+        return own
+
+    def _hold(self, transfer_id: TransferId, block_ids: Sequence[int]) -> None:
+        """Keep the prompt's blocks until Sent."""
+        export = self._exports[transfer_id]
+        assert export.block_ids is None, f"{transfer_id} runs again"
+        export.block_ids = block_ids[: export.end_block]
+        self._pool.kv.hold(transfer_id, export.block_ids)
+
+    def _give_up_preempted(self) -> None:
+        """What they have sent would have to be sent again; and they hold what they would have to get."""
+        for transfer_id, export in self._exports.items():
+            state = self._pool.states.get(transfer_id)
+            if export.block_ids is not None and state is not None and state.status is RequestStatus.WAITING:
+                self._fail(transfer_id, "the prefill instance needed the memory for others")
+
+    def _pages_until(self, transfer_id: TransferId, num_computed: int) -> _Pages:
+        """The blocks that are not sent and are complete with so many computed tokens; they count as sent then."""
+        export, state = self._exports[transfer_id], self._pool.states[transfer_id]
+        assert export.block_ids is not None, "it runs"
+        begin, end = export.next_block, num_computed // self._pool.kv.block_size
+        if num_computed == state.num_prompt_tokens:
+            end = export.end_block
+        export.next_block = max(begin, min(end, export.end_block))
+        return _Pages(transfer_id, begin, export.block_ids[begin : export.next_block])
+
+    def _execute(self, plan: SchedulerOutput, pages: Sequence[_Pages]) -> tuple[StepResult, int]:
+        """Run the step; returns its result, and the layers whose pages are sent already."""
+        if self._layers is None or not pages:
+            return self._executor.execute(plan), 0
+        self._layers.begin(pages)
+        try:
+            result = self._executor.execute(plan)
+        finally:
+            num_sent = self._layers.end()
+        return result, num_sent
+
+    def _send(self, pages: _Pages, first_layer: int = 0) -> None:
+        if pages.block_ids and not self._exports[pages.transfer_id].is_over:
+            for layer in range(first_layer, self._num_layers):
+                self._send_layer(layer, pages)
+
+    def _send_layer(self, layer: int, pages: _Pages) -> None:
+        self._connector.send(pages.transfer_id, layer, pages.first_block, pages.block_ids)
+
+    def _finish(self, output: RequestOutput, drafts: tuple[int, ...]) -> None:
+        """End an order that has got its first token, or failed."""
+        transfer_id = output.request_id
+        export = self._exports[transfer_id]
+        if output.error is not None:
+            self._fail(transfer_id, output.error[1])
+        elif not export.is_over:
+            export.is_over = True
+            self._connector.finish(transfer_id, output.token_ids + (drafts if output.finish_reason is None else ()))
+        self._end_request(transfer_id)
+
+    def _end_request(self, transfer_id: TransferId) -> None:
+        self.abort([transfer_id], FinishReason.LENGTH)
+
+
+def _prompt_only(request: Request, transfer_id: TransferId, info: SpeculationInfo) -> Request:
+    """Return the request of an order as this instance can run it: it asks for nothing that only its owner has."""
+    asked, num_drafts = request.speculation, request.speculation.num_speculative_tokens
+    max_tokens = min(request.max_tokens, 1 + info.max_draft_tokens + _NUM_MORE_TOKENS)
+    return replace(
+        request,
+        request_id=transfer_id,
+        sampling=replace(request.sampling, logprobs=None, min_tokens=min(request.sampling.min_tokens, max_tokens)),
+        max_tokens=max_tokens,
+        arrival_time=0.0,
+        speculation=Speculation(
+            enabled=asked.enabled,
+            method=asked.method if asked.method in info.methods else None,
+            num_speculative_tokens=min(num_drafts, info.max_draft_tokens) or None if num_drafts is not None else None,
+        ),
+        kv_source=None,
+    )

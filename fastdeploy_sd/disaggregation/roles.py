@@ -1,0 +1,90 @@
+"""An engine in its role among instances: alone, computing prompts for others, or having others compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.disaggregation.decode_engine import DecodeEngine
+from fastdeploy_sd.disaggregation.layer_sender import Signals
+from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
+from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
+from fastdeploy_sd.disaggregation.transfer.pages import Pages
+from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types import KvDescription
+
+
+class Identity(Protocol):
+    """What KV an executor has; see worker.kv_identity.KvIdentity."""
+
+    device: str
+    fingerprint: str
+    draft_fingerprint: str
+    kv_format: str
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@runtime_checkable
+class KvOwner(Protocol):
+    """An executor whose KV can be read and written; see worker.executor.LocalExecutor."""
+
+    kv_pages: Pages
+    kv_identity: Identity
+    layer_signals: Signals | None
+
+
+@contextmanager
+def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
+    """Make an engine with what its role needs; ports and threads are given back at the end.
+
+    Raises:
+        ConfigError: the executor's KV cannot be exchanged, or the connector cannot be made as configured.
+    """
+    role = config.splitwise.splitwise_role
+    if role == "mixed":
+        yield Engine(config, executor)
+        return
+    if not isinstance(executor, KvOwner):
+        raise ConfigError(
+            f"splitwise_role: expected mixed, as the KV of this executor is not in one process, got {role}",
+            param="splitwise_role",
+        )
+    pages, description = executor.kv_pages, describe(executor)
+    connector = KvConnector(ConnectorSettings.of(config), description, pages)
+    try:
+        if role == "prefill":
+            engine = PrefillEngine(
+                config, executor, connector, pages.num_layers, description.num_layers, executor.layer_signals
+            )
+            try:
+                yield engine
+            finally:
+                engine.close()
+        else:
+            yield DecodeEngine(config, executor, connector, pages.num_layers - description.num_layers)
+    finally:
+        connector.close()
+
+
+def describe(owner: KvOwner) -> KvDescription:
+    """Return what instances must agree on before KV goes from one to another."""
+    pages, identity = owner.kv_pages, owner.kv_identity
+    return KvDescription(
+        device=identity.device,
+        model_fingerprint=identity.fingerprint,
+        block_size=identity.block_size,
+        kv_format=identity.kv_format,
+        num_layers=identity.num_layers,
+        num_kv_heads=identity.num_kv_heads,
+        head_dim=identity.head_dim,
+        page_bytes=tuple(pages.page_bytes(layer) for layer in range(pages.num_layers)),
+        draft_fingerprint=identity.draft_fingerprint,
+    )

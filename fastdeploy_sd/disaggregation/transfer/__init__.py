@@ -1,0 +1,1 @@
+"""KV blocks on their way from a prefill to a decode instance."""

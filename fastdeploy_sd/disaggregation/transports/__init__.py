@@ -1,0 +1,1 @@
+"""How bytes of KV blocks cross: TCP, shared memory, CUDA IPC, RDMA."""

@@ -1,0 +1,114 @@
+"""How pages get from one process to another: one interface, of which each way is a file.
+
+The receiver owns a window of slots and reads them; the sender fills slots it has credit for. A page takes one slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from fastdeploy_sd.device.checksum import chunk_checksums
+from fastdeploy_sd.disaggregation.transfer.messages import Receiver
+from fastdeploy_sd.disaggregation.transfer.pages import Bytes, DevicePage, Pages
+
+_MAX_SLOTS = 1024
+
+
+class TransportError(Exception):
+    """A transport cannot be used between these two instances; the text says why."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Pages of one layer on their way.
+
+    Attributes:
+        owner: whose they are, for whoever started it.
+        slots: one per page.
+        checksums, payloads: filled in by the transport; payloads are frames to send behind the message, or none.
+        error: why they could not be sent, "" when they were.
+    """
+
+    owner: Any
+    layer: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+    checksums: tuple[int, ...] = ()
+    payloads: list[bytearray] = field(default_factory=list)
+    error: str = ""
+
+
+class Sender(Protocol):
+    """The prefill instance's end, for one decode instance. Used by one thread.
+
+    Attributes:
+        fd: readable when `finished` may have something; None = it has after every `start` at once.
+    """
+
+    fd: int | None
+
+    def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
+        """Copy the pages of these blocks and send them on; they are read no more when this returns."""
+        ...
+
+    def finished(self) -> list[Batch]:
+        """Return the batches that have been placed, or failed, since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Give back everything, within seconds."""
+        ...
+
+
+class PlacedAtOnce:
+    """What senders share whose batches are placed when `start` returns; see Sender."""
+
+    def __init__(self) -> None:
+        self.fd: int | None = None
+        self._finished: list[Batch] = []
+
+    def finished(self) -> list[Batch]:
+        """See Sender."""
+        finished, self._finished = self._finished, []
+        return finished
+
+
+class ReceiverEnd(Protocol):
+    """The decode instance's end, for one prefill instance. Used by one thread.
+
+    Attributes:
+        offer: what the sender must know.
+    """
+
+    offer: Receiver
+
+    def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | DevicePage | None:
+        """Return a slot's bytes as nobody else can change them, valid until the next call; None = there is no such."""
+        ...
+
+    def settle(self) -> None:
+        """Return when pages that were taken are read, so that their slots may be used again."""
+        ...
+
+    def close(self) -> None:
+        """Give back everything."""
+        ...
+
+
+def window_slots(slot_bytes: int, window_bytes: int) -> int:
+    """Return how many slots of this size a window has: at least two, so that one is filled while one is read."""
+    return min(_MAX_SLOTS, max(2, window_bytes // slot_bytes))
+
+
+def gather(pieces: Sequence[Bytes], into: Bytes) -> tuple[Bytes, int]:
+    """Copy the pieces of a page behind one another; return the page there, and its checksum."""
+    end = 0
+    for piece in pieces:
+        begin, end = end, end + piece.nbytes
+        np.copyto(into[begin:end], piece)
+    page = into[:end]
+    return page, int(chunk_checksums(page, page.nbytes)[0])

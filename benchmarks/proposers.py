@@ -18,9 +18,9 @@ from benchmarks.command import Command, show, table_of
 from benchmarks.configurations import speculative_of
 from benchmarks.percentiles import percentiles
 from benchmarks.progress import Progress
+from fastdeploy_sd.cli.replay.memory import memory_of
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.replay.memory import memory_of
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.text.added_tokens import Segment

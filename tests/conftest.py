@@ -93,7 +93,7 @@ SLOW = (
     "tests/unit/spec_decode/test_ngram.py::test_random_steps_follow_the_definition",
     "tests/unit/spec_decode/test_prediction.py::test_follows_as_the_definition_does",
     "tests/unit/spec_decode/test_suffix_reference.py",
-    "tests/unit/test_cli.py",
+    "tests/unit/cli/test_cli.py",
 )
 # ... and what of that stays: logits of every architecture, every method equal to plain decoding, a real server.
 FAST = (

@@ -99,13 +99,13 @@ def _collect_env(argv: Sequence[str]) -> int:
 
 
 def _replay(argv: Sequence[str]) -> int:
-    from fastdeploy_sd.cli import replay
+    from fastdeploy_sd.cli.replay import command as replay
 
     return replay.main(argv)
 
 
 def _verify(argv: Sequence[str]) -> int:
-    from fastdeploy_sd.cli import verify
+    from fastdeploy_sd.cli.verify import command as verify
 
     return verify.main(argv)
 

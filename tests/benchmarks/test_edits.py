@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.edits import EDITS, make_edits
-from fastdeploy_sd.replay.encoding import WordEncoder
-from fastdeploy_sd.replay.recording import read_recording
+from fastdeploy_sd.cli.replay.encoding import WordEncoder
+from fastdeploy_sd.cli.replay.recording import read_recording
 
 COUNT = 5
 

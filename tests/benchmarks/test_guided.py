@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.guided import GuidedCost, guided_table, measure_answers, measure_masks, measure_steps
 from benchmarks.progress import Progress
-from fastdeploy_sd.conformance import open_engine, standard_methods
-from fastdeploy_sd.conformance.ways import ALONE
+from fastdeploy_sd.cli.verify import open_engine, standard_methods
+from fastdeploy_sd.cli.verify.ways import ALONE
 from tests.engine.models import References
 
 

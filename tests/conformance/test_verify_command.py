@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.cli import main, verify
-from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.conformance import (
+from fastdeploy_sd.cli import main
+from fastdeploy_sd.cli.verify import (
     PLAIN,
     Cell,
     Lengths,
@@ -24,7 +23,9 @@ from fastdeploy_sd.conformance import (
     run_alone,
     run_matrix,
 )
-from fastdeploy_sd.conformance.guided import with_grammars
+from fastdeploy_sd.cli.verify import command as verify
+from fastdeploy_sd.cli.verify.guided import with_grammars
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import DraftTokens
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from custom_ops import cuda_build
+from fastdeploy_sd.cli.verify import Answer, Way, make_requests, run_alone
+from fastdeploy_sd.cli.verify.guided import GRAMMARS
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
-from fastdeploy_sd.conformance import Answer, Way, make_requests, run_alone
-from fastdeploy_sd.conformance.guided import GRAMMARS
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.sharing import num_devices
 from fastdeploy_sd.device.device import choose

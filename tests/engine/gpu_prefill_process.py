@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
+from fastdeploy_sd.cli.verify import Way, standard_methods
+from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import Config, ParallelConfig, SplitwiseConfig
-from fastdeploy_sd.conformance import Way, standard_methods
-from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
 from fastdeploy_sd.disaggregation.roles import open_engine
 from fastdeploy_sd.disaggregation.transfer.connector import KvConnector

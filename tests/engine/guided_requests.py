@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema
 import numpy as np
 
+from fastdeploy_sd.cli.verify.answers import Answer
+from fastdeploy_sd.cli.verify.requests import SAMPLINGS
 from fastdeploy_sd.config import ModelConfig
-from fastdeploy_sd.conformance.answers import Answer
-from fastdeploy_sd.conformance.requests import SAMPLINGS
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.guidance.reasoning import ThinkingGrammar
 from fastdeploy_sd.text.reasoning_formats import ReasoningFormat, Start

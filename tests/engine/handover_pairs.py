@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fastdeploy_sd.cli.verify import Reference, Way
+from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
+from fastdeploy_sd.cli.verify.methods import Method
+from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import ParallelConfig, SplitwiseConfig
-from fastdeploy_sd.conformance import Reference, Way
-from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
-from fastdeploy_sd.conformance.methods import Method
-from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.disaggregation.fetching_supply import FetchingSupply
 from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine

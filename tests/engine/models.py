@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from fastdeploy_sd.cli.verify import Method, Reference, make_reference, run_alone
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.conformance import Method, Reference, make_reference, run_alone
 from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.types import Request
 from tests.doubles.proposers import (

@@ -11,8 +11,7 @@ from typing import Literal
 
 import pytest
 
-from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.conformance import (
+from fastdeploy_sd.cli.verify import (
     PLAIN,
     Matrix,
     Way,
@@ -23,6 +22,7 @@ from fastdeploy_sd.conformance import (
     run_matrix,
     standard_methods,
 )
+from fastdeploy_sd.config import SpeculativeConfig
 from tests.engine.gpu import gpu_device
 from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, MODELS, References
 from tests.models import golden

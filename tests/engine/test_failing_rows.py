@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.conformance import Method, Reference, Way, open_engine, quick_ways, standard_methods
+from fastdeploy_sd.cli.verify import Method, Reference, Way, open_engine, quick_ways, standard_methods
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import router

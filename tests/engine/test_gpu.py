@@ -15,9 +15,9 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pytest
 
+from fastdeploy_sd.cli.verify import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
+from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.conformance import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
-from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
 from fastdeploy_sd.device.cuda.mirror import CudaTransfers

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.conformance import PLAIN, Way, open_engine, standard_methods
-from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.cli.verify import PLAIN, Way, open_engine, standard_methods
+from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.conformance import Method, open_engine, standard_methods
-from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.cli.verify import Method, open_engine, standard_methods
+from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.program.program import Recording

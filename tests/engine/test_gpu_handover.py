@@ -14,8 +14,8 @@ from typing import Literal
 
 import pytest
 
-from fastdeploy_sd.conformance import compare
-from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.cli.verify import compare
+from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.disaggregation.roles import open_engine
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine

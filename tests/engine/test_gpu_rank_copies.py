@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.conformance import compare, open_engine, standard_methods
+from fastdeploy_sd.cli.verify import compare, open_engine, standard_methods
 from fastdeploy_sd.engine.engine import Engine
 from tests.engine.gpu import blocks_alone, tiny_config, two_gpus
 from tests.engine.test_gpu_handover import goes_on, prefilling

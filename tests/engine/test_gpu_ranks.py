@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import pytest
 
+from fastdeploy_sd.cli.verify import PLAIN, Answer, open_engine, run_alone, run_cell, standard_methods
+from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.config import Config, ParallelConfig
-from fastdeploy_sd.conformance import PLAIN, Answer, open_engine, run_alone, run_cell, standard_methods
-from fastdeploy_sd.conformance.runs import run
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.distributed import executor as ranks

@@ -11,8 +11,8 @@ from typing import Literal
 
 import pytest
 
-from fastdeploy_sd.conformance import Answer, Way, compare, open_engine, standard_methods
-from fastdeploy_sd.conformance.runs import run
+from fastdeploy_sd.cli.verify import Answer, Way, compare, open_engine, standard_methods
+from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import RequestId
 from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, tiny_config

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from fastdeploy_sd.config import ParallelConfig, SpeculativeConfig
-from fastdeploy_sd.conformance import (
+from fastdeploy_sd.cli.verify import (
     PLAIN,
     Answer,
     Reference,
@@ -24,9 +23,10 @@ from fastdeploy_sd.conformance import (
     run_cell,
     standard_methods,
 )
-from fastdeploy_sd.conformance.methods import Method
-from fastdeploy_sd.conformance.runs import run, run_alone
-from fastdeploy_sd.conformance.ways import ALONE
+from fastdeploy_sd.cli.verify.methods import Method
+from fastdeploy_sd.cli.verify.runs import run, run_alone
+from fastdeploy_sd.cli.verify.ways import ALONE
+from fastdeploy_sd.config import ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.control.lessons import Foresight, Lessons
 from fastdeploy_sd.text.guidance.compiler import GrammarStore

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.conformance import Way, compare, standard_methods
-from fastdeploy_sd.conformance.methods import Method
+from fastdeploy_sd.cli.verify import Way, compare, standard_methods
+from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.types import FinishReason
 from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References

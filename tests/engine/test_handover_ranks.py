@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.conformance import compare
+from fastdeploy_sd.cli.verify import compare
 from fastdeploy_sd.distributed import executor as ranks
 from tests.doubles import faulty_followers
 from tests.engine.handover_pairs import open_pair

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastdeploy_sd.cli.verify import Reference, Way, compare, standard_methods
+from fastdeploy_sd.cli.verify.methods import Method
+from fastdeploy_sd.cli.verify.runs import engine_config, run
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.conformance import Reference, Way, compare, standard_methods
-from fastdeploy_sd.conformance.methods import Method
-from fastdeploy_sd.conformance.runs import engine_config, run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId, SchedulerOutput, StepResult

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fastdeploy_sd.conformance import Way, compare, standard_methods
+from fastdeploy_sd.cli.verify import Way, compare, standard_methods
 from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
 from fastdeploy_sd.types import I32, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor

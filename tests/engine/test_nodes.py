@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.conformance import PLAIN, quick_ways, run_cell, standard_methods
-from fastdeploy_sd.conformance.runs import engine_config
+from fastdeploy_sd.cli.verify import PLAIN, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.cli.verify.runs import engine_config
 from tests.engine.models import References
 from tests.server.node_process import on_nodes, second_node_of
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.conformance import Reference, open_engine, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import Reference, open_engine, quick_ways, run_cell, standard_methods
 from fastdeploy_sd.types import Request
 from tests.engine.models import References
 

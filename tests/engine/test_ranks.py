@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from fastdeploy_sd.cli.verify import PLAIN, Way, open_engine, quick_ways, run_cell, standard_methods
 from fastdeploy_sd.config import Config, ParallelConfig
-from fastdeploy_sd.conformance import PLAIN, Way, open_engine, quick_ways, run_cell, standard_methods
 from fastdeploy_sd.distributed import executor as ranks
 from fastdeploy_sd.distributed.executor import MultiProcessExecutor
 from fastdeploy_sd.engine.engine import Engine
@@ -60,7 +60,7 @@ def test_same_tokens_where_improbable_drafts_end_a_chain(references: References)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("model", ["demo", "float32", "wint8", "wint4", "int8 KV", "two MTP layers"])
 def test_same_tokens_whatever_the_number_of_ranks(references: References, model: str, size: int) -> None:
-    """Greedy and seeded with penalties, bias and bad words, log-probabilities too: see conformance/requests.py."""
+    """Greedy and seeded with penalties, bias and bad words, log-probabilities too: see cli/verify/requests.py."""
     verify(references, model, size, "mtp-ngram", WAYS[:1])
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.conformance import Method, Reference, Way, quick_ways, run_cell, standard_methods
-from fastdeploy_sd.conformance.runs import run_alone
+from fastdeploy_sd.cli.verify import Method, Reference, Way, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.cli.verify.runs import run_alone
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request
 from tests.doubles.proposers import Continuations

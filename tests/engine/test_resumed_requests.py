@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.conformance import Reference, Way, compare, quick_ways, standard_methods
-from fastdeploy_sd.conformance.answers import Answer
-from fastdeploy_sd.conformance.runs import open_engine, run
+from fastdeploy_sd.cli.verify import Reference, Way, compare, quick_ways, standard_methods
+from fastdeploy_sd.cli.verify.answers import Answer
+from fastdeploy_sd.cli.verify.runs import open_engine, run
 from fastdeploy_sd.types import Request
 from tests.engine.models import References
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastdeploy_sd.cli.verify import PLAIN, Answer, Reference, Way, compare, standard_methods
+from fastdeploy_sd.cli.verify.methods import Method
+from fastdeploy_sd.cli.verify.runs import engine_config, run
 from fastdeploy_sd.config import CacheConfig, ParallelConfig
-from fastdeploy_sd.conformance import PLAIN, Answer, Reference, Way, compare, standard_methods
-from fastdeploy_sd.conformance.methods import Method
-from fastdeploy_sd.conformance.runs import engine_config, run
 from fastdeploy_sd.device import library
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine

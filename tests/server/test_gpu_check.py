@@ -53,7 +53,7 @@ server.serve_forever()
 WITHOUT_PADDLE = f"""
 import sys; sys.path.insert(0, {str(served_answers.ROOT)!r})
 from tests.engine.gpu import short_requests, tiny_config
-from fastdeploy_sd.conformance import run_alone
+from fastdeploy_sd.cli.verify import run_alone
 from dataclasses import replace
 import paddle
 assert paddle.__version__ == "none"

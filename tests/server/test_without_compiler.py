@@ -105,7 +105,7 @@ def test_verify_says_what_it_leaves_out(environment: dict[str, str]) -> None:
     """The eager way is one of many; the others are run."""
     code = """
 from fastdeploy_sd.config import Config, ModelConfig
-from fastdeploy_sd.conformance import Way, runnable_ways
+from fastdeploy_sd.cli.verify import Way, runnable_ways
 ways, reasons = runnable_ways(Config(ModelConfig("demo")), [Way("batch", 4), Way("eager", 4, enforce_eager=True)])
 print([way.name for way in ways], reasons)
 """

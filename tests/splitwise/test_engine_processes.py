@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from fastdeploy_sd.cli.verify import Reference, Way, compare, make_reference, standard_methods
+from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
+from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SplitwiseConfig
-from fastdeploy_sd.conformance import Reference, Way, compare, make_reference, standard_methods
-from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
-from fastdeploy_sd.conformance.runs import engine_config
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.engine.ipc.engine_process import start_engine
 from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR, ENGINE

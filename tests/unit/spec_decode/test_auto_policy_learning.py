@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from fastdeploy_sd.cli.replay.recording import Conversation
+from fastdeploy_sd.cli.replay.simulation import Replay
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.replay.recording import Conversation
-from fastdeploy_sd.replay.simulation import Replay
 from fastdeploy_sd.spec_decode.control.cost import LinearCost
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.methods.ngram import NgramProposer

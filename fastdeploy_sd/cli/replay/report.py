@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy_sd.replay.counts import ReplayCounts
+from fastdeploy_sd.cli.replay.counts import ReplayCounts
 
 _COLUMNS = (
     "method",

@@ -7,11 +7,11 @@ only: no model, no kernel, no text.
 
 from __future__ import annotations
 
-from fastdeploy_sd.conformance.answers import Answer, Difference, compare
-from fastdeploy_sd.conformance.matrix import Cell, Matrix, run_cell, run_matrix
-from fastdeploy_sd.conformance.methods import METHOD_NAMES, PLAIN, Method, standard_methods
-from fastdeploy_sd.conformance.requests import SAMPLINGS, USUAL_LENGTHS, Lengths, make_requests
-from fastdeploy_sd.conformance.runs import (
+from fastdeploy_sd.cli.verify.answers import Answer, Difference, compare
+from fastdeploy_sd.cli.verify.matrix import Cell, Matrix, run_cell, run_matrix
+from fastdeploy_sd.cli.verify.methods import METHOD_NAMES, PLAIN, Method, standard_methods
+from fastdeploy_sd.cli.verify.requests import SAMPLINGS, USUAL_LENGTHS, Lengths, make_requests
+from fastdeploy_sd.cli.verify.runs import (
     Reference,
     available_methods,
     make_reference,
@@ -20,7 +20,7 @@ from fastdeploy_sd.conformance.runs import (
     run_alone,
     runnable_ways,
 )
-from fastdeploy_sd.conformance.ways import ALONE, Way, all_ways, quick_ways
+from fastdeploy_sd.cli.verify.ways import ALONE, Way, all_ways, quick_ways
 
 __all__ = [
     "ALONE",

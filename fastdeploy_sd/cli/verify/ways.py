@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fastdeploy_sd.conformance.requests import USUAL_LENGTHS, Lengths
+from fastdeploy_sd.cli.verify.requests import USUAL_LENGTHS, Lengths
 from fastdeploy_sd.errors import ConfigError
 
 _ALL_AT_ONCE = 1 << 20

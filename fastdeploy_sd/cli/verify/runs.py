@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
+from fastdeploy_sd.cli.verify.guided import with_grammars
+from fastdeploy_sd.cli.verify.methods import PLAIN, Method
+from fastdeploy_sd.cli.verify.requests import USUAL_LENGTHS, Lengths, make_requests
+from fastdeploy_sd.cli.verify.ways import ALONE, Way
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.conformance.answers import Answer, AnswerCollector
-from fastdeploy_sd.conformance.guided import with_grammars
-from fastdeploy_sd.conformance.methods import PLAIN, Method
-from fastdeploy_sd.conformance.requests import USUAL_LENGTHS, Lengths, make_requests
-from fastdeploy_sd.conformance.ways import ALONE, Way
 from fastdeploy_sd.device import library
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError, InternalError

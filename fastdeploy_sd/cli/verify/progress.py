@@ -9,7 +9,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from fastdeploy_sd.conformance import Cell, Way
+from fastdeploy_sd.cli.verify import Cell, Way
 
 _LINE_EVERY_S = 10.0
 # A sequence in a cell takes this part of what it takes alone, on average over all ways: most of them run in batches.

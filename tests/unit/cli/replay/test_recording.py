@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fastdeploy_sd.cli.replay.encoding import WordEncoder, load_encoder
+from fastdeploy_sd.cli.replay.recording import Conversation, read_recording
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.replay.encoding import WordEncoder, load_encoder
-from fastdeploy_sd.replay.recording import Conversation, read_recording
 
 
 def write(path: Path, *lines: Any) -> Path:

@@ -12,10 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fastdeploy_sd.cli.arguments import Parser, read_names
-from fastdeploy_sd.cli.verify_progress import CellProgress, duration, estimate_s, say
-from fastdeploy_sd.config import Config, load_config
-from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
-from fastdeploy_sd.conformance import (
+from fastdeploy_sd.cli.verify import (
     METHOD_NAMES,
     USUAL_LENGTHS,
     Lengths,
@@ -31,7 +28,10 @@ from fastdeploy_sd.conformance import (
     runnable_ways,
     standard_methods,
 )
-from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
+from fastdeploy_sd.cli.verify.progress import CellProgress, duration, estimate_s, say
+from fastdeploy_sd.cli.verify.report import findings, matrix_json, matrix_table
+from fastdeploy_sd.config import Config, load_config
+from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_lines import show_lines

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from fastdeploy_sd.cli.verify_progress import CellProgress, duration, estimate_s
-from fastdeploy_sd.conformance import Cell, Difference, Way
+from fastdeploy_sd.cli.verify import Cell, Difference, Way
+from fastdeploy_sd.cli.verify.progress import CellProgress, duration, estimate_s
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from fastdeploy_sd.replay.counts import ReplayCounts
-from fastdeploy_sd.replay.recording import Conversation
+from fastdeploy_sd.cli.replay.counts import ReplayCounts
+from fastdeploy_sd.cli.replay.recording import Conversation
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import EMPTY_I32, I32
 

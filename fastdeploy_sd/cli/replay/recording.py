@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fastdeploy_sd.cli.replay.encoding import TextEncoder
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.replay.encoding import TextEncoder
 from fastdeploy_sd.types import I32
 
 _RESPONDER = "assistant"

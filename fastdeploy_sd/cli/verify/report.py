@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fastdeploy_sd.conformance.matrix import Cell, Matrix
+from fastdeploy_sd.cli.verify.matrix import Cell, Matrix
 
 _GAP = "  "
 _TOTAL = "drafts accepted / verified"

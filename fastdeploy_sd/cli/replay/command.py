@@ -11,16 +11,16 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from fastdeploy_sd.cli.arguments import Parser, read_names
+from fastdeploy_sd.cli.replay.counts import ReplayCounts
+from fastdeploy_sd.cli.replay.encoding import WORDS, load_encoder
+from fastdeploy_sd.cli.replay.memory import memory_of
+from fastdeploy_sd.cli.replay.recording import Conversation, read_recording
+from fastdeploy_sd.cli.replay.report import ReplayResult, replay_table
+from fastdeploy_sd.cli.replay.simulation import Replay, max_len, vocab_size
 from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
 from fastdeploy_sd.config.speculative_map import read_speculative
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.replay.counts import ReplayCounts
-from fastdeploy_sd.replay.encoding import WORDS, load_encoder
-from fastdeploy_sd.replay.memory import memory_of
-from fastdeploy_sd.replay.recording import Conversation, read_recording
-from fastdeploy_sd.replay.report import ReplayResult, replay_table
-from fastdeploy_sd.replay.simulation import Replay, max_len, vocab_size
 from fastdeploy_sd.spec_decode.control.cost import CostModel, LinearCost, StepTimes
 from fastdeploy_sd.spec_decode.control.policy import MAX_DRAFT_LEN
 from fastdeploy_sd.spec_decode.control.profile import CostProfile

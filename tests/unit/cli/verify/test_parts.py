@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.conformance import (
+from fastdeploy_sd.cli.verify import (
     METHOD_NAMES,
     PLAIN,
     SAMPLINGS,
@@ -26,10 +25,11 @@ from fastdeploy_sd.conformance import (
     run,
     standard_methods,
 )
-from fastdeploy_sd.conformance.guided import GRAMMARS, with_grammars
-from fastdeploy_sd.conformance.report import findings, matrix_json, matrix_table
-from fastdeploy_sd.conformance.requests import NUM_LONG, USUAL_LENGTHS
-from fastdeploy_sd.conformance.runs import engine_config
+from fastdeploy_sd.cli.verify.guided import GRAMMARS, with_grammars
+from fastdeploy_sd.cli.verify.report import findings, matrix_json, matrix_table
+from fastdeploy_sd.cli.verify.requests import NUM_LONG, USUAL_LENGTHS
+from fastdeploy_sd.cli.verify.runs import engine_config
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import FinishReason, Speculation, TokenLogprob

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.cli import main
-from fastdeploy_sd.replay.counts import ReplayCounts
-from fastdeploy_sd.replay.report import ReplayResult, replay_table
+from fastdeploy_sd.cli.replay.counts import ReplayCounts
+from fastdeploy_sd.cli.replay.report import ReplayResult, replay_table
 from fastdeploy_sd.spec_decode.control import profile as auto_profile
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fastdeploy_sd.cli.verify.answers import Answer, Difference, compare
+from fastdeploy_sd.cli.verify.methods import Method
+from fastdeploy_sd.cli.verify.runs import Reference, open_engine, run
+from fastdeploy_sd.cli.verify.ways import Way
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.conformance.answers import Answer, Difference, compare
-from fastdeploy_sd.conformance.methods import Method
-from fastdeploy_sd.conformance.runs import Reference, open_engine, run
-from fastdeploy_sd.conformance.ways import Way
 from fastdeploy_sd.types import DraftSource, Request, RequestId
 from fastdeploy_sd.types.stats import EngineStats, SourceCounts
 

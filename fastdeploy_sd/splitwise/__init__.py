@@ -1,1 +1,0 @@
-"""Prefill and decode on different instances, and what all instances of a deployment share."""

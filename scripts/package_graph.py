@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fastdeploy_sd"
 PICTURE = ROOT / "docs" / "images" / "packages.svg"
 
-# What all others stand on, drawn as one: `types` and the files at the top that import nothing but one another.
+# What all others stand on, drawn as one: `types`, `rules` and the files at the top that import nothing but one another.
 GROUND = "values"
 # Folders that are parts of their own, apart from the folder they are in.
-SPLIT = ("entrypoints.text", "entrypoints.offline")
+SPLIT = ("entrypoints.offline",)
 
 _BOX_W, _BOX_H, _FLOOR_H, _GAP, _MARGIN = 146, 42, 84, 16, 24
 _LINE_H = 16
@@ -107,7 +107,7 @@ def read_graph() -> Graph:
 
 
 def _ground(imports: set[Arrow]) -> set[str]:
-    ground = {"types", *(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))}
+    ground = {"types", "rules", *(path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__"))}
     while higher := {a for a, b in imports if a in ground and b not in ground}:
         ground -= higher
     return ground

@@ -23,105 +23,59 @@ PACKAGE = ROOT / "fastdeploy_sd"
 TOP_LEVEL = ("fastdeploy_sd", "custom_ops", "benchmarks", "scripts", "tests", "docs")
 GENERATED = {"__pycache__", "build", "lib", "csrc", "demo_model", "golden", "node_modules"}
 
-# Part of the package -> our parts it may import. Values flow down; nothing calls upward.
-VALUES = {"draft_methods", "types", "errors", "sampling_params", "sampling_rules", "request_rules", "files"}
-KERNELS = {"runtime", "parallel", "ops"}
+# Part of the package -> our parts it may import. Values flow down; nothing calls upward: a part imports those above it.
+VALUES = {"types", "errors", "sampling_params", "rules"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "log_lines": set(),
-    "bisection": set(),
-    "sampling_rules": {"errors"},
-    "sampling_params": {"errors", "sampling_rules"},
-    "draft_methods": set(),
-    "types": {"draft_methods", "sampling_params"},
-    "files": {"errors"},
-    "request_rules": {"errors", "sampling_rules", "types"},
-    "config": {"draft_methods", "errors"},
-    "hub": {"config", "errors", "files"},
-    "runtime": VALUES,
-    "parallel": VALUES | {"runtime"},
-    "ops": VALUES | {"runtime", "parallel"},
-    "checkpoint": VALUES,
-    "layers": VALUES | KERNELS | {"checkpoint"},
-    "models": VALUES | KERNELS | {"checkpoint", "config", "layers"},
-    "step_memory": VALUES,
-    "sampling": VALUES | KERNELS | {"step_memory"},
-    "spec_decode": VALUES | KERNELS | {"bisection", "config", "layers", "models"},
-    "guidance": VALUES | {"engine.grammar_stats", "entrypoints.text"},
-    "kvcache": VALUES,
-    "engine": VALUES | {"config", "kvcache"},
+    "sampling_params": {"errors", "rules.sampling"},
+    "types": {"sampling_params"},
+    "rules": {"errors", "types"},
+    "config": {"errors", "types"},
+    "process": {"config", "errors"},
+    "metrics": VALUES,
+    "wire": VALUES | {"config", "metrics", "process"},
+    "hub": {"config", "errors", "process"},
+    "text": VALUES | {"config", "process"},
+    "device": VALUES,
+    "ops": VALUES | {"device"},
+    "models": VALUES | {"config", "device", "ops", "process"},
+    "spec_decode": VALUES | {"config", "device", "models", "ops", "process"},
+    "engine": VALUES | {"config", "process", "wire"},
     "worker": VALUES
-    | KERNELS
-    | {
-        "bisection",
-        "checkpoint",
-        "config",
-        "guidance",
-        "layers",
-        "models",
-        "sampling",
-        "spec_decode",
-        "step_memory",
-        "engine.block_store",
-        "engine.executor",
-        "kvcache.prefix_cache",
-    },
-    "metrics": VALUES | {"engine.grammar_stats", "engine.stats", "engine.transfer_stats"},
-    "handover": VALUES | {"config", "engine", "splitwise"},
-    "ipc": VALUES | {"config", "engine", "log_lines"},
-    "placement": set(),
-    "splitwise": VALUES | {"config", "engine.transfer_stats", "ipc.codec", "ipc.packing", "runtime.checksum"},
-    "ranks": VALUES
-    | {"checkpoint", "config", "engine.block_store", "engine.executor", "engine.grammars", "ipc", "parallel"}
-    | {"runtime.library", "runtime.processors"}
-    | {"spec_decode.auto_profile", "spec_decode.proposer", "spec_decode.step_board"}
-    | {"splitwise.secret", "splitwise.sockets", "worker"},
-    "redis_scheduler": VALUES | {"config", "ipc", "metrics", "placement", "splitwise.secret"},
-    "fleet": VALUES | {"ipc.codec", "ipc.packing"},
-    "entrypoints": VALUES
-    | {"config", "guidance", "ipc", "metrics", "engine.stats", "fleet", "hub"}
-    | {"ranks.node", "redis_scheduler", "splitwise.secret"},
-    "router": VALUES
-    | {"config", "entrypoints", "fleet", "ipc.child", "ipc.codec", "ipc.packing"}
-    | {"log_lines", "metrics", "placement", "splitwise.secret"},
-    "llm": VALUES
-    | {"config", "entrypoints.text", "entrypoints.offline", "engine", "hub", "log_lines", "ranks.executor"},
-    # Run what the rest made, on recordings and on the user's model.
-    "replay": VALUES | {"config", "spec_decode.proposer", "entrypoints.text"},
-    "conformance": VALUES | {"config", "engine", "runtime.library", "spec_decode", "ranks.executor"},
-    "cli": {"errors", "config", "entrypoints", "hub", "router", "log_lines", "replay", "conformance", "spec_decode"}
-    | {"draft_methods", "worker.forecast", "runtime.cuda_library", "runtime.library", "runtime.processors"}
-    | {"ops.linear_format", "ops.roofs"},
+    | {"config", "device", "models", "ops", "process", "spec_decode"}
+    | {"engine.interfaces", "engine.kvcache.prefix_cache", "text.guidance"},
+    "distributed": VALUES | {"config", "device", "engine", "models", "process", "spec_decode", "wire", "worker"},
+    "disaggregation": VALUES | {"config", "device.checksum", "engine", "wire"},
+    "cluster": VALUES | {"config", "engine", "metrics", "process", "wire"},
+    "entrypoints": VALUES | {"cluster", "config", "distributed", "engine", "hub", "metrics", "process", "text", "wire"},
+    "llm": VALUES | {"config", "distributed", "engine", "entrypoints", "hub", "process", "text"},
+    "cli": VALUES
+    | {"cluster", "config", "device", "distributed", "engine", "entrypoints", "hub", "ops", "process"}
+    | {"spec_decode", "text", "worker"},
 }
 # Third-party package -> the only places that may import it; () = none, the package does without.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "paddle": (
-        "runtime",
+        "device",
         "ops",
-        "layers",
         "models",
-        "spec_decode/model_based/draft_model.py",
-        "spec_decode/model_based/mtp.py",
-        "spec_decode/model_based/mtp_ahead.py",
-        "spec_decode/model_based/mtp_passes.py",
-        "spec_decode/model_based/mtp_plan.py",
-        "spec_decode/model_based/mtp_recorded.py",
+        "spec_decode/model_based",
         "spec_decode/proposer.py",  # its types only
         "worker",
     ),
-    "paddlenlp": ("entrypoints/text",),
+    "paddlenlp": ("text",),
     "zmq": ("wire/channel.py", "wire/sockets.py"),
     "mooncake": ("disaggregation/transports/rdma.py",),
-    "msgpack": ("ipc", "distributed/messages.py"),
-    "fastapi": ("entrypoints/openai", "cluster/router/app.py"),
-    "starlette": ("entrypoints", "router"),
-    "uvicorn": ("entrypoints",),
-    "pydantic": ("entrypoints/openai",),
-    "tokenizers": ("entrypoints/text",),
-    "sentencepiece": ("entrypoints/text",),
+    "msgpack": ("wire", "engine/ipc", "distributed/messages.py"),
+    "fastapi": ("entrypoints/openai", "cluster/router/app.py", "wire/http"),
+    "starlette": ("entrypoints", "cluster/router", "wire/http"),
+    "uvicorn": ("entrypoints", "wire/http"),
+    "pydantic": ("entrypoints/openai", "wire/http"),
+    "tokenizers": ("text",),
+    "sentencepiece": ("text",),
     "google": ("text/sentencepiece_model.py",),
-    "jinja2": ("entrypoints/text",),
-    "llguidance": ("guidance", "worker"),
+    "jinja2": ("text",),
+    "llguidance": ("text/guidance", "worker"),
     "prometheus_client": ("metrics",),
     "yaml": ("config",),
     "httpx": ("cli",),
@@ -134,7 +88,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 # What the meanings of ops may know: values and NumPy's number formats, and nothing of how ops are implemented.
 REFERENCE = PACKAGE / "ops" / "reference"
-REFERENCES_MAY_IMPORT = {"types", "errors", "runtime.arrays", "ops.reference", "parallel.ranges"} | {
+REFERENCES_MAY_IMPORT = {"types", "errors", "device.arrays", "ops.reference"} | {
     f"ops.{values}" for values in ("bf16", "candidates", "kv_cache", "linear_format", "mtp_batch", "ngram_texts")
 }
 PADDLE_FREE = [part for part in MAY_IMPORT if part not in ONLY_IN["paddle"]]
@@ -219,6 +173,13 @@ def test_nothing_imports_upward() -> None:
 
 def test_the_tables_name_parts_that_exist() -> None:
     parts = {part_of(path) for path in PACKAGE.rglob("*.py")}
+    order = list(MAY_IMPORT)
+    assert not [
+        f"{part} -> {name}"
+        for part, allowed in MAY_IMPORT.items()
+        for name in allowed - {"rules.sampling"} - VALUES
+        if order.index(name.split(".")[0]) > order.index(part)
+    ]
     named = set(MAY_IMPORT) | {name.split(".")[0] for allowed in MAY_IMPORT.values() for name in allowed}
     assert named <= parts
     assert not [place for places in ONLY_IN.values() for place in places if not (PACKAGE / place).exists()]
@@ -242,7 +203,8 @@ def test_paddle_free_parts_import_without_paddle() -> None:
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for part in PADDLE_FREE
         for path in [*(PACKAGE / part).rglob("*.py"), PACKAGE / f"{part}.py"]
-        if path.is_file() and path.name != "__main__.py" and str(path.relative_to(PACKAGE)) not in ONLY_IN["paddle"]
+        if path.is_file() and path.name != "__main__.py"
+        if not any(path.is_relative_to(PACKAGE / place) for place in ONLY_IN["paddle"])
     ]
     code = f"import sys, importlib; sys.modules['paddle'] = None\nfor m in {modules!r}: importlib.import_module(m)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -279,18 +241,18 @@ def test_references_know_nothing_of_implementations() -> None:
 def test_nobody_spells_a_struct_of_the_library() -> None:
     """They come from the library's own table."""
     spelled = [path for path in PACKAGE.rglob("*.py") if "_fields_" in path.read_text(encoding="utf-8")]
-    assert spelled == [PACKAGE / "runtime" / "layout.py"]
+    assert spelled == [PACKAGE / "device" / "layout.py"]
 
 
 def test_what_runs_ops_names_none() -> None:
-    """Programs, recordings and operators work for every op: no string of runtime/ is the name of one."""
+    """Programs, recordings and operators work for every op: no string of device/ is the name of one."""
     headers = [path.read_text(encoding="utf-8") for path in (ROOT / "custom_ops" / "include" / "fdsd").glob("*.h")]
     ops = {camel for text in headers for camel in re.findall(r"^Error (\w+)\(const \1Params& p\);", text, re.MULTILINE)}
     names = {re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower() for op in ops}
     assert len(names) > 10
     strings = {
         node.value: f"{path}:{node.lineno}"
-        for path in sorted((PACKAGE / "runtime").glob("*.py"))
+        for path in sorted((PACKAGE / "device").rglob("*.py"))
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }

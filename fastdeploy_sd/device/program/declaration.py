@@ -1,8 +1,8 @@
 """What an op takes and returns, declared once: names, element types, sizes, attributes, and what is per row.
 
 From a declaration follow the checks of arguments and their messages, the fields of the params struct, and everything in
-device/program/op.py and device/program/operator_source.py. The struct itself, in custom_ops/include/fdsd, stays the contract: a
-declaration that does not fit it is an error. Knows no single op and no memory.
+op.py and operator_source.py. The struct itself, in custom_ops/include/fdsd, stays the contract: a declaration that does
+not fit it is an error. Knows no single op and no memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The file with the Paddle operators: where it is looked for, and how it is compiled. Imports no Paddle.
 
-A source text (see device/program/operator_source.py) becomes one shared object that registers `fdsd_*` operators with Paddle
+A source text (see operator_source.py) becomes one shared object that registers `fdsd_*` operators with Paddle
 and calls the kernel library. The file's name holds a digest of the text, the headers it includes, flags and Paddle's
 version, so that one that is there fits. A wheel that was built where Paddle is installed brings it; else it is compiled
 once, under a file lock, into a folder of the user.
@@ -66,7 +66,7 @@ def source_root() -> pathlib.Path:
     Raises:
         ConfigError: there is none.
     """
-    package = pathlib.Path(__file__).resolve().parent.parent
+    package = pathlib.Path(__file__).resolve().parents[2]
     for root in (package.parent / "custom_ops", package / "csrc"):
         if (root / "bindings" / "paddle_binding.h").exists():
             return root

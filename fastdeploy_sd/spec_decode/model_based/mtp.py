@@ -1,6 +1,6 @@
 """Drafts by multi-token prediction: layers of the model's own guess on from its hidden rows.
 
-Owns which KV slots of the draft layers are filled for every request; spec_decode/model_based/mtp_passes.py runs the layers over
+Owns which KV slots of the draft layers are filled for every request; mtp_passes.py runs the layers over
 what each step added. Knows no scheduling.
 
 The row at slot q combines token q with the hidden row of position q - 1, so slot 0 stays empty, and what a full block

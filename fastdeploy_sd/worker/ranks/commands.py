@@ -1,4 +1,4 @@
-"""What rank 0's worker tells those of the other ranks, step by step. Values only; who sends them is in ranks/.
+"""What rank 0's worker tells those of the other ranks, step by step. Values only; who sends them is in distributed/.
 
 A step is TakePlan, then RunRows until one has succeeded for every row, each followed by TakeOutput; then, where draft
 layers run, DraftRows with its DraftOutcome. BeginDrafts and ForgetDrafts may come before any of them.

@@ -1,4 +1,4 @@
-"""What a worker knows of the ranks that it is one of. Values and callables; how ranks reach each other is in ranks/."""
+"""What a worker knows of its rank group. Values and callables; how ranks reach each other is in distributed/."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The fields that say what form an output must have: OpenAI's, vLLM's and FastDeploy's, each as StructuredOutputs.
 
-Only the shape of the fields is checked here; what a schema or a grammar says is checked in guidance/.
+Only the shape of the fields is checked here; what a schema or a grammar says is checked in text/guidance/.
 """
 
 from __future__ import annotations

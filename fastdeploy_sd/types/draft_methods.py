@@ -68,10 +68,10 @@ DEFAULT_METHOD = "auto"  # where nobody names one
 METHODS: Mapping[str, DraftMethod] = {
     method.name: method
     for method in (
-        DraftMethod(NAIVE, ".naive:NaiveProposer"),
+        DraftMethod(NAIVE, ".methods.naive:NaiveProposer"),
         DraftMethod(
             "ngram",
-            ".ngram:NgramProposer",
+            ".methods.ngram:NgramProposer",
             DraftSource.NGRAM,
             keys=("max_ngram_size", "min_ngram_size", "ngram_max_spec_factor", "follow_copies"),
             covered_by="suffix",
@@ -80,7 +80,7 @@ METHODS: Mapping[str, DraftMethod] = {
         ),
         DraftMethod(
             "suffix",
-            ".suffix:SuffixProposer",
+            ".methods.suffix:SuffixProposer",
             DraftSource.SUFFIX,
             keys=(
                 "follow_copies",
@@ -96,7 +96,7 @@ METHODS: Mapping[str, DraftMethod] = {
         ),
         DraftMethod(
             "mtp",
-            ".mtp:MtpProposer",
+            ".model_based.mtp:MtpProposer",
             DraftSource.MTP,
             keys=(
                 "mtp_strategy",
@@ -114,7 +114,7 @@ METHODS: Mapping[str, DraftMethod] = {
             aliases=("ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "nextn"),
         ),
         # Longer drafts brought nothing on any recording; how many are worth their time is decided in every step.
-        DraftMethod("auto", ".auto.method:AutoMethod", chooses=True, default_num_drafts=32),
+        DraftMethod("auto", ".control.method:AutoMethod", chooses=True, default_num_drafts=32),
     )
 }
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)

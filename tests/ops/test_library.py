@@ -16,7 +16,7 @@ from fastdeploy_sd.ops.bf16 import from_bf16, to_bf16
 from fastdeploy_sd.ops.norm import rms_norm
 from tests.ops.backends import threads
 
-PRINT_ISA = "from fastdeploy_sd.runtime import library; print(library.isa())"
+PRINT_ISA = "from fastdeploy_sd.device import library; print(library.isa())"
 
 
 def run_with(level: str) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,7 @@ def test_a_call_before_loading_is_an_error_and_compiles_nothing(cache: pathlib.P
     code = """
 import paddle
 from fastdeploy_sd.ops.activation import swiglu
-from fastdeploy_sd.runtime import paddle_ops
+from fastdeploy_sd.device.program import paddle_ops
 try:
     swiglu(paddle.zeros([1, 2]))
 except paddle_ops.OperatorsNotLoadedError as error:

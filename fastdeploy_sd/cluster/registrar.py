@@ -21,7 +21,7 @@ from fastdeploy_sd.wire.signing import SIGNATURE_HEADER, sign
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 _PAUSE_S = 1.0
 _MAX_ANSWER_BYTES = 1 << 16
 _MENTIONED_S = 10.0
@@ -51,7 +51,7 @@ class Registrar:
         self._key = key
         self._load = load
         self._clock = clock
-        self._http = HttpClient(_PATIENCE_S)
+        self._http = HttpClient(_TIMEOUT_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_leaving = asyncio.Event()
 
@@ -67,7 +67,7 @@ class Registrar:
         """Wait until the routers know, for some seconds at most."""
         self.begin_leaving()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2 * _PATIENCE_S)
+            await asyncio.wait(self._tasks, timeout=2 * _TIMEOUT_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -82,7 +82,7 @@ class Registrar:
                 is_known, last_text = True, ""
                 await self._beat(router, session)
             except (FdsdError, TimeoutError, OSError) as error:
-                text = error.message if isinstance(error, FdsdError) else f"no answer within {_PATIENCE_S:g} s"
+                text = error.message if isinstance(error, FdsdError) else f"no answer within {_TIMEOUT_S:g} s"
                 if is_known or text != last_text:
                     logger.warning("not registered with the router at %s: %s", router, text)
                 is_known, last_text = False, text
@@ -122,7 +122,7 @@ class Registrar:
         return Ask("POST", path, [(SIGNATURE_HEADER.lower().encode(), signature)], body)
 
     async def _call(self, router: Target, ask: Ask) -> dict[str, Any]:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             exchange = await self._http.ask(router, ask)
             try:
                 text = await exchange.read_all(_MAX_ANSWER_BYTES)

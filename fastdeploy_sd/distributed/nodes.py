@@ -33,7 +33,7 @@ from fastdeploy_sd.distributed.node_messages import (
     encode,
 )
 from fastdeploy_sd.distributed.remote import RemoteNode, RemoteRank
-from fastdeploy_sd.distributed.starting import patience_s
+from fastdeploy_sd.distributed.starting import exchange_timeout_s
 from fastdeploy_sd.distributed.watch import look_pause_s
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.wire.codec import ProtocolError
@@ -80,7 +80,9 @@ class Nodes:
             self._hub = Hub(keys)
             undo.callback(self._hub.close)
             self._listener = Listener(self._hub, host, port, MAX_MESSAGE_BYTES, _MAX_QUEUED, "node_port")
-            self.exchange = FirstExchange(keys, host, port + 1, self._group, parallel.num_nodes, patience_s(parallel))
+            self.exchange = FirstExchange(
+                keys, host, port + 1, self._group, parallel.num_nodes, exchange_timeout_s(parallel)
+            )
             undo.callback(self.exchange.close)
             logger.info("waiting for %s at %s", self._missing(), self._listener.address)
             self._wait_joined(parallel.node_timeout_s)

@@ -235,11 +235,11 @@ class RankProcesses:
         return GroupEnded(InternalError(failure or f"rank {rank} has closed its link"))
 
 
-def _has_ended(rank: WatchedRank, patience_s: float) -> bool:
+def _has_ended(rank: WatchedRank, timeout_s: float) -> bool:
     fd = rank.open_end()
     if fd is None:
         return True
     try:
-        return bool(select.select([fd], [], [], max(0.0, patience_s))[0])
+        return bool(select.select([fd], [], [], max(0.0, timeout_s))[0])
     finally:
         os.close(fd)

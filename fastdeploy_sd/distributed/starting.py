@@ -55,7 +55,7 @@ class RankStarter:
         parallel = config.parallel
         self._config, self._follower, self._exchange = config, follower, exchange
         self._size, self._per_node = parallel.tensor_parallel_size, parallel.ranks_per_node
-        self._patience_s = patience_s(parallel)
+        self._timeout_s = exchange_timeout_s(parallel)
         self._segment = shared_segment() if self._per_node > 1 else None
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class RankStarter:
         """
         if self._segment is None:
             return None
-        return Communicator.shared(self._segment, rank % self._per_node, self._per_node, self._patience_s)
+        return Communicator.shared(self._segment, rank % self._per_node, self._per_node, self._timeout_s)
 
     def start_linked(self, rank: int, kv_file: int | None = None) -> tuple[ChildProcess, Link]:
         """Start a rank that is linked with this process.
@@ -97,7 +97,7 @@ class RankStarter:
             "size": str(self._size),
             "per_node": str(self._per_node),
             "num_threads": str(threads_per_rank(self._per_node)),
-            "patience_s": str(self._patience_s),
+            "timeout_s": str(self._timeout_s),
             "isa": library.isa(),
             "link": str(theirs.fileno()),
         }
@@ -119,7 +119,7 @@ def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExch
     Closes the segment.
     """
     rank, size, per_node = int(start["rank"]), int(start["size"]), int(start["per_node"])
-    timeout_s = float(start["patience_s"])
+    timeout_s = float(start["timeout_s"])
     local = None
     if "segment" in start:
         local = Communicator.shared(int(start["segment"]), rank % per_node, per_node, timeout_s)
@@ -133,7 +133,7 @@ def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExch
     return Communicator.over(exchange, rank, size, log_exchange_error, local), exchange
 
 
-def patience_s(parallel: ParallelConfig) -> float:
+def exchange_timeout_s(parallel: ParallelConfig) -> float:
     """Return how long a rank waits for others in a sum. Such as hang are noticed by the watch, which knows them from
     slow ones, long before."""
     return COMPUTING_TIMEOUTS * parallel.rank_timeout_s

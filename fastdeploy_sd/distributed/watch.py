@@ -116,9 +116,9 @@ class RankWatch:
         """
         self._awaited, self._is_idle_otherwise = ranks, is_idle_otherwise
 
-    def failure(self, patience_s: float) -> str | None:
+    def failure(self, timeout_s: float) -> str | None:
         """Return what became of the first rank that ended, waiting for it so long at most; None = all are running."""
-        self._has_failed.wait(patience_s)
+        self._has_failed.wait(timeout_s)
         return self._failure
 
     def close(self) -> None:

@@ -219,16 +219,16 @@ class _Launcher:
         status = self._status(await engine_end)
         self._listeners.close()
         # What runs at other instances may finish.
-        patience_s = _HTTP_END_S + self._config.server.shutdown_timeout_s * self._config.redis.is_shared
+        timeout_s = _HTTP_END_S + self._config.server.shutdown_timeout_s * self._config.redis.is_shared
         try:
-            http_status = await asyncio.wait_for(http, patience_s)  # pending answers are still being sent
+            http_status = await asyncio.wait_for(http, timeout_s)  # pending answers are still being sent
         except TimeoutError:
-            logger.error("HTTP did not end within %g s after the engine", patience_s)
+            logger.error("HTTP did not end within %g s after the engine", timeout_s)
             http_status = EXIT_FAILED
         return status or http_status
 
-    def _kill_after(self, patience_s: float, engine: ChildProcess) -> None:
-        asyncio.get_running_loop().call_later(patience_s, engine.signal, signal.SIGKILL)
+    def _kill_after(self, timeout_s: float, engine: ChildProcess) -> None:
+        asyncio.get_running_loop().call_later(timeout_s, engine.signal, signal.SIGKILL)
 
     def _status(self, engine_status: int) -> int:
         """Our exit status for the engine's."""

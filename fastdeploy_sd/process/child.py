@@ -141,12 +141,12 @@ def end_with_parent(before: Callable[[], object] = lambda: None, heard: Callable
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def leave_within(patience_s: float, status: int) -> None:
+def leave_within(timeout_s: float, status: int) -> None:
     """End this process with `status` after so long at the latest, even if some thread of it goes on computing.
 
     Python waits for its threads before it ends, for ever if need be.
     """
-    timer = threading.Timer(patience_s, os._exit, (status,))
+    timer = threading.Timer(timeout_s, os._exit, (status,))
     timer.daemon = True
     timer.start()
 

@@ -27,7 +27,7 @@ from tests.fuzz.harness import ANSWER_TIMEOUT_S, Report, Watch, argument_parser,
 
 NUM_CLIENTS = 16
 # Who is owed no answer waits no longer for one.
-IMPATIENCE_S = 0.3
+HURRY_TIMEOUT_S = 0.3
 # A server for these tests waits for nobody either.
 SERVER_OPTIONS: dict[str, Any] = {"timeout_headers": 2, "timeout_body": 2, "timeout_keep_alive": 1}
 MAX_ERROR_BYTES = 4096
@@ -273,9 +273,9 @@ async def exchange_with(host: str, port: int, exchange: Exchange) -> tuple[bytes
 
 async def _read(reader: asyncio.StreamReader, received: bytearray, exchange: Exchange) -> bool:
     """Read what comes; return whether the server closed. Who is owed answers waits for them, others but a moment."""
-    patience_s = IMPATIENCE_S if exchange.methods is None else ANSWER_TIMEOUT_S
+    timeout_s = HURRY_TIMEOUT_S if exchange.methods is None else ANSWER_TIMEOUT_S
     try:
-        while data := await asyncio.wait_for(reader.read(65536), patience_s):
+        while data := await asyncio.wait_for(reader.read(65536), timeout_s):
             received += data
             if exchange.methods is not None and _has_all(bytes(received), exchange.methods):
                 return False

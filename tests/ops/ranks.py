@@ -18,13 +18,13 @@ from fastdeploy_sd.device.communicator import SEGMENT_BYTES, Communicator, share
 
 T = TypeVar("T")
 # Until what must happen has happened; nothing here measures how fast it is.
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
 def shared_group(
-    size: int, num_bytes: int = SEGMENT_BYTES, timeout_s: float = PATIENCE_S
+    size: int, num_bytes: int = SEGMENT_BYTES, timeout_s: float = TIMEOUT_S
 ) -> Iterator[list[Communicator]]:
     """Give the ends of one group, all in this process."""
     fd = shared_segment(num_bytes)
@@ -57,7 +57,7 @@ def on_threads(size: int, body: Callable[[int], T]) -> list[T | Exception]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), "a rank waits for ever"
     return results
 
@@ -79,7 +79,7 @@ class RankProcess:
     def reply(self) -> Any:
         """Wait for the answer to the oldest order that has none yet."""
         assert self.process.stdout is not None
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
@@ -104,7 +104,7 @@ class RankProcess:
 
 @contextlib.contextmanager
 def rank_processes(
-    size: int, timeout_s: float = PATIENCE_S, module: str = "rank_process"
+    size: int, timeout_s: float = TIMEOUT_S, module: str = "rank_process"
 ) -> Iterator[list[RankProcess]]:
     """Give the ranks of one group, each a process; what they first say, all of them are told."""
     fd = shared_segment()

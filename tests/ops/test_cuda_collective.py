@@ -20,14 +20,14 @@ from fastdeploy_sd.ops.reference import collective as reference
 from tests.ops.cuda_device import emulated
 from tests.ops.gpu_rank_process import columns_of
 from tests.ops.rank_process import digest, values
-from tests.ops.ranks import PATIENCE_S, RankProcess, rank_processes
+from tests.ops.ranks import TIMEOUT_S, RankProcess, rank_processes
 
 # More than an exchange carries, less, one element, and none.
 SHAPES = [(75, 270), (3, 17), (1, 1), (0, 8)]
 
 
 @contextlib.contextmanager
-def gpu_ranks(size: int, timeout_s: float = PATIENCE_S) -> Iterator[list[RankProcess]]:
+def gpu_ranks(size: int, timeout_s: float = TIMEOUT_S) -> Iterator[list[RankProcess]]:
     """The ranks of one group, in their first attempt."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
@@ -65,7 +65,7 @@ def test_a_rank_that_is_late_fails_the_attempt() -> None:
 
 
 def test_a_rank_that_fails_fails_the_attempt_and_no_other() -> None:
-    """With patience enough for a busy machine: nobody is taken for late."""
+    """With a timeout for a busy machine: no rank is taken for late."""
     want = digest(reference.all_reduce([values(5, rank, 2, 8) for rank in range(2)], np.float32))
     with gpu_ranks(2) as [first, other]:
         first.send("reduce", seed=5, rows=2, columns=8)

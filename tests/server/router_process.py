@@ -87,9 +87,9 @@ class Fleet:
         return self._stack.enter_context(contextlib.closing(server))
 
 
-def wait_until(condition: Callable[[], object], patience_s: float = WAIT_S) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
     """Poll until something is true."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "expected it to become true"
         time.sleep(0.02)

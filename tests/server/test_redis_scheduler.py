@@ -29,7 +29,7 @@ from tests.server.redis_deployment import (
 )
 from tests.server.toy_process import complete
 
-PATIENCE_S = 2 * EXPIRE_MS / 1000
+TIMEOUT_S = 2 * EXPIRE_MS / 1000
 
 
 def test_instances_share_what_comes_to_one(deployment: Deployment, redis: RedisServer, want: str) -> None:

@@ -112,7 +112,7 @@ def test_http_drains_at_the_signal_not_at_the_engines_word(golden_dir: Path, wor
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         server.process.send_signal(signal.SIGINT)
         server.wait_for_line("running requests end now")
-        server.process.send_signal(signal.SIGTERM)  # the third: no more patience
+        server.process.send_signal(signal.SIGTERM)  # the third: it ends at once
         assert server.wait() == 1
         assert "error: the engine process failed (killed by SIGKILL)" in server.stderr
 

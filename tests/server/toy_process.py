@@ -57,14 +57,14 @@ class Program:
         with self._changed:
             return "".join(self._lines)
 
-    def wait_for_line(self, pattern: str, patience_s: float = WAIT_S) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, timeout_s: float = WAIT_S) -> re.Match[str]:
         """Wait for the first line that matches."""
 
         def find() -> re.Match[str] | None:
             return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: find() or self._is_ended, patience_s)
+            self._changed.wait_for(lambda: find() or self._is_ended, timeout_s)
             match = find()
             assert match is not None, f"no line {pattern!r} in:\n{''.join(self._lines)}"
             return match
@@ -87,9 +87,9 @@ class Program:
             time.sleep(0.01)
         return pids
 
-    def wait(self, patience_s: float = WAIT_S) -> int:
+    def wait(self, timeout_s: float = WAIT_S) -> int:
         """Wait for its end; return the exit status."""
-        status = self.process.wait(patience_s)
+        status = self.process.wait(timeout_s)
         self._reader.join(WAIT_S)
         print(self.stderr)  # shown when a test fails
         return status

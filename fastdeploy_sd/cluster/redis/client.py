@@ -178,7 +178,7 @@ class ClusterClient(EngineClient):
         """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life."""
         if request.kv_source is not None and _HERE not in avoided:
             return _Target(_HERE, kv_source=request.kv_source)
-        waits_s = self._terms.patience_s if isinstance(error, Unavailable) else 0.0
+        waits_s = self._terms.timeout_s if isinstance(error, Unavailable) else 0.0
         loop = asyncio.get_running_loop()
         deadline = loop.time() + waits_s
         while True:

@@ -15,7 +15,7 @@ from fastdeploy_sd.wire.codec import ProtocolError
 logger = logging.getLogger(__name__)
 
 # Nobody waits for a Redis that is known to be slow or down; it is tried again after so long.
-_PATIENCE_S = 0.5
+_TIMEOUT_S = 0.5
 _RETRY_S = 1.0
 # A request that was placed reaches its engine within this time.
 _ON_ITS_WAY_S = 0.1
@@ -46,7 +46,7 @@ class ClusterView:
         if self._reading is None and time.monotonic() >= self._next_read:
             self._reading = asyncio.create_task(self._read())
         if self._reading is not None and not self._is_down:
-            await asyncio.wait({self._reading}, timeout=_PATIENCE_S)
+            await asyncio.wait({self._reading}, timeout=_TIMEOUT_S)
             self._is_down = self._is_down or self._reading is not None
 
     def records(self) -> list[Record]:

@@ -28,7 +28,7 @@ class Terms:
     Attributes:
         expire_s: an instance whose record is older is not there.
         beat_s: between two heartbeats, and two questions for a request.
-        patience_s: a request of which nothing is heard for longer is lost.
+        timeout_s: a request of which nothing is heard for longer is lost.
         list_ttl_s: a list that nobody has appended to for longer is gone.
         ttl_s: longest time between two outputs of a request.
     """
@@ -41,12 +41,12 @@ class Terms:
         return self.expire_s / _BEATS
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         return 2 * self.expire_s
 
     @property
     def list_ttl_s(self) -> float:
-        return 2 * self.patience_s
+        return 2 * self.timeout_s
 
     @classmethod
     def of(cls, config: Config) -> Terms:

@@ -5,7 +5,7 @@ record as well, so that a frame counts only where it was put. Reading raises Pro
 
 A request at another instance has a lease that both sides keep up. Whoever waits for outputs (the *origin*) asks at
 every beat for its requests there (`Orders.waiting`), and the instance answers which of them it does not have. An
-instance that hears nothing of an origin for the patience of the deployment ends its requests; an origin that hears
+instance that hears nothing of an origin for the deployment's `timeout_s` ends its requests; an origin that hears
 nothing of an instance, or that a request is not there, has the request go on elsewhere. So a frame may be lost or come
 twice at any place, and Redis may lose everything it has.
 """

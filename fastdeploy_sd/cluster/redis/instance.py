@@ -121,7 +121,7 @@ class Instance:
         """Origins that ask for nothing have nothing here, or are gone."""
         while True:
             await asyncio.sleep(self._terms.beat_s)
-            oldest = time.monotonic() - self._terms.patience_s
+            oldest = time.monotonic() - self._terms.timeout_s
             for origin in [name for name, link in self._links.items() if link.heard_at < oldest]:
                 await self._links.pop(origin).close()
                 with suppress(StoreDown):

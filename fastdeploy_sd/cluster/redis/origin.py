@@ -265,10 +265,10 @@ class Origin:
         return remote if remote is not None and remote.instance == instance else None
 
     def _give_up_silent(self) -> None:
-        oldest = time.monotonic() - self._terms.patience_s
+        oldest = time.monotonic() - self._terms.timeout_s
         for remote in self._requests.values():
             if max(remote.heard_at, self._heard.get(remote.instance, 0.0)) < oldest:
-                text = f"instance {remote.instance} has said nothing for {self._terms.patience_s:g} s"
+                text = f"instance {remote.instance} has said nothing for {self._terms.timeout_s:g} s"
                 remote.fail(LostError(text, is_gone=True))
 
     def _fail(self, remotes: Iterable[RemoteRequest | None], error: FdsdError) -> None:

@@ -205,12 +205,12 @@ def _kind(error: Exception) -> str:
     return "connection" if isinstance(error, (redis.exceptions.ConnectionError, OSError)) else "answer"
 
 
-def _connection(config: RedisConfig, access: dict[str, Any], patience_s: float) -> redis.asyncio.Redis:
+def _connection(config: RedisConfig, access: dict[str, Any], timeout_s: float) -> redis.asyncio.Redis:
     return redis.asyncio.Redis(
         host=config.host,
         port=config.port,
         db=config.db,
-        socket_timeout=patience_s,
+        socket_timeout=timeout_s,
         socket_connect_timeout=_ANSWER_S,
         retry=Retry(NoBackoff(), 0),
         retry_on_error=[],

@@ -34,7 +34,7 @@ class GpuCommunicator:
     Args:
         local: this rank's end of the host's group, which is closed after this one.
         stream: of the passes.
-        patience_s: how long a GPU waits for another rank's.
+        timeout_s: how long a GPU waits for another rank's.
         exchange: gives bytes to all ranks, and returns those of all in their order; called once.
 
     Attributes:
@@ -51,7 +51,7 @@ class GpuCommunicator:
         library: CudaLibrary,
         stream: int,
         local: Communicator,
-        patience_s: float,
+        timeout_s: float,
         exchange: Callable[[bytes], Sequence[bytes]],
     ) -> None:
         self._library, self._stream, self._local = library, stream, local
@@ -72,7 +72,7 @@ class GpuCommunicator:
         handle = ctypes.c_int32()
         library.call(
             "open_ranks", ctypes.c_int32(self.rank), ctypes.c_int32(self.size), buffer_bytes,
-            ctypes.c_double(patience_s), (ctypes.c_void_p * self.size)(*(memory.address for memory in self._memory)),
+            ctypes.c_double(timeout_s), (ctypes.c_void_p * self.size)(*(memory.address for memory in self._memory)),
             flags, self._status.ctypes.data, ctypes.byref(handle),
         )  # fmt: skip
         self.handle = handle.value

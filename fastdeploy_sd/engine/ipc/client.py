@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_S = 0.5
 _ENDED = "the engine's process ended"
-_STATS_PATIENCE_S = 5.0
+_STATS_TIMEOUT_S = 5.0
 
 
 class EngineClient:
@@ -188,10 +188,10 @@ class EngineClient:
             Unavailable: the engine is down, or does not answer within some seconds.
         """
         try:
-            async with asyncio.timeout(_STATS_PATIENCE_S):
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
                 return await self._ask_stats()
         except TimeoutError:
-            raise Unavailable(f"the engine has not answered for {_STATS_PATIENCE_S:g} s", code="engine_busy") from None
+            raise Unavailable(f"the engine has not answered for {_STATS_TIMEOUT_S:g} s", code="engine_busy") from None
 
     async def _ask_stats(self) -> EngineStats:
         serial = next(self._serials)

@@ -56,7 +56,7 @@ class LaneRules:
 LOCAL_BYTES = 1 << 14
 _LOCAL_TASKS = frozenset({COMPLETION, DETOKENIZE})  # these render no template
 # A worker that uses no processor time is stuck; one that gets little of it needs longer by the clock.
-_PATIENCE = 6
+_CPU_TIMEOUTS = 6
 # Encoding takes some 200 bytes of memory and a microsecond per byte of text. What cannot fit into the context is
 # refused before that; these limits are for what may fit, and for tokenizers and templates that misbehave.
 LANES = (
@@ -249,7 +249,7 @@ class _Lane:
     async def _call(self, worker: Worker, task: str, content: bytes) -> bytes:
         is_kept = False
         try:
-            async with asyncio.timeout(_PATIENCE * self._rules.limits.cpu_s):
+            async with asyncio.timeout(_CPU_TIMEOUTS * self._rules.limits.cpu_s):
                 result = await worker.call(task, content)
             is_kept = self._rules.keeps_workers
             return result

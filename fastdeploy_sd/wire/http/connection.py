@@ -188,11 +188,11 @@ class Connection(H11Protocol):
             error = RequestTimeout("request: expected the headers in time, got only a part of them")
             self._reject(error if self._has_sent else None, "headers_timeout")
             return
-        patience_s = self._shared.server.body_timeout_s
+        timeout_s = self._shared.server.body_timeout_s
         if self.flow.read_paused:  # it is the application that has not read on
             self._restart_body_clock()
-        slowest_end = self._body_since + patience_s + self._num_body_bytes / MIN_BODY_BYTES_PER_S
-        left_s = min(self._last_byte + patience_s, slowest_end) - self.loop.time()
+        slowest_end = self._body_since + timeout_s + self._num_body_bytes / MIN_BODY_BYTES_PER_S
+        left_s = min(self._last_byte + timeout_s, slowest_end) - self.loop.time()
         if left_s > 0:
             self._timer = self.loop.call_later(left_s, self._meet_deadline)
         else:

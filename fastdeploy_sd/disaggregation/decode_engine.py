@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.disaggregation.fetching_supply import Fetcher, FetchingSupply
+from fastdeploy_sd.disaggregation.decode_connector import DecodeConnector, Fetcher
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.types import KvDescription, ModelInfo
@@ -33,7 +33,7 @@ class DecodeEngine(Engine):
     def __init__(self, config: Config, executor: Executor, connector: Receiver, num_draft_layers: int) -> None:
         self._connector = connector
         timeout_s = config.splitwise.pd_timeout_s
-        super().__init__(config, executor, FetchingSupply(connector, executor.model_info, num_draft_layers, timeout_s))
+        super().__init__(config, executor, DecodeConnector(connector, executor.model_info, num_draft_layers, timeout_s))
 
     @property
     def model_info(self) -> ModelInfo:

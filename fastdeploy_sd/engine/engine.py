@@ -12,7 +12,7 @@ from fastdeploy_sd.engine.ahead_scheduler import AheadScheduler
 from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.interfaces.executor import Executor, FallibleExecutor, LaunchingExecutor
-from fastdeploy_sd.engine.interfaces.kv_supply import KvSupply, NoKvSupply
+from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.step_pipeline import StepPipeline
@@ -30,18 +30,18 @@ class Engine:
     Every request that `submit` took ends with exactly one output that has a finish_reason, from `step` or `abort`.
     """
 
-    def __init__(self, config: Config, executor: Executor, supply: KvSupply | None = None) -> None:
-        """Make an engine without requests; `executor` and `supply` stay the caller's to shut down.
+    def __init__(self, config: Config, executor: Executor, connector: KVConnector | None = None) -> None:
+        """Make an engine without requests; `executor` and `connector` stay the caller's to shut down.
 
         Args:
-            supply: asked in `step` each time a request has got its blocks, so again after it was preempted, for what
+            connector: asked in `step` each time a request has got its blocks, so again after it was preempted, for what
                 the executor's block store lacks; None = that is computed here.
         """
         self._executor = executor
-        supply = supply or NoKvSupply()
-        self._scheduler = Scheduler(config, executor.model_info, supply, executor.block_store, executor.grammars)
-        self._supply = self._scheduler.supply
-        self._arrival_fds = ArrivalFds([self._supply.fd, self._scheduler.pool.preparing.fd])
+        connector = connector or NoKVConnector()
+        self._scheduler = Scheduler(config, executor.model_info, connector, executor.block_store, executor.grammars)
+        self._kv_connector = self._scheduler.connector
+        self._arrival_fds = ArrivalFds([self._kv_connector.fd, self._scheduler.pool.preparing.fd])
         self._is_stalled = False
         self._pool = self._scheduler.pool
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
@@ -90,7 +90,7 @@ class Engine:
                 arrival of a request that does not wait. The engine is then unusable. What fails for some requests ends
                 these, with FinishReason.ERROR.
         """
-        for arrival in self._supply.arrivals():
+        for arrival in self._kv_connector.arrivals():
             self._pool.take_arrival(arrival)
         refused = self._take_prepared()
         if self._pipeline is not None:

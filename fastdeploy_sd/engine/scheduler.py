@@ -11,10 +11,11 @@ from operator import add, sub
 import numpy as np
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.connector_chain import ConnectorChain
 from fastdeploy_sd.engine.draft_share import max_num_drafts
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
-from fastdeploy_sd.engine.interfaces.kv_supply import KvSupply, NoKvSupply
+from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.preemption import beyond_share, lower_priorities
 from fastdeploy_sd.engine.prompt_budget import PromptBudget
@@ -24,7 +25,6 @@ from fastdeploy_sd.engine.requests.request_pool import RequestPool
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.step_blocks import fit_drafts, make_room, preempt, reserve_lookahead
 from fastdeploy_sd.engine.step_builder import StepBuilder
-from fastdeploy_sd.engine.supply_chain import SupplyChain
 from fastdeploy_sd.engine.swap_space import SwapSpace
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.types import ModelInfo, Request, RequestId, Rows, SchedulerOutput, StepResult
@@ -62,7 +62,7 @@ class Scheduler:
     and was then preempted is chunked all the same.
 
     Readiness. A request whose grammar is being compiled stands in front of the queue, and those behind it go past. One
-    for which the supply brings KV when it gets its blocks keeps seat and blocks, and is in no step until that has
+    for which the connector brings KV when it gets its blocks keeps seat and blocks, and is in no step until that has
     arrived; then it starts before any waiting one, and may bring drafts. Meanwhile others run past it, and it can be
     preempted like a running request. So can one that a step has held, until it is ready for the next.
 
@@ -73,7 +73,7 @@ class Scheduler:
         self,
         config: Config,
         model_info: ModelInfo,
-        supply: KvSupply,
+        connector: KVConnector,
         store: BlockStore | None = None,
         grammars: Grammars | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Scheduler:
 
         Args:
             config: limits; its cache size is not read, as `model_info` says what was really allocated.
-            supply: asked each time a request has got its blocks, for what `store` does not hold.
+            connector: asked each time a request has got its blocks, for what `store` does not hold.
             store: of the second level of the prefix cache, None = there is none.
             grammars: compiles what requests bring, None = a request with a grammar is refused.
         """
@@ -100,9 +100,9 @@ class Scheduler:
         )
         self._swap = None if store is None else SwapSpace(self._kv, store)
         if self._swap is not None:
-            supply = self._swap if isinstance(supply, NoKvSupply) else SupplyChain(self._swap, supply)
-        self.supply = supply
-        self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation, supply, grammars)
+            connector = self._swap if isinstance(connector, NoKVConnector) else ConnectorChain(self._swap, connector)
+        self.connector = connector
+        self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation, connector, grammars)
         self._num_arrived = 0
         self._step_id = 0
 
@@ -256,7 +256,7 @@ class Scheduler:
                 if self.pool.admit(state, match):
                     break
         token_ids = np.array(state.token_ids, np.int32)
-        state.is_ready = not self.supply.begin(state.request, token_ids, match.num_tokens, state.table.block_ids)
+        state.is_ready = not self.connector.begin(state.request, token_ids, match.num_tokens, state.table.block_ids)
         return not state.is_ready or self._start(state, step)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:

@@ -34,7 +34,7 @@ from fastdeploy_sd.types import I32, RequestOutput, Rows, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _UnderWay:
+class _InFlightStep:
     """A step that was started.
 
     Attributes:
@@ -63,7 +63,7 @@ class StepPipeline:
     def __init__(self, scheduler: Scheduler, ahead: AheadScheduler, launcher: Launcher) -> None:
         self._scheduler, self._ahead, self._launcher = scheduler, ahead, launcher
         self._pool = scheduler.pool
-        self._current: _UnderWay | None = None
+        self._current: _InFlightStep | None = None
 
     @property
     def is_running(self) -> bool:
@@ -99,7 +99,7 @@ class StepPipeline:
         counts = [counters.num_tokens.item(s.counter_row) if s.status is running else most for s in states]
         return np.array(counts, np.int32)
 
-    def _start_ahead(self) -> _UnderWay | None:
+    def _start_ahead(self) -> _InFlightStep | None:
         step = self._current
         if step is None or not step.is_open:
             return None
@@ -107,19 +107,19 @@ class StepPipeline:
         plan = self._ahead.schedule(step.plan.take(rows), [step.states[r] for r in rows.tolist()])
         return None if plan is None else self._start(plan)
 
-    def _start(self, plan: SchedulerOutput) -> _UnderWay | None:
+    def _start(self, plan: SchedulerOutput) -> _InFlightStep | None:
         """Start a step, if anybody is in it."""
         if not plan.request_ids:
             return None
         states = tuple(self._pool.find(plan.request_ids)[0])
-        self._pool.under_way.begin(states)
+        self._pool.in_flight.begin(states)
         is_open = self._launcher.start(plan, is_open=self._ahead.is_open(plan))
-        return _UnderWay(plan, states, is_open)
+        return _InFlightStep(plan, states, is_open)
 
-    def _commit(self, step: _UnderWay) -> list[RequestOutput]:
+    def _commit(self, step: _InFlightStep) -> list[RequestOutput]:
         result = self._launcher.finish()
         self._scheduler.observe(step.plan, result)
-        self._pool.under_way.end(step.states)
+        self._pool.in_flight.end(step.states)
         rows, plan = step.rows, step.plan
         if len(rows) < len(step.states):
             plan, result = plan.take(rows), result.take(rows)

@@ -20,7 +20,7 @@ from fastdeploy_sd.engine.interfaces.block_store import (
     LoadBlock,
     StoreBlock,
 )
-from fastdeploy_sd.engine.interfaces.kv_supply import SWAP, KvArrival
+from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.engine.kvcache.swap_index import SwapIndex
@@ -50,7 +50,7 @@ class _Load:
 
 
 class SwapSpace:
-    """A KvSupply and a CacheListener; for the thread that steps the engine.
+    """A KVConnector and a CacheListener; for the thread that steps the engine.
 
     Args:
         kv: reports to this from now on.
@@ -95,7 +95,7 @@ class SwapSpace:
         for block_hash in block_hashes:
             self._forget(block_hash)
 
-    # ---- KvSupply ---------------------------------------------------------------------------------------------------
+    # ---- KVConnector -----------------------------------------------------------------------------------------------
 
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
         """Load what the slots hold behind the cached tokens, whole blocks, and never all the tokens."""
@@ -125,13 +125,13 @@ class SwapSpace:
         return True
 
     def cancel(self, request_id: RequestId) -> None:
-        """Stop writing to a request's blocks; see KvSupply."""
+        """Stop writing to a request's blocks; see KVConnector."""
         load = self._loads.pop(request_id, None)
         if load is not None:
             self._store.cancel(load.block_ids)
 
     def arrivals(self) -> Sequence[KvArrival]:
-        """Return who has got its blocks, or has waited for too long; see KvSupply."""
+        """Return who has got its blocks, or has waited for too long; see KVConnector."""
         for result in self._store.take_results():
             self._settle(result)
         if not self._loads:

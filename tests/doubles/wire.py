@@ -40,7 +40,7 @@ class _Transfer:
 
 
 class DecodeEnd:
-    """See FetchingSupply's Fetcher."""
+    """See DecodeConnector's Fetcher."""
 
     def __init__(self, wire: Wire) -> None:
         self.fd, self.events, self._wire = _QUIET.fileno(), list[Event](), wire

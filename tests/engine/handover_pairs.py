@@ -14,7 +14,7 @@ from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import ParallelConfig, SplitwiseConfig
 from fastdeploy_sd.device import library
-from fastdeploy_sd.disaggregation.fetching_supply import FetchingSupply
+from fastdeploy_sd.disaggregation.decode_connector import DecodeConnector
 from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine
@@ -115,9 +115,9 @@ def open_pair(
         opened.callback(source.shutdown)
         wire.target_pages, wire.source_pages = target.kv_pages, source.kv_pages
         num_draft_layers = target.kv_pages.num_layers - target.kv_pages.num_target_layers
-        supply = FetchingSupply(wire.decode, target.model_info, num_draft_layers, 60.0)
+        connector = DecodeConnector(wire.decode, target.model_info, num_draft_layers, 60.0)
         pair = Pair(
-            Engine(configs[0], target, supply),
+            Engine(configs[0], target, connector),
             PrefillEngine(
                 configs[1], source, wire.prefill, source.kv_pages.num_layers, source.kv_pages.num_target_layers,
                 source.layer_signals,

@@ -16,7 +16,7 @@ from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import engine_config, run
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
+from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
 from fastdeploy_sd.worker.kv.kv_reach import AnyPages
@@ -34,7 +34,7 @@ class Prefill:
 
 
 @dataclass
-class PrefilledSupply:
+class PrefilledConnector:
     """Brings pages as soon as they are asked for."""
 
     prefills: dict[RequestId, Prefill] = field(default_factory=dict)
@@ -112,15 +112,15 @@ class WatchedExecutor:
 
 @contextmanager
 def watched_engine(
-    reference: Reference, method: Method, supply: PrefilledSupply | None = None
+    reference: Reference, method: Method, connector: PrefilledConnector | None = None
 ) -> Iterator[tuple[Engine, WatchedExecutor]]:
     config = engine_config(reference.base, WAY, method)
     executor = create_executor(config, method.make_proposer)
     watched = WatchedExecutor(executor)
-    if supply is not None:
-        supply.pages, supply.block_size = executor.kv_pages, executor.model_info.block_size
+    if connector is not None:
+        connector.pages, connector.block_size = executor.kv_pages, executor.model_info.block_size
     try:
-        yield Engine(config, watched, supply), watched
+        yield Engine(config, watched, connector), watched
     finally:
         executor.shutdown()
 
@@ -134,8 +134,8 @@ def test_a_prompt_computed_elsewhere_goes_on_as_if_computed_here(references: Ref
     [method] = standard_methods([name], [2], model_method="mtp")
     with watched_engine(reference, method) as (engine, source):
         assert compare(reference.answers, run(engine, reference.requests)) is None
-    supply = PrefilledSupply(source.prefills)
-    with watched_engine(reference, method, supply) as (engine, target):
+    connector = PrefilledConnector(source.prefills)
+    with watched_engine(reference, method, connector) as (engine, target):
         got = run(engine, reference.requests, arrivals_per_step=3)
         assert compare(reference.answers, got) is None
         stats = engine.stats()

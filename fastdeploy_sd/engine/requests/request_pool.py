@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.engine.block_changes import BlockChanges
+from fastdeploy_sd.engine.in_flight_rows import InFlightRows
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
-from fastdeploy_sd.engine.interfaces.kv_supply import SWAP, KvArrival, KvSupply
+from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival, KVConnector
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager, PrefixMatch
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.requests.held_requests import HeldRequests
@@ -24,7 +25,6 @@ from fastdeploy_sd.engine.requests.preparing_requests import PreparingRequests
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
 from fastdeploy_sd.engine.requests.waiting_queue import WaitingQueue
-from fastdeploy_sd.engine.rows_under_way import RowsUnderWay
 from fastdeploy_sd.engine.stats_recorder import StatsRecorder
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import (
@@ -55,7 +55,7 @@ class RequestPool:
         admitted: have a seat and blocks, and wait to be ready or for budget; by id.
         running: by key. num_seats: requests that are admitted or run, by client; no zeros.
         states: all groups by id. num_text_bound: how many of them are, see RequestState.
-        under_way: those in steps that are not over. held: those of the running that no step may have yet.
+        in_flight: those in steps that are not over. held: those of the running that no step may have yet.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class RequestPool:
         kv: KVCacheManager,
         max_num_seqs: int,
         speculation: SpeculationInfo,
-        supply: KvSupply,
+        connector: KVConnector,
         grammars: Grammars | None = None,
     ) -> None:
         """Make an empty pool with `max_num_seqs` seats; drafts are made as `speculation` says.
 
         Args:
-            supply: told when a request that waits for it loses its blocks.
+            connector: told when a request that waits for it loses its blocks.
             grammars: compiles for requests.
         """
         self.kv = kv
@@ -82,9 +82,9 @@ class RequestPool:
         self.running: list[RequestState] = []
         self.num_seats: Counter[str] = Counter()
         self.states: dict[RequestId, RequestState] = {}
-        self.under_way, self.num_text_bound = RowsUnderWay(kv), 0
+        self.in_flight, self.num_text_bound = InFlightRows(kv), 0
         self.max_num_seqs = max_num_seqs
-        self.speculation, self._supply = speculation, supply
+        self.speculation, self._connector = speculation, connector
         self._finished_ids: list[RequestId] = []  # like the preempted ones, since the executor was last told
         self._preempted_ids: list[RequestId] = []
         self._changes = BlockChanges()
@@ -228,7 +228,7 @@ class RequestPool:
             self.preparing.remove(state)
         else:
             self.waiting.remove(state)
-        self.under_way.hold(state)
+        self.in_flight.hold(state)
         self.kv.free(state.table, discard=reason is FinishReason.ERROR)
         self.preparing.drop(state.request)
         del self.states[state.request_id]
@@ -282,7 +282,7 @@ class RequestPool:
         """Take a request out of the admitted ones; nobody writes to its blocks afterwards."""
         del self.admitted[state.request_id]
         if not state.is_ready:
-            self._supply.cancel(state.request_id)
+            self._connector.cancel(state.request_id)
             self.stats.num_kv_cancels += 1
 
     def _leave_seat(self, state: RequestState) -> None:

@@ -8,7 +8,7 @@ from array import array
 import numpy as np
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
-from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
+from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
 from fastdeploy_sd.engine.kvcache.manager import BlockTable
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.stopping import StopRule

@@ -10,8 +10,8 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest, InternalError, Overloaded
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, SchedulerOutput, StepResult
+from tests.doubles.connectors import ToyConnector
 from tests.doubles.engines import EOS, Transcript, run_to_end, toy_config, toy_info, toy_request
-from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 
@@ -87,9 +87,9 @@ def test_an_abort_ends_a_waiting_and_a_running_request() -> None:
 
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_a_request_that_is_not_ready_keeps_its_seat_and_blocks(is_aborted: bool) -> None:
-    executor, late, supply = ToyExecutor(toy_info()), toy_request("late", range(2, 12), 5), ToySupply(0, rate=1.0)
-    supply.executor = executor
-    engine = Engine(toy_config(max_num_seqs=1), executor, supply)
+    executor, late, connector = ToyExecutor(toy_info()), toy_request("late", range(2, 12), 5), ToyConnector(0, rate=1.0)
+    connector.executor = executor
+    engine = Engine(toy_config(max_num_seqs=1), executor, connector)
     engine.submit(late)
     engine.submit(toy_request("other", [2, 3], 3))
     for _ in range(3):
@@ -105,10 +105,10 @@ def test_a_request_that_is_not_ready_keeps_its_seat_and_blocks(is_aborted: bool)
         transcript.add(engine.abort(["late"]))
         assert engine.stats().num_free_blocks == stats.num_blocks
         assert not engine.is_stalled
-        assert supply.waiting == []
+        assert connector.waiting == []
     else:
-        supply.finish("late", 9, 0)
-    supply.rate = 0.0
+        connector.finish("late", 9, 0)
+    connector.rate = 0.0
     run_to_end(engine, transcript)
     assert transcript.token_ids["late"] == ([] if is_aborted else executor.model.generate(late))
     assert transcript.last["other"].finish_reason is FinishReason.LENGTH

@@ -12,15 +12,15 @@ import pytest
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.interfaces.kv_supply import SWAP
+from fastdeploy_sd.engine.interfaces.kv_connector import SWAP
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
 from fastdeploy_sd.types import DraftSource, FinishReason, Request, RequestOutput, SchedulerOutput, Speculation
 from fastdeploy_sd.types.stats import SourceCounts
 from tests.doubles.bench import continuations
+from tests.doubles.connectors import ToyConnector
 from tests.doubles.engines import Transcript, run_to_end, toy_config, toy_info, toy_request
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
-from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_launcher import ToyLauncher
 from tests.doubles.toy_logprobs import toy_logprob
@@ -36,7 +36,7 @@ class Scenario:
     """One random engine and the requests for it; everything follows from the seed.
 
     Attributes:
-        known: prompt and continuation by request. plans: of the steps so far. supply: of KV.
+        known: prompt and continuation by request. plans: of the steps so far. connector: of KV.
     """
 
     engine: Engine
@@ -46,7 +46,7 @@ class Scenario:
     known: dict[str, list[int]]
     failing: dict[str, int]
     plans: list[SchedulerOutput]
-    supply: ToySupply
+    connector: ToyConnector
 
     @property
     def finished(self) -> list[SchedulerOutput]:
@@ -58,7 +58,7 @@ class Scenario:
 def build_scenario(
     seed: int,
     proposer_name: str,
-    supply_rate: float = 0.0,
+    connector_rate: float = 0.0,
     *,
     has_store: bool = False,
     launches: bool = False,
@@ -115,14 +115,14 @@ def build_scenario(
         max_step_ms=rng.choice([0.0, 0.5, 3.0]),
         long_prefill_token_threshold=threshold,
     )
-    supply = ToySupply(seed, supply_rate)
-    supply.executor = executor
+    connector = ToyConnector(seed, connector_rate)
+    connector.executor = executor
     if has_store:
         damage_rate, failure_rate = rng.choice([0.0, 0.3]), rng.choice([0.0, 0.1])
         executor.block_store = ToyStore(
             executor, rng.randint(1, 3 * num_blocks), seed, damage_rate=damage_rate, failure_rate=failure_rate
         )
-    return Scenario(Engine(config, executor, supply), executor, model, requests, known, failing, plans, supply)
+    return Scenario(Engine(config, executor, connector), executor, model, requests, known, failing, plans, connector)
 
 
 def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list[Request]:
@@ -265,16 +265,16 @@ def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Tr
             transcript.add(outputs)
             aborted |= {output.request_id for output in outputs}
             engine.check_integrity()
-        waiting, num_plans, num_finished = scenario.supply.waiting, len(scenario.plans), len(scenario.finished)
+        waiting, num_plans, num_finished = scenario.connector.waiting, len(scenario.plans), len(scenario.finished)
         assert engine.stats().num_waiting_for_kv >= len(waiting)
         is_due = not engine.is_stalled or scenario.executor.block_store is not None
         if waiting and rng.random() < 0.3:
-            scenario.supply.finish(rng.choice(waiting))
+            scenario.connector.finish(rng.choice(waiting))
             is_due = True
         outputs = engine.step()
         assert is_due or len(scenario.plans) == num_plans, "a stalled engine ran something"
         running = set(scenario.plans[-1].request_ids) if len(scenario.plans) > num_plans else set()
-        assert running.isdisjoint(scenario.supply.waiting), "a request ran whose KV had not arrived"
+        assert running.isdisjoint(scenario.connector.waiting), "a request ran whose KV had not arrived"
         if outputs:
             recount.add(scenario.finished[num_finished], outputs, transcript)
         transcript.add(outputs)
@@ -344,17 +344,17 @@ def test_requests_with_kv_from_elsewhere_get_the_plain_tokens(proposer: str) -> 
     """All, some or none of it comes, with drafts of any quality; meanwhile requests lose their blocks, or end."""
     seen = Counter[str]()
     for seed in range(60):
-        scenario = build_scenario(seed, proposer, supply_rate=0.5)
+        scenario = build_scenario(seed, proposer, connector_rate=0.5)
         rng = random.Random(seed + 1)
         transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.1]))
         check_outcome(scenario, transcript, aborted)
-        stats, supply = scenario.engine.stats(), scenario.supply
-        assert (stats.num_kv_cancels, stats.num_waiting_for_kv, supply.waiting) == (supply.num_cancelled, 0, [])
-        assert stats.num_kv_arrivals + stats.num_kv_cancels == supply.num_begun
+        stats, connector = scenario.engine.stats(), scenario.connector
+        assert (stats.num_kv_cancels, stats.num_waiting_for_kv, connector.waiting) == (connector.num_cancelled, 0, [])
+        assert stats.num_kv_arrivals + stats.num_kv_cancels == connector.num_begun
         handed_over = stats.drafts.get("handed_over", SourceCounts())
         metrics = [transcript.last[name].metrics for name in aborted]
         seen += Counter(
-            failed=supply.num_failed, whole=supply.num_whole, cancelled=supply.num_cancelled,
+            failed=connector.num_failed, whole=connector.num_whole, cancelled=connector.num_cancelled,
             preempted=stats.num_preemptions, supplied=stats.num_supplied_tokens.get("elsewhere", 0),
             aborted_early=sum(m is not None and not m.first_scheduled_time for m in metrics),
             verified=sum(handed_over.drafted), accepted=sum(handed_over.accepted),
@@ -368,7 +368,7 @@ def test_a_second_level_of_the_prefix_cache_changes_no_token(proposer: str) -> N
     """Copies come late, are cancelled, damaged or refused; prompts may also come from elsewhere behind them."""
     seen = Counter[str]()
     for seed in range(40):
-        scenario = build_scenario(seed, proposer, supply_rate=0.3 if seed % 2 else 0.0, has_store=True)
+        scenario = build_scenario(seed, proposer, connector_rate=0.3 if seed % 2 else 0.0, has_store=True)
         store, rng = scenario.executor.block_store, random.Random(seed + 1)
         assert isinstance(store, ToyStore)
         transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.1]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SplitwiseConfig
-from fastdeploy_sd.engine.interfaces.kv_supply import NoKvSupply
+from fastdeploy_sd.engine.interfaces.kv_connector import NoKVConnector
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
@@ -82,7 +82,7 @@ def test_nothing_is_foreseen_that_finds_no_seat_or_is_for_others() -> None:
     assert num_ahead(bench) == [8, 0, 0, 0]  # of b, which c does not follow
     config = toy_config(max_num_batched_tokens=12, max_num_seqs=2)
     role = replace(config, splitwise=SplitwiseConfig(splitwise_role="prefill"))
-    scheduler = Scheduler(role, toy_info(max_draft_tokens=2), NoKvSupply())
+    scheduler = Scheduler(role, toy_info(max_draft_tokens=2), NoKVConnector())
     scheduler.add(requests[0])
     scheduler.add(requests[1])
     assert scheduler.schedule().num_prompt_tokens_ahead == 0
@@ -175,10 +175,10 @@ def test_a_request_is_drafted_for_as_it_wishes() -> None:
 
 
 def test_as_many_drafts_as_the_model_says_must_fit_into_a_step() -> None:
-    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=7), NoKvSupply())
-    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=2), toy_info(), NoKvSupply())
+    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=7), NoKVConnector())
+    Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=2), toy_info(), NoKVConnector())
     with pytest.raises(AssertionError, match="8 drafts do not fit into a step of 16 tokens"):
-        Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=8), NoKvSupply())
+        Scheduler(toy_config(max_num_seqs=4, max_num_batched_tokens=16), toy_info(max_draft_tokens=8), NoKVConnector())
 
 
 def num_draft(bench: Bench) -> list[int]:

@@ -19,13 +19,13 @@ from tests.doubles.toy_launcher import ToyLauncher
 from tests.unit.engine.test_engine_properties import build_scenario, check_outcome, drive
 
 
-@pytest.mark.parametrize("supply_rate", [0.0, 0.5])
-def test_any_schedule_gives_the_plain_tokens(supply_rate: float) -> None:
+@pytest.mark.parametrize("connector_rate", [0.0, 0.5])
+def test_any_schedule_gives_the_plain_tokens(connector_rate: float) -> None:
     """Also with KV from elsewhere, which is written when it comes, and not in the order of the steps."""
     seen = Counter[str]()
     for seed in range(60):
         has_store = seed % 3 == 0
-        scenario = build_scenario(seed, "oracle", supply_rate, has_store=has_store, launches=True)
+        scenario = build_scenario(seed, "oracle", connector_rate, has_store=has_store, launches=True)
         rng = random.Random(seed + 1)
         transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.2]))
         check_outcome(scenario, transcript, aborted)

@@ -1,4 +1,4 @@
-"""The second level by itself: what is asked for, what a load that never ends costs, and two supplies in a row."""
+"""The second level by itself: what is asked for, what a load that never ends costs, and two connectors in a row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.connector_chain import ConnectorChain
 from fastdeploy_sd.engine.interfaces.block_store import (
     Command,
     CopyResult,
@@ -17,10 +18,9 @@ from fastdeploy_sd.engine.interfaces.block_store import (
     LoadBlock,
     StoreBlock,
 )
-from fastdeploy_sd.engine.interfaces.kv_supply import SWAP, KvArrival
+from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival
 from fastdeploy_sd.engine.kvcache.manager import BlockTable, KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
-from fastdeploy_sd.engine.supply_chain import SupplyChain
 from fastdeploy_sd.engine.swap_space import SwapSpace
 from fastdeploy_sd.types import I32, Request
 from tests.doubles.engines import toy_request
@@ -164,8 +164,8 @@ def test_what_is_suspect_is_erased_at_both_levels() -> None:
     assert not level.swap.begin(toy_request("again", TOKENS), TOKENS, 0, again.block_ids)
 
 
-class OneSupply:
-    """A supply that makes everybody wait, or nobody, and arrives when told."""
+class OneConnector:
+    """A connector that makes everybody wait, or nobody, and arrives when told."""
 
     def __init__(self, *, waits: bool) -> None:
         self.fd: int | None = os.eventfd(0, os.EFD_CLOEXEC)
@@ -190,16 +190,16 @@ class OneSupply:
 
 
 @pytest.fixture
-def supplies() -> Iterator[tuple[OneSupply, OneSupply]]:
-    first, second = OneSupply(waits=True), OneSupply(waits=True)
+def connectors() -> Iterator[tuple[OneConnector, OneConnector]]:
+    first, second = OneConnector(waits=True), OneConnector(waits=True)
     yield first, second
     first.close()
     second.close()
 
 
-def test_the_second_supply_brings_what_the_first_did_not(supplies: tuple[OneSupply, OneSupply]) -> None:
-    first, second = supplies
-    chain = SupplyChain(first, second)
+def test_the_second_connector_brings_what_the_first_did_not(connectors: tuple[OneConnector, OneConnector]) -> None:
+    first, second = connectors
+    chain = ConnectorChain(first, second)
     assert chain.begin(toy_request("a", TOKENS), TOKENS, 0, [1, 2, 3, 4, 5])
     assert second.calls == []
     first.arrived = [KvArrival("a", 8, origins={SWAP: 8})]
@@ -209,9 +209,9 @@ def test_the_second_supply_brings_what_the_first_did_not(supplies: tuple[OneSupp
     assert chain.arrivals() == [KvArrival("a", 16, (3,), True, {SWAP: 8, "elsewhere": 8})]
 
 
-def test_each_is_told_of_the_end_of_those_that_wait_for_it(supplies: tuple[OneSupply, OneSupply]) -> None:
-    first, second = supplies
-    chain = SupplyChain(first, second)
+def test_each_is_told_of_the_end_of_those_that_wait_for_it(connectors: tuple[OneConnector, OneConnector]) -> None:
+    first, second = connectors
+    chain = ConnectorChain(first, second)
     for name in ("a", "b"):
         assert chain.begin(toy_request(name, TOKENS), TOKENS, 0, [1, 2, 3, 4, 5])
     first.arrived = [KvArrival("a", 4)]
@@ -226,8 +226,8 @@ def test_each_is_told_of_the_end_of_those_that_wait_for_it(supplies: tuple[OneSu
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_either_one_wakes_whoever_waits_for_both(supplies: tuple[OneSupply, OneSupply], which: int) -> None:
-    chain, fd = SupplyChain(*supplies), supplies[which].fd
+def test_either_one_wakes_whoever_waits_for_both(connectors: tuple[OneConnector, OneConnector], which: int) -> None:
+    chain, fd = ConnectorChain(*connectors), connectors[which].fd
     assert chain.fd is not None
     assert fd is not None
     assert select.select([chain.fd], [], [], 0)[0] == []

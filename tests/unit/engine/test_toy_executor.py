@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fastdeploy_sd.engine.commit import commit_result
-from fastdeploy_sd.engine.interfaces.kv_supply import NoKvSupply
+from fastdeploy_sd.engine.interfaces.kv_connector import NoKVConnector
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.types import DraftTokens, SchedulerOutput
 from tests.doubles.bench import oracle
@@ -21,7 +21,7 @@ from tests.values import i32
 def after_two_steps() -> tuple[ToyExecutor, SchedulerOutput]:
     """An executor that has run a prompt of 6 and one output, and the right plan for its next step."""
     executor = ToyExecutor(toy_info())
-    scheduler = Scheduler(toy_config(), executor.model_info, NoKvSupply())
+    scheduler = Scheduler(toy_config(), executor.model_info, NoKVConnector())
     scheduler.add(toy_request("a", range(2, 8), 9))
     for _ in range(2):
         plan = scheduler.schedule()
@@ -72,7 +72,7 @@ def drafting() -> tuple[ToyExecutor, SchedulerOutput]:
     """The same with right drafts of a model with KV: the plan has 3, and 3 may follow."""
     request = toy_request("a", range(2, 8), 20)
     executor = ToyExecutor(toy_info(max_draft_tokens=3, num_lookahead_slots=3), oracle([request]))
-    scheduler = Scheduler(toy_config(), executor.model_info, NoKvSupply())
+    scheduler = Scheduler(toy_config(), executor.model_info, NoKVConnector())
     scheduler.add(request)
     for _ in range(2):
         plan = scheduler.schedule()

@@ -13,8 +13,8 @@ from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.engine_loop import EngineLoop
 from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutput
 from fastdeploy_sd.wire.channel import ServerChannel
+from tests.doubles.connectors import ToyConnector
 from tests.doubles.engines import toy_config, toy_info, toy_request
-from tests.doubles.supplies import ToySupply
 from tests.doubles.toy_executor import ToyExecutor
 
 Turn = Sequence[tuple[bytes, m.Message]]
@@ -211,23 +211,23 @@ def test_a_request_that_cannot_be_taken_is_rejected_and_the_engine_goes_on(monke
 class ArrivingChannel(ScriptedChannel):
     """Lets the KV of request a1 arrive before the turn with this number."""
 
-    def __init__(self, turns: Sequence[Turn], supply: ToySupply, number: int) -> None:
+    def __init__(self, turns: Sequence[Turn], connector: ToyConnector, number: int) -> None:
         super().__init__(turns)
-        self._supply, self._number = supply, number
+        self._connector, self._number = connector, number
 
     def wait(self, timeout_s: float | None) -> set[int]:
         if len(self.timeouts) == self._number:
-            self._supply.finish("a1", 2, 0)
+            self._connector.finish("a1", 2, 0)
         return super().wait(timeout_s)
 
 
 def test_the_loop_sleeps_while_all_kv_is_on_its_way() -> None:
-    """It is woken by what makes the supply's descriptor readable, by messages, and by the end of the time to drain."""
-    executor, supply = ToyExecutor(toy_info()), ToySupply(0, rate=1.0)
-    supply.executor, supply.fd = executor, 12345
+    """It is woken by the connector's descriptor, by messages, and by the end of the time to drain."""
+    executor, connector = ToyExecutor(toy_info()), ToyConnector(0, rate=1.0)
+    connector.executor, connector.fd = executor, 12345
     turns: list[Turn] = [[(b"A", m.Hello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
-    channel = ArrivingChannel([*turns, [], [], [], []], supply, number=4)
-    engine = Engine(toy_config(), executor, supply)
+    channel = ArrivingChannel([*turns, [], [], [], []], connector, number=4)
+    engine = Engine(toy_config(), executor, connector)
     channel.engine, channel.loop = engine, EngineLoop(engine, cast(ServerChannel, channel), 1e6, receive_s=1e6)
     assert channel.loop.run() == 0
     assert 12345 in channel.watched
@@ -238,11 +238,11 @@ def test_the_loop_sleeps_while_all_kv_is_on_its_way() -> None:
 
 
 def test_a_draining_loop_does_not_wait_for_kv_for_ever() -> None:
-    executor, supply = ToyExecutor(toy_info()), ToySupply(0, rate=1.0)
-    supply.executor, supply.fd = executor, 12345
+    executor, connector = ToyExecutor(toy_info()), ToyConnector(0, rate=1.0)
+    connector.executor, connector.fd = executor, 12345
     turns: list[Turn] = [[(b"A", m.Hello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
     channel = ScriptedChannel([*turns, []])
-    engine = Engine(toy_config(), executor, supply)
+    engine = Engine(toy_config(), executor, connector)
     channel.engine, channel.loop = engine, EngineLoop(engine, cast(ServerChannel, channel), 0.2, receive_s=1e6)
     assert channel.loop.run() == 0
     assert channel.timeouts[:3] == [None, None, None]
@@ -250,4 +250,4 @@ def test_a_draining_loop_does_not_wait_for_kv_for_ever() -> None:
     assert draining is not None
     assert draining <= 0.2
     assert channel.num_finished() == {"abort": 1}
-    assert supply.num_cancelled == 1
+    assert connector.num_cancelled == 1

@@ -1,4 +1,4 @@
-"""A supply of KV for toy engines: at random moments it brings all, a part or nothing, right or wrong drafts with it."""
+"""A KV connector for toy engines: at random it brings all, a part or nothing, with right or wrong drafts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
+from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import EMPTY_PREFIX, extend_prefix
@@ -25,7 +25,7 @@ class _Transfer:
     block_ids: list[int]
 
 
-class ToySupply:
+class ToyConnector:
     """Writes into the toy executor's caches as a transport would, garbage first, and fails on calls out of turn.
 
     Attributes:
@@ -110,5 +110,5 @@ class ToySupply:
 
     @property
     def _executor(self) -> ToyExecutor:
-        assert self.executor is not None, "the supply has no executor"
+        assert self.executor is not None, "the connector has no executor"
         return self.executor

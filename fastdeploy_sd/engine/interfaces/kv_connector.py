@@ -1,6 +1,6 @@
 """KV of a request's leading tokens that comes from elsewhere: another instance, or a slower memory. Owns the interface.
 
-A request that has its blocks is offered to the supply. While this brings something into them the request is admitted
+A request that has its blocks is offered to the connector. While this brings something into them the request is admitted
 and not ready; then it arrives, with as many tokens as are computed now, or is cancelled:
 
     admit -> begin -> False                                  computed here, at once
@@ -45,7 +45,7 @@ class KvArrival:
     failure: str = ""
 
 
-class KvSupply(Protocol):
+class KVConnector(Protocol):
     """Brings KV of requests' leading tokens into their blocks. Called by the thread that steps the engine.
 
     Attributes:
@@ -62,11 +62,11 @@ class KvSupply(Protocol):
         Args:
             token_ids: i32[n], the request's committed tokens; the output so far, if any, is among them.
             num_cached_tokens: leading tokens whose KV is in the first blocks already, whole blocks; these are shared.
-            block_ids: of all its tokens. Those behind the cached ones are the supply's to write until the arrival is
+            block_ids: of all its tokens. Those behind the cached ones are the connector's to write until the arrival is
                 taken or `cancel` returns.
 
         Returns:
-            Whether the request waits. Then it arrives, or is cancelled; the supply bounds the time without progress.
+            Whether the request waits. Then it arrives, or is cancelled; the connector bounds the time without progress.
         """
         ...
 
@@ -79,7 +79,7 @@ class KvSupply(Protocol):
         ...
 
 
-class NoKvSupply:
+class NoKVConnector:
     """Every request is computed here."""
 
     fd: int | None = None

@@ -1,4 +1,4 @@
-"""FetchingSupply: a decode instance's prompts get their KV from the prefill instances that their requests name.
+"""DecodeConnector: a decode instance's prompts get their KV from the prefill instances that their requests name.
 
 What comes is the KV of all tokens but the last one; computing that one again gives the first output token here, and
 verifies the drafts that came along. Whatever goes wrong, the prompt is computed here. Knows no socket and no memory.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fastdeploy_sd.disaggregation.transfer.events import Event, Fetched, FetchFailed, TransferId
-from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival
+from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
 from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, ModelInfo, Request, RequestId
 
 _log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class _Order:
     keeps_draft_kv: bool
 
 
-class FetchingSupply:
-    """See the module, and KvSupply.
+class DecodeConnector:
+    """See the module, and KVConnector.
 
     Args:
         connector: its blocks are the engine's.
@@ -96,13 +96,13 @@ class FetchingSupply:
         return True
 
     def cancel(self, request_id: RequestId) -> None:
-        """See KvSupply; the connector writes nothing when this returns."""
+        """See KVConnector; the transfer writes nothing when this returns."""
         transfer_id = self._transfer_of.pop(request_id)
         del self._orders[transfer_id]
         self._connector.cancel(transfer_id)
 
     def arrivals(self) -> Sequence[KvArrival]:
-        """See KvSupply."""
+        """See KVConnector."""
         arrived = []
         for event in self._connector.take_events():
             order = self._orders.pop(event.transfer_id, None)

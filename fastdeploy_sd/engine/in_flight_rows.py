@@ -1,7 +1,7 @@
-"""The requests in steps that are under way: what such a step writes to stays theirs until it is over.
+"""The requests in steps in flight. A request keeps the blocks that such a step writes to until the step is over.
 
-A request may end while a step that has it runs: by the token of the step before, or as its client went. That step still
-writes to its blocks; so nobody else gets them before.
+A request may end while a step runs that has it: by the token of the step before, or because its client left. That step
+still writes to its blocks, so no other request gets them earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Row:
     """A request.
 
     Attributes:
-        num_steps: under way that have it.
+        num_steps: in flight that have it.
         held: the name under which its blocks are held; "" = it has not ended.
     """
 
@@ -26,7 +26,7 @@ class _Row:
     held: str = ""
 
 
-class RowsUnderWay:
+class InFlightRows:
     """See the module.
 
     Args:
@@ -58,5 +58,5 @@ class RowsUnderWay:
         row = self._rows.get(state)
         if row is not None:
             self._num_held += 1
-            row.held = f"ended while under way: {self._num_held}"
+            row.held = f"ended in flight: {self._num_held}"
             self._kv.hold(row.held, state.table.block_ids)

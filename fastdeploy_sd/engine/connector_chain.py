@@ -1,4 +1,4 @@
-"""Two supplies of KV one after the other: what the first does not bring, the second is asked for. Knows neither."""
+"""Two KV connectors in a row: the second is asked for what the first does not bring. Knows neither."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fastdeploy_sd.engine.interfaces.kv_supply import KvArrival, KvSupply
+from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival, KVConnector
 from fastdeploy_sd.types import I32, Request, RequestId
 
 
 class _Waiting(NamedTuple):
-    """What the second supply will be asked for."""
+    """What the second connector will be asked for."""
 
     request: Request
     token_ids: I32
     block_ids: Sequence[int]
 
 
-class SupplyChain:
-    """A KvSupply. A request that the first one keeps waiting is offered to the second when it arrives there."""
+class ConnectorChain:
+    """A KVConnector. A request that the first one keeps waiting is offered to the second when it arrives there."""
 
-    def __init__(self, first: KvSupply, second: KvSupply) -> None:
+    def __init__(self, first: KVConnector, second: KVConnector) -> None:
         self._first, self._second = first, second
         self._in_first: dict[RequestId, _Waiting] = {}
         self._origins: dict[RequestId, Mapping[str, int]] = {}  # of the first's arrivals, which wait for the second
         self._poll = select.epoll()  # is readable itself while one of them is
-        for supply in (first, second):
-            if supply.fd is not None:
-                self._poll.register(supply.fd, select.EPOLLIN)
+        for connector in (first, second):
+            if connector.fd is not None:
+                self._poll.register(connector.fd, select.EPOLLIN)
         self.fd: int | None = self._poll.fileno()
 
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:

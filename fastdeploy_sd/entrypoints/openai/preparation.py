@@ -87,6 +87,7 @@ class Preparation:
         note: Note = lambda field: None,
     ) -> None:
         self._limit, self._field = limit, ""
+        self._is_local = verify_grammar is None
 
         def verify(grammar: str, field: str, forbidden: Collection[int] = ()) -> None:
             self._field = field
@@ -126,6 +127,8 @@ class Preparation:
     ) -> Outcome:
         with self._limit(max(_GROWTH * len(content), _MIN_GROWTH_BYTES)):
             body = parse_body(body_type, content)
+        if body.all_asked and self._is_local:
+            raise _NeedsWorkerError
         try:
             return Outcome(job=build(body))
         except BadRequest as error:

@@ -1,9 +1,8 @@
-"""Has bodies turned into jobs so that none stalls the others, whatever it holds.
+"""Turns bodies into jobs so that no body delays the others.
 
-Owns the lanes: a body goes to a forked worker, under limits on memory and time, and never waits for a larger one; the
-largest have a worker each, at low priority. A worker whose client leaves is killed. A small body that needs no chat
-template, and no grammar, is done in a thread: its size bounds the work, and a thread costs less than waking another
-process. Knows no HTTP and does not look into a body.
+A small body is prepared in a thread, which costs less than waking another process. Large bodies, grammars, and small
+bodies that compute for too long go to worker processes under limits on memory and time. Knows no HTTP and does not look
+into a body.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from functools import cached_property
 
 from fastdeploy_sd.config import Config, to_json
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
-from fastdeploy_sd.entrypoints.openai.preparation import COMPLETION, DETOKENIZE, Outcome, Preparation, too_complex
+from fastdeploy_sd.entrypoints.openai.preparation import Outcome, Preparation, too_complex
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.process.child import describe_exit
 from fastdeploy_sd.process.fork_worker import WorkerLimits
 from fastdeploy_sd.process.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
+from fastdeploy_sd.process.limited_thread import TimeLimitError, run_within
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.reasoning_formats import find_format
 from fastdeploy_sd.text.tokenizer import load_tokenizer
@@ -54,7 +54,10 @@ class LaneRules:
 
 
 LOCAL_BYTES = 1 << 14
-_LOCAL_TASKS = frozenset({COMPLETION, DETOKENIZE})  # these render no template
+# A small body takes about a millisecond. A chat template is a program of the checkpoint: after one body that takes too
+# long, the next ones go to workers, whatever they hold.
+LOCAL_CPU_S = 0.05
+_NUM_AFTER_SLOW = 1000
 # A worker that uses no processor time is stuck; one that gets little of it needs longer by the clock.
 _CPU_TIMEOUTS = 6
 # Encoding takes some 200 bytes of memory and a microsecond per byte of text. What cannot fit into the context is
@@ -64,6 +67,7 @@ LANES = (
     LaneRules(1 << 18, 2, True, WorkerLimits(nice=0, memory_bytes=512 << 20, cpu_s=10)),
     LaneRules(math.inf, 2, False, WorkerLimits(nice=10, memory_bytes=2 << 30, cpu_s=60)),
 )
+_NEEDS_WORKER = Outcome(needs_worker=True)
 
 
 class Preparer:
@@ -95,6 +99,7 @@ class Preparer:
         self._model_info = model_info
         self._server: ForkServer | None = None
         self._is_closed = False
+        self._num_to_workers = 0
         limit = config.scheduler.max_num_queued_requests
         self._lanes = [_Lane(rules, self._fork, limit) for rules in LANES]
 
@@ -135,10 +140,8 @@ class Preparer:
         return outcome.answer
 
     async def _run(self, task: str, content: bytes) -> Outcome:
-        outcome: Outcome | None = None
-        if task in _LOCAL_TASKS and len(content) <= LOCAL_BYTES:
-            outcome = await asyncio.to_thread(self._local.run, task, content)
-        if outcome is None or outcome.needs_worker:
+        outcome = await self._run_locally(task, content) if len(content) <= LOCAL_BYTES else _NEEDS_WORKER
+        if outcome.needs_worker:
             outcome = await self._run_in_worker(task, content)
         if outcome.error is not None:
             raise outcome.error.to_exception()
@@ -146,6 +149,18 @@ class Preparer:
             logger.error("preparing a body failed:\n%s", outcome.failure)
             raise InternalError("the server failed on this request; its log says why")
         return outcome
+
+    async def _run_locally(self, task: str, content: bytes) -> Outcome:
+        if self._num_to_workers > 0:
+            self._num_to_workers -= 1
+            return _NEEDS_WORKER
+        local = self._local
+        try:
+            return await run_within(LOCAL_CPU_S, lambda: local.run(task, content))
+        except TimeLimitError:
+            logger.warning("a body of %d bytes took more than %g s: the next go to workers", len(content), LOCAL_CPU_S)
+            self._num_to_workers = _NUM_AFTER_SLOW
+            return _NEEDS_WORKER
 
     @cached_property
     def _local(self) -> Preparation:

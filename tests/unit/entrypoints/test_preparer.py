@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,25 @@ from typing import Any
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.entrypoints.openai import preparer as preparer_module
 from fastdeploy_sd.entrypoints.openai.body_shape import MAX_PARTS, verify_shape
-from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, Preparation
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob
+from fastdeploy_sd.entrypoints.openai.preparation import (
+    CHAT,
+    COMPLETION,
+    DETOKENIZE,
+    RESPONSE,
+    TOKENIZE,
+    Preparation,
+)
 from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
 from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
 from fastdeploy_sd.process.forked import Worker
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.wire.packing import pack
 from tests.unit.text.vocabularies import GOLDEN
 
 INFO = ModelInfo("m", vocab_size=4096, max_model_len=4096, eos_token_ids=(2,), block_size=16, num_blocks=512)
@@ -59,12 +70,98 @@ async def test_a_job_does_not_depend_on_where_it_is_prepared() -> None:
             assert (job.answer, job.echoed_texts, job.model) == (local.answer, local.echoed_texts, local.model)
 
 
-async def test_no_template_is_rendered_in_this_process() -> None:
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SMALL_BODIES: list[tuple[str, Any]] = [
+    (CHAT, {"messages": USER}),
+    (CHAT, {"messages": USER, "chat_template_kwargs": {"enable_thinking": False}, "n": 2, "logprobs": True}),
+    (CHAT, {"messages": [{"role": "user", "content": "<|im_end|> \u00e9 \U0001f680"}], "tools": [TOOL]}),
+    (CHAT, {"messages": [*USER, {"role": "assistant", "content": "a"}], "continue_final_message": True}),
+    (CHAT, {"messages": USER, "tools": [TOOL], "tool_choice": "required"}),
+    (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}),
+    (CHAT, {"messages": USER * 300}),
+    (CHAT, {"messages": []}),
+    (CHAT, {"messages": [{"role": "wizard", "content": "a"}]}),
+    (CHAT, {"messages": [{"role": "user", "content": 1}]}),
+    (CHAT, {"messages": USER, "temperature": "hot"}),
+    (CHAT, {"messages": USER, "max_tokens": 10**9}),
+    (CHAT, {"messages": USER, "chat_template_kwargs": {"messages": []}}),
+    (CHAT, {"messages": USER, "model": "other"}),
+    (CHAT, {"messages": USER, "structured_outputs": {"regex": "("}}),
+    (RESPONSE, {"input": "hello"}),
+    (RESPONSE, {"input": "hello", "text": {"format": {"type": "json_schema"}}}),
+    (COMPLETION, {"prompt": "hello", "echo": True}),
+    (COMPLETION, {"prompt": [-1]}),
+    (TOKENIZE, {"messages": USER}),
+    (TOKENIZE, {"prompt": 1}),
+    (DETOKENIZE, {"tokens": [5, 6]}),
+    (DETOKENIZE, {"tokens": [10**6]}),
+]
+
+
+async def outcome_of(prepared: Awaitable[GenerationJob | str]) -> bytes:
+    """Return what a client would get, without what differs from call to call."""
+    try:
+        result = await prepared
+    except FdsdError as error:
+        return pack(WireError.of(error))
+    if isinstance(result, str):
+        return result.encode()
+    requests = replace(result.requests, request_id="", seeds=(), arrival_time=0.0)
+    return pack(replace(result, job_id="", created=0, requests=requests))
+
+
+async def test_a_small_body_comes_to_the_same_in_a_thread_and_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [(task, json.dumps(body).encode()) for task, body in SMALL_BODIES]
+    bodies += [(CHAT, b"{"), (CHAT, b"[" * 10_000), (CHAT, b'{"messages":[],"messages":[]}')]
+    config = Config(model=ModelConfig(model="demo"))
+    outcomes = []
+    for local_bytes in (preparer_module.LOCAL_BYTES, -1):
+        monkeypatch.setattr(preparer_module, "LOCAL_BYTES", local_bytes)
+        async with preparing(config) as preparer:
+            outcomes.append(
+                [
+                    await outcome_of(
+                        preparer.compute(task, body) if "tokenize" in task else preparer.prepare(task, body)
+                    )
+                    for task, body in bodies
+                ]
+            )
+    for (task, body), local, worker in zip(bodies, *outcomes, strict=True):
+        assert local == worker, (task, body[:200])
+
+
+async def test_a_small_chat_needs_no_process_and_a_grammar_does() -> None:
     async with preparing() as preparer:
         assert await preparer.prepare(COMPLETION, SMALL)
+        assert await preparer.prepare(CHAT, json.dumps({"messages": USER}).encode())
         assert preparer.server_pid is None
-        assert await preparer.prepare(CHAT, b'{"messages":[{"role":"user","content":"hi"}]}')
+    async with preparing(Config(model=ModelConfig(model="demo"))) as preparer:
+        body = {"messages": USER, "response_format": {"type": "json_object"}}
+        assert await preparer.prepare(CHAT, json.dumps(body).encode())
         assert len(workers_of(preparer)) == 1
+
+
+async def test_a_template_that_never_ends_costs_a_moment_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = replace(preparer_module.LANES[0], limits=replace(preparer_module.LANES[0].limits, cpu_s=1))
+    monkeypatch.setattr(preparer_module, "LANES", (rules,))
+    for file in GOLDEN.iterdir():
+        if file.name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(file, tmp_path)
+    endless = "{% for a in range(100000) %}" * 5 + "{% endfor %}" * 5
+    template = "{% if messages[0].content == 'go' %}" + endless + "{% endif %}{{ messages[0].content }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    chat = json.dumps({"messages": USER}).encode()
+    async with preparing(Config(model=ModelConfig(model=str(tmp_path)))) as preparer:
+        assert await preparer.prepare(CHAT, chat)
+        assert preparer.server_pid is None
+        with pytest.raises(BadRequest, match="got what takes too much time"):
+            await preparer.prepare(CHAT, chat.replace(b"hi", b"go"))
+        assert any("the next go to workers" in message for message in caplog.messages)
+        monkeypatch.setattr(Preparation, "run", None)  # of this process, which is not asked now
+        assert await preparer.prepare(CHAT, chat)
 
 
 WRONG: list[tuple[str, Any, str]] = [

@@ -11,18 +11,18 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.float16_range import verify_float16
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.norm import RmsNorm
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.float16_range import verify_float16
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.weight_matrix import WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart
 from fastdeploy_sd.types import I32
 
 
@@ -33,7 +33,7 @@ class Embedding:
         CheckpointError: that is float16, which cannot hold the table's numbers.
     """
 
-    def __init__(self, part: WeightPart, scheme: QuantScheme) -> None:
+    def __init__(self, part: FloatPart, scheme: QuantScheme) -> None:
         dtype, table = storage(scheme.dtype), part.data
         if dtype == np.float16:
             verify_float16(part)

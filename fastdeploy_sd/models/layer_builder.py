@@ -18,8 +18,8 @@ from fastdeploy_sd.models.layers.norm import RmsNorm
 from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import LayerWeights, expert_parts
+from fastdeploy_sd.models.weights.decoder_weights import LayerWeights, expert_parts
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.kv_cache import QkNorm
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts

@@ -26,12 +26,12 @@ from fastdeploy_sd.models.layers.norm import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights, verify_num_steps
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types import I32
 
 
@@ -183,7 +183,7 @@ class _MtpBuilder:
             head=self._head(w.head(j)),
         )
 
-    def _embed(self, own: WeightPart | None) -> Embed:
+    def _embed(self, own: FloatPart | None) -> Embed:
         if own is None or _is_same(own.data, self._target.weights.embedding().data):
             return self._target.decoder.embed
         return Embedding(own, self._scheme)

@@ -19,8 +19,8 @@ from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.checkpoint.fields import is_token_id
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_draft_config
-from fastdeploy_sd.models.weights import LayerWeights
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 
 _PARAM = "speculative_config"
 _ERNIE_NAME = re.compile(r"(model|ernie)\.mtp_emb_norm\.(\d+)\.weight")
@@ -133,7 +133,7 @@ class MtpWeights(LayerWeights):
         name, hidden = self._name(self._names.projection, j), self.config.hidden_size
         bias = f"{name}.bias"
         return WeightMatrix((self._projection(f"{name}.weight"),)), (
-            self._vector(bias, hidden) if bias in self._checkpoint else None
+            self._vector(bias, hidden) if bias in self._source else None
         )
 
     def output_norm(self, j: int) -> Weights | None:
@@ -142,29 +142,29 @@ class MtpWeights(LayerWeights):
             return None
         return self._vector(f"{self._name(self._names.output_norm, j)}.weight", self.config.hidden_size)
 
-    def embedding(self, j: int) -> WeightPart | None:
+    def embedding(self, j: int) -> FloatPart | None:
         """Return [V, H], or None for the target's table."""
         name = None if self._names.embedding is None else f"{self._name(self._names.embedding, j)}.weight"
-        if name is None or name not in self._checkpoint:
+        if name is None or name not in self._source:
             return None
-        return WeightPart(name, self._checkpoint.tensor(name, (self.config.vocab_size, self.config.hidden_size)))
+        return FloatPart(name, self._source.tensor(name, (self.config.vocab_size, self.config.hidden_size)))
 
     def head(self, j: int) -> WeightMatrix | None:
         """Return [V, H], or None for the target's head."""
         name = None if self._names.head is None else self._name(self._names.head, j)
-        if name is None or f"{name}.weight" not in self._checkpoint:
+        if name is None or f"{name}.weight" not in self._source:
             return None
         return self._matrix(name, self.config.vocab_size, self.config.hidden_size)
 
-    def _projection(self, name: str) -> WeightPart:
+    def _projection(self, name: str) -> FloatPart:
         """It is never square, so its shape tells which way round it is stored.
 
         Baidu's converter to PyTorch's layout leaves this one matrix as Paddle has it.
         """
         hidden = self.config.hidden_size
-        is_transposed = name in self._checkpoint and self._checkpoint.shape(name) == (2 * hidden, hidden)
+        is_transposed = name in self._source and self._source.shape(name) == (2 * hidden, hidden)
         shape = (2 * hidden, hidden) if is_transposed else (hidden, 2 * hidden)
-        return WeightPart(name, self._checkpoint.tensor(name, shape), is_transposed)
+        return FloatPart(name, self._source.tensor(name, shape), is_transposed)
 
     def _name(self, pattern: str, j: int) -> str:
         return pattern.format(self._names.numbers[j])

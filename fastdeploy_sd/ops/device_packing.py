@@ -64,7 +64,7 @@ def _pack(
     host, staged = uploads.take(_staged_bytes(matrix))
     table = (row_type * len(matrix.parts)).from_buffer(host)
     begin = _aligned(ctypes.sizeof(table))
-    for i, part in enumerate(matrix.parts):
+    for i, part in enumerate(matrix.float_parts()):
         data = part.data
         table[i] = weight_rows(part, staged + begin)
         uploads.fill(host[begin : begin + data.nbytes].view(data.dtype).reshape(data.shape), data)
@@ -76,12 +76,12 @@ def _pack(
 def _staged_bytes(matrix: WeightMatrix) -> int:
     """Bytes of a piece: a table of its parts, and their elements."""
     table_bytes = len(matrix.parts) * ctypes.sizeof(struct_type("WeightRows"))
-    return _aligned(table_bytes) + sum(_aligned(part.data.nbytes) for part in matrix.parts)
+    return _aligned(table_bytes) + sum(_aligned(part.data.nbytes) for part in matrix.float_parts())
 
 
 def _rows_at_once(matrix: WeightMatrix, piece_bytes: int) -> int:
     """Rows of as many panels as a piece has room for, at least one."""
-    row_bytes = matrix.shape[1] * max(part.data.itemsize for part in matrix.parts)
+    row_bytes = matrix.shape[1] * max(part.data.itemsize for part in matrix.float_parts())
     left = piece_bytes - (len(matrix.parts) + 1) * 2 * _ALIGNMENT
     return max(left // max(row_bytes, 1) // _PANEL, 1) * _PANEL
 

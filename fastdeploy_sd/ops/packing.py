@@ -15,7 +15,7 @@ from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import CParams, call, library
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 A = TypeVar("A")
@@ -56,15 +56,16 @@ def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat, sli
     """Pack a matrix into `packed_bytes` bytes of memory at a 64-byte aligned address.
 
     Args:
-        weight: f32, f16 or bf16 [N, K], or parts of it, read in place: views of larger matrices, whose rows are
-            contiguous; may be read-only memory maps.
+        weight: f32, f16 or bf16 [N, K], or parts of it. Parts that are numbers are read in place: views of larger
+            matrices, whose rows are contiguous; may be read-only memory maps.
 
     Raises:
         ValueError: a shape, dtype or the alignment disagrees.
     """
     matrix = as_matrix(weight)
     rows: type[Any] = struct_type("WeightRows")
-    parts = (rows * len(matrix.parts))(*map(weight_rows, matrix.parts))
+    numbers = matrix.float_parts()  # alive until they are packed
+    parts = (rows * len(numbers))(*map(weight_rows, numbers))
     call("pack_linear", pack_params(address, matrix, fmt, slices, ctypes.addressof(parts)))
 
 
@@ -91,7 +92,7 @@ def pack_params(address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: S
     )
 
 
-def weight_rows(part: WeightPart, address: int | None = None) -> CParams:
+def weight_rows(part: FloatPart, address: int | None = None) -> CParams:
     """Return WeightRows.
 
     Args:

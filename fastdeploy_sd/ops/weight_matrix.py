@@ -1,36 +1,106 @@
-"""A weight matrix as a checkpoint holds it: parts, some transposed, that packing reads in place. Knows no framework."""
+"""A weight matrix as a checkpoint holds it: parts in any storage, which packing reads in place. Knows no framework."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import widen
-from fastdeploy_sd.ops.float8_blocks import BlockScales, dequantized
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.types import F32, U8
 
 Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WeightPart:
-    """Some outputs of a weight matrix.
+class Codes:
+    """Weights as codes of a format that a kernel multiplies.
 
     Attributes:
-        name: of the tensor in its checkpoint.
-        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a view of a read-only memory map whose
-            rows are not neighbours.
-        place: which part of the tensor it is, "" = all of it.
-        scales: `data` is codes of e4m3 (u8) with these scales; never transposed. None: it is numbers.
+        codes: u8[N, K].
+        scales: f32[N, G], one per output and group of inputs.
+        is_exact: bool[N, G]: the group's numbers are codes * scale. Other groups are quantised from their numbers.
+    """
+
+    codes: U8
+    scales: F32
+    is_exact: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPart(ABC):
+    """Some outputs of a weight matrix [N, K] in the storage of its checkpoint.
+
+    Attributes:
+        name: of the weight in its checkpoint.
+        place: which part of the weight it is, "" = all of it.
     """
 
     name: str
+    place: str = field(default="", kw_only=True)
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes in the checkpoint."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that it is read from."""
+        return (self.name,)
+
+    @abstractmethod
+    def numbers(self) -> FloatPart:
+        """Return it as numbers: in place where it is such, else f32."""
+
+    def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
+        """Return it as codes of a format, None where its storage has none.
+
+        Args:
+            groups: the inputs of each scale; they cover 0..K in order.
+        """
+        return None
+
+    def rows(self, begin: int, end: int) -> Self:
+        """Return some of the outputs, in place."""
+        num_rows, num_columns = self.shape
+        if (begin, end) == (0, num_rows):
+            return self
+        return replace(self._cut(range(begin, end), range(num_columns)), place=f"{self.place}[{begin}:{end}]")
+
+    def columns(self, begin: int, end: int) -> Self:
+        """Return some of the inputs, in place."""
+        num_rows, num_columns = self.shape
+        if (begin, end) == (0, num_columns):
+            return self
+        return replace(self._cut(range(num_rows), range(begin, end)), place=f"{self.place}[:, {begin}:{end}]")
+
+    @abstractmethod
+    def _cut(self, rows: range, columns: range) -> Self:
+        """Return some of the outputs and inputs, in place."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatPart(WeightPart):
+    """A part that is stored as numbers.
+
+    Attributes:
+        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a view of a read-only memory map whose
+            rows are not neighbours.
+    """
+
     data: Array
     is_transposed: bool = False
-    place: str = ""
-    scales: BlockScales | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,27 +110,16 @@ class WeightPart:
         rows, columns = self.data.shape
         return (columns, rows) if self.is_transposed else (rows, columns)
 
-    def rows(self, begin: int, end: int) -> WeightPart:
-        """Return some of the outputs, in place."""
-        if (begin, end) == (0, self.shape[0]):
-            return self
-        data = self.data[:, begin:end] if self.is_transposed else self.data[begin:end]
-        scales = None if self.scales is None else self.scales.moved(rows=begin)
-        return replace(self, data=data, place=f"{self.place}[{begin}:{end}]", scales=scales)
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes
 
-    def columns(self, begin: int, end: int) -> WeightPart:
-        """Return some of the inputs, in place."""
-        if (begin, end) == (0, self.shape[1]):
-            return self
-        data = self.data[begin:end] if self.is_transposed else self.data[:, begin:end]
-        scales = None if self.scales is None else self.scales.moved(columns=begin)
-        return replace(self, data=data, place=f"{self.place}[:, {begin}:{end}]", scales=scales)
+    def numbers(self) -> FloatPart:
+        return self
 
-    def numbers(self) -> WeightPart:
-        """Return it as numbers: in place where it is such, else f32."""
-        if self.scales is None:
-            return self
-        return replace(self, data=dequantized(self.data.view(np.uint8), self.scales), scales=None)
+    def _cut(self, rows: range, columns: range) -> Self:
+        first, second = (columns, rows) if self.is_transposed else (rows, columns)
+        return replace(self, data=self.data[first.start : first.stop, second.start : second.stop])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +134,8 @@ class WeightMatrix:
 
     @classmethod
     def whole(cls, data: Array, name: str = "weight") -> WeightMatrix:
-        """Return a matrix of one part [N, K]."""
-        return cls((WeightPart(name, data),))
+        """Return a matrix of one part [N, K] of numbers."""
+        return cls((FloatPart(name, data),))
 
     @property
     def name(self) -> str:
@@ -114,11 +173,15 @@ class WeightMatrix:
 
     def numbers(self) -> WeightMatrix:
         """Return it as numbers: in place where it is such, else parts of f32."""
-        return WeightMatrix(tuple(part.numbers() for part in self.parts))
+        return WeightMatrix(self.float_parts())
+
+    def float_parts(self) -> tuple[FloatPart, ...]:
+        """Return the parts as numbers."""
+        return tuple(part.numbers() for part in self.parts)
 
     def to_array(self) -> Array:
         """Return the matrix as one array f32 or bf16 (u16 bits) [N, K]; a copy unless it is that already."""
-        rows = [part.data.T if part.is_transposed else part.data for part in self.numbers().parts]
+        rows = [part.data.T if part.is_transposed else part.data for part in self.float_parts()]
         is_narrow = all(part.dtype == np.uint16 for part in rows)
         arrays = rows if is_narrow else [part if part.dtype == np.float32 else widen(part) for part in rows]
         return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.kv_cache import Rotary
 from fastdeploy_sd.ops.linear_format import LinearFormat

@@ -8,11 +8,11 @@ import pathlib
 import pytest
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.packed_cache import PackedMatrices, packed_matrices
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packed_cache import PackedMatrices, packed_matrices
+from fastdeploy_sd.models.weights.packer import WeightPacker
 
 SCHEME = QuantScheme.create("bfloat16", "wint4")
 Loaded = tuple[dict[str, bytes], bool]

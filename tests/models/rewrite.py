@@ -15,7 +15,7 @@ from tests.models import golden
 
 Tensors = dict[str, np.ndarray]
 _NAMES = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
-_NAMES[np.dtype(np.uint8)] = "F8_E4M3"
+_NAMES |= {np.dtype(np.uint8): "F8_E4M3", np.dtype(np.int8): "I8"}
 
 
 def read(name: str) -> Tensors:

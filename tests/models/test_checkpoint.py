@@ -12,8 +12,8 @@ from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from tests.models import golden, rewrite
 from tests.models.harness import SingleSequence
 

@@ -14,13 +14,14 @@ from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.models.weights.storages.float8_blocks import BLOCK, Float8Part
 from fastdeploy_sd.ops.bf16 import widen
-from fastdeploy_sd.ops.float8_blocks import BLOCK, BlockScales, dequantized, packed_as_stored
+from fastdeploy_sd.ops.code_packing import pack_codes
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.engine.gpu import gpu_device
 from tests.models import golden, rewrite
@@ -42,8 +43,9 @@ def coded(rng: np.random.Generator, rows: int, columns: int) -> tuple[Array, Arr
 
 def stored(matrix: WeightMatrix, slices: SliceRule = WHOLE) -> Array:
     """The matrix packed with its own codes where that can be."""
-    parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
-    return packed_as_stored(parts, slices, lambda: pack_linear(matrix.numbers(), "fp8", slices).data)
+    packed = pack_codes(matrix, "fp8", slices)
+    assert packed is not None
+    return packed
 
 
 def units(packed: Array, num_panels: int = 1) -> Array:
@@ -59,7 +61,7 @@ def test_codes_and_scales_are_packed_as_they_are(shapes: list[int], columns: int
     """Every group has the greatest number, so that quantising anew would find the same scales and codes."""
     rng = np.random.default_rng(3)
     parts = [coded(rng, rows, columns) for rows in shapes]
-    matrix = WeightMatrix(tuple(WeightPart("w", codes, scales=BlockScales(scales)) for codes, scales in parts))
+    matrix = WeightMatrix(tuple(Float8Part("w", codes, scales) for codes, scales in parts))
     got = stored(matrix, slices)
     want = pack_linear(matrix.numbers(), "fp8", slices).data
     unit = (-1, 32 * 128 + 128)
@@ -74,7 +76,7 @@ def test_ranks_have_the_bytes_of_the_whole() -> None:
     codes, scales = rng.integers(0, 256, (40, 896)).astype(np.uint8), coded(rng, 40, 896)[1]
     codes[codes & 0x7F > 0x70] = 0x15  # no group has the greatest number, so that quantising anew finds other codes
     codes[3, 5] = codes[33, 700] = 0x7F
-    whole = WeightMatrix((WeightPart("w", codes, scales=BlockScales(scales)),))
+    whole = WeightMatrix((Float8Part("w", codes, scales),))
     want = units(stored(whole, rule), 2)
     got = [units(stored(whole.columns(part), rule.of_rank(2)), 2) for part in rule.ranges(896)]
     np.testing.assert_array_equal(np.concatenate(got, axis=1), want)
@@ -89,14 +91,14 @@ def test_ranks_have_the_bytes_of_the_whole() -> None:
 
 def test_parts_of_a_matrix_keep_their_scales() -> None:
     codes, scales = coded(np.random.default_rng(4), 300, 260)
-    whole = WeightMatrix((WeightPart("w", codes, scales=BlockScales(scales)),))
+    whole = WeightMatrix((Float8Part("w", codes, scales),))
     part = whole.rows([range(100, 290)]).columns(range(130, 250))
     np.testing.assert_array_equal(part.to_array(), whole.to_array()[100:290, 130:250])
 
 
 def test_every_code_is_its_number() -> None:
     codes = np.arange(256, dtype=np.uint8)[None]
-    values = dequantized(codes, BlockScales(np.array([[2.0, 1.0]], np.float32)))[0]
+    values = widen(Float8Part("w", codes, np.array([[2.0, 1.0]], np.float32)).numbers().data)[0]
     assert (values[0x7E], values[0x38], values[1], values[0xFE], values[0x81]) == (896, 2, 2**-8, -448, -(2.0**-9))
     assert np.isnan(values[[0x7F, 0xFF]]).all()
 
@@ -110,7 +112,7 @@ def write(path: pathlib.Path, change: Mapping[str, np.ndarray] | None = None) ->
         codes, scales = coded(rng, rows, columns)
         scales *= np.float32(0.0005)
         tensors |= {name: codes, f"{name}_scale_inv": scales}
-        plain[name] = dequantized(codes, BlockScales(scales))
+        plain[name] = Float8Part("w", codes, scales).numbers().data
     for folder, values, config in (("coded", tensors, {"quantization_config": DESCRIPTION}), ("plain", plain, {})):
         rewrite.write_folder(path / folder, NAME, config)
         rewrite.write_file(
@@ -185,6 +187,6 @@ def test_other_tensors_keep_their_types() -> None:
     checkpoint = Checkpoint(golden.ROOT / NAME)
     weights = DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
     part = weights.down(0)[0].parts[0]
-    assert part.scales is None
+    assert isinstance(part, FloatPart)
     assert part.numbers() is part
     assert widen(part.data).dtype == np.float32

@@ -15,11 +15,12 @@ from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.device.cuda import uploads as cuda_uploads
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.models import packed_cache, weight_packer
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes
+from fastdeploy_sd.models.weights import packed_cache
+from fastdeploy_sd.models.weights import packer as weight_packer
 from fastdeploy_sd.worker.loading.device_choice import choose_device
 from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights

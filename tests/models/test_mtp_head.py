@@ -11,9 +11,9 @@ from paddle import Tensor
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.packed_cache import PackedMatrices
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix

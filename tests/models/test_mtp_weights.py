@@ -16,12 +16,12 @@ from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder, Embedding
 from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights
-from fastdeploy_sd.models.packed_cache import PackedMatrices
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
-from fastdeploy_sd.ops.weight_matrix import WeightPart
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
+from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.weight_matrix import FloatPart
 from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.kv.kv_sizing import LayerKv
 from tests.models import golden, rewrite
@@ -107,7 +107,7 @@ def test_a_missing_tensor_of_a_draft_layer_is_named(tmp_path: pathlib.Path) -> N
     weights = open_weights(make_model(tmp_path, NAME, "ernie-folder").path)
     weights.verify(1)
     name = next(name for name in weights.checkpoint.names() if "down_proj" in name)
-    del weights.checkpoint._files[name]
+    weights.checkpoint.tensors = {n: info for n, info in weights.checkpoint.tensors.items() if n != name}
     with pytest.raises(CheckpointError, match=f"expected a tensor '{name}'"):
         weights.verify(1)
 
@@ -157,9 +157,9 @@ def test_several_layers_make_one_step_each_and_one_makes_all(tmp_path: pathlib.P
 def test_only_what_differs_from_the_target_is_kept_twice(
     layout: str, num_copies: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables: list[WeightPart] = []
+    tables: list[FloatPart] = []
 
-    def noted(table: WeightPart, scheme: QuantScheme) -> Embedding:
+    def noted(table: FloatPart, scheme: QuantScheme) -> Embedding:
         tables.append(table)
         return Embedding(table, scheme)
 

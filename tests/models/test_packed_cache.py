@@ -14,11 +14,11 @@ import pytest
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.llm import LLM
-from fastdeploy_sd.models import packed_cache
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.packed_cache import PackedMatrices, cache_key, file_name, packed_matrices
-from fastdeploy_sd.models.packed_file import write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.weights import packed_cache
+from fastdeploy_sd.models.weights.packed_cache import PackedMatrices, cache_key, file_name, packed_matrices
+from fastdeploy_sd.models.weights.packed_file import write_packed_file
 from fastdeploy_sd.sampling_params import SamplingParams
 from tests.models.mtp_models import make_model
 from tests.models.packed_weights import SCHEME, damage_byte, load, only_file, warnings_of

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fastdeploy_sd.models.packed_file import PackedFile, PackedFileError, write_packed_file
+from fastdeploy_sd.models.weights.packed_file import PackedFile, PackedFileError, write_packed_file
 from tests.models.packed_weights import damage_byte, load, only_file, warnings_of
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.packed_cache import packed_matrices
+from fastdeploy_sd.models.weights.packed_cache import packed_matrices
 from tests.models.packed_weights import SCHEME, Loaded, load, only_file, packed_parts
 
 

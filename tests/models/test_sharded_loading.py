@@ -15,12 +15,12 @@ import pytest
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
-from fastdeploy_sd.models.packed_cache import PackedMatrices, packed_matrices
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packed_cache import PackedMatrices, packed_matrices
+from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.shard import Shard
 from tests.models import golden, rewrite
 from tests.models.packed_weights import SCHEME, only_file, warnings_of
@@ -125,16 +125,16 @@ def test_parts_of_a_matrix_are_views_of_it() -> None:
     """Of the file's pages, so, and no copies."""
     data = np.arange(48, dtype=np.float32).reshape(6, 8)
     for is_transposed in (False, True):
-        whole = WeightPart("a", data.T.copy() if is_transposed else data, is_transposed)
-        matrix = WeightMatrix((whole, WeightPart("b", 100 + data)))
+        whole = FloatPart("a", data.T.copy() if is_transposed else data, is_transposed)
+        matrix = WeightMatrix((whole, FloatPart("b", 100 + data)))
         cut = matrix.rows([range(1, 3), range(4, 8)])
         np.testing.assert_array_equal(cut.to_array(), matrix.to_array()[[1, 2, 4, 5, 6, 7]])
         assert cut.name == "a[1:3] | a[4:6] | b[0:2]"
-        assert all(np.shares_memory(part.data, whole.data) for part in cut.parts[:2])
+        assert all(np.shares_memory(part.data, whole.data) for part in cut.float_parts()[:2])
         cut = matrix.columns(range(2, 5))
         np.testing.assert_array_equal(cut.to_array(), matrix.to_array()[:, 2:5])
         assert cut.name == "a[:, 2:5] | b[:, 2:5]"
-        assert np.shares_memory(cut.parts[0].data, whole.data)
+        assert np.shares_memory(cut.float_parts()[0].data, whole.data)
         assert matrix.rows([range(6), range(6, 12)]).columns(range(8)).parts == matrix.parts
 
 
@@ -184,7 +184,7 @@ def test_ranks_pack_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
 def test_another_rule_of_slices_packs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version, is_new in ((1, True), (1, False), (2, True)):
-        monkeypatch.setattr("fastdeploy_sd.models.packed_cache.RULES_VERSION", version)
+        monkeypatch.setattr("fastdeploy_sd.models.weights.packed_cache.RULES_VERSION", version)
         with packed_matrices(tmp_path, Checkpoint(golden.ROOT / NAME), SCHEME, "target") as store:
             assert store is not None
             assert ("a" not in store) == is_new

@@ -12,7 +12,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.types.ranges import WHOLE
 

@@ -14,7 +14,7 @@ from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.device_packing import pack_on_device
 from fastdeploy_sd.ops.linear_format import GPU_FORMATS, LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cuda_device import emulated, loses_the_device
 from tests.ops.test_packing import special_weights, weights
@@ -52,10 +52,10 @@ def test_the_bytes_are_those_of_processors(gpu: CudaDevice, fmt: LinearFormat, d
     """Also where groups have no scale, sums have slices, and parts lie in larger matrices or the other way round."""
     values = typed(special_weights(), dtype)
     cases = [(WeightMatrix.whole(values), WHOLE), (WeightMatrix.whole(values), SliceRule(4, 25))]
-    cases.append((WeightMatrix((WeightPart("turned", values, is_transposed=True),)), WHOLE))
-    whole = WeightPart("some rows and inputs", typed(weights(90, 400, 1), dtype)).rows(3, 72).columns(7, 267)
-    turned = WeightPart("turned", typed(weights(300, 60, 2), dtype), is_transposed=True).rows(5, 50).columns(10, 270)
-    parts = WeightMatrix((turned, whole.rows(0, 0), whole, WeightPart("floats", weights(5, 260, 3))))
+    cases.append((WeightMatrix((FloatPart("turned", values, is_transposed=True),)), WHOLE))
+    whole = FloatPart("some rows and inputs", typed(weights(90, 400, 1), dtype)).rows(3, 72).columns(7, 267)
+    turned = FloatPart("turned", typed(weights(300, 60, 2), dtype), is_transposed=True).rows(5, 50).columns(10, 270)
+    parts = WeightMatrix((turned, whole.rows(0, 0), whole, FloatPart("floats", weights(5, 260, 3))))
     cases += [(parts, SliceRule(2, 128)), (parts, WHOLE)]
     if dtype == "float16":
         cases.append((WeightMatrix.whole(halves()), WHOLE))

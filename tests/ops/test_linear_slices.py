@@ -15,7 +15,7 @@ from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import COUNTS, WHOLE, SliceRule, halved
 from tests.ops.backends import isa, threads
 
@@ -90,10 +90,10 @@ def test_ranges_of_a_matrix_are_packed_where_they_lie(fmt: LinearFormat) -> None
         across = np.ascontiguousarray(data.T)
         matrix = WeightMatrix(
             (
-                WeightPart("upper", data[7:40, columns]),
-                WeightPart("middle", across[columns, 40:50], is_transposed=True),
-                WeightPart("none", data[50:50, columns]),
-                WeightPart("lower", data[50:80, columns]),
+                FloatPart("upper", data[7:40, columns]),
+                FloatPart("middle", across[columns, 40:50], is_transposed=True),
+                FloatPart("none", data[50:50, columns]),
+                FloatPart("lower", data[50:80, columns]),
             )
         )
         for name in library.available_isas():

@@ -18,7 +18,7 @@ from fastdeploy_sd.ops.bf16 import to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear, pack_linear
 from fastdeploy_sd.ops.reference.linear import quantize_int4, quantize_int8
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from tests.ops.backends import isa, threads
 
 # blake2b of the packed forms of one matrix under version 1 of the layout; a new version has new ones.
@@ -80,7 +80,7 @@ def test_parts_pack_like_the_whole(fmt: LinearFormat, dtype: type) -> None:
     for flags in ((False,) * 4, (True,) * 4, (True, False, False, True)):
         matrix = WeightMatrix(
             tuple(
-                WeightPart(str(i), np.ascontiguousarray(part.T) if is_transposed else part, is_transposed)
+                FloatPart(str(i), np.ascontiguousarray(part.T) if is_transposed else part, is_transposed)
                 for i, (part, is_transposed) in enumerate(zip(parts, flags, strict=True))
             )
         )
@@ -102,7 +102,7 @@ def test_every_half_is_widened_exactly() -> None:
 
 def test_parts_of_mixed_types_pack_together() -> None:
     parts = [weights(33, 64), to_bf16(weights(20, 64, 1)), weights(5, 64, 2).astype(np.float16)]
-    matrix = WeightMatrix(tuple(WeightPart(str(i), part) for i, part in enumerate(parts)))
+    matrix = WeightMatrix(tuple(FloatPart(str(i), part) for i, part in enumerate(parts)))
     want = pack_linear(np.concatenate([widen(part) for part in parts]), "wint4").data
     np.testing.assert_array_equal(pack_linear(matrix, "wint4").data, want)
 
@@ -115,7 +115,7 @@ def test_the_bytes_are_those_of_the_layout_version() -> None:
 
 
 def test_parts_that_do_not_fit_are_named() -> None:
-    parts = (WeightPart("a", np.zeros((2, 4), np.float32)), WeightPart("b", np.zeros((2, 5), np.float32)))
+    parts = (FloatPart("a", np.zeros((2, 4), np.float32)), FloatPart("b", np.zeros((2, 5), np.float32)))
     with pytest.raises(ValueError, match=r"expected parts \[N, K\] of one K, got shapes \[\(2, 4\), \(2, 5\)\]"):
         pack_linear(WeightMatrix(parts), "float32")
     with pytest.raises(ValueError, match="weight: expected contiguous"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.models.checkpoint.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.models.checkpoint.checkpoint import Checkpoint
 from fastdeploy_sd.models.checkpoint.config_file import read_config
-from fastdeploy_sd.models.checkpoint.safetensors import SafetensorsFile
+from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
+from fastdeploy_sd.models.weights.source import Weights
 
 __all__ = ["Checkpoint", "SafetensorsFile", "Weights", "read_config"]

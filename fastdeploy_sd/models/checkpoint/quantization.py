@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.weights.storages.registry import described_storage
 from fastdeploy_sd.process.files import read_json
 
 # Methods whose name is written otherwise than in the files; any other is named as it is there.
@@ -46,8 +47,9 @@ def verify_unquantized(folder: Path, config: Mapping[str, Any]) -> None:
         if not isinstance(description, Mapping):
             raise CheckpointError(f"{where}: expected a map that describes quantised weights, got {shown(description)}")
         method = _method(description)
-        if _is_float8_in_blocks(description):
-            _log.info("%s: weights of e4m3, a scale per block of 128 x 128", where)
+        storage = described_storage(description)
+        if storage is not None:
+            _log.info("%s: weights are stored as %s", where, storage.name)
         elif method in _AT_LOADING and description.get("is_quantized") in _NOTHING:
             _log.info("%s: asks for %s as FastDeploy loads; here --quantization says so", where, method)
         elif method is not None:
@@ -79,16 +81,6 @@ def _method(description: Mapping[str, Any]) -> str | None:
         return "quantised"
     is_told = any(key in description for key in (*_METHOD_KEYS, *_BITS_KEYS))
     return None if is_told or not description else "quantised in an unknown way"
-
-
-def _is_float8_in_blocks(description: Mapping[str, Any]) -> bool:
-    """As DeepSeek's and Qwen's checkpoints are: what is so is told by each tensor's type."""
-    return (
-        description.get("quant_method") == "fp8"
-        and description.get("weight_block_size") == [128, 128]
-        and description.get("fmt", "e4m3") == "e4m3"
-        and description.get("activation_scheme", "dynamic") == "dynamic"
-    )
 
 
 def _loads_in_bits(description: Mapping[str, Any]) -> bool:

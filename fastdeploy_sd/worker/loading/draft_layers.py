@@ -9,7 +9,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.mtp import MtpModel, TargetParts, build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights
-from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.worker.loading.draft_formats import draft_scheme
 
 

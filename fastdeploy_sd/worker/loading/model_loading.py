@@ -13,11 +13,11 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.mtp import TargetParts
 from fastdeploy_sd.models.mtp_weights import MtpWeights
-from fastdeploy_sd.models.packed_cache import packed_matrices
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
-from fastdeploy_sd.models.weight_packer import WeightPacker
-from fastdeploy_sd.models.weights import DecoderWeights
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packed_cache import packed_matrices
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
 from fastdeploy_sd.worker.loading.draft_layers import DraftLayers, load_draft_layers
 from fastdeploy_sd.worker.loading.load_progress import LoadProgress

@@ -14,7 +14,7 @@ from fastdeploy_sd.device.memory import huge_pages
 from fastdeploy_sd.device.memory_nodes import interleave, nodes_to_spread, own_nodes, policy, spread, spreading_files
 from fastdeploy_sd.device.processors import Processors, own_processors
 from fastdeploy_sd.device.tensors import aligned_zeros
-from fastdeploy_sd.models.packed_file import PackedFile, write_packed_file
+from fastdeploy_sd.models.weights.packed_file import PackedFile, write_packed_file
 from fastdeploy_sd.worker.kv.kv_file import KvFile, create_kv_file
 
 DEFAULT, BIND, INTERLEAVE = 0, 2, 3

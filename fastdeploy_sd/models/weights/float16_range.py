@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.ops.bf16 import widen
-from fastdeploy_sd.ops.weight_matrix import WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart
 
 _LARGEST = 65504
 # What is nearer to the next step of float16, which is infinity, than to the largest number; a tie goes there too.
@@ -16,13 +16,10 @@ _FIRST_INFINITE = 65520.0
 _PIECE_BYTES = 1 << 20
 
 
-def verify_float16(part: WeightPart) -> None:
+def verify_float16(part: FloatPart) -> None:
     """Raise CheckpointError where a finite or infinite number of a part becomes infinite in float16.
 
     What is stored in float16 costs nothing, other types one pass. NaNs are not looked for.
-
-    Args:
-        part: numbers, not codes.
     """
     data = part.data
     if data.dtype == np.float16 or not data.size:

@@ -12,11 +12,11 @@ import re
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.weights.source import Weights, WeightSource
+from fastdeploy_sd.models.weights.storages.registry import has_weight, read_weight
 from fastdeploy_sd.ops.bf16 import widen
-from fastdeploy_sd.ops.float8_blocks import BlockScales
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 
 
 class LayerWeights:
@@ -29,8 +29,8 @@ class LayerWeights:
         CheckpointError: a tensor is missing or has another shape.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, prefix: str) -> None:
-        self._checkpoint, self._config, self._prefix = checkpoint, config, prefix
+    def __init__(self, source: WeightSource, config: DecoderConfig, prefix: str) -> None:
+        self._source, self._config, self._prefix = source, config, prefix
 
     def input_norm(self, layer: int) -> Weights:
         """Return f32[H]: the norm before attention."""
@@ -83,9 +83,9 @@ class LayerWeights:
         name, experts = f"{self._layer(layer)}.mlp", moe.num_experts
         weight = widen(self._matrix(f"{name}.gate", experts, self._config.hidden_size).to_array())
         bias_name = f"{name}.moe_statics.e_score_correction_bias"
-        if not moe.selection_bias or bias_name not in self._checkpoint:
+        if not moe.selection_bias or bias_name not in self._source:
             return weight, None
-        return weight, widen(self._checkpoint.tensor(bias_name, (1, experts))).reshape(experts)
+        return weight, widen(self._source.tensor(bias_name, (1, experts))).reshape(experts)
 
     def verify_layer(self, layer: int) -> None:
         """Look for every tensor of a layer, without reading large ones: what is missing shows before long work."""
@@ -104,39 +104,27 @@ class LayerWeights:
 
     def has_router(self, layer: int) -> bool:
         """Whether the layer's feed-forward network is a mixture of experts."""
-        return f"{self._layer(layer)}.mlp.gate.weight" in self._checkpoint
+        return has_weight(self._source, f"{self._layer(layer)}.mlp.gate")
 
     def _layer(self, layer: int) -> str:
         return f"{self._prefix}.{layer}"
 
     def _vector(self, name: str, size: int) -> Weights:
-        return widen(self._checkpoint.tensor(name, (size,)))
+        return widen(self._source.tensor(name, (size,)))
 
     def _matrix(self, name: str, rows: int, columns: int) -> WeightMatrix:
-        return WeightMatrix((self._part(name, rows, columns),))
-
-    def _part(self, name: str, rows: int, columns: int) -> WeightPart:
-        name = f"{name}.weight"
-        is_transposed = name in self._checkpoint and self._checkpoint.is_paddle_layout(name)
-        if not is_transposed and self._checkpoint.is_float8(name):
-            codes, stored = self._checkpoint.float8(name, (rows, columns))
-            scales = widen(stored)
-            if not np.isfinite(scales).all():
-                raise CheckpointError(
-                    f"{self._checkpoint.path}: scales of {name!r}: expected finite numbers, got others"
-                )
-            return WeightPart(name, codes, scales=BlockScales(scales))
-        shape = (columns, rows) if is_transposed else (rows, columns)
-        return WeightPart(name, self._checkpoint.tensor(name, shape), is_transposed)
+        return WeightMatrix((read_weight(self._source, name, (rows, columns)),))
 
     def _fused(
         self, name: str, fused: str, sizes: dict[str, int], has_bias: bool
     ) -> tuple[WeightMatrix, Weights | None]:
         rows, hidden = sum(sizes.values()), self._config.hidden_size
-        if f"{name}.{fused}.weight" in self._checkpoint:
+        if has_weight(self._source, f"{name}.{fused}"):
             bias = self._vector(f"{name}.{fused}.bias", rows) if has_bias else None
             return self._matrix(f"{name}.{fused}", rows, hidden), bias
-        weight = WeightMatrix(tuple(self._part(f"{name}.{part}", size, hidden) for part, size in sizes.items()))
+        weight = WeightMatrix(
+            tuple(read_weight(self._source, f"{name}.{part}", (size, hidden)) for part, size in sizes.items())
+        )
         biases = [self._vector(f"{name}.{part}.bias", size) for part, size in sizes.items()] if has_bias else None
         return weight, None if biases is None else np.concatenate(biases)
 
@@ -153,20 +141,20 @@ class DecoderWeights(LayerWeights):
         CheckpointError: a tensor is missing or has another shape.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
-        roots = [root for root in ("model", "ernie") if f"{root}.embed_tokens.weight" in checkpoint]
+    def __init__(self, source: WeightSource, config: DecoderConfig) -> None:
+        roots = [root for root in ("model", "ernie") if f"{root}.embed_tokens.weight" in source]
         if not roots:
             raise CheckpointError(
-                f"{checkpoint.path}: expected model.embed_tokens.weight or ernie.embed_tokens.weight, found neither"
+                f"{source.path}: expected model.embed_tokens.weight or ernie.embed_tokens.weight, found neither"
             )
-        super().__init__(checkpoint, config, f"{roots[0]}.layers")
+        super().__init__(source, config, f"{roots[0]}.layers")
         self._root = roots[0]
         self._embedding_name = f"{self._root}.embed_tokens.weight"
 
-    def embedding(self) -> WeightPart:
+    def embedding(self) -> FloatPart:
         """Return [V, H]."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return WeightPart(self._embedding_name, self._checkpoint.tensor(self._embedding_name, shape))
+        return FloatPart(self._embedding_name, self._source.tensor(self._embedding_name, shape))
 
     def lm_head(self) -> WeightMatrix:
         """Return [V, H]; the embedding when the model ties them."""
@@ -190,11 +178,11 @@ class DecoderWeights(LayerWeights):
             look_up()
         for layer in range(self._config.num_layers):
             self.verify_layer(layer)
-        unused = [name for name in self._checkpoint.unread() if self._is_of_decoder(name)]
+        unused = [name for name in self._source.unread() if self._is_of_decoder(name)]
         if unused:
             names = ", ".join(map(shown, unused[:3]))
             raise CheckpointError(
-                f"{self._checkpoint.path}: expected no tensor beyond those that config.json tells of, got"
+                f"{self._source.path}: expected no tensor beyond those that config.json tells of, got"
                 f" {len(unused)} more: {names}"
             )
 
@@ -205,4 +193,4 @@ class DecoderWeights(LayerWeights):
             return name != "lm_head.weight" or not self._config.tie_word_embeddings
         match = re.match(rf"{self._prefix}\.(\d+)\.", name)
         # Layers with a projection of two rows are draft layers, which some releases number on.
-        return match is not None and f"{self._prefix}.{match[1]}.eh_proj.weight" not in self._checkpoint
+        return match is not None and f"{self._prefix}.{match[1]}.eh_proj.weight" not in self._source

@@ -22,9 +22,9 @@ import fastdeploy_sd
 from fastdeploy_sd.device.checksum import packed_layout_version
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.packed_file import Key, PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import RULES_VERSION
+from fastdeploy_sd.models.weights.packed_file import Key, PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.process.files import remove_unfinished
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard

@@ -14,12 +14,12 @@ from paddle import Tensor
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.memory import WeightMemory
-from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.float16_range import verify_float16
+from fastdeploy_sd.models.weights.float16_range import verify_float16
+from fastdeploy_sd.models.weights.source import WeightSource
+from fastdeploy_sd.ops.code_packing import pack_codes
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
-from fastdeploy_sd.ops.float8_blocks import packed_as_stored
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, pack_linear, packed_bytes
+from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
@@ -42,7 +42,7 @@ class WeightPacker:
 
     A matrix exists once: parts are read where the file is mapped, and its pages are given back when they were read. So
     loading needs the packed size and little more; of the host's memory, where the model is on a GPU, only what weights
-    go up through. Codes of e4m3 become float32 before, a matrix at a time, unless they are packed as they are.
+    go up through. Other storages than numbers become float32, a matrix at a time, unless their codes are packed.
 
     Args:
         store: None = every matrix is packed.
@@ -51,11 +51,11 @@ class WeightPacker:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: WeightSource,
         store: PackedStore | None = None,
         on_packed: Callable[[int, int], object] = lambda *_: None,
     ) -> None:
-        self._checkpoint, self._store, self._memory = checkpoint, store, WeightMemory()
+        self._source, self._store, self._memory = source, store, WeightMemory()
         self._on_packed = on_packed
 
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
@@ -92,8 +92,8 @@ class WeightPacker:
             data = device().wrap(found)
         else:
             data = self._newly_packed(name, num_bytes, size, matrices, fmt, slices)
-        self._on_packed(sum(part.data.nbytes for matrix in matrices for part in matrix.parts), num_bytes)
-        self._checkpoint.release(part.name for matrix in matrices for part in matrix.parts)
+        self._on_packed(sum(part.num_bytes for matrix in matrices for part in matrix.parts), num_bytes)
+        self._source.release(name for matrix in matrices for part in matrix.parts for name in part.tensors)
         return data
 
     def _newly_packed(
@@ -109,9 +109,9 @@ class WeightPacker:
         if isinstance(where, CudaDevice):
             tensor = where.empty((num_bytes,), np.uint8)
             for i, matrix in enumerate(matrices):
-                stored = _as_stored(matrix, slices) if fmt == "fp8" else None
-                if stored is not None:
-                    send_packed(where, tensor.address + i * size, stored)
+                codes = pack_codes(matrix, fmt, slices)
+                if codes is not None:
+                    send_packed(where, tensor.address + i * size, codes)
                 else:
                     pack_on_device(where, tensor.address + i * size, _numbers(matrix, fmt), fmt, slices)
             if self._store is not None:
@@ -119,7 +119,11 @@ class WeightPacker:
             return cast("Tensor", tensor)
         data = self._memory.take(num_bytes)
         for i, matrix in enumerate(matrices):
-            pack_into(data.ctypes.data + i * size, _numbers(matrix, fmt), fmt, slices)
+            codes = pack_codes(matrix, fmt, slices)
+            if codes is not None:
+                data[i * size : (i + 1) * size] = codes
+            else:
+                pack_into(data.ctypes.data + i * size, _numbers(matrix, fmt), fmt, slices)
         if self._store is not None:
             self._store.add(name, data)
         return where.wrap(data)
@@ -127,16 +131,8 @@ class WeightPacker:
 
 def _numbers(matrix: WeightMatrix, fmt: LinearFormat) -> WeightMatrix:
     """Return a matrix as numbers, which the format can hold."""
-    numbers = matrix.numbers()
+    parts = matrix.float_parts()
     if fmt == "float16":
-        for part in numbers.parts:
+        for part in parts:
             verify_float16(part)
-    return numbers
-
-
-def _as_stored(matrix: WeightMatrix, slices: SliceRule) -> Bytes | None:
-    """Return a matrix packed with the codes of e4m3 and the scales it has, None where it is numbers."""
-    parts = [(part.data.view(np.uint8), part.scales) for part in matrix.parts if part.scales is not None]
-    if len(parts) < len(matrix.parts):
-        return None
-    return packed_as_stored(parts, slices, lambda: pack_linear(matrix.numbers(), "fp8", slices).data)
+    return WeightMatrix(parts)

@@ -1,0 +1,1 @@
+"""The storages: how checkpoints store weights, whatever kernels multiply. One file and one registry entry each."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.percentiles import percentiles
 from fastdeploy_sd.spec_decode.control.policy import PHASES
-from fastdeploy_sd.spec_decode.control.step_board import StepBoard
+from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.types.draft_methods import METHODS
 
@@ -52,7 +52,7 @@ class DecisionClock:
     """Has a proposer that chooses tell its times, and keeps them."""
 
     def __init__(self) -> None:
-        self._board: StepBoard | None = None
+        self._step_stats: StepStats | None = None
         self._now = np.zeros(len(PHASES), np.float64)
         self._seconds: list[list[float]] = []
         self._num_steps, self._total_s = 0, 0.0
@@ -60,16 +60,16 @@ class DecisionClock:
     def make_proposer(self, config: SpeculativeConfig, context: ProposerContext) -> Proposer:
         """As create_proposer."""
         if METHODS[config.method].chooses:
-            self._board = context.board
-            self._board.phase_seconds = self._now
+            self._step_stats = context.step_stats
+            self._step_stats.phase_seconds = self._now
         return create_proposer(config, context)
 
     def take_profile(self, config: Config, executor: Any) -> None:
         """Measure what steps cost, for a method that chooses, as a server does."""
         from fastdeploy_sd.worker.autotune.cost_file import kept_profile
 
-        if self._board is not None:
-            self._board.profile = kept_profile(config, executor.model_info, executor.execute)
+        if self._step_stats is not None:
+            self._step_stats.profile = kept_profile(config, executor.model_info, executor.execute)
 
     def restart(self) -> None:
         """Forget the steps until now."""

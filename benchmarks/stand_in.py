@@ -89,7 +89,7 @@ def stand_in_executor(
         proposer=proposer,
         speculation=speculation,
         rule=VerifyRule(),
-        board=context.board,
+        step_stats=context.step_stats,
         guided=GuidedRows(None, memory, max_num_seqs),
     )
     num_blocks = max_num_seqs * (max_model_len // BLOCK_SIZE + 2)

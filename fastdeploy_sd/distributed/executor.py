@@ -15,7 +15,7 @@ from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.control.step_board import StepBoard
+from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.ranks.lead import GroupEnded
@@ -119,16 +119,16 @@ def create_executor(config: Config, make_proposer: MakeProposer | None = None) -
         text = "node_rank: expected 0, as `fastdeploy-sd serve` starts the ranks of the other nodes, got another"
         raise ConfigError(text, param="node_rank")
     load = create_rank if make_proposer is None else partial(create_rank, make_proposer=make_proposer)
-    board = StepBoard() if make_proposer is None and METHODS[config.speculative.method].chooses else None
-    if board is not None:
-        load = partial(load, board=board)
+    step_stats = StepStats() if make_proposer is None and METHODS[config.speculative.method].chooses else None
+    if step_stats is not None:
+        load = partial(load, step_stats=step_stats)
     executor: KvExecutor = (
         load(config)
         if config.parallel.tensor_parallel_size == 1
         else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_FOLLOWER)
     )
-    if board is not None and config.splitwise.splitwise_role != "prefill":
-        board.profile = _profile_of(config, executor)
+    if step_stats is not None and config.splitwise.splitwise_role != "prefill":
+        step_stats.profile = _profile_of(config, executor)
     return executor
 
 

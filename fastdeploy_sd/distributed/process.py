@@ -194,7 +194,7 @@ class _Session:
         except Exception as error:
             if self._has_answered:
                 if not isinstance(error, RankError):
-                    raise  # the others believe that this rank has run the attempt
+                    raise  # the others assume that this rank has run the attempt
             else:
                 logger.exception("attempt %d failed", attempt.attempt)
                 follower.collectives.fail()

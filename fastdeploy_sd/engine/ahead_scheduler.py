@@ -42,7 +42,9 @@ class AheadScheduler:
     def is_open(self, plan: SchedulerOutput) -> bool:
         """Whether there may be a plan behind this one, which was just made, before its result is known."""
         pool = self._pool
-        rests = pool.speculation.max_draft_tokens == 0 or (pool.drafts.num_rests > 0 and not len(plan.draft.token_ids))
+        rests = pool.speculation.max_draft_tokens == 0 or (
+            pool.drafts.skip_draft_steps > 0 and not len(plan.draft.token_ids)
+        )
         return (rests or self._drafts_ahead) and pool.num_text_bound == 0
 
     def schedule(self, plan: SchedulerOutput, states: Sequence[RequestState]) -> SchedulerOutput | None:
@@ -69,7 +71,7 @@ class AheadScheduler:
         c.num_tokens[rows] += (1 + num_drafts) * is_due
         c.num_drafts[rows] = 0  # what a row had that found no room in that step
         self._expect_drafts(rows, plan.max_draft_len * is_due)
-        pool.drafts.num_rests = max(pool.drafts.num_rests - 1, 0)
+        pool.drafts.skip_draft_steps = max(pool.drafts.skip_draft_steps - 1, 0)
         running = pool.running_rows
         goes_on = c.num_tokens.take(running) < c.max_total_tokens.take(running)
         ahead = self._scheduler.schedule((list(compress(pool.running, goes_on.tolist())), running[goes_on]))

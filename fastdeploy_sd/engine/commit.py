@@ -53,7 +53,7 @@ class _Commit:
         self._advance(list(map(add, num_tokens, rows.num_output)), rows)
         self._count(rows)
         pool.drafts.keep(self._counter_rows, result.drafts)
-        pool.drafts.num_rests = result.num_rests
+        pool.drafts.skip_draft_steps = result.skip_draft_steps
         pool.held.add(result.held)
         for i, r in self._ended:
             outputs[i] = self._close(outputs[i], r)

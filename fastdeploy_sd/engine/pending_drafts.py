@@ -23,14 +23,14 @@ class PendingDrafts:
     """The results whose drafts somebody may still want. A row that a step left out keeps an earlier step's drafts.
 
     Attributes:
-        num_rests: behind so many of the next steps nobody drafts, if no request starts; see `StepResult`.
+        skip_draft_steps: behind so many of the next steps nobody drafts, if no request starts; see `StepResult`.
     """
 
     def __init__(self, counters: RequestCounters) -> None:
         """Start without drafts; `counters` says who has which."""
         self._counters = counters
         self._results: dict[int, DraftTokens] = {}
-        self._last = self.num_rests = 0
+        self._last = self.skip_draft_steps = 0
         self._none = DraftTokens.none(0)
 
     def keep(self, rows: Rows, drafts: DraftTokens) -> None:

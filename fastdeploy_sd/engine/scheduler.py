@@ -148,7 +148,7 @@ class Scheduler:
         num_new = np.array(step.num_new, np.int32)
         draft = pool.drafts.collect(step.counter_rows, step.num_draft)
         max_draft_len, num_ahead = np.zeros(len(step.states), np.int32), 0
-        if self._speculation.max_draft_tokens and pool.drafts.num_rests == 0:
+        if self._speculation.max_draft_tokens and pool.drafts.skip_draft_steps == 0:
             num_ahead = self._prompt_tokens_ahead(step)
             max_draft_len = step.max_draft_len(pool.counters, max_num_drafts(self._limits, pool))
         if self._speculation.num_lookahead_slots:

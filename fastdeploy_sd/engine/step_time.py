@@ -9,7 +9,7 @@ from fastdeploy_sd.types import SchedulerOutput, StepResult
 _PLAIN_STEPS = 3.0  # a step may always take as long as so many without prompts
 _TARGET = 0.85  # of the limit, as step times vary
 _ROUND_TO = 8  # rows of a kernel's block: a chunk of fewer rows takes as long
-_MOST_SLOWDOWN = 2.0  # of one step that is believed: it may have been disturbed
+_MOST_SLOWDOWN = 2.0  # that one step may report: it may have been disturbed
 _FIRST_CHUNK = 64  # before any time is known
 _WEIGHT = 0.5  # of the newest time of a prompt token
 _MANY_TOKENS = 1 << 30

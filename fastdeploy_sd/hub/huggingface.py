@@ -78,7 +78,7 @@ def _cached(wanted: WantedModel) -> Path | None:
 
 
 def _without_hub(wanted: WantedModel, error: Exception) -> Path:
-    """What the cache knows, where the hub cannot be asked; a hub that says no is believed."""
+    """What the cache knows, where the hub cannot be asked; a hub that says no is final."""
     from huggingface_hub import constants
 
     status = getattr(getattr(error, "response", None), "status_code", _SERVER_ERRORS)

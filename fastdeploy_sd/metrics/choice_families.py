@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fastdeploy_sd.metrics.family import Labelled, Single, ratio
-from fastdeploy_sd.types import Judgement
+from fastdeploy_sd.types import Calibration
 from fastdeploy_sd.types.stats import EngineStats
 
 
-def _judgements(stats: EngineStats) -> dict[str, Judgement]:
-    return {} if stats.choice is None else stats.choice.judgements
+def _calibrations(stats: EngineStats) -> dict[str, Calibration]:
+    return {} if stats.choice is None else stats.choice.calibrations
 
 
 CHOICE_GAUGES = (
@@ -37,19 +37,19 @@ CHOICE_LABELLED_COUNTERS = (
         "fastdeploy_sd:spec_decode_scored_drafts",
         "Drafts that method auto compared with the text, verified or not, by source; each after right ones only.",
         "source",
-        lambda s: {source: j.num_scored for source, j in _judgements(s).items()},
+        lambda s: {source: j.num_scored for source, j in _calibrations(s).items()},
     ),
     Labelled(
         "fastdeploy_sd:spec_decode_expected_right_drafts",
         "Of these, how many method auto expected to be right, by source.",
         "source",
-        lambda s: {source: j.expected for source, j in _judgements(s).items()},
+        lambda s: {source: j.expected for source, j in _calibrations(s).items()},
     ),
     Labelled(
         "fastdeploy_sd:spec_decode_right_drafts",
         "Of these, how many were right, by source.",
         "source",
-        lambda s: {source: j.observed for source, j in _judgements(s).items()},
+        lambda s: {source: j.observed for source, j in _calibrations(s).items()},
     ),
 )
 
@@ -59,6 +59,6 @@ CHOICE_LABELLED_GAUGES = (
         "Mean squared error of method auto's probabilities that a draft is right, by source: 0 is perfect, 0.25 knows "
         "nothing.",
         "source",
-        lambda s: {source: j.squared_error / j.num_scored for source, j in _judgements(s).items() if j.num_scored},
+        lambda s: {source: j.squared_error / j.num_scored for source, j in _calibrations(s).items() if j.num_scored},
     ),
 )

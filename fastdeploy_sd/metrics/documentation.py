@@ -12,7 +12,7 @@ from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.metrics.process_stats import ProcessStats
 from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
-from fastdeploy_sd.types import ChoiceReport, DraftCounts, Judgement
+from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts
 from fastdeploy_sd.types.stats import EngineStats, SourceCounts
 from fastdeploy_sd.types.transfer_stats import TransferStats, WayStats
 
@@ -22,7 +22,7 @@ _SOME = EngineStats(
     verifications={"mtp": DraftCounts(1, 1, (1,), (1,), (1,))},
     timings_ms={"forward": 1.0},
     transfers=TransferStats({"ipc": WayStats()}, num_refused={"damaged": 1}),
-    choice=ChoiceReport(1.0, "", {"drafts": 1}, 1.0, 1.0, {"ngram": Judgement(1, 1.0, 1, 0.0)}),
+    choice=ChoiceReport(1.0, "", {"drafts": 1}, 1.0, 1.0, {"ngram": Calibration(1, 1.0, 1, 0.0)}),
 )
 _SOME_HTTP = HttpStats(
     refused=Counter(limit=1), closed=Counter(malformed=1), requests=Counter({("/health", "200", ""): 1})

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.spec_decode.control.step_board import StepBoard
+from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftSource, DraftTokens, RequestId, StepView
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ProposerContext:
     max_model_len: int
     vocab_size: int
     draft_model: DraftModel | None = None
-    board: StepBoard = field(default_factory=StepBoard)
+    step_stats: StepStats = field(default_factory=StepStats)
     other_method: Callable[[str], Proposer] = field(default=_no_method)
     over_ranks: Callable[[Proposer], Proposer] = lambda method: method
     partial_methods: tuple[PartialMethod, ...] = ()

@@ -111,7 +111,7 @@ class MethodRouter:
         self._names = available_methods(config)
         self._made: dict[int, Proposer] = {}
         self._overlay = Overlay(partial, context.max_num_seqs)
-        self._board = context.board
+        self._step_stats = context.step_stats
         self._chooses = np.array([METHODS[name].chooses for name in self._names])
         # i8[max_num_seqs], index into _names
         self._method_of_row = np.full(context.max_num_seqs, _NO_METHOD, np.int8)
@@ -178,10 +178,10 @@ class MethodRouter:
         owners, present = self._methods_of(x.table_rows)
         if not present:
             return DraftTokens.none(0)
-        self._board.num_forbidden = 0
+        self._step_stats.num_forbidden = 0
         if self._naive in present and self._chooses[self._configured]:
             present = self._with_chooser(owners, present)
-        is_whole = len(present) == 1 and self._board.num_forbidden == 0
+        is_whole = len(present) == 1 and self._step_stats.num_forbidden == 0
         if is_whole and self._overlay.is_idle:
             self._only = x, self._made[present[0]]
         head = self._overlay.propose(x)
@@ -192,7 +192,7 @@ class MethodRouter:
             tail = DraftTokens.merge(len(owners), [self._propose_for(m, rest, owners == m) for m in present])
         if head is None:
             return tail
-        self._board.num_rests = 0  # what a method would miss in it is not its own
+        self._step_stats.skip_draft_steps = 0  # what a method would miss in it is not its own
         return joined(len(owners), head, ~self._chooses[owners], tail)
 
     def _with_chooser(self, owners: I8, present: list[int]) -> list[int]:
@@ -200,7 +200,7 @@ class MethodRouter:
 
         It is asked where it has no rows as well, as it knows how long nobody need be asked.
         """
-        self._board.num_forbidden = int((owners == self._naive).sum())
+        self._step_stats.num_forbidden = int((owners == self._naive).sum())
         return sorted({self._configured if method == self._naive else method for method in present})
 
     def forget(self, table_rows: I32) -> None:

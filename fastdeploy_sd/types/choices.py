@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Calibration:
     """How well the drafts of one source were judged.
 
     Attributes:
@@ -32,7 +32,7 @@ class ChoiceReport:
             `load` (no draft could be, with so many rows in the step), `request` (no request allows any), `no_drafter`
             (nobody offered any), `comparison` (a plain step now and then, to compare with).
         predicted_s, measured_s: time of the steps for which it was predicted.
-        judgements: DraftSource name in lower case -> how well its drafts were judged.
+        calibrations: DraftSource name in lower case -> how well its drafts were judged.
     """
 
     gain: float = 0.0
@@ -40,4 +40,4 @@ class ChoiceReport:
     num_steps: dict[str, int] = field(default_factory=dict)
     predicted_s: float = 0.0
     measured_s: float = 0.0
-    judgements: dict[str, Judgement] = field(default_factory=dict)
+    calibrations: dict[str, Calibration] = field(default_factory=dict)

@@ -186,8 +186,8 @@ class StepResult(StepView):
             `RequestOutput.error` says of it; their rows carry no output.
         timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.
         choice: of a drafting method that chooses by itself; None = there is none.
-        num_rests: nothing is drafted behind so many of the next steps, unless one has a new request: their plans need
-            not say what may be drafted.
+        skip_draft_steps: after so many of the next steps nothing is drafted, unless one has a new request: their plans
+            need not say what may be drafted.
         held: requests that no step may have until `Grammars.take_masked` names them. Their rows carry no output where
             the step came too early for them: they run the same tokens again.
     """
@@ -199,7 +199,7 @@ class StepResult(StepView):
     failed: Mapping[RequestId, tuple[str, str]] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     choice: ChoiceReport | None = None
-    num_rests: int = 0
+    skip_draft_steps: int = 0
     held: frozenset[RequestId] = frozenset()
 
     def take(self, rows: Rows) -> StepResult:

@@ -13,7 +13,7 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.twins import HOST_TWINS
 from fastdeploy_sd.errors import device_lost_as_error
-from fastdeploy_sd.spec_decode.control.step_board import StepBoard
+from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
 from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer
 from fastdeploy_sd.spec_decode.verify import VerifyRule
@@ -105,7 +105,7 @@ def create_executor(
     config: Config,
     make_proposer: MakeProposer = create_proposer,
     group: RankGroup | None = None,
-    board: StepBoard | None = None,
+    step_stats: StepStats | None = None,
 ) -> LocalExecutor:
     """Load the configured model and allocate its KV cache.
 
@@ -126,14 +126,14 @@ def create_executor(
     choose_device(config)
     group = with_gpus(config, group)
     try:
-        return _created(config, make_proposer, group, board or StepBoard(), start)
+        return _created(config, make_proposer, group, step_stats or StepStats(), start)
     except BaseException:
         leave_gpus(group)  # the process may go on, and load another model
         raise
 
 
 def _created(
-    config: Config, make_proposer: MakeProposer, group: RankGroup, board: StepBoard, start: float
+    config: Config, make_proposer: MakeProposer, group: RankGroup, step_stats: StepStats, start: float
 ) -> LocalExecutor:
     is_host = device().kind == "cpu"
     # Before memory fills. Ranks share the memory's bandwidth, of which one alone would measure all.
@@ -149,7 +149,9 @@ def _created(
     grammars = open_grammars(config, loaded.vocab_size, loaded.eos_token_ids)
     guided = GuidedRows(grammars, loaded.memory, config.scheduler.max_num_seqs)
     partial_methods = (ForcedTokens(guided),)
-    context = replace(loaded.proposer_context(agree, over_ranks), board=board, partial_methods=partial_methods)
+    context = replace(
+        loaded.proposer_context(agree, over_ranks), step_stats=step_stats, partial_methods=partial_methods
+    )
     proposer = make_proposer(s, context)
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
     info = ModelInfo(
@@ -178,7 +180,7 @@ def _created(
         proposer=proposer,
         speculation=info.speculation,
         rule=rule,
-        board=board,
+        step_stats=step_stats,
         guided=guided,
         lead=lead,
         signals=loaded.signals,

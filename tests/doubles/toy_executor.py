@@ -95,7 +95,7 @@ class ToyExecutor:
         self.model = model or ToyModel(model_info.vocab_size)
         self._proposer = proposer
         self._failures = dict(failures or {})
-        self._before_step, self._rests, self._num_rests = before_step, rests, 0
+        self._before_step, self._rests, self._skip_draft_steps = before_step, rests, 0
         self._holds, self._held = holds, dict[RequestId, str]()
         self._rows: dict[RequestId, _Row] = {}
         self._kv: dict[int, tuple[int, int]] = {}
@@ -191,10 +191,17 @@ class ToyExecutor:
             self._logprobs(plan, outputs),
         )
         drafts = self._propose(plan, outputs)
-        timings, num_rests = {"forward": self.step_ms(plan)}, self._num_rests
+        timings, skip_draft_steps = {"forward": self.step_ms(plan)}, self._skip_draft_steps
         held = frozenset(self._held)
         return StepResult(
-            plan.step_id, plan.request_ids, verified, drafts, failed, timings, num_rests=num_rests, held=held
+            plan.step_id,
+            plan.request_ids,
+            verified,
+            drafts,
+            failed,
+            timings,
+            skip_draft_steps=skip_draft_steps,
+            held=held,
         )
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
@@ -206,7 +213,7 @@ class ToyExecutor:
         self._free_rows += dropped
         computed = dict(zip(plan.request_ids, plan.num_computed_tokens.tolist(), strict=True))
         begun = [self._add(new, computed[new.request.request_id]) for new in plan.new]
-        self._num_rests = 0 if begun else self._num_rests
+        self._skip_draft_steps = 0 if begun else self._skip_draft_steps
         if self._proposer is not None:
             self._proposer.forget(np.array(dropped, np.int32))
             self._proposer.begin(begun)
@@ -306,11 +313,11 @@ class ToyExecutor:
         limits = [self._max_draft_len(plan, r, row, len(outputs[r])) for r, row in enumerate(rows)]
         if self._proposer is None:
             return DraftTokens.none(len(rows))
-        if self._num_rests:
-            self._num_rests -= 1
+        if self._skip_draft_steps:
+            self._skip_draft_steps -= 1
             return DraftTokens.none(len(rows))
         if self._rests is not None:
-            self._num_rests = self._rests()
+            self._skip_draft_steps = self._rests()
         max_draft_len = np.array(limits, np.int32)
         table_rows = np.array([row.table_row for row in rows], np.int32)
         num_tokens = np.array([len(row.token_ids) for row in rows], np.int32)

@@ -15,7 +15,7 @@ from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.autotune.cost_file import profile_of
 from fastdeploy_sd.worker.autotune.cost_measurement import measure_costs
-from fastdeploy_sd.worker.autotune.plausible_times import plausible_ms
+from fastdeploy_sd.worker.autotune.monotone_fit import monotone_fit
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
 
 CONFIG = Config(
@@ -57,7 +57,7 @@ def test_it_leaves_no_trace_and_every_kind_of_step_has_a_time() -> None:
         costs = measure_costs(execute, executor.model_info, 8, 256, AMPLE_S)
         # Attention would read what they begin with alike once for all of them.
         assert max(map(len, companies)) == 8
-        assert all(len(set(company)) == len(company) for company in companies)
+        assert all(len(set(batches)) == len(batches) for batches in companies)
         assert generate(executor, CONFIG) == generate(fresh, CONFIG)
         shapes = [(s.requests, s.context, s.rows) for s in costs.steps]
         assert shapes == sorted(shapes)
@@ -244,18 +244,18 @@ def test_a_profile_of_which_much_cannot_be_is_not_kept(is_disturbed: bool, monke
 
 def test_times_that_cannot_be_are_not_kept() -> None:
     stairs = {(1, 1, 64): 1.0, (1, 2, 64): 1.1, (1, 4, 64): 1.1, (1, 5, 64): 1.6, (1, 8, 64): 1.6, (2, 1, 64): 1.1}
-    assert plausible_ms(stairs) == stairs
+    assert monotone_fit(stairs) == stairs
     # A disturbed step takes no longer than its parts, ...
-    assert plausible_ms(stairs | {(1, 8, 64): 30.0})[1, 8, 64] == 2.2
-    assert plausible_ms(stairs | {(2, 4, 64): 30.0})[2, 4, 64] == 2.2
+    assert monotone_fit(stairs | {(1, 8, 64): 30.0})[1, 8, 64] == 2.2
+    assert monotone_fit(stairs | {(2, 4, 64): 30.0})[2, 4, 64] == 2.2
     # ... and no longer than a larger one.
-    assert plausible_ms(stairs | {(1, 1, 64): 7.0})[1, 1, 64] == 1.1
-    assert plausible_ms({(4, 1, 64): 5.2, (4, 4, 64): 5.2, (8, 1, 64): 1.6, (8, 4, 64): 6.5})[4, 1, 64] == 1.6
+    assert monotone_fit(stairs | {(1, 1, 64): 7.0})[1, 1, 64] == 1.1
+    assert monotone_fit({(4, 1, 64): 5.2, (4, 4, 64): 5.2, (8, 1, 64): 1.6, (8, 4, 64): 6.5})[4, 1, 64] == 1.6
     # A prompt can be run in parts behind its beginning, ...
     prompt = {(0, 64, 0): 268.0, (1, 24, 64): 43.0, (1, 1, 64): 8.0}
-    assert plausible_ms(prompt)[0, 64, 0] == 3 * 43.0
+    assert monotone_fit(prompt)[0, 64, 0] == 3 * 43.0
     # ... if there is as much before them.
-    assert plausible_ms({(0, 256, 0): 900.0, (1, 24, 64): 43.0})[0, 256, 0] == 900.0
+    assert monotone_fit({(0, 256, 0): 900.0, (1, 24, 64): 43.0})[0, 256, 0] == 900.0
     # Other contexts, and parts of prompts, say nothing.
-    assert plausible_ms({(1, 1, 64): 1.0, (1, 1, 512): 9.0, (0, 64, 0): 50.0})[1, 1, 512] == 9.0
-    assert plausible_ms({(0, 1, 64): 1.0, (1, 2, 64): 9.0})[1, 2, 64] == 9.0
+    assert monotone_fit({(1, 1, 64): 1.0, (1, 1, 512): 9.0, (0, 64, 0): 50.0})[1, 1, 512] == 9.0
+    assert monotone_fit({(0, 1, 64): 1.0, (1, 2, 64): 9.0})[1, 2, 64] == 9.0

@@ -285,12 +285,12 @@ def answers_of(config: Config, requests: Sequence[Request]) -> dict[str, tuple[i
 
 def note_sizes(runner: ModelRunner) -> None:
     """Have its board looked at after each step: a method that chooses is told of that one, also when the next runs."""
-    complete, board = runner._complete, runner._board
+    complete, step_stats = runner._complete, runner._step_stats
 
     def completed(step: LaunchedStep, *found: Any) -> StepResult:
         result, plan = complete(step, *found), step.plan
-        assert (board.num_tokens, board.num_requests) == (plan.num_new_tokens.sum(), len(plan.request_ids))
-        assert board.num_prompt_tokens == plan.num_new_tokens.sum() - step.num_logits
+        assert (step_stats.num_tokens, step_stats.num_requests) == (plan.num_new_tokens.sum(), len(plan.request_ids))
+        assert step_stats.num_prompt_tokens == plan.num_new_tokens.sum() - step.num_logits
         return result
 
     setattr(runner, "_complete", completed)  # noqa: B010 (mypy takes methods for constants)

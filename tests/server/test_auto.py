@@ -62,7 +62,7 @@ def test_it_drafts_as_requests_allow_and_tells_what_it_chose(tmp_path: Path, mon
         [model] = httpx.get(f"{server.url}/v1/models", timeout=TIMEOUT_S).json()["data"]
         assert model["speculation"]["methods"] == ["naive", "ngram", "suffix", "auto"]
         assert info["speculation"]["value"]["num_steps"]["drafts"] > 0
-        assert info["speculation"]["value"]["judgements"]["suffix"]["observed"] > 40
+        assert info["speculation"]["value"]["calibrations"]["suffix"]["observed"] > 40
         _refuse(server.url, {"speculation": {"method": "mtp"}}, "expected one of naive, ngram, suffix, auto")
         _refuse(server.url, {"include_draft_logprobs": True, "logprobs": 1}, "has enable_draft_logprob and a method")
         assert server.stop() == 0

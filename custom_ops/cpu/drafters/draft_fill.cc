@@ -11,13 +11,13 @@ constexpr int32_t kNumRounds = 2;
 // What a draft costs is at first what it does with this many in the step, or one for each row.
 constexpr int32_t kFewDrafts = 4;
 
-double Survival(std::span<const double> survivals, int32_t i) { return survivals[static_cast<size_t>(i)]; }
+double Survival(std::span<const double> accept_probs, int32_t i) { return accept_probs[static_cast<size_t>(i)]; }
 
 }  // namespace
 
-// Of each row the chain that has most above a least survival, which is what a draft costs. Returns whether these are
-// others than before.
-bool DraftFill::ChooseChains(std::span<const DraftChain> chains, std::span<const double> survivals, double least) {
+// Of each row the chain that has most above a least acceptance probability, which is what a draft costs. Returns
+// whether these are others than before.
+bool DraftFill::ChooseChains(std::span<const DraftChain> chains, std::span<const double> accept_probs, double least) {
   std::swap(chosen_, last_chosen_);
   chosen_.clear();
   int32_t row = -1;
@@ -25,8 +25,8 @@ bool DraftFill::ChooseChains(std::span<const DraftChain> chains, std::span<const
   for (size_t c = 0; c < chains.size(); ++c) {
     const DraftChain& chain = chains[c];
     double gain = 0.0;
-    for (int32_t i = chain.begin; i < chain.begin + chain.count && Survival(survivals, i) > least; ++i)
-      gain += Survival(survivals, i) - least;
+    for (int32_t i = chain.begin; i < chain.begin + chain.count && Survival(accept_probs, i) > least; ++i)
+      gain += Survival(accept_probs, i) - least;
     if (chain.row != row) {
       chosen_.push_back(static_cast<int32_t>(c));
     } else if (gain > best) {
@@ -40,9 +40,9 @@ bool DraftFill::ChooseChains(std::span<const DraftChain> chains, std::span<const
   return chosen_ != last_chosen_;
 }
 
-// The chosen chains' drafts by survival in steps of 1 / kNumKeys, stably: a chain's drafts stay in order.
-void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double> survivals, int32_t max_drafts,
-                     double believed) {
+// The chosen chains' drafts by acceptance probability in steps of 1 / kNumKeys, stably: a chain's drafts stay in order.
+void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double> accept_probs, int32_t max_drafts,
+                     double calibration) {
   const auto for_each = [&](auto&& body) {
     for (const int32_t c : chosen_) {
       const DraftChain& chain = chains[static_cast<size_t>(c)];
@@ -56,11 +56,11 @@ void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double>
   if (chosen_.size() == 1) {
     for_each([&](int32_t c, int32_t i) {
       sorted_.push_back(c);
-      sums_.push_back(Survival(survivals, i));
+      sums_.push_back(Survival(accept_probs, i));
     });
   } else {
     const auto key = [&](int32_t i) {
-      return static_cast<size_t>(kNumKeys - 1 - static_cast<int32_t>(Survival(survivals, i) * (kNumKeys - 1)));
+      return static_cast<size_t>(kNumKeys - 1 - static_cast<int32_t>(Survival(accept_probs, i) * (kNumKeys - 1)));
     };
     begins_.assign(kNumKeys + 1, 0);
     for_each([&](int32_t, int32_t i) { ++begins_[key(i) + 1]; });
@@ -71,7 +71,7 @@ void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double>
     for_each([&](int32_t c, int32_t i) {
       const auto to = static_cast<size_t>(begins_[key(i)]++);
       sorted_[to] = c;
-      sums_[to] = Survival(survivals, i);
+      sums_[to] = Survival(accept_probs, i);
     });
   }
   const size_t kept = std::min(sorted_.size(), static_cast<size_t>(max_drafts));
@@ -80,13 +80,13 @@ void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double>
   num_certain_ = std::min(num_certain_, max_drafts);
   double sum = 0.0;
   for (size_t i = 0; i < kept; ++i)
-    sums_[i] = sum += static_cast<int32_t>(i) < num_certain_ ? 1.0 : believed * sums_[i];
+    sums_[i] = sum += static_cast<int32_t>(i) < num_certain_ ? 1.0 : calibration * sums_[i];
 }
 
-DraftFill::Outcome DraftFill::Choose(std::span<const DraftChain> chains, std::span<const double> survivals,
+DraftFill::Outcome DraftFill::Choose(std::span<const DraftChain> chains, std::span<const double> accept_probs,
                                      int32_t num_outputs, const DraftTimes& times, Demand demand) {
   counts_.assign(chains.size(), 0);
-  const int32_t most = std::min(times.most(), static_cast<int32_t>(survivals.size()));
+  const int32_t most = std::min(times.most(), static_cast<int32_t>(accept_probs.size()));
   if (most == 0) return {static_cast<double>(num_outputs), times[0]};
   int32_t num_rows = 0;
   for (size_t c = 0; c < chains.size(); ++c) num_rows += c == 0 || chains[c].row != chains[c - 1].row ? 1 : 0;
@@ -101,9 +101,10 @@ DraftFill::Outcome DraftFill::Choose(std::span<const DraftChain> chains, std::sp
     std::iota(chosen_.begin(), chosen_.end(), 0);
   }
   for (int32_t round = 0; round < (has_choice ? kNumRounds : 1); ++round) {
-    if (has_choice && !ChooseChains(chains, survivals, rate * (times[usual] - times[0]) / usual / demand.believed))
+    if (has_choice &&
+        !ChooseChains(chains, accept_probs, rate * (times[usual] - times[0]) / usual / demand.calibration))
       break;
-    Sort(chains, survivals, most, demand.believed);
+    Sort(chains, accept_probs, most, demand.calibration);
     rate = certain_rate = plain_rate;
     num_drafts = num_certain = 0;
     for (int32_t d = 1; d <= static_cast<int32_t>(sums_.size()); ++d) {

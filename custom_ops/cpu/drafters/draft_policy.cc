@@ -17,7 +17,7 @@ constexpr double kRateInherited = 0.5;
 Error DraftPolicy::CheckCreate(const PolicyCreateParams& p) {
   if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
   if (p.num_sources < 1 || p.num_sources > kMaxSources) return "num_sources: expected 1 to 8, got another number";
-  if (p.max_draft_len < 1 || p.max_draft_len > SurvivalModel::kMaxPositions)
+  if (p.max_draft_len < 1 || p.max_draft_len > AcceptanceModel::kMaxPositions)
     return "max_draft_len: expected 1 to 64, got another";
   return nullptr;
 }
@@ -172,12 +172,12 @@ Error DraftPolicy::CheckTimes(const PolicyDecideParams& p) const {
 void DraftPolicy::Fill(const PolicyDecideParams& p) {
   const DraftTimes times(p.times, p.max_num_chosen);
   const DraftFill::Outcome outcome =
-      fill_.Choose(chains(), survivals(), p.num_outputs, times, {belief_.value(), p.least_gain});
+      fill_.Choose(chains(), accept_probs(), p.num_outputs, times, {calibration_.value(), p.least_gain});
   Keep(p);
   Write(p);
   p.outcome[0] = outcome.num_tokens;
   p.outcome[1] = outcome.time;
-  p.outcome[2] = static_cast<double>(survivals_.size());
+  p.outcome[2] = static_cast<double>(accept_probs_.size());
   p.outcome[3] = times.most() == 0 ? std::numeric_limits<double>::infinity() : times[1] / times[0] - 1.0;
   p.outcome[4] = times[0];
 }

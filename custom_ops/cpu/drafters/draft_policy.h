@@ -5,15 +5,15 @@
 #include <span>
 #include <vector>
 
+#include "acceptance_model.h"
 #include "asked_drafters.h"
-#include "chosen_belief.h"
+#include "calibration_ratio.h"
 #include "draft_fill.h"
 #include "draft_offers.h"
 #include "draft_prefix.h"
 #include "fdsd/policy.h"
 #include "growing_array.h"
 #include "phase_clock.h"
-#include "survival_model.h"
 
 namespace fdsd {
 
@@ -62,7 +62,7 @@ class DraftPolicy {
 
   // What the offers of the latest Offer or Choose are worth. By row, of equals by source.
   std::span<const DraftChain> chains() const { return {chains_.data(), chains_.size()}; }
-  std::span<const double> survivals() const { return {survivals_.data(), survivals_.size()}; }
+  std::span<const double> accept_probs() const { return {accept_probs_.data(), accept_probs_.size()}; }
 
   int32_t num_sources() const { return static_cast<int32_t>(source_ids_.size()); }
   bool IsBegun(int32_t table_row) const {
@@ -74,18 +74,19 @@ class DraftPolicy {
     return rates_[static_cast<size_t>(table_row) * source_ids_.size() + static_cast<size_t>(source)];
   }
 
-  // How much of survivals is believed when drafts are chosen by them.
-  double believed() const { return belief_.value(); }
+  // The factor for acceptance probabilities when drafts are chosen by them.
+  double calibration() const { return calibration_.value(); }
 
   // Of each source: drafts scored, the sum of their probabilities, how many were right, the sum of the squared errors;
-  // then of these offers the drafts wanted, the sum of their survivals, and how many of them were accepted.
+  // then of these offers the drafts wanted, the sum of their acceptance probabilities, and how many of them were
+  // accepted.
   void WriteStats(double* stats) const;
 
  private:
   // A draft that waits to be scored.
   struct Guess {
     int32_t token_id;
-    SurvivalModel::Prediction prediction;
+    AcceptanceModel::Prediction prediction;
   };
   // What a source offered at some token of a row's text.
   struct OpenOffer {
@@ -94,7 +95,7 @@ class DraftPolicy {
     int32_t num_prefix;  // first drafts that are not the source's, but what it went on behind
     int32_t num_scored;  // drafts that were right
     int32_t num_wanted;  // first drafts that went into the step
-    double survival;     // the sum of theirs
+    double accept_prob;  // the sum of theirs
     std::vector<Guess> guesses;
   };
   struct Stats {
@@ -130,8 +131,8 @@ class DraftPolicy {
   const int32_t max_draft_len_;
   const std::vector<int32_t> source_ids_;
   const AskedDrafters asked_;
-  SurvivalModel model_;
-  ChosenBelief belief_;
+  AcceptanceModel model_;
+  CalibrationRatio calibration_;
   DraftFill fill_;
   // Of each table row, apart, as some are read of all rows of a step and others of few.
   std::vector<uint8_t> in_use_;
@@ -147,7 +148,7 @@ class DraftPolicy {
   // Of the step being decided.
   bool has_many_offers_ = false;  // more than are looked at
   GrowingArray<DraftChain> chains_;
-  GrowingArray<double> survivals_;
+  GrowingArray<double> accept_probs_;
   GrowingArray<Guess> guesses_;       // of survivals_
   GrowingArray<int32_t> unfinished_;  // of survivals_, those that are logits until FinishFirst
   std::vector<RowSource> best_;       // of rows with many offers, those that are looked at

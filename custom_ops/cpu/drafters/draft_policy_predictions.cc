@@ -13,7 +13,7 @@ constexpr int32_t kMaxLookedAt = 512, kLeastLookedAt = 1;
 // Where sources could make more offers than this, one of each row is looked at, and so many drafts in all.
 constexpr int32_t kManyOffers = 256;
 // Behind this, drafts are not worth looking at whatever they cost.
-constexpr double kLeastSurvival = 0.02;
+constexpr double kLeastAcceptance = 0.02;
 // What is predicted so much later is brought into the cache.
 constexpr int32_t kRowsAhead = 4, kDraftsAhead = 6;
 
@@ -38,10 +38,10 @@ int32_t BestOffer(const OfferPlanes& planes, int32_t r, const AskedDrafters& ask
 
 // Begin a chain of the row with its prefix.
 DraftChain DraftPolicy::BeginChain(const DraftPrefix& prefix, int32_t r, int32_t source) {
-  const auto begin = static_cast<int32_t>(survivals_.size());
+  const auto begin = static_cast<int32_t>(accept_probs_.size());
   if (prefix.count > 0) {
     const auto count = static_cast<size_t>(prefix.count);
-    std::fill_n(survivals_.Extend(count), count, 1.0);
+    std::fill_n(accept_probs_.Extend(count), count, 1.0);
     Guess* guesses = guesses_.Extend(count);
     for (size_t i = 0; i < count; ++i) guesses[i] = {prefix.token_ids[i], {}};
   }
@@ -53,33 +53,33 @@ int32_t DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, 
                                   int32_t max_drafts) {
   const uint32_t request = requests_[static_cast<size_t>(table_row)];
   const Offered offered = planes.at(begun.row, begun.source);
-  const SurvivalModel::Offer offer = model_.Read({begun.source, offered.evidence[0], offered.evidence[1],
-                                                  offered.evidence[2], request, rate(table_row, begun.source)});
+  const AcceptanceModel::Offer offer = model_.Read({begun.source, offered.evidence[0], offered.evidence[1],
+                                                    offered.evidence[2], request, rate(table_row, begun.source)});
   Agreement agreement(planes, begun.row, begun.source);
   for (int32_t i = 1; i < std::min(max_drafts, kDraftsAhead); ++i)
     model_.Prefetch(request, begun.source, offered.token_ids[i]);
-  const size_t first = survivals_.size();
-  double* survivals = survivals_.Extend(static_cast<size_t>(max_drafts));
+  const size_t first = accept_probs_.size();
+  double* accept_probs = accept_probs_.Extend(static_cast<size_t>(max_drafts));
   Guess* guesses = guesses_.Extend(static_cast<size_t>(max_drafts));
-  double survival = 1.0;
+  double accept_prob = 1.0;
   int32_t count = 0;
   if (max_drafts == 1) {  // nothing waits for its probability; see FinishFirst
     guesses[0].token_id = offered.token_ids[0];
     const DraftFacts facts{0, agreement.Next(0), offered.draft_prob[0], offered.token_ids[0]};
-    survivals[0] = model_.Read(offer, facts, &guesses[0].prediction);
+    accept_probs[0] = model_.Read(offer, facts, &guesses[0].prediction);
     *unfinished_.Extend(1) = static_cast<int32_t>(first);
     count = 1;
   }
-  while (count < max_drafts && survival > kLeastSurvival) {
+  while (count < max_drafts && accept_prob > kLeastAcceptance) {
     const int32_t i = count++, token_id = offered.token_ids[i];
     if (i + kDraftsAhead < max_drafts) model_.Prefetch(request, begun.source, offered.token_ids[i + kDraftsAhead]);
     guesses[i].token_id = token_id;
     model_.Predict(offer, {i, agreement.Next(i), offered.draft_prob[i], token_id}, &guesses[i].prediction);
-    survival *= guesses[i].prediction.probability;
-    survivals[i] = survival;
+    accept_prob *= guesses[i].prediction.probability;
+    accept_probs[i] = accept_prob;
   }
-  survivals_.Cut(first + static_cast<size_t>(count));
-  guesses_.Cut(survivals_.size());
+  accept_probs_.Cut(first + static_cast<size_t>(count));
+  guesses_.Cut(accept_probs_.size());
   // Written as a whole: a copy of what was just changed would wait for that.
   *chains_.Extend(1) = {begun.row, begun.source, begun.begin, begun.num_certain + count, begun.num_certain};
   return count;
@@ -87,11 +87,11 @@ int32_t DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, 
 
 // The probabilities of drafts that are alone in what is looked at of their offers.
 void DraftPolicy::FinishFirst() {
-  double* survivals = survivals_.data();
+  double* accept_probs = accept_probs_.data();
   Guess* guesses = guesses_.data();
   for (size_t i = 0; i < unfinished_.size(); ++i) {
     const auto at = static_cast<size_t>(unfinished_[i]);
-    survivals[at] = guesses[at].prediction.probability = SurvivalModel::Believed(survivals[at]);
+    accept_probs[at] = guesses[at].prediction.probability = AcceptanceModel::ToProbability(accept_probs[at]);
   }
 }
 
@@ -115,11 +115,11 @@ void DraftPolicy::PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& 
     model_.Prefetch(requests_[static_cast<size_t>(p.rows.table_rows[at.row])], at.source, offered.token_ids[0]);
 }
 
-// The survivals of what is offered. Where there are too many offers to look at all, each row gets its share of what
-// those before it left.
+// The acceptance probabilities of what is offered. Where there are too many offers to look at all, each row gets its
+// share of what those before it left.
 void DraftPolicy::Predict(const PolicyDecideParams& p) {
   chains_.Cut(0);
-  survivals_.Cut(0);
+  accept_probs_.Cut(0);
   guesses_.Cut(0);
   unfinished_.Cut(0);
   const OfferPlanes planes(p.offers, p.rows.num_rows, num_sources());

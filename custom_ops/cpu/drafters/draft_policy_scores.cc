@@ -19,7 +19,7 @@ constexpr int32_t kRatePositions = 3;
 // Of an offer, what is learned of so many guesses is brought into the caches before the first one is scored.
 constexpr int32_t kGuessesAhead = 2;
 
-enum Stat { kNumScored, kProbability, kNumRight, kSquaredError, kNumWanted, kSurvival, kNumAccepted };
+enum Stat { kNumScored, kProbability, kNumRight, kSquaredError, kNumWanted, kAcceptance, kNumAccepted };
 
 }  // namespace
 
@@ -47,12 +47,12 @@ bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, double* ra
       last_rates_[s] += kLastRateStep * (outcome - last_rates_[s]);
     }
     if (!is_right) {
-      if (i < offer->num_wanted) belief_.Learn(offer->survival, i - offer->num_prefix);
+      if (i < offer->num_wanted) calibration_.Learn(offer->accept_prob, i - offer->num_prefix);
       return false;
     }
     offer->num_scored = i + 1;
     if (i < offer->num_wanted) ++stats[kNumAccepted];
-    if (i + 1 == offer->num_wanted) belief_.Learn(offer->survival, offer->num_wanted - offer->num_prefix);
+    if (i + 1 == offer->num_wanted) calibration_.Learn(offer->accept_prob, offer->num_wanted - offer->num_prefix);
   }
   return offer->num_scored < count;
 }
@@ -135,9 +135,9 @@ void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain
   double* stats = stats_[static_cast<size_t>(chain.source)].values;
   const int32_t num_prefix = DraftPrefix(p.rows, chain.row).count;
   stats[kNumWanted] += std::max(num_wanted - num_prefix, 0);
-  double survival = 0.0;
-  for (int32_t i = num_prefix; i < num_wanted; ++i) survival += survivals_[static_cast<size_t>(chain.begin + i)];
-  stats[kSurvival] += survival;
+  double accept_prob = 0.0;
+  for (int32_t i = num_prefix; i < num_wanted; ++i) accept_prob += accept_probs_[static_cast<size_t>(chain.begin + i)];
+  stats[kAcceptance] += accept_prob;
   if (spare_.empty()) spare_.emplace_back();
   open->push_back(std::move(spare_.back()));
   spare_.pop_back();
@@ -147,7 +147,7 @@ void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain
   offer.num_prefix = num_prefix;
   offer.num_scored = 0;
   offer.num_wanted = num_wanted;
-  offer.survival = survival;
+  offer.accept_prob = accept_prob;
   const Guess* first = &guesses_[static_cast<size_t>(chain.begin)];
   offer.guesses.assign(first, first + chain.count);
 }

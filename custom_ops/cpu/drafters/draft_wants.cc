@@ -11,14 +11,14 @@ namespace {
 // A call must bring this much more than it takes, as what it brings is a guess.
 constexpr double kPrice = 1.02;
 // Whatever a pass takes, drafts as probable as this are gone on with.
-constexpr float kMostSurvival = 0.9F;
+constexpr float kMostAcceptance = 0.9F;
 
 class Wants {
  public:
   explicit Wants(const PolicyWantsParams& p)
-      : p_(p), free_chains_(p.policy->chains()), demand_{p.policy->believed(), 1.0} {
+      : p_(p), free_chains_(p.policy->chains()), demand_{p.policy->calibration(), 1.0} {
     for (int32_t r = 0; r < p.num_rows; ++r)
-      beliefs_.push_back(std::max(p.policy->rate(p.table_rows[r], p.source), p.least_belief));
+      accept_priors_.push_back(std::max(p.policy->rate(p.table_rows[r], p.source), p.min_acceptance_prior));
   }
 
   Error Run() {
@@ -36,14 +36,14 @@ class Wants {
     std::fill_n(p_.num_wanted, p_.num_rows, 0);
     for (const int32_t r : takers) p_.num_wanted[r] = std::min(best, p_.max_draft_len[r]);
     p_.outcome[0] = best == 0 ? 1.0 : best_rate / plain_rate;
-    p_.outcome[1] = best == 0 ? 0.0 : LeastSurvival(best_rate, takers);
-    p_.outcome[2] = static_cast<double>(p_.policy->survivals().size());
+    p_.outcome[1] = best == 0 ? 0.0 : LeastAcceptance(best_rate, takers);
+    p_.outcome[2] = static_cast<double>(p_.policy->accept_probs().size());
     return nullptr;
   }
 
  private:
   double RateWithout() {
-    const DraftFill::Outcome found = fill_.Choose(free_chains_, p_.policy->survivals(), p_.num_outputs,
+    const DraftFill::Outcome found = fill_.Choose(free_chains_, p_.policy->accept_probs(), p_.num_outputs,
                                                   DraftTimes(p_.times, p_.max_num_chosen), demand_);
     return found.num_tokens / found.time;
   }
@@ -63,7 +63,7 @@ class Wants {
     const double call_time = CallTime(askable_, num_drafts);
     with_call.fixed += call_time;
     const DraftFill::Outcome found =
-        fill_.Choose(chains_, survivals_, p_.num_outputs, DraftTimes(with_call, p_.max_num_chosen), demand_);
+        fill_.Choose(chains_, accept_probs_, p_.num_outputs, DraftTimes(with_call, p_.max_num_chosen), demand_);
     takers_.clear();
     for (size_t c = 0; c < chains_.size(); ++c)
       if (chains_[c].source == p_.source && fill_.counts()[c] > 0) takers_.push_back(chains_[c].row);
@@ -74,40 +74,41 @@ class Wants {
   void Imagine(int32_t num_drafts) {
     chains_.clear();
     askable_.clear();
-    survivals_.assign(p_.policy->survivals().begin(), p_.policy->survivals().end());
+    accept_probs_.assign(p_.policy->accept_probs().begin(), p_.policy->accept_probs().end());
     size_t next = 0;
     for (int32_t r = 0; r < p_.num_rows; ++r) {
       for (; next < free_chains_.size() && free_chains_[next].row == r; ++next) chains_.push_back(free_chains_[next]);
       const int32_t count = std::min(num_drafts, p_.max_draft_len[r]);
       if (count <= 0) continue;
       askable_.push_back(r);
-      chains_.push_back({r, p_.source, static_cast<int32_t>(survivals_.size()), count});
-      double survival = 1.0;
-      for (int32_t i = 0; i < count; ++i) survivals_.push_back(survival *= beliefs_[static_cast<size_t>(r)]);
+      chains_.push_back({r, p_.source, static_cast<int32_t>(accept_probs_.size()), count});
+      double accept_prob = 1.0;
+      for (int32_t i = 0; i < count; ++i)
+        accept_probs_.push_back(accept_prob *= accept_priors_[static_cast<size_t>(r)]);
     }
   }
 
   // Below this the next pass costs a row more than it brings: its part of the pass, and its draft's part of the step.
-  double LeastSurvival(double rate, const std::vector<int32_t>& takers) const {
+  double LeastAcceptance(double rate, const std::vector<int32_t>& takers) const {
     const DraftTimes times(p_.times, p_.max_num_chosen);
     const auto count = static_cast<double>(takers.size());
-    double belief = 0.0;
-    for (const int32_t r : takers) belief += beliefs_[static_cast<size_t>(r)] / count;
+    double accept_prior = 0.0;
+    for (const int32_t r : takers) accept_prior += accept_priors_[static_cast<size_t>(r)] / count;
     const int32_t usual = std::min(times.most(), static_cast<int32_t>(takers.size()));
     const double draft_time = usual == 0 ? 0.0 : (times[usual] - times[0]) / usual;
-    const double needed = rate * (p_.call.per_pass / count + p_.call.per_pass_row + draft_time) / belief;
-    return std::min(needed, static_cast<double>(kMostSurvival));
+    const double needed = rate * (p_.call.per_pass / count + p_.call.per_pass_row + draft_time) / accept_prior;
+    return std::min(needed, static_cast<double>(kMostAcceptance));
   }
 
   const PolicyWantsParams& p_;
   const std::span<const DraftChain> free_chains_;
   const DraftFill::Demand demand_;
   DraftFill fill_;
-  std::vector<double> beliefs_;   // by row
-  std::vector<int32_t> askable_;  // rows
-  std::vector<int32_t> takers_;   // rows
+  std::vector<double> accept_priors_;  // by row
+  std::vector<int32_t> askable_;       // rows
+  std::vector<int32_t> takers_;        // rows
   std::vector<DraftChain> chains_;
-  std::vector<double> survivals_;
+  std::vector<double> accept_probs_;
 };
 
 Error Check(const PolicyWantsParams& p) {
@@ -120,7 +121,8 @@ Error Check(const PolicyWantsParams& p) {
   }
   for (const double time : {p.call.first, p.call.per_row, p.call.per_pass, p.call.per_pass_row})
     if (!(time >= 0) || std::isinf(time)) return "call: expected finite times >= 0, got others";
-  if (!(p.least_belief >= 0 && p.least_belief < 1)) return "least_belief: expected a number in [0, 1), got another";
+  if (!(p.min_acceptance_prior >= 0 && p.min_acceptance_prior < 1))
+    return "min_acceptance_prior: expected a number in [0, 1), got another";
   if (p.times.num_step_rows < 0 || p.times.num_times <= p.times.num_step_rows || p.max_num_chosen < 0)
     return "times: expected at least one, got none";
   return DraftTimes(p.times, p.max_num_chosen).Check();

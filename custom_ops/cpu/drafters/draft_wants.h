@@ -6,7 +6,7 @@
 namespace fdsd {
 
 // What the other sources offer is known, from DraftPolicy::Offer. The source's own drafts are not: of each it is
-// believed that it is right as often as the request's latest ones were. With these made-up chains the step is filled as
+// assumed that it is right as often as the request's latest ones were. With these assumed chains the step is filled as
 // it would be, once for every number of drafts per row, the time of the call being part of the step's:
 //
 //   rate(k) = expected tokens / (time of the step + time of a call for k drafts of the rows that take them)

@@ -13,14 +13,14 @@ namespace {
 // more.
 constexpr double kSpeedRate = 0.1, kRate = 0.02, kFirstRate = 0.33;
 const double kMostLog = std::log(2.0);
-// More rows than any step had lately are believed to take so much of what was measured. On a large model that was once,
+// More rows than any step had lately are expected to take so much of what was measured. On a large model that was once,
 // or never, and is off by as much; too high, such steps would never be run, and nobody would find out.
-const double kHopeLog = std::log(0.85);
+const double kOptimismLog = std::log(0.85);
 // A step is remembered as this much less with every later one. An octave is forgotten when less of its steps is left,
 // and counts them up to so many.
 constexpr double kMemory = 0.998, kForgotten = 0.25, kMostSteps = 64.0;
-// A step that changed a correction by a rate above this is news, and one of rows that as much was hoped of.
-constexpr double kNewsRate = 0.04, kNewsHope = 0.04;
+// A step that changed a correction by a rate above this is news, and so is one of rows with as much optimism.
+constexpr double kNewsRate = 0.04, kNewsOptimism = 0.04;
 // The unit starts anew beyond this.
 constexpr double kLargestUnit = 1e100;
 
@@ -30,7 +30,7 @@ RowCorrections::RowCorrections(int32_t max_num_rows) {
   for (int32_t rows = 0; rows <= max_num_rows; ++rows) places_.push_back(std::log2(std::max(rows, 1)));
   const auto num_octaves = static_cast<size_t>(std::bit_width(static_cast<uint32_t>(max_num_rows)));
   for (std::vector<double>* octaves : {&logs_, &num_steps_, &known_}) octaves->assign(num_octaves, 0.0);
-  for (std::vector<double>* of_rows : {&num_of_rows_, &hopes_}) of_rows->assign(places_.size(), 0.0);
+  for (std::vector<double>* of_rows : {&num_of_rows_, &optimism_}) of_rows->assign(places_.size(), 0.0);
 }
 
 bool RowCorrections::Observe(int32_t num_rows, double ratio) {
@@ -46,7 +46,7 @@ bool RowCorrections::Observe(int32_t num_rows, double ratio) {
   if (std::ranges::any_of(parts, is_rare)) logs_ = Known();
   for (double& num_steps : num_steps_) num_steps *= kMemory;
   const double log = std::log(ratio);
-  bool is_news = hopes_[static_cast<size_t>(num_rows)] < -kNewsHope;
+  bool is_news = optimism_[static_cast<size_t>(num_rows)] < -kNewsOptimism;
   Count(num_rows);
   for (const auto& [octave, share] : parts) {
     const double rate = share * std::max(kRate, kFirstRate / (1.0 + num_steps_[octave]));
@@ -74,23 +74,23 @@ void RowCorrections::Count(int32_t num_rows) {
 void RowCorrections::Refresh() {
   known_ = Known();
   double num_as_large = 0.0;
-  for (size_t rows = hopes_.size(); rows-- > 0;) {
+  for (size_t rows = optimism_.size(); rows-- > 0;) {
     num_as_large += num_of_rows_[rows] / unit_;
-    hopes_[rows] = kHopeLog / (1.0 + num_as_large);
+    optimism_[rows] = kOptimismLog / (1.0 + num_as_large);
   }
-  // Nothing is hoped of all rows.
-  const double of_all = hopes_.front();
-  for (double& hope : hopes_) hope -= of_all;
+  // What all rows have in common is no optimism.
+  const double of_all = optimism_.front();
+  for (double& optimism : optimism_) optimism -= of_all;
 }
 
-void RowCorrections::WriteFactors(bool has_hopes, double* factors) const {
+void RowCorrections::WriteFactors(bool is_optimistic, double* factors) const {
   std::vector<double> known = known_;
   known.push_back(known.back());
   for (size_t rows = 0; rows < places_.size(); ++rows) {
     const auto octave = static_cast<size_t>(places_[rows]);
     const double part = places_[rows] - static_cast<double>(octave);
     const double log = known[octave] + part * (known[octave + 1] - known[octave]);
-    factors[rows] = std::exp(has_hopes ? log + hopes_[rows] : log);
+    factors[rows] = std::exp(is_optimistic ? log + optimism_[rows] : log);
   }
 }
 

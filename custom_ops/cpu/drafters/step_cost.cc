@@ -80,10 +80,11 @@ double StepCost::Expected(int32_t num_rows, int32_t num_requests, int64_t num_kv
 void StepCost::Observe(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, double ms) {
   const double read_ms = ReadMs(num_rows, num_requests, ContextMs(num_requests, num_kv_tokens));
   const double expected = StepMs(num_rows, num_requests, num_kv_tokens, false);
-  const double hoped = StepMs(num_rows, num_requests, num_kv_tokens, true);
+  const double optimistic = StepMs(num_rows, num_requests, num_kv_tokens, true);
   const double measured = expected + (shares_.At(num_requests) - Share(num_requests)) * read_ms;
-  // What is unknown is slower to be found dear than to be found cheap, yet what was hoped has no part in what is known.
-  const double ratio = std::clamp(ms / (hoped * speed()), 1 / kMostStepRatio, kMostStepRatio) * hoped / expected;
+  // An optimistic time is corrected upwards more slowly than downwards, yet it has no part in what is known.
+  const double ratio =
+      std::clamp(ms / (optimistic * speed()), 1 / kMostStepRatio, kMostStepRatio) * optimistic / expected;
   more_share_.Observe(ratio * speed() * expected / measured, read_ms / measured);
   const bool is_news = corrections_.Observe(Row(num_rows), ratio);
   ++num_observed_;
@@ -93,18 +94,18 @@ void StepCost::Observe(int32_t num_rows, int32_t num_requests, int64_t num_kv_to
   }
 }
 
-double StepCost::StepMs(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, bool has_hopes) {
+double StepCost::StepMs(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, bool is_optimistic) {
   const double context_ms = ContextMs(num_requests, num_kv_tokens);
-  return TableOf(num_requests, has_hopes)[static_cast<size_t>(Row(num_rows))] + context_ms +
+  return TableOf(num_requests, is_optimistic)[static_cast<size_t>(Row(num_rows))] + context_ms +
          Share(num_requests) * ReadMs(num_rows, num_requests, context_ms);
 }
 
 // Of every number of rows of so many requests, at the shortest context; rising, as more rows never take less.
-const std::vector<double>& StepCost::TableOf(int32_t num_requests, bool has_hopes) {
-  Tables& tables = has_hopes ? hoped_ : known_;
+const std::vector<double>& StepCost::TableOf(int32_t num_requests, bool is_optimistic) {
+  Tables& tables = is_optimistic ? optimistic_ : known_;
   if (tables.refresh != num_refreshed_) {
     tables.corrected.resize(curve_.size());
-    corrections_.WriteFactors(has_hopes, tables.corrected.data());
+    corrections_.WriteFactors(is_optimistic, tables.corrected.data());
     std::ranges::transform(tables.corrected, curve_, tables.corrected.begin(), std::multiplies<>());
     tables.refresh = num_refreshed_;
   }

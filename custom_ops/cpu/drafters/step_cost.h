@@ -26,15 +26,15 @@ class StepCost {
   // Checks nothing; see CheckCreate.
   explicit StepCost(const StepCostCreateParams& p);
 
-  // What a decision is made by, in ms of the machine as it was measured: of rows that few steps had a little less is
-  // hoped than is known. `curve` of what is returned is as it is until the next Observe, and memory of this object.
+  // What a decision is made by, in ms of the machine as it was measured: row counts that few steps had get an
+  // optimistic time. `curve` of what is returned is as it is until the next Observe, and memory of this object.
   PolicyTimesParams Times(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens);
 
   // What a step of this kind takes as far as is known, in the same unit.
   double Expected(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens);
 
-  // A step of this kind took `ms`. It is believed up to a factor of 1.25 of what was hoped, so that several agree
-  // before much changes.
+  // A step of this kind took `ms`. It counts up to a factor of 1.25 of the optimistic time, so that several must
+  // agree before much changes.
   void Observe(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, double ms);
 
   // How long steps take against when the machine was measured: 1.7 = they take 1.7 times as long.
@@ -52,8 +52,8 @@ class StepCost {
     int64_t refresh = -1;           // that `corrected` is of
     std::map<int32_t, Table> by_requests;
   };
-  const std::vector<double>& TableOf(int32_t num_requests, bool has_hopes);
-  double StepMs(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, bool has_hopes);
+  const std::vector<double>& TableOf(int32_t num_requests, bool is_optimistic);
+  double StepMs(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens, bool is_optimistic);
   double ContextMs(int32_t num_requests, int64_t num_kv_tokens) const;
   double Share(int32_t num_requests) const;
   int32_t Row(int32_t num_rows) const;
@@ -67,7 +67,7 @@ class StepCost {
   RowCorrections corrections_;
   StepSlope more_share_;  // what drafts read besides what was measured
   int64_t num_observed_ = 0, num_refreshed_ = 0;
-  Tables known_, hoped_;
+  Tables known_, optimistic_;
 };
 
 }  // namespace fdsd

@@ -11,7 +11,7 @@ struct PolicyCreateParams {
   int32_t num_sources;         // S, 1 .. 8
   int32_t max_draft_len;       // 1 .. 64, longer offers are cut
   const int32_t* source_ids;   // [S] what draft_sources says of each
-  const double* prior_logits;  // [S] added to what is believed of a source before anything of it was scored
+  const double* prior_logits;  // [S] added to the logits of a source before anything of it was scored
   // [S] addresses of the source's drafter and of the function that takes its DraftProposeParams: the policy asks it
   // itself. 0 = the caller writes its plane of the offers.
   const uint64_t* drafters;
@@ -102,11 +102,11 @@ struct PolicyWantsParams {
     double per_pass;
     double per_pass_row;
   } call;
-  const double* catch_up;  // [R] >= 0, what a call takes more for the row, as it is behind
-  double least_belief;     // of drafts it is believed at least that they are right so often, 0 .. 1
-  int32_t* num_wanted;     // [R] becomes 0 .. K
-  double* outcome;         // [3] the expected gain, 1 = nothing is wanted; drafts less probable together end a row;
-                           // how many drafts the others offer
+  const double* catch_up;       // [R] >= 0, what a call takes more for the row, as it is behind
+  double min_acceptance_prior;  // the least acceptance probability assumed of a draft, 0 .. 1
+  int32_t* num_wanted;          // [R] becomes 0 .. K
+  double* outcome;  // [3] the expected gain, 1 = nothing is wanted; drafts less probable together end a row;
+                    // how many drafts the others offer
 };
 
 struct PolicyStatsParams {

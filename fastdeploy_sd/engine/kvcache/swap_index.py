@@ -64,7 +64,7 @@ class SwapIndex:
     def restore(self, contents: Iterable[tuple[int, CachedBlock]]) -> None:
         """Take over what free slots hold, the least recently used first. Of two with the same content the later stays.
 
-        Whoever reads a record must not believe it: contents whose hash is not that of their tokens are left out.
+        A record read from it must be verified: contents whose hash is not that of their tokens are left out.
         """
         assert not self._by_slot, "restore comes first"
         for slot, content in contents:

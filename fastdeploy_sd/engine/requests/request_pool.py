@@ -176,7 +176,7 @@ class RequestPool:
         state.status = RequestStatus.RUNNING
         if state.arrival is not None:
             self.drafts.hand_over(state.counter_row, state.arrival.drafts)
-        self.drafts.num_rests = 0
+        self.drafts.skip_draft_steps = 0
         state.first_scheduled_time = state.first_scheduled_time or time.time()
 
     def seated(self) -> list[RequestState]:

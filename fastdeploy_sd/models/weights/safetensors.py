@@ -1,4 +1,4 @@
-"""Reads one safetensors file by memory mapping. Everything the header says is checked before it is believed.
+"""Reads one safetensors file by memory mapping. Everything the header says is checked before it is used.
 
 Layout: u64 header length, JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
 Knows no model and no framework; bfloat16 comes back as u16 bit patterns.

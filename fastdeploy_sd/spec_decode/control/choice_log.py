@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 
 from fastdeploy_sd.spec_decode.control.decision import SourceStats
-from fastdeploy_sd.spec_decode.control.lessons import Foresight
-from fastdeploy_sd.types import ChoiceReport, Judgement
+from fastdeploy_sd.spec_decode.control.online_estimator import StepForecast
+from fastdeploy_sd.types import Calibration, ChoiceReport
 from fastdeploy_sd.types.draft_methods import DraftSource
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ChoiceLog:
         self._num_asked += 1
         self._latest = choice
 
-    def note_rested(self, num_steps: int) -> None:
+    def note_skipped(self, num_steps: int) -> None:
         """So many steps went by in which nobody was asked: what was chosen last holds for them."""
         self._num_steps[self._latest] += num_steps
         self._num_unreported += num_steps
@@ -49,7 +49,7 @@ class ChoiceLog:
         """Whether it is time for a report."""
         return self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT
 
-    def report(self, known: Foresight, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
+    def report(self, known: StepForecast, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
         """Return what was made of all steps so far.
 
         Args:
@@ -59,7 +59,7 @@ class ChoiceLog:
         self._num_unreported = self._num_asked = 0
         reason = "" if self._latest == self._drafts else self._latest
         judged = {
-            source.name.lower(): Judgement(s.num_scored, s.expected, s.observed, s.squared_error)
+            source.name.lower(): Calibration(s.num_scored, s.expected, s.observed, s.squared_error)
             for source, s in stats.items()
         }
         now = time.monotonic()

@@ -19,7 +19,7 @@ from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call, library
 from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.control.company_cost import F64, CompanyShape, ContextCost
+from fastdeploy_sd.spec_decode.control.batch_scaling import F64, BatchScaling, ContextCost
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 
 # Drafts in a step at most; a step with more is not worth it on any machine.
@@ -125,7 +125,7 @@ class CostModel:
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
         """See StepTimes.times; in ms of the machine as it was measured.
 
-        Of rows that few steps had, or none, a little less is hoped than is known: so they are tried.
+        Row counts that few steps had get an optimistic time, so that they are tried.
         """
         self._name_step(num_rows, num_requests, num_kv_tokens)
         self._run_times()
@@ -138,7 +138,7 @@ class CostModel:
     def observe(self, num_rows: int, num_requests: int, num_kv_tokens: int, ms: float) -> None:
         """A step of this kind took `ms`.
 
-        A step is believed up to a factor of 1.25 of what was hoped, so that several agree before much changes.
+        One step counts up to a factor of 1.25 of the optimistic time, so that several must agree.
 
         Raises:
             ValueError: `ms` is not finite.
@@ -168,17 +168,17 @@ class _NativeCost:
 
     def __init__(self, profile: CostProfile, max_num_rows: int) -> None:
         short = min(sample.context for sample in profile.steps if (sample.rows, sample.requests) == (1, 1))
-        curve = _curve_alone(profile.steps, short, max_num_rows)
+        curve = _single_request_curve(profile.steps, short, max_num_rows)
         contexts = ContextCost(profile.steps, short)
-        company = CompanyShape(profile.steps, curve, contexts)
+        batches = BatchScaling(profile.steps, curve, contexts)
         slopes, shares = contexts.slopes, contexts.shares
         self.handle = ctypes.c_void_p()
         params = struct_type("StepCostCreateParams")(
             num_times=len(curve),
             curve=curve.ctypes.data,
-            num_shapes=len(company.numbers),
-            shape_counts=company.numbers.ctypes.data,
-            shapes=company.ratios.ctypes.data,
+            num_shapes=len(batches.numbers),
+            shape_counts=batches.numbers.ctypes.data,
+            shapes=batches.ratios.ctypes.data,
             short_context=short,
             num_slopes=len(slopes.numbers),
             slope_counts=slopes.numbers.ctypes.data,
@@ -199,7 +199,7 @@ class _NativeCost:
         return curve
 
 
-def _curve_alone(steps: Sequence[StepSample], short: int, max_num_rows: int) -> F64:
+def _single_request_curve(steps: Sequence[StepSample], short: int, max_num_rows: int) -> F64:
     """Return f64[max_num_rows + 1]: what a step of one request takes by its rows, at the shortest context."""
     alone = [s for s in steps if s.requests == 1 and s.context <= short]
     longest = max(s.rows for s in alone)

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from fastdeploy_sd.spec_decode.control.backoff import Backoff
 from fastdeploy_sd.spec_decode.control.choice_log import ChoiceLog
 from fastdeploy_sd.spec_decode.control.cost import CostModel
-from fastdeploy_sd.spec_decode.control.dear_rows import DearRows
-from fastdeploy_sd.spec_decode.control.dear_source import DearSource
 from fastdeploy_sd.spec_decode.control.decision import Decision
-from fastdeploy_sd.spec_decode.control.guard import LEAST_DEMAND, Guard
-from fastdeploy_sd.spec_decode.control.lessons import Foresight, Lessons, NextStepNotes
+from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
 from fastdeploy_sd.spec_decode.control.offers import NativeMethod
+from fastdeploy_sd.spec_decode.control.online_estimator import OnlineEstimator, StepForecast, StepPrediction
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer, OfferingMethod
-from fastdeploy_sd.spec_decode.control.rests import Rests
+from fastdeploy_sd.spec_decode.control.regression_detector import LEAST_DEMAND, RegressionDetector
+from fastdeploy_sd.spec_decode.control.row_partition import RowPartition
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens
 from fastdeploy_sd.types.draft_methods import METHODS
@@ -40,7 +40,7 @@ _CHOICES = (_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON)
 class AutoMethod(Proposer):
     """Chooses among the server's methods, by request and step; see AutoPolicy.
 
-    Where draft layers are loaded, it also draws drafts from them for requests that chose that method; see DearRows.
+    Where draft layers are loaded, it also draws drafts from them for requests that chose that method; see RowPartition.
 
     Args:
         config: `num_speculative_tokens` bounds the drafts of a request and step.
@@ -50,50 +50,50 @@ class AutoMethod(Proposer):
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
         methods = [(m.source, cast(OfferingMethod, context.other_method(m.name))) for m in drafters if m.source]
-        self._board = context.board
+        self._step_stats = context.step_stats
         layers = next(m for m in METHODS.values() if m.needs_model)
-        self._dear: DearRows | None = None
+        self._model_source: RowPartition | None = None
         if context.draft_model is not None:
             block_size = context.draft_model.caches[0].block_size
-            source = DearSource(context.other_method(layers.name), context.max_num_seqs, block_size)
-            self._dear = DearRows(source, layers, context.max_num_seqs)
+            source = ModelDraftSource(context.other_method(layers.name), context.max_num_seqs, block_size)
+            self._model_source = RowPartition(source, layers, context.max_num_seqs)
         self._auto = AutoProposer(
             methods,
             None,
             context.max_num_seqs,
             config.num_speculative_tokens,
-            None if self._dear is None else layers.source,
+            None if self._model_source is None else layers.source,
             [(m.source, cast(NativeMethod, m.proposer)) for m in context.partial_methods if not m.is_certain],
         )
-        if context.board.phase_seconds is not None:
-            self._auto.policy.measure(context.board.phase_seconds)
+        if context.step_stats.phase_seconds is not None:
+            self._auto.policy.measure(context.step_stats.phase_seconds)
         names = {m.name for m in drafters}
         covered = [m.source for m in drafters if m.source and m.covered_by in names]
-        self._lessons = Lessons(Guard(), self._auto.policy, covered)
+        self._estimator = OnlineEstimator(RegressionDetector(), self._auto.policy, covered)
         self._has_costs = False
-        self._rests, self._log = Rests(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
-        self._next = NextStepNotes()
+        self._backoff, self._log = Backoff(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
+        self._next = StepPrediction()
         self._asked: ProposeInput | None = None  # whose rows the policy's arguments are for; None = others'
         self._latest: ProposeInput | None = None
         self._rows: bytes | None = None  # of the latest step; None = requests of the next one began since
-        self._board.report = ChoiceReport()
+        self._step_stats.report = ChoiceReport()
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Begin the requests in every method and in the policy; those that chose the draft layers there only."""
         self._latest = self._rows = None  # another request in the same table row is not the one before it
-        if self._dear is not None:
-            requests = self._dear.begin(requests)
+        if self._model_source is not None:
+            requests = self._model_source.begin(requests)
         self._auto.begin(requests)
 
     def forget(self, table_rows: I32) -> None:
         """Forget the table rows in every method and in the policy."""
-        if self._dear is not None:
-            table_rows = self._dear.forget(table_rows)
+        if self._model_source is not None:
+            table_rows = self._model_source.forget(table_rows)
         self._auto.forget(table_rows)
 
     @property
     def num_lookahead_slots(self) -> int:
-        return 0 if self._dear is None else self._dear.source.num_lookahead_slots
+        return 0 if self._model_source is None else self._model_source.source.num_lookahead_slots
 
     def close(self) -> None:
         """The methods are the server's, which closes them."""
@@ -103,28 +103,28 @@ class AutoMethod(Proposer):
 
         A prefix must name its sources, and is taken for certain.
         """
-        if self._dear is None:
+        if self._model_source is None:
             return self._propose(x)
-        return self._dear.propose(x, self._propose)
+        return self._model_source.propose(x, self._propose)
 
     def _propose(self, x: ProposeInput) -> DraftTokens:
         """Draft for rows whose source and number of drafts are ours to choose."""
         begin = time.perf_counter()
-        if self._may_look(x) and self._auto.ask_again() == 0:
+        if self._may_probe(x) and self._auto.ask_again() == 0:
             self._rest_on(time.perf_counter() - begin)
             return DraftTokens.none(len(x.table_rows))
         known = self._observe(x)
         drafts, choice = self._choose(x, known)
         self._log.note(choice)
         self._next.asking_s = asking_s = time.perf_counter() - begin
-        self._next.choosing_s = asking_s - self._dear_s if choice == _DRAFTS else 0.0
+        self._next.choosing_s = asking_s - self._model_source_s if choice == _DRAFTS else 0.0
         if self._next.plain_time:  # they were asked
-            self._next.lookup_s = asking_s - self._dear_s
+            self._next.lookup_s = asking_s - self._model_source_s
         if self._log.is_due:
-            self._board.report = self._log.report(known, self._auto.policy.stats())
+            self._step_stats.report = self._log.report(known, self._auto.policy.stats())
         if choice == _DRAFTS:
-            self._rests.note_drafts()
-        elif choice != _COMPARISON and known.is_alone:
+            self._backoff.note_drafts()
+        elif choice != _COMPARISON and known.is_decode_only:
             self._rest(x, has_offers=choice != _NO_DRAFTER, is_worth_asking=known.is_worth_asking > 0)
         return drafts
 
@@ -136,30 +136,34 @@ class AutoMethod(Proposer):
         goes_on, self._rows, self._latest = rows == self._rows, rows, x
         return goes_on
 
-    def _may_look(self, x: ProposeInput) -> bool:
+    def _may_probe(self, x: ProposeInput) -> bool:
         """Whether to look first if there is anything to choose from, as lately there was not."""
-        return self._rests.num_looks > 0 and x is self._asked and x is self._latest and self._is_alone(x)
+        return self._backoff.num_probes > 0 and x is self._asked and x is self._latest and self._is_decode_only(x)
 
     def _rest_on(self, seconds: float) -> None:
         """Nobody had a draft, which it took so long to find out: the next step is one of those that rest."""
         self._next.asking_s += seconds
-        self._board.num_rested += 1
-        self._board.num_rests = self._rests.note_look(seconds, self._board.seconds)
+        self._step_stats.num_skipped_steps += 1
+        self._step_stats.skip_draft_steps = self._backoff.note_probe(seconds, self._step_stats.seconds)
 
     def _rest(self, x: ProposeInput, *, has_offers: bool, is_worth_asking: bool) -> None:
         """Nothing was worth drafting: leave some steps out."""
-        b = self._board
-        num_rests = self._rests.note_plain(
+        b = self._step_stats
+        skip_draft_steps = self._backoff.note_plain(
             self._next.asking_s, b.seconds, is_worth_asking=is_worth_asking, has_offers=has_offers
         )
-        b.num_rests = num_rests if self._dear is None else min(num_rests, self._dear.num_rests(x))
+        b.skip_draft_steps = (
+            skip_draft_steps
+            if self._model_source is None
+            else min(skip_draft_steps, self._model_source.max_skip_steps(x))
+        )
 
-    def _is_alone(self, x: ProposeInput) -> bool:
+    def _is_decode_only(self, x: ProposeInput) -> bool:
         """Whether the step had these rows only, those of requests that forbid drafts, and no parts of prompts."""
-        b = self._board
+        b = self._step_stats
         return b.num_requests == len(x.table_rows) + b.num_forbidden and b.num_prompt_tokens == 0
 
-    def _choose(self, x: ProposeInput, known: Foresight) -> tuple[DraftTokens, str]:
+    def _choose(self, x: ProposeInput, known: StepForecast) -> tuple[DraftTokens, str]:
         num_certain = 0 if x.prefix is None else len(x.prefix.token_ids)
         self._next.expect_nothing()
         self._asked = None
@@ -191,40 +195,40 @@ class AutoMethod(Proposer):
         if decision.num_offered == 0:
             return _NO_DRAFTER
         # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
-        return _LOAD if decision.first_draft_cost >= 1 / self._board.num_requests else _LOW_GAIN
+        return _LOAD if decision.first_draft_cost >= 1 / self._step_stats.num_requests else _LOW_GAIN
 
-    def _decide(self, x: ProposeInput, known: Foresight) -> Decision:
+    def _decide(self, x: ProposeInput, known: StepForecast) -> Decision:
         """Choose beside draft layers, which are asked in the middle of it, or how much of certain drafts alone."""
-        if self._dear is None or self._dear.source.rests():
+        if self._model_source is None or self._model_source.source.is_backing_off():
             return self._auto.decide(x)
-        wanted, least = self._auto.ask(x, self._dear.source, known.speed)
-        drafts, draft_prob = self._dear.draft(wanted, least)
+        wanted, least = self._auto.ask(x, self._model_source.source, known.speed)
+        drafts, draft_prob = self._model_source.draft(wanted, least)
         return self._auto.choose(x, drafts, draft_prob)
 
     @property
-    def _dear_s(self) -> float:
+    def _model_source_s(self) -> float:
         """Seconds in which draft layers drafted, so far in this step."""
-        return 0.0 if self._dear is None else self._dear.source.seconds
+        return 0.0 if self._model_source is None else self._model_source.source.seconds
 
     def _take_costs(self, profile: CostProfile) -> None:
         """Take what was measured when the server started."""
-        self._lessons.take_costs(CostModel(profile, _MAX_NUM_ROWS))
-        if self._dear is not None:
-            self._dear.take_costs(profile.drafts)
+        self._estimator.take_costs(CostModel(profile, _MAX_NUM_ROWS))
+        if self._model_source is not None:
+            self._model_source.take_costs(profile.drafts)
         self._has_costs = True
 
-    def _observe(self, x: ProposeInput) -> Foresight:
+    def _observe(self, x: ProposeInput) -> StepForecast:
         """Learn from the step that is over, and return what is known of the one ahead.
 
         Where nothing else is to be asked in between, drafts for it are chosen in the same call.
         """
-        b = self._board
+        b = self._step_stats
         if b.profile is not None and not self._has_costs:
             self._take_costs(b.profile)
-        if self._dear is not None:
-            self._dear.source.seconds = 0.0
+        if self._model_source is not None:
+            self._model_source.source.seconds = 0.0
         goes_on = self._have_same_rows(x)
         self._auto.bind(x)
-        if b.num_rested:
-            self._log.note_rested(b.num_rested)
-        return self._lessons.learn(b, self._next, goes_on=goes_on, decides=self._dear is None)
+        if b.num_skipped_steps:
+            self._log.note_skipped(b.num_skipped_steps)
+        return self._estimator.observe_and_decide(b, self._next, goes_on=goes_on, decides=self._model_source is None)

@@ -14,11 +14,11 @@ from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call, function_address, library
 from fastdeploy_sd.device.program.bound_call import BoundCall
-from fastdeploy_sd.spec_decode.control.company_cost import F64
+from fastdeploy_sd.spec_decode.control.batch_scaling import F64
 from fastdeploy_sd.spec_decode.control.cost import MAX_STEP_DRAFTS, DraftTimes
 from fastdeploy_sd.spec_decode.control.decision import Decision, SourceStats
-from fastdeploy_sd.spec_decode.control.guard import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.control.offers import OfferTable, PolicyRows
+from fastdeploy_sd.spec_decode.control.regression_detector import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.methods.native.draft_call import NativeDrafter
 from fastdeploy_sd.types import I32, DraftTokens
 from fastdeploy_sd.types.draft_methods import DraftSource

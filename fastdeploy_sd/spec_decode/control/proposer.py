@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from fastdeploy_sd.spec_decode.control.cost import DraftTimes, StepTimes
-from fastdeploy_sd.spec_decode.control.dear_source import DearSource
 from fastdeploy_sd.spec_decode.control.decision import Decision
+from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
 from fastdeploy_sd.spec_decode.control.offers import NativeMethod, OfferTable
 from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
@@ -24,7 +24,7 @@ class OfferingMethod(NativeMethod, Proposer, Protocol):
 class AutoProposer(Proposer):
     """Asks every method for drafts in every step, and drafts what the policy chooses: one native call.
 
-    A source that is dear to ask is asked in between, by whoever has one: see `ask`.
+    A source that runs a model is asked in between, by the caller: see `ask`.
 
     Args:
         methods: by source, each made for the same table rows.
@@ -32,7 +32,7 @@ class AutoProposer(Proposer):
             policy's params before each, and what is demanded of drafts.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.
-        dear: whose offers come from outside; None = nobody's.
+        model_source: whose offers the caller writes; None = there is none.
         lent: methods that are asked as well, but begun, forgotten and closed by somebody else.
 
     Attributes:
@@ -45,15 +45,15 @@ class AutoProposer(Proposer):
         cost: StepTimes | None,
         max_num_seqs: int,
         max_draft_len: int,
-        dear: DraftSource | None = None,
+        model_source: DraftSource | None = None,
         lent: Sequence[tuple[DraftSource, NativeMethod]] = (),
     ) -> None:
         self._methods = [method for _, method in methods]
         self._cost = cost
         drafters = {source: method.native_drafter for source, method in (*methods, *lent)}
-        sources = [*drafters, *([] if dear is None else [dear])]
+        sources = [*drafters, *([] if model_source is None else [model_source])]
         self._offers = OfferTable(len(sources), max_num_seqs, max_draft_len)
-        self._dear, self._has_dear_offer = len(drafters), False  # its plane
+        self._model_source, self._has_model_offer = len(drafters), False  # its plane
         self.policy = AutoPolicy(max_num_seqs, max_draft_len, sources, drafters)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -76,16 +76,16 @@ class AutoProposer(Proposer):
         Raises:
             ValueError: as `propose`.
         """
-        self._clear_dear_offer()
+        self._clear_model_offer()
         return self.policy.decide(x, self._offers, self._times(x), len(x.table_rows))
 
     def bind(self, x: ProposeInput) -> None:
-        """Have the policy's params say these rows, and no dear source's offers.
+        """Have the policy's params say these rows, and no offers of the model source.
 
         Raises:
             ValueError: a shape or dtype disagrees.
         """
-        self._clear_dear_offer()
+        self._clear_model_offer()
         self.policy.bind(x, self._offers)
 
     def ask_again(self) -> int:
@@ -96,36 +96,36 @@ class AutoProposer(Proposer):
         """
         return self.policy.ask_again()
 
-    def ask(self, x: ProposeInput, dear: DearSource, speed: float) -> tuple[I32, float]:
-        """Ask the methods, and return what is wanted of the dear source; see DearSource.wanted. `choose` follows.
+    def ask(self, x: ProposeInput, model_source: ModelDraftSource, speed: float) -> tuple[I32, float]:
+        """Ask the methods, and return what is wanted of the model source; see its `wanted`. `choose` follows.
 
         Raises:
             ValueError: as `propose`.
         """
-        self._clear_dear_offer()
+        self._clear_model_offer()
         self.policy.offer(x, self._offers)
         times, num_outputs = self._times(x), len(x.table_rows)
         if times is None:
             times, num_outputs = self.policy.times, self.policy.params.num_outputs
-        return dear.wanted(x, self.policy, self._dear, times, speed, num_outputs)
+        return model_source.wanted(x, self.policy, self._model_source, times, speed, num_outputs)
 
     def choose(self, x: ProposeInput, drafts: DraftTokens, draft_prob: F32) -> Decision:
-        """Choose from what was offered and the dear source's drafts of the same rows, which have these probabilities.
+        """Choose from what was offered and the model source's drafts of the same rows, which have these probabilities.
 
         Raises:
             ValueError: as `propose`.
         """
         num_rows, count = len(x.table_rows), len(drafts.token_ids)
-        plane = self._offers.offer(self._dear, num_rows)
+        plane = self._offers.offer(self._model_source, num_rows)
         plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
         plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
-        self._has_dear_offer = True
+        self._has_model_offer = True
         return self.policy.choose(x, self._offers, self._times(x), num_rows)
 
-    def _clear_dear_offer(self) -> None:
-        if self._has_dear_offer:
-            self._offers.clear(self._dear)
-            self._has_dear_offer = False
+    def _clear_model_offer(self) -> None:
+        if self._has_model_offer:
+            self._offers.clear(self._model_source)
+            self._has_model_offer = False
 
     def _times(self, x: ProposeInput) -> DraftTimes | None:
         if self._cost is None:

@@ -76,14 +76,14 @@ class MtpProposer:
         )
         # Of several layers each has a pass over the step's tokens anyway: there is nothing to end early.
         self._can_end = self._model.model.num_layers == 1
-        self._least_survival = _NOT_ASKED
+        self._least_acceptance = _NOT_ASKED
         if config.draft_p_min > 0:
-            self._least_survival = _LEAST if self._can_end else 0.0
+            self._least_acceptance = _LEAST if self._can_end else 0.0
         columns = self._next_slot, self._num_begun
         self._plan = StepPlan(self._memory, *columns, self._num_steps, self._model.caches[0].block_size)
         self.ahead: MtpAhead | None = None
         if isinstance(self._passes, RecordedPasses) and self._model.step is not None and not config.draft_p_min:
-            self._memory.min_survival[:] = self._least_survival
+            self._memory.min_survival[:] = self._least_acceptance
             self.ahead = MtpAhead(self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps)
 
     @property
@@ -117,7 +117,7 @@ class MtpProposer:
         if not self._plan.make(x, x.target):
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
-        m.min_survival[:n] = self._least_survival
+        m.min_survival[:n] = self._least_acceptance
         if x.probabilities is not None:
             m.min_survival[:n] = x.probabilities.min_survival if self._can_end else 0.0
         logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))

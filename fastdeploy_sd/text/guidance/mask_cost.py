@@ -1,6 +1,6 @@
 """What following a grammar costs one request, and what that lets it have. Knows no grammar, no step and no clock.
 
-A request whose masks are dear gets fewer drafts, as each has a mask of its own. One for which a single mask is more
+A request with expensive masks gets fewer drafts, as each has a mask of its own. One for which a single mask is more
 than its share of a step has it computed off the step. One that goes on like that for too long ends.
 """
 
@@ -11,7 +11,7 @@ STEP_S = 0.020
 REQUEST_S = 0.001
 # What a request may take beyond STEP_S for each of its tokens.
 DEBT_S = 10.0
-# A dear mask is remembered for some twenty more: they often come again.
+# An expensive mask is remembered for some twenty more: they often come again.
 _FADE = 7 / 8
 _MANY_ROWS = 1 << 20
 

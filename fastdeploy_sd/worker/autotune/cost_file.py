@@ -16,7 +16,7 @@ from fastdeploy_sd.spec_decode.control.profile import CostProfile, Key, profile_
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.worker.autotune.cost_measurement import Costs, measure_costs
 from fastdeploy_sd.worker.autotune.kept_measurements import keep, machine_key, measurements_folder
-from fastdeploy_sd.worker.autotune.made_up_requests import Execute, FailedStepError
+from fastdeploy_sd.worker.autotune.synthetic_requests import Execute, FailedStepError
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Measures what steps and drafting cost: made-up requests on an idle executor, before it serves.
+"""Measures what steps and drafting cost: synthetic requests on an idle executor, before it serves.
 
 All kinds of steps are measured in turns, for several rounds: a machine's speed changes from one second to the next, and
 what counts is what one step costs against another. Knows no engine, no file and no arithmetic of costs.
@@ -15,18 +15,18 @@ from typing import NamedTuple
 from fastdeploy_sd.spec_decode.control.profile import DraftSample, StepSample
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.types.draft_methods import METHODS
-from fastdeploy_sd.worker.autotune.made_up_requests import Execute, MadeUpRequests
-from fastdeploy_sd.worker.autotune.plausible_times import Shape, plausible_ms
+from fastdeploy_sd.worker.autotune.monotone_fit import Shape, monotone_fit
+from fastdeploy_sd.worker.autotune.synthetic_requests import Execute, SyntheticRequests
 
 BUDGET_S = 2.0
 _SHORT_CONTEXT, _LONG_CONTEXT, _CHUNK = 64, 1024, 256
 # Drafts beside the newest token, in the order of what they tell: kernels have borders at 4, 8 and 16 rows. First of one
 # request and of several what tells most, as some models' time is over then.
 _DRAFTS, _MORE_DRAFTS = (1, 3, 7, 15, 31), (4, 2, 8, 5, 11, 16)
-_DRAFTS_IN_COMPANY, _MORE_IN_COMPANY = (0, 3), (1, 7, 4)
+_DRAFTS_IN_BATCH, _MORE_IN_BATCH = (0, 3), (1, 7, 4)
 _DRAFTS_IN_LONG = (0, 3)
 # Of requests whose drafts are measured at a long context as well.
-_COMPANY_IN_LONG = 8
+_BATCH_IN_LONG = 8
 # A step so short is measured behind one like it: what ran before it was something else, which left it cold caches.
 _WARM_UP_MS = 10.0
 _MODEL_DRAFTS, _OTHER_DRAFTS = (1, 3), (8,)
@@ -92,7 +92,7 @@ def measure_costs(
         FailedStepError: a request of it failed.
         InternalError: the executor broke.
     """
-    requests = MadeUpRequests(execute, info, max_requests, (_SHORT_CONTEXT, _LONG_CONTEXT))
+    requests = SyntheticRequests(execute, info, max_requests, (_SHORT_CONTEXT, _LONG_CONTEXT))
     if requests.max_count == 0:
         return Costs((), (), is_steady=True)
     try:
@@ -104,7 +104,7 @@ def measure_costs(
 class _Measurement:
     """See measure_costs."""
 
-    def __init__(self, requests: MadeUpRequests, info: ModelInfo, max_rows: int, budget_s: float) -> None:
+    def __init__(self, requests: SyntheticRequests, info: ModelInfo, max_rows: int, budget_s: float) -> None:
         self._requests, self._info, self._max_rows, self._budget_s = requests, info, max_rows, budget_s
         self._begin = time.perf_counter()
         self._base = _Point(1, 1, requests.short_context)
@@ -114,11 +114,11 @@ class _Measurement:
     def run(self) -> Costs:
         self._fill_context()
         groups = [
-            self._alone(_DRAFTS),
-            self._company(_DRAFTS_IN_COMPANY),
+            self._single_request(_DRAFTS),
+            self._batches(_DRAFTS_IN_BATCH),
             self._in_long(),
-            self._alone(_MORE_DRAFTS),
-            self._company(_MORE_IN_COMPANY),
+            self._single_request(_MORE_DRAFTS),
+            self._batches(_MORE_IN_BATCH),
             self._prompts(),
         ]
         self._requests.begin(1, self._base.context)
@@ -132,7 +132,7 @@ class _Measurement:
             has_settled = all(point in before and ms > _SETTLED * before[point] for point, ms in after.items())
             num_settled = num_settled + 1 if has_settled else 0
         least = self._least_ms()
-        found = plausible_ms(least)
+        found = monotone_fit(least)
         steps = (*_samples(found), *self._unmeasured_context(found))
         return Costs(steps, tuple(self._drafting()), self._is_steady(least, found))
 
@@ -187,7 +187,7 @@ class _Measurement:
         self._ms_per_row = ms / num_rows
         return num_rows, ms
 
-    def _alone(self, drafts: Sequence[int]) -> list[_Point]:
+    def _single_request(self, drafts: Sequence[int]) -> list[_Point]:
         """Points of one request at the short context."""
         return self._affordable(_Point(1, 1 + d, self._requests.short_context) for d in drafts)
 
@@ -195,8 +195,8 @@ class _Measurement:
         """Points of one request and of several at the longest context that is filled."""
         context, points = self._requests.in_blocks(self._requests.num_filled), []
         if context > self._requests.short_context:
-            company = min(_COMPANY_IN_LONG, 1 << self._requests.max_count.bit_length() - 1)
-            points = [_Point(n, 1 + d, context) for n in sorted({1, company}) for d in _DRAFTS_IN_LONG]
+            batches = min(_BATCH_IN_LONG, 1 << self._requests.max_count.bit_length() - 1)
+            points = [_Point(n, 1 + d, context) for n in sorted({1, batches}) for d in _DRAFTS_IN_LONG]
         return self._affordable(points)
 
     def _prompts(self) -> list[_Point]:
@@ -204,7 +204,7 @@ class _Measurement:
         num_filled = self._requests.in_blocks(self._requests.num_filled)
         return self._affordable(_Point(0, rows, 0) for rows in (_SHORT_CONTEXT, _CHUNK) if rows <= num_filled)
 
-    def _company(self, drafts: Sequence[int]) -> list[_Point]:
+    def _batches(self, drafts: Sequence[int]) -> list[_Point]:
         """Points of several requests at the short context; the most first: fewer are between them and one."""
         counts = [1 << i for i in range(self._requests.max_count.bit_length() - 1, 0, -1)]
         counts = counts[::2] + counts[1::2]
@@ -248,7 +248,7 @@ class _Measurement:
         """Every method that runs a model for one request at least, however little time is left."""
         speculation = self._info.speculation
         methods = [METHODS[name] for name in speculation.methods if METHODS[name].source is not None]
-        methods.sort(key=lambda method: not method.needs_model)  # the dear ones first, while there is time
+        methods.sort(key=lambda method: not method.needs_model)  # the slow ones first, while there is time
         counts = [n for n in (1, _NUM_DRAFTERS) if n <= self._requests.max_count]
         for i, method in enumerate(methods):
             wanted = (*(_MODEL_DRAFTS if method.needs_model else _OTHER_DRAFTS), speculation.max_draft_tokens)

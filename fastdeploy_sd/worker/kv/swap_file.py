@@ -4,7 +4,7 @@
     slot i  at 4096 + i * stride: a record, then the block's bytes
     record  content's hash and parent, u64 serial number, u64 checksum of the bytes, tokens, checksum of the record
 
-Little-endian; checksums are XXH64. A slot is believed only if both checksums are right, so it does not matter in which
+Little-endian; checksums are XXH64. A slot is valid only if both checksums are right, so it does not matter in which
 order a system that loses power has written what. A number of slots is not kept: it may differ from start to start.
 """
 

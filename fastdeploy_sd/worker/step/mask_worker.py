@@ -1,4 +1,4 @@
-"""A thread that computes the masks which are too dear for a step, the cheapest first. Knows no grammar."""
+"""A thread that computes the masks which are too slow for a step, the cheapest first. Knows no grammar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from fastdeploy_sd.text.guidance.compiler import NICE, start_thread
 
 _CLOSE_TIMEOUT_S = 10.0
-# Where a job keeps Python's lock, the next dear one waits four times as long: others have four fifths of the time.
+# Where a job keeps Python's lock, the next slow one waits four times as long: others have four fifths of the time.
 _REST = 4
 _CHEAP_S = 0.001
 

@@ -13,7 +13,7 @@ from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.device.twins import HOST_TWINS, Twins
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.bisection import run_in_parts
-from fastdeploy_sd.spec_decode.control.step_board import StepBoard
+from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
 from fastdeploy_sd.spec_decode.verify import Verifier, VerifyRule
@@ -72,7 +72,7 @@ class ModelRunner:
         proposer: Proposer,
         speculation: SpeculationInfo,
         rule: VerifyRule,
-        board: StepBoard,
+        step_stats: StepStats,
         guided: GuidedRows,
         lead: Lead | None = None,
         signals: LayerSignals | None = None,
@@ -81,7 +81,7 @@ class ModelRunner:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._logits = forward.logits
         self._speculation, self._lead, self._signals = speculation, lead or Alone(), signals
-        self._board, self._memory, self._guided = board, memory, guided
+        self._step_stats, self._memory, self._guided = step_stats, memory, guided
         self._ended = time.perf_counter()
         self._batches = BatchBuilder(table, memory, twins)
         self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits, twins)
@@ -170,7 +170,7 @@ class ModelRunner:
     @property
     def _drafts(self) -> bool:
         """Whether drafts are made behind a step."""
-        return self._speculation.max_draft_tokens > 0 and self._board.num_rests == 0
+        return self._speculation.max_draft_tokens > 0 and self._step_stats.skip_draft_steps == 0
 
     def restart(self) -> None:
         """Have the device know what the host does: what was launched has run on other tokens, or not at all."""
@@ -201,9 +201,9 @@ class ModelRunner:
             committed = self._batches.commit_open(step.rows, result)
         self._guided.advance(result)
         self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
-        self._board.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
+        self._step_stats.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
         begin = max(step.begin, self._ended)  # one that began before the step before it was over ran behind that one
-        self._tell_board(step, verified - begin, begin - self._ended)
+        self._tell_step_stats(step, verified - begin, begin - self._ended)
         if step.rows is None or committed is None:
             drafts = self._propose(plan.request_ids)
         elif step.rows.has_drafts:
@@ -218,13 +218,13 @@ class ModelRunner:
             drafts=drafts,
             failed=failures or _NOBODY,
             timings_ms=step.timings_ms(verified, drafted),
-            choice=self._board.report,
-            num_rests=self._board.num_rests,
+            choice=self._step_stats.report,
+            skip_draft_steps=self._step_stats.skip_draft_steps,
             held=self._guided.held(plan.request_ids),
         )
 
-    def _tell_board(self, step: LaunchedStep, seconds: float, host_seconds: float) -> None:
-        b = self._board
+    def _tell_step_stats(self, step: LaunchedStep, seconds: float, host_seconds: float) -> None:
+        b = self._step_stats
         b.num_tokens, b.num_requests = step.num_tokens, step.num_requests
         b.seconds, b.host_seconds = seconds, host_seconds
         # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
@@ -247,7 +247,7 @@ class ModelRunner:
         if len(changes.dropped):
             self._proposer.forget(changes.dropped)
         if changes.added:
-            self._board.num_rests = 0
+            self._step_stats.skip_draft_steps = 0
             self._begin(plan, changes.added)
         return refused, changes.dropped
 
@@ -275,7 +275,7 @@ class ModelRunner:
     def _propose(self, request_ids: tuple[RequestId, ...]) -> DraftTokens:
         if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
             return DraftTokens.none(len(request_ids))
-        if self._board.num_rests > 0:
+        if self._step_stats.skip_draft_steps > 0:
             return self._rest(request_ids)
         try:
             x = self._draft_inputs.build(request_ids)
@@ -287,9 +287,9 @@ class ModelRunner:
 
     def _rest(self, request_ids: tuple[RequestId, ...]) -> DraftTokens:
         """Draft nothing; a request that began since has ended the rest."""
-        if self._board.num_rests > 0:
-            self._board.num_rests -= 1
-            self._board.num_rested += 1
+        if self._step_stats.skip_draft_steps > 0:
+            self._step_stats.skip_draft_steps -= 1
+            self._step_stats.num_skipped_steps += 1
         return DraftTokens.none(len(request_ids))
 
     def close(self) -> None:

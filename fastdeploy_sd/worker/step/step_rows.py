@@ -29,13 +29,13 @@ def merge_results(
     output = DraftTokens.merge(num_rows, outputs)
     num_accepted = np.zeros(num_rows, np.int32)
     timings_ms: dict[str, float] = {}
-    choice, num_rests = None, 0
+    choice, skip_draft_steps = None, 0
     all_failed, held = dict(failed), frozenset[RequestId]()
     for rows, part in parts:
         num_accepted[rows] = part.verified.num_accepted
         all_failed |= part.failed
         held |= part.held
-        choice, num_rests = part.choice, part.num_rests  # as things are behind the last part
+        choice, skip_draft_steps = part.choice, part.skip_draft_steps  # as things are behind the last part
         for phase, milliseconds in part.timings_ms.items():
             timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
     return StepResult(
@@ -46,7 +46,7 @@ def merge_results(
         all_failed,
         timings_ms,
         choice,
-        num_rests,
+        skip_draft_steps,
         held,
     )
 

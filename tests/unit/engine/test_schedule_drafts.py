@@ -89,9 +89,9 @@ def test_nothing_is_foreseen_that_finds_no_seat_or_is_for_others() -> None:
 
 
 def test_where_nobody_drafts_no_plan_says_how_much_until_a_request_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    execute, num_rests = ToyExecutor.execute, iter([0, 2, 1, 0, 24, 23, 22])
+    execute, skip_draft_steps = ToyExecutor.execute, iter([0, 2, 1, 0, 24, 23, 22])
     monkeypatch.setattr(
-        ToyExecutor, "execute", lambda self, plan: replace(execute(self, plan), num_rests=next(num_rests))
+        ToyExecutor, "execute", lambda self, plan: replace(execute(self, plan), skip_draft_steps=next(skip_draft_steps))
     )
     requests = [toy_request(name, [2, 3], 20) for name in "ab"]
     bench = Bench(info={"max_draft_tokens": 2}, max_num_batched_tokens=12, max_num_seqs=2)

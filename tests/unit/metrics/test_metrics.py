@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.metrics import HttpStats, ProcessStats, RedisStats, SharedStats, render_metrics
-from fastdeploy_sd.types import ChoiceReport, DraftCounts, Judgement, SpeculationInfo
+from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts, SpeculationInfo
 from fastdeploy_sd.types.stats import EngineStats, Histogram, SourceCounts
 from fastdeploy_sd.types.swap_stats import SwapStats
 from fastdeploy_sd.types.transfer_stats import TransferStats, WayStats
@@ -82,7 +82,7 @@ STATS = EngineStats(
         num_steps={"drafts": 7, "low_gain": 2},
         predicted_s=2.0,
         measured_s=3.0,
-        judgements={"suffix": Judgement(8, 5.5, 6, 1.0), "ngram": Judgement()},
+        calibrations={"suffix": Calibration(8, 5.5, 6, 1.0), "ngram": Calibration()},
     ),
     num_running=3,
     num_waiting=2,

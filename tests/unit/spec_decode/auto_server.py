@@ -28,7 +28,7 @@ class Server:
         self.texts = texts
         self.context = ProposerContext(NUM_SEQS, MAX_LEN, VOCAB, partial_methods=partial_methods)
         self.router = MethodRouter(SpeculativeConfig(method="auto", num_speculative_tokens=K), self.context)
-        self.board = self.context.board
+        self.step_stats = self.context.step_stats
         self.table = np.zeros((NUM_SEQS, MAX_LEN), np.int32)
         self.num_tokens = [num_prompt] * len(texts)
         self.drafts = [0] * len(texts)
@@ -43,11 +43,11 @@ class Server:
         """Run steps that take 1 ms and `row_s` more for each draft, `host_s` apart; right drafts are accepted."""
         for _ in range(num_steps):
             num_drafts = sum(self.drafts)
-            self.board.num_tokens, self.board.num_requests = len(self.texts) + num_drafts, len(self.texts)
-            self.board.seconds, self.board.host_seconds = 1e-3 + row_s * num_drafts, host_s
-            if self.board.num_rests > 0:
-                self.board.num_rests -= 1
-                self.board.num_rested += 1
+            self.step_stats.num_tokens, self.step_stats.num_requests = len(self.texts) + num_drafts, len(self.texts)
+            self.step_stats.seconds, self.step_stats.host_seconds = 1e-3 + row_s * num_drafts, host_s
+            if self.step_stats.skip_draft_steps > 0:
+                self.step_stats.skip_draft_steps -= 1
+                self.step_stats.num_skipped_steps += 1
                 drafts = DraftTokens.none(len(self.texts))
             else:
                 drafts = self.router.propose(self._input(limit))

@@ -131,7 +131,7 @@ class Row:
 class Chain:
     row: int
     source: int
-    survivals: list[float]
+    accept_probs: list[float]
     predictions: list[Prediction]
     num_certain: int = 0
 
@@ -149,7 +149,7 @@ class ReferencePolicy:
         self.num_requests = 0
         self.num_decisions = 0
         self.scored: list[tuple[int, float, bool]] = []
-        self.survival, self.num_right = 20.0, 20.0 / 1.05  # of drafts that were chosen
+        self.accept_prob, self.num_right = 20.0, 20.0 / 1.05  # of drafts that were chosen
 
     def begin(self, table_row: int) -> None:
         self.rows[table_row] = Row(self.num_requests, [0.5 * rate + 0.25 for rate in self.last_rates])
@@ -171,8 +171,8 @@ class ReferencePolicy:
             row = self.rows[table_row]
             row.offers = [offer for offer in row.offers if self._score(row, offer, text)]
         chains = self._chains(table_rows, max_draft_len, offers, prefixes)
-        believed = min(max(self.num_right / self.survival, 0.5), 1.0)
-        counts = fill(chains, num_outputs, times, believed, least_gain)
+        calibration = min(max(self.num_right / self.accept_prob, 0.5), 1.0)
+        counts = fill(chains, num_outputs, times, calibration, least_gain)
         chosen: list[tuple[int, list[int]]] = [(-1, [])] * len(table_rows)
         for chain, count in zip(chains, counts, strict=True):
             if count:
@@ -186,8 +186,8 @@ class ReferencePolicy:
             if chain.source < 0:
                 continue
             if num_left > 0 and (counts[c] or sum(offer.source == chain.source for offer in row.offers) < 4):
-                token_ids = (prefix + offers[chain.row][chain.source][0])[: len(chain.survivals)]
-                wanted = chain.survivals[len(prefix) : counts[c]]
+                token_ids = (prefix + offers[chain.row][chain.source][0])[: len(chain.accept_probs)]
+                wanted = chain.accept_probs[len(prefix) : counts[c]]
                 offer = Offer(chain.source, len(texts[chain.row]), token_ids, chain.predictions, len(prefix), wanted)
                 row.offers.append(offer)
                 num_left -= len(token_ids)
@@ -213,16 +213,16 @@ class ReferencePolicy:
                 self.last_rates[offer.source] += 0.02 * (is_right - self.last_rates[offer.source])
             if not is_right:
                 if i < len(offer.wanted):
-                    self._believe(sum(offer.wanted), i)
+                    self._calibrate(sum(offer.wanted), i)
                 return False
             offer.num_scored += 1
             if i + 1 == len(offer.wanted):
-                self._believe(sum(offer.wanted), i + 1)
+                self._calibrate(sum(offer.wanted), i + 1)
         return False
 
-    def _believe(self, survival: float, num_right: int) -> None:
-        kept = 100.0 / (100.0 + survival)
-        self.survival = kept * self.survival + survival
+    def _calibrate(self, accept_prob: float, num_right: int) -> None:
+        kept = 100.0 / (100.0 + accept_prob)
+        self.accept_prob = kept * self.accept_prob + accept_prob
         self.num_right = kept * self.num_right + num_right
 
     def _chains(
@@ -244,8 +244,8 @@ class ReferencePolicy:
                 count = min(share, len(offers[r][s][0]), max_draft_len[r], self.max_draft_len)
                 if count:
                     chains.append(self._chain(r, s, self.rows[table_row], offers[r], count))
-                    num_left -= len(chains[-1].survivals)
-                    chains[-1].survivals[:0] = [1.0] * len(prefixes[r])
+                    num_left -= len(chains[-1].accept_probs)
+                    chains[-1].accept_probs[:0] = [1.0] * len(prefixes[r])
                     chains[-1].num_certain = len(prefixes[r])
             if prefixes[r] and not any(chain.row == r for chain in chains):
                 chains.append(Chain(r, -1, [1.0] * len(prefixes[r]), [], len(prefixes[r])))
@@ -257,17 +257,17 @@ class ReferencePolicy:
     def _chain(self, r: int, s: int, row: Row, offers: Sequence[OfferedRow], count: int) -> Chain:
         token_ids, probs, evidence = offers[s]
         chain = Chain(r, s, [], [])
-        survival = 1.0
+        accept_prob = 1.0
         for i in range(count):
-            if survival <= 0.02:
+            if accept_prob <= 0.02:
                 break
             made = self.model.predict(
                 s, i, evidence=evidence, agreement=_agreement(offers, s, i), prob=probs[i], token=token_ids[i],
                 request=row.request, rate=row.rates[s],
             )  # fmt: skip
-            survival *= made.probability
+            accept_prob *= made.probability
             chain.predictions.append(made)
-            chain.survivals.append(survival)
+            chain.accept_probs.append(accept_prob)
         return chain
 
 
@@ -291,32 +291,32 @@ def _agreement(offers: Sequence[OfferedRow], source: int, i: int) -> int:
 
 
 def fill(
-    chains: Sequence[Chain], num_outputs: int, times: Sequence[float], believed: float, least_gain: float
+    chains: Sequence[Chain], num_outputs: int, times: Sequence[float], calibration: float, least_gain: float
 ) -> list[int]:
     """How many drafts of each chain go into the step."""
     rate = certain_rate = num_outputs / times[0]
     counts = [0] * len(chains)
-    most = min(len(times) - 1, sum(len(chain.survivals) for chain in chains))
+    most = min(len(times) - 1, sum(len(chain.accept_probs) for chain in chains))
     if most == 0:
         return counts
     usual = min(most, max(4, len({chain.row for chain in chains})))
     drafts: list[tuple[int, float]] = []
     num_drafts = num_certain = 0
     for _ in range(2):
-        price = rate / believed * (times[usual] - times[0]) / usual
+        price = rate / calibration * (times[usual] - times[0]) / usual
         best: dict[int, tuple[float, int]] = {}
         for c, chain in enumerate(chains):
-            gain = sum(s - price for s in chain.survivals if s > price)
+            gain = sum(s - price for s in chain.accept_probs if s > price)
             if chain.row not in best or gain > best[chain.row][0]:
                 best[chain.row] = gain, c
-        drafts = [(c, s) for _, c in best.values() for s in chains[c].survivals]
+        drafts = [(c, s) for _, c in best.values() for s in chains[c].accept_probs]
         drafts.sort(key=lambda draft: -int(draft[1] * 1023))
         drafts = drafts[:most]
         total, rate, num_drafts = 0.0, num_outputs / times[0], 0
         certain_rate, num_certain = rate, 0
         num_all_certain = min(most, sum(chains[c].num_certain for _, c in best.values()))
-        for d, (_, survival) in enumerate(drafts):
-            total += 1.0 if d < num_all_certain else survival * believed
+        for d, (_, accept_prob) in enumerate(drafts):
+            total += 1.0 if d < num_all_certain else accept_prob * calibration
             if (num_outputs + total) / times[d + 1] > rate:
                 rate, num_drafts = (num_outputs + total) / times[d + 1], d + 1
             if d + 1 == num_all_certain:

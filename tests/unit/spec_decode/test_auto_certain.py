@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.spec_decode.control.decision import Decision
-from fastdeploy_sd.spec_decode.control.lessons import Foresight, Lessons
+from fastdeploy_sd.spec_decode.control.online_estimator import OnlineEstimator, StepForecast
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
@@ -44,9 +44,9 @@ def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
 ) -> None:
     """A token in four is chosen; the text repeats itself, so that there are guesses as well."""
     monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
-    learn, decide = Lessons.learn, AutoProposer.decide
+    learn, decide = OnlineEstimator.observe_and_decide, AutoProposer.decide
 
-    def demand(*args: Any, **how: Any) -> Foresight:
+    def demand(*args: Any, **how: Any) -> StepForecast:
         known = learn(*args, **(how | {"decides": False}))
         return known._replace(least_gain=least_gain, is_off=float(np.isinf(least_gain)))
 
@@ -55,12 +55,12 @@ def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
             auto.policy.params.least_gain = least_gain
         return decide(auto, x)
 
-    monkeypatch.setattr(Lessons, "learn", demand)
+    monkeypatch.setattr(OnlineEstimator, "observe_and_decide", demand)
     monkeypatch.setattr(AutoProposer, "decide", decide_on)
     text = repeated()
     server = Server([text], partial_methods=(Foretold(text),))
     steps = [StepSample(rows, 1, 8, 1.0 + 0.9 * (rows - 1)) for rows in (1, 2, 8)]  # a guess brings 1.05 times plain
-    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     server.step(80, row_s=0.9e-3)
     assert server.num_tokens[0] == 24 + 80 * 4
 
@@ -90,8 +90,8 @@ def test_a_row_with_a_certain_draft_in_every_step_keeps_no_other_from_guesses(mo
         gained = np.subtract(server.num_tokens, before)
         assert gained[0] > 1.9 * 55
         assert gained[1] > 3.5 * 55
-    assert server.board.report is not None
-    assert server.board.report.num_steps["comparison"] in (1, 2, 3)
+    assert server.step_stats.report is not None
+    assert server.step_stats.report.num_steps["comparison"] in (1, 2, 3)
 
 
 def test_certain_drafts_say_nothing_of_guesses() -> None:
@@ -99,5 +99,5 @@ def test_certain_drafts_say_nothing_of_guesses() -> None:
     server = Server([text], partial_methods=(Foretold(text),))
     server.step(100)
     assert server.num_tokens[0] > 24 + 3 * 100
-    assert server.board.report is not None
-    assert server.board.report.gain == 0
+    assert server.step_stats.report is not None
+    assert server.step_stats.report.gain == 0

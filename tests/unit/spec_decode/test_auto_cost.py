@@ -88,8 +88,8 @@ def test_context_and_requests_are_measured_apart() -> None:
 
 def test_drafts_of_several_requests_cost_what_was_measured_of_them() -> None:
     alone = [(1, 1, 10, 1.0), (2, 1, 10, 1.1), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (64, 1, 10, 7.3)]
-    company = [(8, 8, 10, 3.4), (16, 8, 10, 3.75), (64, 8, 10, 7.3)]
-    model = CostModel(profile(*alone, *company), 80)
+    batches = [(8, 8, 10, 3.4), (16, 8, 10, 3.75), (64, 8, 10, 7.3)]
+    model = CostModel(profile(*alone, *batches), 80)
     times = model.times(8, 8, 80).array(56)
     assert times[[0, 8, 56]].tolist() == pytest.approx([3.4, 3.75, 7.3])
     assert model.times(8, 1, 10).array(8)[8] == pytest.approx(2.5), "one request's are its own"
@@ -99,8 +99,8 @@ def test_drafts_of_several_requests_cost_what_was_measured_of_them() -> None:
 
 def test_what_drafts_read_of_long_contexts_is_measured_by_how_many_requests_there_are() -> None:
     alone = [(1, 1, 10, 1.0), (5, 1, 10, 1.4), (1, 1, 110, 1.5), (5, 1, 110, 1.9)]
-    company = [(8, 8, 10, 2.0), (40, 8, 10, 5.2), (8, 8, 110, 2.8), (40, 8, 110, 8.4)]
-    model = CostModel(profile(*alone, *company, (64, 1, 10, 7.3)), 80)
+    batches = [(8, 8, 10, 2.0), (40, 8, 10, 5.2), (8, 8, 110, 2.8), (40, 8, 110, 8.4)]
+    model = CostModel(profile(*alone, *batches, (64, 1, 10, 7.3)), 80)
     # One request's drafts read nothing again; each of eight requests' does three quarters of what its own token does.
     assert model.times(1, 1, 110).per_draft == pytest.approx(0.0)
     assert model.times(8, 8, 880).per_draft == pytest.approx(0.075)
@@ -195,8 +195,8 @@ def test_steps_that_nobody_ran_are_tried_and_found_out(
 def test_what_is_hoped_of_steps_says_nothing_of_what_drafts_read() -> None:
     """Where all steps take what was measured nothing is learned, however seldom a kind of them is."""
     alone = [(1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0), (8, 1, 1010, 3.05)]
-    company = [(8, 8, 10, 2.0), (64, 8, 10, 5.2), (8, 8, 1010, 6.0), (64, 8, 1010, 13.2)]
-    model, source = CostModel(profile(*alone, *company), 80), random.Random(5)
+    batches = [(8, 8, 10, 2.0), (64, 8, 10, 5.2), (8, 8, 1010, 6.0), (64, 8, 1010, 13.2)]
+    model, source = CostModel(profile(*alone, *batches), 80), random.Random(5)
     truth = {n: model.times(n, n, 1010 * n) for n in (1, 8)}
     times = {n: found.array(64).tolist() for n, found in truth.items()}
     for _ in range(400):

@@ -20,10 +20,10 @@ def test_what_repeats_is_drafted_at_length_and_counted() -> None:
     server = Server([repeated()])
     server.step(60)
     assert server.num_tokens[0] > 24 + 60 * 4
-    report = server.board.report
+    report = server.step_stats.report
     assert report is not None
     assert report.num_steps["drafts"] > 20
-    assert report.judgements["suffix"].num_scored >= report.judgements["suffix"].observed > 20
+    assert report.calibrations["suffix"].num_scored >= report.calibrations["suffix"].observed > 20
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_steps_that_go_on_alike_are_chosen_for_as_others_are() -> None:
     kept.kept = kept._input(K)
     for server in (usual, kept):
         steps = [StepSample(rows, n, 8, 1.0 + 0.1 * (rows - n)) for n in (1, 2) for rows in (n, 2 * n, 8 * n)]
-        server.board.profile = CostProfile({}, {}, tuple(steps))
+        server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     for step in range(100):
         for server in (usual, kept):
             server.step(host_s=1e-4)
@@ -59,8 +59,8 @@ def test_look_ups_that_others_cover_are_left_out_while_asking_takes_long(monkeyp
     for seconds in (1e-4, 1e-6):
         look_s[0] = seconds
         server.step(36, limit=2)
-        assert server.board.report is not None
-        scored.append({name: j.num_scored for name, j in server.board.report.judgements.items()})
+        assert server.step_stats.report is not None
+        scored.append({name: j.num_scored for name, j in server.step_stats.report.calibrations.items()})
     assert scored[0]["ngram"] < 5
     assert scored[0]["suffix"] > 40
     assert scored[1]["ngram"] > 40
@@ -84,13 +84,13 @@ def test_where_nobody_has_a_draft_it_is_looked_for_one_before_everything_is_aske
     assert server.num_tokens[0] == 380
     assert len(looks) > server.asked / 2  # the others ask in full, or find something
     assert looks.count(0) > 0.9 * len(looks)
-    report = server.board.report
+    report = server.step_stats.report
     assert report is not None
     assert sum(report.num_steps.values()) > 200  # looks are counted, as rests are
-    before, num_looks = server.num_tokens[0], len(looks)
+    before, num_probes = server.num_tokens[0], len(looks)
     server.step(30)
     assert server.num_tokens[0] - before > 80
-    assert len(looks) < num_looks + 10
+    assert len(looks) < num_probes + 10
 
 
 @pytest.mark.usefixtures("asking_takes_long")
@@ -100,9 +100,9 @@ def test_where_nobody_knows_knows_anything_most_steps_do_not_ask() -> None:
     assert server.num_tokens[0] == 24 + 200
     assert server.asked < 40
     server.step(40)
-    assert server.board.report is not None
-    assert server.board.report.num_steps["no_drafter"] > 150
-    assert server.board.report.reason == "no_drafter"
+    assert server.step_stats.report is not None
+    assert server.step_stats.report.num_steps["no_drafter"] > 150
+    assert server.step_stats.report.reason == "no_drafter"
 
 
 def test_a_text_that_begins_to_repeat_is_noticed_within_a_rest() -> None:
@@ -116,22 +116,22 @@ def test_a_text_that_begins_to_repeat_is_noticed_within_a_rest() -> None:
 def test_dear_drafts_are_left_out_as_soon_as_their_price_is_known() -> None:
     server = Server([repeated()])
     steps = [StepSample(rows, 1, 8, 1.0 + 2.0 * (rows - 1)) for rows in (1, 2, 8)]
-    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     server.step(100, row_s=2e-3)
     assert server.num_tokens[0] == 24 + 100
     server.step(100, row_s=2e-3)
-    assert server.board.report is not None
-    assert server.board.report.num_steps["load"] > 50
+    assert server.step_stats.report is not None
+    assert server.step_stats.report.num_steps["load"] > 50
 
 
 def test_what_the_engine_takes_between_steps_makes_dear_drafts_worth_it() -> None:
     server = Server([repeated()])
     steps = [StepSample(rows, 1, 8, 1.0 + 2.0 * (rows - 1)) for rows in (1, 2, 8)]
-    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     server.step(60, row_s=2e-3, host_s=20e-3)
     assert server.num_tokens[0] > 24 + 60 * 4
-    assert server.board.report is not None
-    assert server.board.report.measured_s == pytest.approx(server.board.report.predicted_s, rel=0.25)
+    assert server.step_stats.report is not None
+    assert server.step_stats.report.measured_s == pytest.approx(server.step_stats.report.predicted_s, rel=0.25)
 
 
 def test_what_lies_between_two_requests_in_a_table_row_is_no_part_of_a_step() -> None:
@@ -142,7 +142,7 @@ def test_what_lies_between_two_requests_in_a_table_row_is_no_part_of_a_step() ->
     text = repeated()
     server = Server([text], num_prompt=200)
     steps = [StepSample(rows, 1, 8, 1.0 + 4.0 * (rows - 1)) for rows in (1, 2, 8)]
-    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     for i in range(20):
         begin = 24 + 100 * (i % 2)
         server.router.forget(np.zeros(1, np.int32))
@@ -156,9 +156,9 @@ def test_what_lies_between_two_requests_in_a_table_row_is_no_part_of_a_step() ->
 def test_the_predicted_time_is_what_steps_take() -> None:
     server = Server([repeated(), repeated()])
     steps = [StepSample(rows, 1, 8, 1.0 + 0.1 * (rows - 1)) for rows in (1, 2, 8, 40)]
-    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     server.step(35)
-    report = server.board.report
+    report = server.step_stats.report
     assert report is not None
     assert report.predicted_s > 0
     assert report.measured_s == pytest.approx(report.predicted_s, rel=0.25)
@@ -169,14 +169,14 @@ def test_requests_that_allow_none_get_none() -> None:
     server.step(100, limit=0)
     server.step(100, limit=0)
     assert server.num_tokens[0] == 24 + 200
-    assert server.board.report is not None
-    assert server.board.report.num_steps["request"] > 90
+    assert server.step_stats.report is not None
+    assert server.step_stats.report.num_steps["request"] > 90
 
 
 def test_a_request_that_names_a_method_gets_it_whatever_is_worth_its_time() -> None:
     server = Server([repeated(), random_text()], methods=["suffix", ""])
     steps = [StepSample(rows, 1, 8, 1.0 + 5.0 * (rows - 1)) for rows in (1, 2, 8)]
-    server.board.profile = CostProfile({}, {}, tuple(steps))
+    server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     server.step(60, row_s=5e-3)
     assert server.num_tokens[0] > 24 + 60 * 4
     assert server.num_tokens[1] == 24 + 60
@@ -187,7 +187,7 @@ def test_a_draft_must_be_worth_the_time_of_requests_that_forbid_drafts_too() -> 
     for others, num_tokens in (([], 24 + 2 * 40), (["naive"] * 3, 24 + 40)):
         server = Server([repeated(), *[random_text()] * len(others)], methods=["", *others])
         steps = [StepSample(n + d, n, 8, 1.0 + 0.6 * d) for n in (1, 4) for d in (0, 1, 4)]
-        server.board.profile = CostProfile({}, {}, tuple(steps))
+        server.step_stats.profile = CostProfile({}, {}, tuple(steps))
         server.step(40, limit=1, row_s=0.6e-3)
         assert server.num_tokens[0] == pytest.approx(num_tokens, abs=3)
 
@@ -199,8 +199,8 @@ def test_requests_that_forbid_drafts_keep_no_step_from_rest(methods: list[str]) 
     server.step(240)
     assert server.num_tokens == [24 + 240] * 2
     assert server.asked < 50
-    assert server.board.report is not None
-    assert server.board.report.reason == ("no_drafter" if "" in methods else "request")
+    assert server.step_stats.report is not None
+    assert server.step_stats.report.reason == ("no_drafter" if "" in methods else "request")
 
 
 def test_drafts_that_lose_are_found_out_beside_requests_that_forbid_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_drafts_that_lose_are_found_out_beside_requests_that_forbid_them(monkeyp
     text = [t for i in range(200) for t in (*PHRASE[:2], 100 + i)]  # two of three tokens repeat themselves
     server = Server([text, random_text()], methods=["", "naive"])
     server.step(180, row_s=2e-3)
-    report = server.board.report
+    report = server.step_stats.report
     assert report is not None
     assert report.num_steps["low_gain"] > 40
 

@@ -110,9 +110,9 @@ def test_of_more_offers_than_are_looked_at_those_that_were_asked_for_are() -> No
         reference.begin(row)
     x = Rows(rows, table, i32([len(text)] * num_rows), i32([4] * num_rows))
     policy.offer(x, offers)
-    dear = offers.offer(2, num_rows)
-    dear.cu_num_draft[:] = np.minimum(range(num_rows + 1), num_both)
-    dear.token_ids[:num_both], dear.draft_prob[:num_both] = token_id, 0.9
+    model_source = offers.offer(2, num_rows)
+    model_source.cu_num_draft[:] = np.minimum(range(num_rows + 1), num_both)
+    model_source.token_ids[:num_both], model_source.draft_prob[:num_both] = token_id, 0.9
     times = [1.0 + 1e-4 * d for d in range(300)]
     decision = policy.choose(x, offers, by_drafts(times), num_rows)
     ngram_row: OfferedRow = ([3, 50], [0.5, 0.5], (2, 2, 0))
@@ -166,12 +166,12 @@ def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wa
     # lost for what they take in themselves.
     rng = random.Random(1)
     server = PolicyServer([list(range(1 + 40 * r, 391 + 40 * r)) for r in range(8)], [DraftSource.NGRAM], 8)
-    dear = [1.0] + [6.1] * 64
+    model_source = [1.0] + [6.1] * 64
     for _ in range(30):
         rows = [text[n : n + 8] for text, n in zip(server.texts, server.num_tokens, strict=True)]
         offers = [[([t if rng.random() < share_right else 0 for t in row], [0.5] * 8, (30, 30, 0))] for row in rows]
         server.commit(server.decide(offers, linear(0.01, 64, 8)).drafts)
-    decision = server.decide(offers, dear)
+    decision = server.decide(offers, model_source)
     assert len(decision.drafts.token_ids) >= 48 if wants_all else len(decision.drafts.token_ids) == 0
     assert decision.num_tokens / decision.time >= 8.0
 
@@ -179,9 +179,9 @@ def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wa
 def test_many_rows_beside_a_row_make_its_drafts_not_worth_it() -> None:
     # The same draft, in a step that a token more makes longer by a little, and by much.
     offer = ([5], [0.5], (5, 5, 0))
-    cheap, dear = (PolicyServer([[1]], [DraftSource.NGRAM]) for _ in range(2))
+    cheap, model_source = (PolicyServer([[1]], [DraftSource.NGRAM]) for _ in range(2))
     assert len(cheap.decide([[offer]], [1.0, 1.1]).drafts.token_ids) == 1
-    assert len(dear.decide([[offer]], [1.0, 1.9]).drafts.token_ids) == 0
+    assert len(model_source.decide([[offer]], [1.0, 1.9]).drafts.token_ids) == 0
 
 
 def test_what_any_draft_takes_must_be_brought_by_all_of_them() -> None:

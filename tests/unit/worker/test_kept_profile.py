@@ -17,7 +17,7 @@ from fastdeploy_sd.types import DraftTokens, ModelInfo, SchedulerOutput, StepRes
 from fastdeploy_sd.worker.autotune import cost_file
 from fastdeploy_sd.worker.autotune.cost_file import kept_profile
 from fastdeploy_sd.worker.autotune.cost_measurement import Costs, measure_costs
-from fastdeploy_sd.worker.autotune.made_up_requests import Execute
+from fastdeploy_sd.worker.autotune.synthetic_requests import Execute
 
 INFO = ModelInfo("m", 100, 512, (), 64, 8, fingerprint="f")
 COSTS = Costs((StepSample(1, 1, 64, 0.5),), (DraftSample("ngram", 1, 1, 64, 0.01),), is_steady=True)

@@ -19,13 +19,13 @@ def test_the_last_part_says_what_the_drafting_method_is_about_to_do() -> None:
             np.array([row]),
             StepResult(
                 7, (name,), VerifyResult(i32(token_id), i32(0, 1), i32(0)), DraftTokens.none(1), {}, {"draft": 1.0},
-                report, num_rests,
+                report, skip_draft_steps,
             ),
         )
-        for row, name, token_id, report, num_rests in ((0, "a", 30, reports[0], 9), (2, "c", 32, reports[1], 3))
+        for row, name, token_id, report, skip_draft_steps in ((0, "a", 30, reports[0], 9), (2, "c", 32, reports[1], 3))
     ]  # fmt: skip
     merged = merge_results(plan, parts, {"b": ("InternalError", "why")})
-    assert merged.num_rests == 3
+    assert merged.skip_draft_steps == 3
     assert merged.choice is reports[1]
     assert merged.timings_ms == {"draft": 2.0}
     assert [merged.verified.row(r).tolist() for r in range(3)] == [[30], [], [32]]

@@ -1,0 +1,54 @@
+"""How many steps nobody is asked in, where nothing was worth drafting. Knows no drafts."""
+
+from __future__ import annotations
+
+import math
+
+# Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps rest.
+_ASKING_SHARE, _LONGEST_REST = 0.005, 24
+# Of steps that nothing is asked in there are none behind two in which nothing was worth drafting, then more each time.
+_STEPS_BEHIND_REST = 8
+_MOST_PLAIN = math.isqrt(_STEPS_BEHIND_REST * _LONGEST_REST) + 1
+# Where nobody had a draft it is only looked, so many times, whether somebody has one now.
+_MOST_PROBES = 7
+
+
+class Backoff:
+    """Told of every step that was asked in.
+
+    Attributes:
+        num_probes: how often it is enough to look whether anybody has a draft, before everything is asked again.
+    """
+
+    def __init__(self) -> None:
+        self._num_plain = self.num_probes = 0
+
+    def note_drafts(self) -> None:
+        """There were drafts worth a step."""
+        self._num_plain //= 2
+        self.num_probes = 0
+
+    def note_plain(self, asking_s: float, step_s: float, *, is_worth_asking: bool, has_offers: bool) -> int:
+        """Nothing was worth drafting; returns how many steps rest.
+
+        Args:
+            asking_s, step_s: what finding that out took, and a step.
+            is_worth_asking: else as many steps rest as may.
+            has_offers: whether anybody had a draft.
+        """
+        self.num_probes = 0 if has_offers else _MOST_PROBES
+        skip_draft_steps = self._next(asking_s, step_s)
+        return skip_draft_steps if is_worth_asking else _longest(asking_s, step_s)
+
+    def note_probe(self, seconds: float, step_s: float) -> int:
+        """Still nobody had a draft, and to look took so long; returns how many steps rest."""
+        self.num_probes -= 1
+        return self._next(seconds, step_s)
+
+    def _next(self, seconds: float, step_s: float) -> int:
+        self._num_plain = min(self._num_plain + 1, _MOST_PLAIN)
+        return min(self._num_plain**2 // _STEPS_BEHIND_REST, _longest(seconds, step_s))
+
+
+def _longest(seconds: float, step_s: float) -> int:
+    return min(int(seconds / (_ASKING_SHARE * max(step_s, 1e-9))), _LONGEST_REST)

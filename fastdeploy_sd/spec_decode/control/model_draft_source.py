@@ -1,0 +1,222 @@
+"""A source of drafts that runs a model: asked only for rows whose drafts are expected to be worth the call.
+
+Whatever a look-up in a text offers is scored for nothing, asked for or not. Nobody knows what a model would have
+drafted in a step in which it did not run: so it is known by what it drafted when it did, and tried again now and then,
+more rarely each time that this brings nothing. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.device.arrays import address, pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.spec_decode.control.cost import MAX_STEP_DRAFTS, DraftTimes
+from fastdeploy_sd.spec_decode.control.draft_cost import CallTimes, DraftCost, Trials
+from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, DraftRequest, ProposeInput, Proposer, TargetStep
+from fastdeploy_sd.types import F32, I32, DraftTokens
+
+# The acceptance prior of a trial: high, so that the source is tried wherever it could pay.
+_TRIAL_PRIOR, _TRIAL_DRAFTS = 0.9, 2
+# The acceptance prior until the source has made so many drafts: what draft layers usually reach.
+_FIRST_PRIOR, _FIRST_DRAFTS = 0.8, 64
+_NUM_OUTCOMES = 3
+_NEVER = np.iinfo(np.int32).max
+# Steps in which it is not looked whether it is worth asking, after steps in which it was not: more each time.
+_LONGEST_REST = 15
+
+
+class ModelDraftSource:
+    """One method that runs a model, for all requests that may have its drafts.
+
+    It is shown every step whole, and in most it is not called: draft layers keep what they need of a step by
+    themselves, but their KV is to be filled along a prompt, and before a block is full.
+
+    Args:
+        method: gets all rows of a step, with `target`.
+        max_num_seqs: table rows 0 .. max_num_seqs - 1.
+        block_size: tokens of a KV block.
+
+    Attributes:
+        cost: of its calls.
+        seconds: that drafting took since somebody last set this to 0. What KV needs anyway is not in it.
+    """
+
+    def __init__(self, method: Proposer, max_num_seqs: int, block_size: int) -> None:
+        self._method, self._block_size, self._max_draft_len = method, block_size, method.num_lookahead_slots
+        self.cost, self._trials = DraftCost(), Trials()
+        self.seconds = 0.0
+        self._rest = self._num_rested = self._num_drafts = 0
+        # By table row: tokens when it was begun; KV slots that are filled; tokens from which on they cannot wait.
+        self._num_begun, self._num_filled = np.zeros((2, max_num_seqs), np.int32)
+        self._due = np.full(max_num_seqs, _NEVER, np.int32)
+        self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
+        self._draft_prob = np.zeros(max_num_seqs * max(self._max_draft_len, 1), np.float32)
+        self._wants: BoundCall | None = None
+
+    @property
+    def num_lookahead_slots(self) -> int:
+        """See Proposer.num_lookahead_slots; also the most drafts of a row."""
+        return self._max_draft_len
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """See Proposer.begin."""
+        for request in requests:
+            self._num_begun[request.table_row] = request.num_tokens
+            self._num_filled[request.table_row] = request.num_draft_slots
+            self._due[request.table_row] = 0
+        self._method.begin(requests)
+
+    def forget(self, table_rows: I32) -> None:
+        """See Proposer.forget."""
+        self._due[table_rows] = _NEVER
+        self._method.forget(table_rows)
+
+    def num_steps_at_rest(self, x: ProposeInput) -> int:
+        """Steps of one token per row from the next one on in which nothing needs to be done; x: all decode."""
+        num_run = x.num_tokens - 1
+        return int((self._block_size - 1 - num_run % self._block_size).min(initial=self._block_size))
+
+    def is_backing_off(self) -> bool:
+        """Whether `wanted` need not be asked in this step: it has said no, whatever others might offer."""
+        self._num_rested += 1
+        return self._num_rested <= self._rest
+
+    def limits(self, x: ProposeInput) -> I32:
+        """i32[R], drafts of each row at most: none behind a prefix, which the model has not run."""
+        found = np.minimum(x.max_draft_len, self._max_draft_len)
+        return found if x.prefix is None else np.where(np.diff(x.prefix.cu_num_draft) == 0, found, 0).astype(np.int32)
+
+    def wanted(
+        self, x: ProposeInput, policy: AutoPolicy, source: int, times: DraftTimes, speed: float, num_outputs: int
+    ) -> tuple[I32, float]:
+        """Return how many drafts of each row are worth asking for, and at which acceptance probability they end.
+
+        Args:
+            x: the rows that the policy has offers for.
+            source: the plane of this source.
+            times: of the next step, in ms of a machine that takes `speed` times as long now.
+            num_outputs: see AutoPolicy.decide.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, or the rows are not those of the latest offers.
+        """
+        num_steps, self._num_rested = max(self._num_rested, 1), 0
+        limits = self.limits(x)
+        accept_prior = _FIRST_PRIOR if self._num_drafts < _FIRST_DRAFTS else 0.0
+        how = (speed, accept_prior, self._max_draft_len, num_outputs)
+        found, gain, least, num_others = self._worth(x, policy, source, times, how, limits)
+        if gain > 1:
+            self._rest = 0
+            self._trials.note_wanted()
+            return found, least
+        self._rest = 0 if num_others else min(2 * self._rest + 1, _LONGEST_REST)
+        if self._trials.is_due(num_steps):
+            self._rest = 0
+            trial = (speed, _TRIAL_PRIOR, min(_TRIAL_DRAFTS, self._max_draft_len), num_outputs)
+            found, _, _, _ = self._worth(x, policy, source, times, trial, limits)
+        return found, 0.0
+
+    def _worth(
+        self,
+        x: ProposeInput,
+        policy: AutoPolicy,
+        source: int,
+        times: DraftTimes,
+        how: tuple[float, float, int, int],
+        limits: I32,
+    ) -> tuple[I32, float, float, int]:
+        """How many drafts per row, the expected gain, the least acceptance probability, how many drafts others offer.
+
+        Args:
+            how: speed, acceptance prior, most drafts, outputs of the step without drafts.
+        """
+        speed, min_acceptance_prior, max_drafts, num_outputs = how
+        if self._wants is None:
+            params = struct_type("PolicyWantsParams")(
+                policy=policy.handle, source=source, max_num_chosen=MAX_STEP_DRAFTS, outcome=address(self._outcome)
+            )
+            self._wants = BoundCall("policy_wants", params)
+        call: CallTimes = self.cost.times(speed)
+        found, num_rows = np.zeros(len(x.table_rows), np.int32), len(x.table_rows)
+        catch_up = self._num_behind(x) * call.row
+        p = self._wants.params
+        p.num_rows, p.num_outputs, p.max_drafts, p.min_acceptance_prior = (
+            num_rows,
+            num_outputs,
+            max_drafts,
+            min_acceptance_prior,
+        )
+        p.table_rows = pointer("table_rows", x.table_rows, (num_rows,), np.int32)
+        p.max_draft_len = pointer("max_draft_len", limits, (num_rows,), np.int32)
+        p.catch_up = pointer("catch_up", catch_up, (num_rows,), np.float64)
+        p.num_wanted = pointer("num_wanted", found, (num_rows,), np.int32)
+        p.curve, p.num_times = address(times.curve), len(times.curve)
+        p.num_step_rows, p.fixed = times.num_rows, times.fixed
+        p.per_draft, p.any_draft = times.per_draft, times.any_draft
+        p.first, p.per_row, p.per_pass, p.per_pass_row = call
+        self._wants.run()
+        gain, least, num_others = self._outcome.tolist()
+        return found, gain, least, int(num_others)
+
+    def keep_up(self, x: ProposeInput) -> None:
+        """Have no drafts of a whole step; what `draft` says of KV holds."""
+        if (_target(x).num_valid >= self._due.take(x.table_rows)).any():
+            none = np.zeros(len(x.table_rows), np.int32)
+            self.draft(x, none, none.astype(np.float32))
+
+    def draft(self, x: ProposeInput, limits: I32, min_survival: F32) -> tuple[DraftTokens, F32]:
+        """Draft for a whole step, and fill the KV of its other rows as far as it must be.
+
+        Args:
+            x: with `target`.
+            limits: i32[R], drafts of each row at most.
+            min_survival: f32[R], see DraftProbabilities.
+
+        Returns:
+            The drafts, and f32[D], how probable each is; valid until the next call.
+
+        Raises:
+            Exception: as Proposer.propose.
+        """
+        begin = time.perf_counter()
+        target = _target(x)
+        ran = (limits > 0) | (target.num_valid >= self._due.take(x.table_rows))
+        asked = replace(x, max_draft_len=limits, probabilities=DraftProbabilities(min_survival, self._draft_prob))
+        drafts = self._method.propose(asked)
+        seconds, num_drafting = time.perf_counter() - begin, int((limits > 0).sum())
+        if num_drafting:
+            self.seconds += seconds
+            self._num_drafts += len(drafts.token_ids)
+        if num_drafting and not (target.num_computed_tokens < self._num_begun[x.table_rows]).any():
+            num_rows = num_drafting + int(self._num_behind(x)[ran].sum())
+            self.cost.observe(num_rows, int(np.diff(drafts.cu_num_draft).max()), 1e3 * seconds)
+        self._note_filled(x, ran & (target.num_valid > target.num_computed_tokens))
+        return drafts, self._draft_prob[: len(drafts.token_ids)]
+
+    def _num_behind(self, x: ProposeInput) -> I32:
+        """i32[R]: tokens whose KV a call fills besides that of the newest one."""
+        return np.asarray(np.maximum(x.num_tokens - 1 - self._num_filled[x.table_rows], 0), np.int32)
+
+    def _note_filled(self, x: ProposeInput, ran: npt.NDArray[np.bool_]) -> None:
+        """As far as the target has run, and the newest token; see MtpProposer, which decides it for itself.
+
+        KV cannot wait along a prompt, and when the next block is full.
+        """
+        t, rows = _target(x), x.table_rows[ran]
+        end = np.minimum(np.minimum(t.num_valid + 1, x.num_tokens), t.num_kv_slots)[ran]
+        self._num_filled[rows] = end
+        is_prompt = t.num_valid[ran] < self._num_begun[rows]
+        self._due[rows] = np.where(is_prompt, 0, (end // self._block_size + 1) * self._block_size)
+
+
+def _target(x: ProposeInput) -> TargetStep:
+    assert x.target is not None, "draft layers go on from what the model ran"
+    return x.target

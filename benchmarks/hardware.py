@@ -13,7 +13,7 @@ from typing import Any
 
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.processors import processor_name
-from fastdeploy_sd.ops import roofs
+from fastdeploy_sd.ops import roofline
 from fastdeploy_sd.ops.linear_format import LinearFormat
 
 # Larger than any last-level cache two threads share.
@@ -39,13 +39,13 @@ def measure_memory() -> MemorySpeed:
     """Measure now; takes some tenths of a second and `STREAM_BYTES` of memory. No op may run meanwhile."""
     lib = library.library()
     lib.fdsd_core_latency.restype = ctypes.c_double
-    bytes_per_s = roofs.read_bandwidth(STREAM_BYTES, NUM_PASSES)
+    bytes_per_s = roofline.read_bandwidth(STREAM_BYTES, NUM_PASSES)
     return MemorySpeed(bytes_per_s / 1e9, lib.fdsd_core_latency(NUM_PING_PONGS) * 1e9)
 
 
 def dot_peak(fmt: LinearFormat) -> float:
-    """Return `roofs.dot_peak`, the best of as many passes as bandwidth is measured with."""
-    return roofs.dot_peak(fmt, NUM_PASSES)
+    """Return `roofline.dot_peak`, the best of as many passes as bandwidth is measured with."""
+    return roofline.dot_peak(fmt, NUM_PASSES)
 
 
 def describe_hardware() -> dict[str, Any]:

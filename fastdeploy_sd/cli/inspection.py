@@ -19,7 +19,7 @@ from fastdeploy_sd.device.processors import first_processor, own_processors
 from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.roofs import measure_roofs
+from fastdeploy_sd.ops.roofline import measure_roofline
 from fastdeploy_sd.worker.loading.forecast import forecast
 
 PACKAGES = (
@@ -99,7 +99,7 @@ def environment() -> dict[str, str]:
 def machine_speed() -> dict[str, str]:
     """Return what memory and arithmetic allow with the threads a server would have, and what that means for steps."""
     try:
-        measured = measure_roofs(_FORMATS, STREAM_BYTES, NUM_PASSES)
+        measured = measure_roofline(_FORMATS, STREAM_BYTES, NUM_PASSES)
         how = f"{num_threads()} threads, level {isa()}"
     except ConfigError as error:
         return dict.fromkeys(("measured with", "memory read", "peak", "limits"), f"not measured: {error.message}")

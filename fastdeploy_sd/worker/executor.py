@@ -19,7 +19,7 @@ from fastdeploy_sd.spec_decode.router import available_methods, create_layers_me
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
-from fastdeploy_sd.worker.autotune.speed_limits import SpeedLimits, bytes_per_step
+from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits, measure_limits
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.kv_reach import AnyPages, open_pages
@@ -138,7 +138,7 @@ def _created(
     is_host = device().kind == "cpu"
     # Before memory fills. Ranks share the memory's bandwidth, of which one alone would measure all.
     is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
-    limits = SpeedLimits.measure(config) if is_measured else None
+    limits = measure_limits(config) if is_measured else None
     loaded = load(config, group)
     draft_source = None if loaded.draft_weights is None else loaded.draft_weights.checkpoint
     kernels = None if is_host else f"CUDA, {device().text}"
@@ -189,7 +189,7 @@ def _created(
     pages = open_pages(config, loaded.kv.ranks)
     store = open_block_store(config, pages, identity, loaded.checkpoint, loaded.draft_weights)
     if limits is not None:
-        _log.info("%s", limits.describe(loaded.checkpoint))
+        _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     executor = LocalExecutor(runner, info, pages, identity, store, loaded.signals)
     executor.grammars, executor.group = grammars, group

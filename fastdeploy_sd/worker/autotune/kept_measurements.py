@@ -1,15 +1,22 @@
-"""What is measured on a machine is kept between starts: what it depends on, where it lies, and how it gets there."""
+"""Files that keep measurements of a machine between starts: what they depend on, where they are, how they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.processors import processor_name
 from fastdeploy_sd.device.program.operator_files import cache_folder
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.process.files import read_json, replacing
 from fastdeploy_sd.spec_decode.control.profile import Key
+
+_log = logging.getLogger(__name__)
 
 
 def machine_key(config: Config) -> Key:
@@ -37,7 +44,7 @@ def keep(path: Path | None, is_steady: bool, save: Callable[[Path], None]) -> st
 
     Args:
         path: of the file; None = there is no folder for it.
-        is_steady: whether the machine did nothing else meanwhile.
+        is_steady: whether the measurement is worth keeping: the machine was quiet.
     """
     if not is_steady:
         return "not kept, as something else runs on this machine"
@@ -49,3 +56,19 @@ def keep(path: Path | None, is_steady: bool, save: Callable[[Path], None]) -> st
     except OSError as error:
         return f"not kept: {error}"
     return str(path)
+
+
+def load_json(path: Path, about: Mapping[str, Any], again: str) -> dict[str, Any] | None:
+    """Return what a file says that has the values `about`; None = there is none. `again` begins a warning."""
+    try:
+        values = read_json(path, missing_ok=True)
+    except CheckpointError as error:
+        _log.warning("%s: %s", again, error)
+        return None
+    return values if all(values.get(key) == value for key, value in about.items()) else None
+
+
+def save_json(values: Mapping[str, Any], path: Path) -> None:
+    """Write a file for `load_json`; raises OSError."""
+    with replacing(path) as file:
+        file.write((json.dumps(values, indent=1) + "\n").encode())

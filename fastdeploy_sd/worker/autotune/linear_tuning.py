@@ -1,104 +1,68 @@
-"""How matrix products go over this machine's memory: measured once per machine and weight format, and kept.
+"""How matrix products read weights and rows on this machine: measured once per machine and weight format, and kept.
 
-Rank 0 of a group measures, while the others wait, and all of them do as it found: ranks that measured side by side
-would take each other's bandwidth, and each would find something else.
+The best distance of a prefetch and the best blocks of rows follow from a processor's prefetcher, registers and caches,
+and no name tells them. Rank 0 of a group measures while the others wait: ranks that measured at the same time would
+take each other's bandwidth.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.process.files import read_json, replacing
+import numpy as np
+
+from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.memory import huge_pages
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.ops.linear import linear
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
+from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.spec_decode.control.profile import Key
-from fastdeploy_sd.worker.autotune.kept_measurements import keep
-from fastdeploy_sd.worker.autotune.prefetch import (
-    DISTANCES,
-    ROWS,
-    UNMEASURED,
-    Distances,
-    measure_distances,
-    set_distances,
-)
-from fastdeploy_sd.worker.autotune.row_blocks import BLOCK_BYTES, TILE_ROWS, Blocking, measure_blocking, set_blocking
+from fastdeploy_sd.worker.autotune.kept_measurements import keep, load_json, save_json
+from fastdeploy_sd.worker.autotune.tunable import Tunable, measured
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
-_VERSION = 3
-_log = logging.getLogger(__name__)
-# What was not measured in full is measured again after so long: a machine that is never quiet is not read every start.
+# Key of a Tunable -> value.
+Tuning = Mapping[str, int]
+
+# The kernel's own distance; other distances are in bytes, 0 = no prefetch.
+UNMEASURED = -1
+DISTANCES = (0, 2048, 8192, 16384)
+# Numbers of rows that are measured. Others have the distance of the next larger one.
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12)
+# 0 = the kernel's own. A tile never has more rows than its level's registers hold. A block is packed rows, which a pass
+# over the weights multiplies.
+TILE_ROWS = (0, 3, 4, 6, 8, 10, 16)
+BLOCK_BYTES = (0, 256 << 10, 1 << 20, 2 << 20)
+_DISTANCE_KEYS = {num_rows: f"prefetch_bytes_{num_rows}" for num_rows in ROWS}
+TUNABLES = (
+    # The rows may be several tiles of fewer, which have the same distance meanwhile.
+    *(
+        Tunable(key, (UNMEASURED, *DISTANCES), 1.03, num_rows, alike=tuple(_DISTANCE_KEYS.values())[:i])
+        for i, (num_rows, key) in enumerate(_DISTANCE_KEYS.items())
+    ),
+    # Several tiles of every level, and several blocks of most sizes.
+    Tunable("tile_rows", TILE_ROWS, 1.02, num_rows=96),
+    Tunable("block_bytes", BLOCK_BYTES, 1.02, num_rows=512, after=("tile_rows",)),
+)
+DEFAULT: Tuning = {tunable.key: tunable.values[0] for tunable in TUNABLES}
+# Weights for the prefetch are larger than last-level caches: what those hold needs none.
+MEASURED_BYTES = 128 << 20
+_WIDE, _NARROW, _OUT_FEATURES = 4096, 2048, 512
+
+_VERSION = 4
+# What was not measured in full is measured again after so long: a machine that is never quiet is not measured at every
+# start.
 _RETRY_S = 24 * 3600.0
-# What each number of a tuning may be, in the order in which they make one number for the other ranks.
-_CHOICES: Sequence[Sequence[int]] = (*[(UNMEASURED, *DISTANCES)] * len(ROWS), TILE_ROWS, BLOCK_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearTuning:
-    """Of one weight format; by default what its kernels think best."""
-
-    distances: Distances = field(default_factory=lambda: dict.fromkeys(ROWS, UNMEASURED))
-    blocking: Blocking = field(default_factory=Blocking)
-
-    def apply(self, fmt: LinearFormat) -> None:
-        """Have products of a format do so from now on."""
-        set_distances(fmt, self.distances)
-        set_blocking(fmt, self.blocking)
-
-    def code(self) -> int:
-        """Return a number >= 0 that holds all."""
-        code = 0
-        values = (*(self.distances[num_rows] for num_rows in ROWS), self.blocking.tile_rows, self.blocking.block_bytes)
-        for value, choices in zip(values, _CHOICES, strict=True):
-            code = code * len(choices) + choices.index(value)
-        return code
-
-    @classmethod
-    def of_code(cls, code: int) -> LinearTuning:
-        """Return what a `code` holds."""
-        values: list[int] = []
-        for choices in reversed(_CHOICES):
-            code, index = divmod(code, len(choices))
-            values.insert(0, choices[index])
-        return cls._of_values(values)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what a file says of it."""
-        return {
-            "bytes_ahead": {str(num_rows): distance for num_rows, distance in self.distances.items()},
-            "tile_rows": self.blocking.tile_rows,
-            "block_bytes": self.blocking.block_bytes,
-        }
-
-    @classmethod
-    def of_json(cls, values: dict[str, Any]) -> LinearTuning:
-        """Return what a file says.
-
-        Raises:
-            ValueError: it is none of the known choices.
-        """
-        ahead = values.get("bytes_ahead")
-        ahead = ahead if isinstance(ahead, dict) else {}
-        found = [*(ahead.get(str(num_rows)) for num_rows in ROWS), values.get("tile_rows"), values.get("block_bytes")]
-        numbers: list[int] = []
-        for number, choices in zip(found, _CHOICES, strict=True):
-            if type(number) is not int or number not in choices:
-                raise ValueError(f"expected one of {', '.join(map(str, choices))}, got {number!r}")
-            numbers.append(number)
-        return cls._of_values(numbers)
-
-    @classmethod
-    def _of_values(cls, values: Sequence[int]) -> LinearTuning:
-        """One of each of _CHOICES."""
-        *distances, tile_rows, block_bytes = values
-        return cls(dict(zip(ROWS, distances, strict=True)), Blocking(tile_rows, block_bytes))
+_log = logging.getLogger(__name__)
 
 
 def tune_linear(
@@ -106,82 +70,143 @@ def tune_linear(
 ) -> None:
     """Tune products of weight formats, as kept in a folder; measured now, and kept, where nothing fits.
 
-    All ranks of a group call it, with the same formats.
-
-    Where a machine did something else meanwhile it has told nothing: such products do as their kernels think best, and
-    are measured again a day later.
+    All ranks of a group call it, with the same formats. Numbers that were measured while the machine was busy stay the
+    kernels' own, and are measured again a day later.
 
     Args:
-        machine: what it depends on.
-        folder: None = there is none, and it is measured at every start.
-        is_worth: on rank 0: whether the model is large enough for anything to gain.
+        machine: what the numbers depend on.
+        folder: None = there is none, and every start measures.
+        is_worth: on rank 0: whether the model is large enough to gain anything.
     """
     for fmt in formats:
-        code = group.of_first(partial(_own_code, fmt, machine, folder, is_worth))
-        LinearTuning.of_code(code).apply(fmt)
+        apply(fmt, of_code(group.of_first(partial(_own_code, fmt, machine, folder, is_worth))))
 
 
-def measure(fmt: LinearFormat) -> tuple[LinearTuning, bool]:
-    """Return what is best, and whether the machine was quiet throughout."""
-    distances, is_quiet = measure_distances(fmt)
-    blocking, was_quiet = measure_blocking(fmt)
-    return LinearTuning(distances, blocking), is_quiet and was_quiet
+def apply(fmt: LinearFormat, tuning: Tuning) -> None:
+    """Tune products of a format."""
+    set_distances(fmt, {num_rows: tuning[key] for num_rows, key in _DISTANCE_KEYS.items()})
+    set_blocking(fmt, tuning["tile_rows"], tuning["block_bytes"])
+
+
+def set_distances(fmt: LinearFormat, distances: Mapping[int, int]) -> None:
+    """Set how many bytes ahead of their loads products of so many rows ask for weights.
+
+    Raises:
+        ConfigError: a number of rows is not in 1..32, or a distance not in -1..65536.
+    """
+    low = 1
+    for high, distance in sorted(distances.items()):
+        for num_rows in range(low, high + 1):
+            _set("prefetch_bytes", fmt, num_rows, distance, f"{distance} bytes for {num_rows} rows")
+        low = high + 1
+
+
+def set_blocking(fmt: LinearFormat, tile_rows: int = 0, block_bytes: int = 0) -> None:
+    """Set how many rows a tile has at most, and how many bytes of packed rows a block.
+
+    Raises:
+        ConfigError: tile_rows is not in 0..64, or block_bytes not in 0..2^30.
+    """
+    _set("row_blocking", fmt, tile_rows, block_bytes, f"{tile_rows} rows, {block_bytes} bytes")
+
+
+def _set(name: str, fmt: LinearFormat, first: int, second: int, shown: str) -> None:
+    function = getattr(library(), f"fdsd_set_{name}")
+    function.restype = ctypes.c_char_p
+    error = function(format_code(fmt), first, second)
+    if error:
+        raise ConfigError(f"{name}: {error.decode()}: {shown}")
+
+
+def measure(fmt: LinearFormat, num_bytes: int = MEASURED_BYTES) -> tuple[Tuning, bool]:
+    """Return the best tuning, and whether the machine was quiet throughout; leaves the kernels' own.
+
+    Args:
+        num_bytes: of the weights that the prefetch is measured with.
+    """
+    wide, narrow = zeros(fmt, _WIDE, num_bytes), zeros(fmt, _NARROW, packed_bytes(_NARROW, _OUT_FEATURES, fmt))
+    tuning, was_quiet = dict(DEFAULT), True
+    try:
+        for tunable in TUNABLES:
+            weight = wide if tunable.key in _DISTANCE_KEYS.values() else narrow
+            x: np.ndarray = np.ones((tunable.num_rows, weight.in_features), np.float32)
+            others = dict(DEFAULT) | {key: tuning[key] for key in tunable.after}
+            value, is_quiet = measured(tunable, partial(_use, fmt, others, tunable), partial(linear, x, weight))
+            tuning[tunable.key] = value
+            was_quiet &= is_quiet
+    finally:
+        apply(fmt, DEFAULT)
+    return tuning, was_quiet
+
+
+def zeros(fmt: LinearFormat, in_features: int, num_bytes: int) -> PackedLinear[np.ndarray]:
+    """Return a matrix of zeros of about so many bytes packed."""
+    least_outputs = 64
+    panel_bytes = packed_bytes(in_features, least_outputs, fmt)
+    out_features = max(num_bytes // panel_bytes, 1) * least_outputs
+    data = huge_pages(packed_bytes(in_features, out_features, fmt))
+    data[:] = 0  # pages that were never written are one page, which is always in the cache
+    return PackedLinear(data, in_features, out_features, fmt)
+
+
+def _use(fmt: LinearFormat, others: Tuning, tunable: Tunable, value: int) -> None:
+    apply(fmt, {**others, **dict.fromkeys((*tunable.alike, tunable.key), value)})
+
+
+def code_of(tuning: Tuning) -> int:
+    """Return a number >= 0 that holds a tuning, for the other ranks."""
+    code = 0
+    for tunable in TUNABLES:
+        code = code * len(tunable.values) + tunable.values.index(tuning[tunable.key])
+    return code
+
+
+def of_code(code: int) -> Tuning:
+    """Return the tuning that a number holds."""
+    tuning = {}
+    for tunable in reversed(TUNABLES):
+        code, index = divmod(code, len(tunable.values))
+        tuning[tunable.key] = tunable.values[index]
+    return tuning
 
 
 def _own_code(fmt: LinearFormat, machine: Key, folder: Path | None, is_worth: bool) -> int:
-    return (_own(fmt, machine, folder) if is_worth else LinearTuning()).code()
+    return code_of(_own(fmt, machine, folder) if is_worth else DEFAULT)
 
 
-def _own(fmt: LinearFormat, machine: Key, folder: Path | None) -> LinearTuning:
-    path = None if folder is None else folder / _name(fmt, machine)
-    kept = None if path is None else _load(path, machine)
+def _own(fmt: LinearFormat, machine: Key, folder: Path | None) -> Tuning:
+    about = {"version": _VERSION, "machine": dict(machine)}
+    digest = hashlib.blake2b(json.dumps(about["machine"], sort_keys=True).encode(), digest_size=12).hexdigest()
+    path = None if folder is None else folder / f"linear-{fmt}-{digest}.json"
+    kept = None if path is None else _load(path, about)
     if kept is not None:
         return kept
     begin = time.perf_counter()
     tuning, is_quiet = measure(fmt)
-    place = keep(path, True, partial(_save, machine, tuning, is_quiet))
+    values = {**about, "was_quiet": is_quiet, "measured_at": int(time.time()), "values": tuning}
+    place = keep(path, True, partial(save_json, values))
     tuned = "tuned" if is_quiet else "tuned in part, as something else runs on this machine,"
     _log.info("products of %s weights: %s in %.1f s, %s", fmt, tuned, time.perf_counter() - begin, place)
     return tuning
 
 
-def _name(fmt: LinearFormat, machine: Key) -> str:
-    text = json.dumps(dict(machine), sort_keys=True)
-    return f"linear-{fmt}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.json"
-
-
-def _load(path: Path, machine: Key) -> LinearTuning | None:
+def _load(path: Path, about: Mapping[str, Any]) -> Tuning | None:
     """Return what a file says; None = there is none that fits this version and machine, or it is time to try again."""
-    try:
-        values = read_json(path, missing_ok=True)
-    except CheckpointError as error:
-        _log.warning("products of weights: tuned again: %s", error)
+    again = "products of weights: tuned again"
+    values = load_json(path, about, again)
+    if values is None:
         return None
-    if (values.get("version"), values.get("machine")) != (_VERSION, dict(machine)):
+    tuning, was_quiet, begin = values.get("values"), values.get("was_quiet"), values.get("measured_at")
+    if not _is_tuning(tuning) or type(was_quiet) is not bool or type(begin) is not int:
+        _log.warning("%s: %s: expected values, was_quiet and measured_at of a tuning, got others", again, path)
         return None
-    try:
-        return LinearTuning.of_json(values) if _holds(values) else None
-    except ValueError as error:
-        _log.warning("products of weights: tuned again: %s: %s", path, error)
-        return None
+    return tuning if was_quiet or 0 <= time.time() - begin < _RETRY_S else None
 
 
-def _holds(values: dict[str, Any]) -> bool:
-    """Whether what a file says was measured in full, or not long ago.
-
-    Raises:
-        ValueError: it does not say.
-    """
-    was_quiet, begin = values.get("was_quiet"), values.get("measured_at")
-    if type(was_quiet) is not bool or type(begin) is not int:
-        raise ValueError(
-            f"was_quiet, measured_at: expected true or false, and an integer, got {was_quiet!r}, {begin!r}"
-        )
-    return was_quiet or 0 <= time.time() - begin < _RETRY_S
-
-
-def _save(machine: Key, tuning: LinearTuning, was_quiet: bool, path: Path) -> None:
-    about = {"version": _VERSION, "machine": dict(machine), "was_quiet": was_quiet, "measured_at": int(time.time())}
-    values = {**about, **tuning.to_json()}
-    with replacing(path) as file:
-        file.write((json.dumps(values, indent=1) + "\n").encode())
+def _is_tuning(values: Any) -> bool:
+    """Whether a JSON value has one of its values for every number."""
+    return (
+        isinstance(values, dict)
+        and values.keys() == DEFAULT.keys()
+        and all(type(values[t.key]) is int and values[t.key] in t.values for t in TUNABLES)
+    )

@@ -23,8 +23,7 @@ from fastdeploy_sd.rules.requests import producible_eos
 from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measurements_folder
-from fastdeploy_sd.worker.autotune.linear_tuning import tune_linear
-from fastdeploy_sd.worker.autotune.prefetch import MEASURED_BYTES
+from fastdeploy_sd.worker.autotune.linear_tuning import MEASURED_BYTES, tune_linear
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.loading.draft_formats import draft_scheme

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.checksum import chunk_checksums
-from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.process.files import read_json, replacing
-from fastdeploy_sd.worker.autotune.kept_measurements import keep, measurements_folder
+from fastdeploy_sd.worker.autotune.kept_measurements import keep, load_json, measurements_folder, save_json
 
 # Smaller checkpoints are read again in less time than it is worth to keep a file for.
 _MIN_KEPT_BYTES = 256 << 20
@@ -29,15 +24,15 @@ def weights_digest(config: Config, checkpoint: Checkpoint) -> str:
     It is kept where measurements are, and is right as long as the files keep size, time and samples.
     """
     folder = measurements_folder(config) if checkpoint.num_bytes() >= _MIN_KEPT_BYTES else None
-    identity = checkpoint.identity()
+    about = {"checkpoint": checkpoint.identity()}
     path = None if folder is None else folder / _name(checkpoint)
-    kept = None if path is None else _load(path, identity)
-    if kept is not None:
-        return kept
+    kept = None if path is None else load_json(path, about, "digest of the weights: computed again")
+    if kept is not None and isinstance(kept.get("digest"), str):
+        return str(kept["digest"])
     begin = time.perf_counter()
     digest = compute(checkpoint)
     if path is not None:
-        place = keep(path, checkpoint.is_unchanged(), partial(_save, identity, digest))
+        place = keep(path, checkpoint.is_unchanged(), partial(save_json, about | {"digest": digest}))
         gigabytes, seconds = checkpoint.num_bytes() / 1e9, time.perf_counter() - begin
         _log.info("digest of the weights: %.2f GB read in %.1f s, %s", gigabytes, seconds, place)
     return digest
@@ -56,19 +51,3 @@ def _name(checkpoint: Checkpoint) -> str:
     """Return the file's name, which stays when the checkpoint changes."""
     place = checkpoint.path.resolve()
     return f"{place.name}-{hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()}.weights.json"
-
-
-def _load(path: Path, identity: dict[str, Any]) -> str | None:
-    """Return what a file says; None = there is none that belongs to these files."""
-    try:
-        values = read_json(path, missing_ok=True)
-    except CheckpointError as error:
-        _log.warning("digest of the weights: computed again: %s", error)
-        return None
-    digest = values.get("digest")
-    return digest if values.get("checkpoint") == identity and isinstance(digest, str) else None
-
-
-def _save(identity: dict[str, Any], digest: str, path: Path) -> None:
-    with replacing(path) as file:
-        file.write((json.dumps({"checkpoint": identity, "digest": digest}, indent=1) + "\n").encode())

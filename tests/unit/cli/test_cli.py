@@ -20,7 +20,7 @@ from fastdeploy_sd.cli import COMMANDS, inspection, main
 from fastdeploy_sd.cli.inspection import environment, isa_level, machine_speed
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ops.roofs import Roofs
+from fastdeploy_sd.ops.roofline import Roofline
 
 
 @dataclass
@@ -273,9 +273,9 @@ def test_a_speed_that_cannot_be_measured_is_said_so(monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> None:
         raise ConfigError("kernel library: none")
 
-    monkeypatch.setattr(inspection, "measure_roofs", refuse)
+    monkeypatch.setattr(inspection, "measure_roofline", refuse)
     assert set(machine_speed().values()) == {"not measured: kernel library: none"}
-    monkeypatch.setattr(inspection, "measure_roofs", lambda *_: Roofs(0.0, {"wint8": 0.0}))
+    monkeypatch.setattr(inspection, "measure_roofline", lambda *_: Roofline(0.0, {"wint8": 0.0}))
     speed = machine_speed()
     assert (speed["memory read"], speed["limits"]) == ("unknown", "unknown")
 

@@ -7,54 +7,54 @@ from pathlib import Path
 
 import pytest
 
+from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.ops.roofs import Roofs, measure_roofs
-from fastdeploy_sd.worker.autotune.speed_limits import SpeedLimits
+from fastdeploy_sd.ops.roofline import Roofline, measure_roofline
+from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits
 
 
 def test_rows_are_free_until_arithmetic_takes_as_long_as_reading() -> None:
-    roofs = Roofs(10e9, {"bfloat16": 105e9, "wint8": 400e9, "wint4": 400e9, "float32": 1e9})
-    assert roofs.free_rows("bfloat16") == 10
+    roofline = Roofline(10e9, {"bfloat16": 105e9, "wint8": 400e9, "wint4": 400e9, "float32": 1e9})
+    assert roofline.free_rows("bfloat16") == 10
     # One byte and half a byte, and beside them the scales of groups of 128.
-    assert roofs.free_rows("wint8") == 20
-    assert roofs.free_rows("wint4") == 10
-    assert roofs.free_rows("float32") == 1, "one row is always computed"
-    assert roofs.steps_per_s(2_500_000_000) == 4
-    assert Roofs(10e9, {"bfloat16": 0.0}).free_rows("bfloat16") is None
-    assert Roofs(0.0, {"wint8": 1.0}).free_rows("wint8") is None
+    assert roofline.free_rows("wint8") == 20
+    assert roofline.free_rows("wint4") == 10
+    assert roofline.free_rows("float32") == 1, "one row is always computed"
+    assert roofline.steps_per_s(2_500_000_000) == 4
+    assert Roofline(10e9, {"bfloat16": 0.0}).free_rows("bfloat16") is None
+    assert Roofline(0.0, {"wint8": 1.0}).free_rows("wint8") is None
 
 
 @pytest.mark.parametrize(
-    ("model", "roofs", "line"),
+    ("model", "roofline", "line"),
     [
         (
             "qwen3-tiny",
-            Roofs(12.3456e9, {"bfloat16": 435e9}),
+            Roofline(12.3456e9, {"bfloat16": 435e9}),
             r"memory reads 12\.3 GB/s, at most \d+ steps/s if no cache holds the weights; bfloat16 arithmetic reaches"
             r" 435 GOP/s; memory limits steps of up to 35 rows, arithmetic larger ones and prompts",
         ),
         # Which experts are read depends on the tokens.
         (
             "qwen3_moe-tiny",
-            Roofs(12e9, {"bfloat16": 0.0}),
+            Roofline(12e9, {"bfloat16": 0.0}),
             r"memory reads 12 GB/s; bfloat16 arithmetic reaches an unknown number of GOP/s",
         ),
         (
             "qwen3-tiny",
-            Roofs(0.0, {"bfloat16": 9e11}),
+            Roofline(0.0, {"bfloat16": 9e11}),
             r"memory reads an unknown number of GB/s; bfloat16 arithmetic reaches 900 GOP/s",
         ),
     ],
 )
-def test_the_line_of_a_start(golden_dir: Path, model: str, roofs: Roofs, line: str) -> None:
-    limits = SpeedLimits(roofs, QuantScheme.create("bfloat16", None))
-    text = limits.describe(Checkpoint(golden_dir / model))
+def test_the_line_of_a_start(golden_dir: Path, model: str, roofline: Roofline, line: str) -> None:
+    path = golden_dir / model
+    text = describe_limits(roofline, bytes_per_step(Config(ModelConfig(str(path))), Checkpoint(path)))
     assert re.fullmatch(line, text), text
 
 
 def test_the_machine_is_measured() -> None:
-    roofs = measure_roofs(("bfloat16", "wint4"), 4 << 20, 1)
-    assert roofs.read_bytes_per_s > 0
-    assert [peak > 0 for peak in roofs.peaks.values()] == [library.isa() != "scalar"] * 2
+    roofline = measure_roofline(("bfloat16", "wint4"), 4 << 20, 1)
+    assert roofline.read_bytes_per_s > 0
+    assert [peak > 0 for peak in roofline.peaks.values()] == [library.isa() != "scalar"] * 2

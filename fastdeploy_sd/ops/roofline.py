@@ -1,7 +1,7 @@
-"""How fast this machine reads memory and multiplies, measured now with the kernels' threads, and what follows from it.
+"""How fast this machine reads memory and multiplies, measured now with the kernels' threads. No op may run meanwhile.
 
 A step reads every weight once and multiplies it with each of its rows, so its time is at least the longer of two:
-weights over the read bandwidth, operations over the instructions' peak. Knows no model. No op may run meanwhile.
+weights over the read bandwidth, operations over the instructions' peak.
 
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (CACM 52(4), 2009).
 """
@@ -21,8 +21,8 @@ _SAMPLE_FEATURES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Roofs:
-    """What nothing on this machine goes beyond.
+class Roofline:
+    """The limits of this machine.
 
     Attributes:
         read_bytes_per_s: reading memory that no cache holds; 0 = could not be measured.
@@ -40,8 +40,7 @@ class Roofs:
     def free_rows(self, fmt: LinearFormat) -> int | None:
         """The most rows whose arithmetic takes no longer than reading the weights, at least 1; None = unknown.
 
-        Up to that many, further requests and drafts cost linear layers nothing; beyond, and in prompts, arithmetic is
-        the limit.
+        Up to that many rows, requests and drafts cost linear layers nothing; beyond, arithmetic is the limit.
         """
         if not self.read_bytes_per_s or not self.peaks.get(fmt):
             return None
@@ -49,9 +48,9 @@ class Roofs:
         return max(1, int(self.peaks[fmt] * bytes_per_weight / self.read_bytes_per_s / 2))
 
 
-def measure_roofs(formats: tuple[LinearFormat, ...], num_bytes: int, num_passes: int) -> Roofs:
+def measure_roofline(formats: tuple[LinearFormat, ...], num_bytes: int, num_passes: int) -> Roofline:
     """Measure memory and the instructions of these formats; the other arguments are those of `read_bandwidth`."""
-    return Roofs(read_bandwidth(num_bytes, num_passes), {fmt: dot_peak(fmt, num_passes) for fmt in formats})
+    return Roofline(read_bandwidth(num_bytes, num_passes), {fmt: dot_peak(fmt, num_passes) for fmt in formats})
 
 
 def read_bandwidth(num_bytes: int, num_passes: int) -> float:
@@ -69,10 +68,7 @@ def read_bandwidth(num_bytes: int, num_passes: int) -> float:
 
 
 def dot_peak(fmt: LinearFormat, num_passes: int) -> float:
-    """Return the operations per second of the instruction that multiplies a weight format, fed from registers.
-
-    A multiplication and an addition count as one each. 0 on the scalar level, which has no such instruction.
-    """
+    """Return the operations per second of the instruction that multiplies a weight format; see Roofline.peaks."""
     measure = library().fdsd_dot_peak
     measure.restype = ctypes.c_double
     return float(measure(format_code(fmt), num_passes))

@@ -15,7 +15,7 @@ from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftSource, DraftTokens, R
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
-    from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
+    from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 
 
 def _no_method(name: str) -> Proposer:
@@ -40,7 +40,7 @@ class ProposerContext:
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
-    draft_model: DraftModel | None = None
+    draft_model: LoadedDraftModel | None = None
     step_stats: StepStats = field(default_factory=StepStats)
     other_method: Callable[[str], Proposer] = field(default=_no_method)
     over_ranks: Callable[[Proposer], Proposer] = lambda method: method

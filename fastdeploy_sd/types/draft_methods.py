@@ -96,7 +96,7 @@ METHODS: Mapping[str, DraftMethod] = {
         ),
         DraftMethod(
             "mtp",
-            ".model_based.mtp:MtpProposer",
+            ".model_based.proposer:ModelProposer",
             DraftSource.MTP,
             keys=(
                 "mtp_strategy",

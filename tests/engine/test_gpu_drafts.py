@@ -19,7 +19,7 @@ from fastdeploy_sd.device.twins import Logprobs
 from fastdeploy_sd.ops.logprob_rows import LogprobRows
 from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.spec_decode.model_based import mtp_recorded
+from fastdeploy_sd.spec_decode.model_based import recorded_passes as mtp_recorded
 from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, Speculation
 from tests.engine.gpu import BATCH, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of

@@ -13,7 +13,7 @@ import pytest
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.mtp import MtpModel
-from fastdeploy_sd.spec_decode.model_based.mtp import MtpProposer
+from fastdeploy_sd.spec_decode.model_based.proposer import ModelProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
 from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import DraftTokens, Speculation
@@ -30,21 +30,21 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> MtpReference:
 
 
 @pytest.fixture
-def proposer(reference: MtpReference) -> MtpProposer:
+def proposer(reference: MtpReference) -> ModelProposer:
     return make_proposer(reference, enable_draft_logprob=True)
 
 
-def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options: float) -> MtpProposer:
+def make_proposer(reference: MtpReference, num_steps: int = NUM_STEPS, **options: float) -> ModelProposer:
     """As a server has it, without the engine."""
     _, recorder = make_engine(str(reference.path), num_steps, **options)  # type: ignore[arg-type]
     router = recorder.proposer.method  # type: ignore[attr-defined]
     made = router._method(router._configured).method
-    assert isinstance(made, MtpProposer)
+    assert isinstance(made, ModelProposer)
     return made
 
 
 def step(
-    reference: MtpReference, proposer: MtpProposer, num_rows: int, wanted: list[int] | None = None
+    reference: MtpReference, proposer: ModelProposer, num_rows: int, wanted: list[int] | None = None
 ) -> ProposeInput:
     """Prompts of five tokens, just run, each with its first output token."""
     rng = np.random.default_rng(5)
@@ -72,7 +72,7 @@ def step(
     )
 
 
-def begin(proposer: MtpProposer, *table_rows: int) -> None:
+def begin(proposer: ModelProposer, *table_rows: int) -> None:
     proposer.begin([DraftRequest(f"r{row}", row, 5, 5) for row in table_rows])
 
 
@@ -82,7 +82,7 @@ def wanted_drafts(reference: MtpReference, x: ProposeInput, r: int) -> list[int]
 
 
 def test_rows_of_others_and_failed_rows_get_nothing_and_disturb_nobody(
-    reference: MtpReference, proposer: MtpProposer
+    reference: MtpReference, proposer: ModelProposer
 ) -> None:
     x = step(reference, proposer, 4)
     assert x.target is not None
@@ -97,7 +97,7 @@ def test_rows_of_others_and_failed_rows_get_nothing_and_disturb_nobody(
     assert len(proposer.propose(x).token_ids) == 0
 
 
-def test_limits_are_kept_and_drafted_rows_not_extended(reference: MtpReference, proposer: MtpProposer) -> None:
+def test_limits_are_kept_and_drafted_rows_not_extended(reference: MtpReference, proposer: ModelProposer) -> None:
     x = step(reference, proposer, 4)
     begin(proposer, 0, 1, 2, 3)
     prefix = DraftTokens(np.array([7], np.int32), np.array([0, 0, 0, 0, 1], np.int32))
@@ -198,7 +198,7 @@ def test_the_last_layer_only_stores_kv_where_nobody_may_draft(
     assert run_layers == list(range(num_layers - 1))
 
 
-def test_drafts_end_with_the_rotary_table(reference: MtpReference, proposer: MtpProposer) -> None:
+def test_drafts_end_with_the_rotary_table(reference: MtpReference, proposer: ModelProposer) -> None:
     x = step(reference, proposer, 2)
     begin(proposer, 0, 1)
     drafts = proposer.propose(replace(x, token_table=np.ascontiguousarray(x.token_table[:, :7])))
@@ -221,7 +221,7 @@ def test_draft_layers_that_cannot_serve_are_found_before_the_target_is_read(
         create_executor(config)
 
 
-def test_logprobs_are_the_draft_layers(reference: MtpReference, proposer: MtpProposer) -> None:
+def test_logprobs_are_the_draft_layers(reference: MtpReference, proposer: ModelProposer) -> None:
     x = step(reference, proposer, 3, [1, -1, 4])
     begin(proposer, 0, 1, 2)
     drafts = proposer.propose(x)

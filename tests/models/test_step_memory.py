@@ -13,7 +13,7 @@ import pytest
 
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.program.program import Program
-from fastdeploy_sd.spec_decode.model_based.mtp import MtpProposer
+from fastdeploy_sd.spec_decode.model_based.proposer import ModelProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.step.forward import RecordedForward
 from fastdeploy_sd.worker.step.runner import ModelRunner
@@ -39,7 +39,7 @@ def pointers_of(call: Call) -> Iterator[int]:
             yield value
 
 
-def addresses(runner: ModelRunner, mtp: MtpProposer | None) -> list[int]:
+def addresses(runner: ModelRunner, mtp: ModelProposer | None) -> list[int]:
     """Of everything that a step writes, and as the native calls have it."""
     forward, verifier, batches = runner._forward, runner._verifier, runner._batches
     assert isinstance(forward, RecordedForward)
@@ -64,11 +64,11 @@ def test_nothing_moves_and_nothing_of_a_bounds_size_is_allocated(method: str, tm
         str(path), num_drafts, method=method, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=4 * MAX_NUM_SEQS
     )
     runner: ModelRunner = engine._executor._runner  # type: ignore[attr-defined]
-    mtp: MtpProposer | None = None
+    mtp: ModelProposer | None = None
     if method == "mtp":
         router = recorder.proposer.method  # type: ignore[attr-defined]
         made = router._method(router._configured).method
-        assert isinstance(made, MtpProposer)
+        assert isinstance(made, ModelProposer)
         mtp = made
     runner._proposer = recorder.proposer  # type: ignore[assignment] # the recorder keeps what it saw
     peaks, places = list[int](), list[list[int]]()

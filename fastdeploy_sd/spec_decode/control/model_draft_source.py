@@ -206,7 +206,7 @@ class ModelDraftSource:
         return np.asarray(np.maximum(x.num_tokens - 1 - self._num_filled[x.table_rows], 0), np.int32)
 
     def _note_filled(self, x: ProposeInput, ran: npt.NDArray[np.bool_]) -> None:
-        """As far as the target has run, and the newest token; see MtpProposer, which decides it for itself.
+        """As far as the target has run, and the newest token; see ModelProposer, which decides it for itself.
 
         KV cannot wait along a prompt, and when the next block is full.
         """

@@ -20,7 +20,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.rules.requests import producible_eos
-from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.autotune.linear_tuning import MEASURED_BYTES, tune_linear
@@ -78,10 +78,10 @@ class Loaded:
     def proposer_context(
         self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
     ) -> ProposerContext:
-        """Return what drafting methods are made for; see ProposerContext and DraftModel."""
+        """Return what drafting methods are made for; see ProposerContext and LoadedDraftModel."""
         draft_model = None
         if self.draft is not None:
-            draft_model = DraftModel(
+            draft_model = LoadedDraftModel(
                 model=self.draft.model,
                 caches=self.kv.own.draft_caches,
                 rotary=make_rotary(self.draft.config, self.kv.max_tokens),
@@ -97,7 +97,7 @@ class Loaded:
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
 
     def _step_columns(self) -> Mapping[str, Any] | None:
-        """See DraftModel.step."""
+        """See LoadedDraftModel.step."""
         if not self.is_ahead:
             return None
         arrays = {name: getattr(self.memory, name) for name in _STEP_COLUMNS}

@@ -31,7 +31,7 @@ class RankGroup:
         num_threads: of this rank's kernels, its share of the host's cores, unless the configuration says how many.
         communicator: what the ranks exchange inside a pass; None = nothing.
         others: rank 0's hold on the other ranks; None on these, and where there are none.
-        agree: what other ranks than 0 call when their draft layers have run; see DraftModel.agree.
+        agree: what other ranks than 0 call when their draft layers have run; see LoadedDraftModel.agree.
         smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
         exchange: gives bytes to all ranks and returns those of all, in order; all call it, as often, while they load.
         kv_files: rank -> descriptor of the memory for its KV, see worker.kv_file: on rank 0 those of all others, on

@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.spec_decode.methods.naive import NaiveProposer
-from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
+from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import (
     DraftRequest,
     ProposeInput,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NUM_SLOTS = 6
 # The recorders run no model, but mtp is made only where one is loaded.
-LOADED = cast(DraftModel, object())
+LOADED = cast(LoadedDraftModel, object())
 CONTEXT = ProposerContext(max_num_seqs=NUM_SLOTS, max_model_len=8, vocab_size=100, draft_model=LOADED)
 # Row s says s s s .., so that drafts tell whose they are.
 TABLE = np.repeat(np.arange(NUM_SLOTS, dtype=np.int32)[:, None], 8, axis=1)

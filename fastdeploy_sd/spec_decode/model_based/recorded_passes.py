@@ -19,9 +19,9 @@ from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.ops.logprob_rows import logit_rows
-from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
-from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
-from fastdeploy_sd.spec_decode.model_based.mtp_passes import DraftStep, run_passes
+from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
+from fastdeploy_sd.spec_decode.model_based.passes import DraftStep, run_passes
 from fastdeploy_sd.types import F32, I32
 
 
@@ -39,7 +39,7 @@ class RecordedPasses:
 
     def __init__(
         self,
-        target: DraftModel,
+        target: LoadedDraftModel,
         memory: DraftMemory,
         min_prob: float,
         max_steps: int,

@@ -1,6 +1,6 @@
 """Drafts by multi-token prediction: layers of the model's own guess on from its hidden rows.
 
-Owns which KV slots of the draft layers are filled for every request; mtp_passes.py runs the layers over
+Owns which KV slots of the draft layers are filled for every request; passes.py runs the layers over
 what each step added. Knows no scheduling.
 
 The row at slot q combines token q with the hidden row of position q - 1, so slot 0 stays empty, and what a full block
@@ -24,11 +24,11 @@ import numpy as np
 
 from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.ops.sampling import token_logprobs
-from fastdeploy_sd.spec_decode.model_based.mtp_ahead import MtpAhead
-from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
-from fastdeploy_sd.spec_decode.model_based.mtp_passes import DraftPasses, EagerPasses
-from fastdeploy_sd.spec_decode.model_based.mtp_plan import StepPlan
-from fastdeploy_sd.spec_decode.model_based.mtp_recorded import RecordedPasses
+from fastdeploy_sd.spec_decode.model_based.async_passes import AsyncPasses
+from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.passes import DraftPasses, EagerPasses
+from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
+from fastdeploy_sd.spec_decode.model_based.step_plan import StepPlan
 from fastdeploy_sd.spec_decode.proposer import (
     DraftRequest,
     ProposeInput,
@@ -45,7 +45,7 @@ _NOT_ASKED = -1.0
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
-class MtpProposer:
+class ModelProposer:
     """See the module. State per table row: the first KV slot of the draft layers that is not filled, and
     how many tokens there were when it was begun.
 
@@ -58,7 +58,7 @@ class MtpProposer:
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
-        assert context.draft_model is not None, "mtp runs a model"
+        assert context.draft_model is not None, "the method runs a model"
         self._model, self._num_steps = context.draft_model, config.num_model_steps
         self._num_begun = np.zeros(context.max_num_seqs, np.int32)
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
@@ -81,10 +81,12 @@ class MtpProposer:
             self._least_acceptance = _LEAST if self._can_end else 0.0
         columns = self._next_slot, self._num_begun
         self._plan = StepPlan(self._memory, *columns, self._num_steps, self._model.caches[0].block_size)
-        self.ahead: MtpAhead | None = None
+        self.ahead: AsyncPasses | None = None
         if isinstance(self._passes, RecordedPasses) and self._model.step is not None and not config.draft_p_min:
             self._memory.min_survival[:] = self._least_acceptance
-            self.ahead = MtpAhead(self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps)
+            self.ahead = AsyncPasses(
+                self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps
+            )
 
     @property
     def num_lookahead_slots(self) -> int:
@@ -111,7 +113,7 @@ class MtpProposer:
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """See Proposer.propose. Rows that already have a prefix get no drafts: it was not run through the layers."""
-        assert x.target is not None, "mtp drafts from what the model ran"
+        assert x.target is not None, "a draft model reads what the target ran"
         if self.ahead is not None:
             self.ahead.restart()
         if not self._plan.make(x, x.target):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN
-from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.types import I32
 

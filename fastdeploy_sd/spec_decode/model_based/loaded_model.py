@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftModel:
+class LoadedDraftModel:
     """Layers that draft, with their KV over the target's blocks; ProposerContext.draft_model.
 
     Attributes:

@@ -18,19 +18,19 @@ import numpy as np
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.ops.batch import TARGET_STEP
 from fastdeploy_sd.ops.mtp import MTP_HOLD, MTP_PLAN
-from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
-from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
-from fastdeploy_sd.spec_decode.model_based.mtp_plan import StepPlan
-from fastdeploy_sd.spec_decode.model_based.mtp_recorded import RecordedPasses
+from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
+from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
+from fastdeploy_sd.spec_decode.model_based.step_plan import StepPlan
 from fastdeploy_sd.spec_decode.proposer import OpenStep, ProposeInput
 from fastdeploy_sd.types import I32, MADE_ON_DEVICE, DraftSource, DraftTokens
 
 
-class MtpAhead:
+class AsyncPasses:
     """See the module, and proposer.AheadDrafter.
 
     Args:
-        columns: of the step on the device, by their names in StepMemory; see DraftModel.step.
+        columns: of the step on the device, by their names in StepMemory; see LoadedDraftModel.step.
         memory: of the passes; its twin is written by the device, but for `min_survival`.
         next_slot, num_begun: i32[S], the host's.
         num_steps: drafts per request at most.
@@ -38,7 +38,7 @@ class MtpAhead:
 
     def __init__(  # noqa: PLR0913, PLR0917 (what drafting goes through)
         self,
-        model: DraftModel,
+        model: LoadedDraftModel,
         columns: Mapping[str, Any],
         memory: DraftMemory,
         passes: RecordedPasses,
@@ -156,7 +156,7 @@ class MtpAhead:
 
     def finish(self, x: ProposeInput) -> DraftTokens:
         """See AheadDrafter."""
-        assert x.target is not None, "mtp drafts from what the model ran"
+        assert x.target is not None, "a draft model reads what the target ran"
         self._replay.make(x, x.target)
         cu = self._replayed.cu_num_draft[: len(x.table_rows) + 1].copy()
         self._replay.collect()

@@ -26,7 +26,7 @@ class DraftMemory:
         table_rows, num_committed, cu_num_draft, draft_token_ids, num_wanted, draft_prob, min_survival: see
             ops.mtp.DraftBatch. A draft that was not made is -1.
         max_draft_len, num_valid, num_kv_slots: i32[R]; see spec_decode.proposer.
-        begin, hidden_begin, cu_hidden, draft_start_loc: see spec_decode.mtp_passes.DraftStep.
+        begin, hidden_begin, cu_hidden, draft_start_loc: see passes.DraftStep.
         ends: i32[num_layers, R], its `ends`.
         kept: i32[D]; see MTP_COLLECT.
         counts: num_filling i32[1], num_tokens i32[num_layers] and num_drafting one behind the other, as MTP_PLAN

@@ -1,6 +1,6 @@
 """The passes of one step of MTP drafting: every layer over what the step added, then draft after draft.
 
-`run_passes` is their definition, and EagerPasses calls it; spec_decode/model_based/mtp_recorded.py replays what it did.
+`run_passes` is their definition, and EagerPasses calls it; spec_decode/model_based/recorded_passes.py replays what it did.
 
 Layer l also computes the drafts that layers before it made, as its own step attends to them:
 
@@ -29,8 +29,8 @@ from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.mtp import keep_hidden_, mtp_postprocess_, mtp_preprocess
 from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPass, NextInputs
-from fastdeploy_sd.spec_decode.model_based.draft_model import DraftModel
-from fastdeploy_sd.spec_decode.model_based.mtp_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.types import F32
 
 
@@ -68,7 +68,7 @@ class DraftStep:
 
     @staticmethod
     def over(
-        target: DraftModel, columns: Mapping[str, Any], counts: StepCounts, num_steps: int, min_prob: float
+        target: LoadedDraftModel, columns: Mapping[str, Any], counts: StepCounts, num_steps: int, min_prob: float
     ) -> DraftStep:
         """Return a step over columns by the names that DraftMemory has for them, and `hidden` and the two tables."""
         batch = DraftBatch(
@@ -121,7 +121,7 @@ class EagerPasses:
         min_prob: see DraftBatch.
     """
 
-    def __init__(self, target: DraftModel, memory: DraftMemory, min_prob: float) -> None:
+    def __init__(self, target: LoadedDraftModel, memory: DraftMemory, min_prob: float) -> None:
         self._target, self._memory, self._min_prob = target, memory, min_prob
 
     def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
@@ -137,7 +137,7 @@ class EagerPasses:
         return logit_rows(*logits) if wants_logits else ()
 
 
-def run_passes(target: DraftModel, step: DraftStep) -> list[Tensor]:
+def run_passes(target: LoadedDraftModel, step: DraftStep) -> list[Tensor]:
     """Run every layer, and return the logits of every draft.
 
     The target's hidden rows of earlier steps were kept by its own pass; those of draft layers are kept here, each after
@@ -183,7 +183,7 @@ def _continued(chain: NextInputs, room: Any) -> NextInputs | None:
 class _Passes:
     """One layer's pass at a time."""
 
-    def __init__(self, target: DraftModel, step: DraftStep) -> None:
+    def __init__(self, target: LoadedDraftModel, step: DraftStep) -> None:
         batch: Any = step.batch  # of tensors
         self._target, self._batch = target, batch
         self.blocks = RequestBlocks(batch.table_rows, batch.block_table)

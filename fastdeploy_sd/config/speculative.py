@@ -162,16 +162,22 @@ class SpeculativeConfig:
         return METHODS[self.method].extensions.get(self.mtp_strategy) if self.method in METHODS else None
 
     @property
-    def uses_draft_layers(self) -> bool:
-        """Whether layers that draft are loaded: by a method that runs them, or chosen as one of the sources."""
+    def draft_models(self) -> tuple[str, ...]:
+        """Names of the methods whose draft model is loaded.
+
+        The configured method, or those that a method which chooses may draw from: it draws from the first, and requests
+        may choose any.
+        """
         method = METHODS.get(self.method)
-        return method is not None and (method.needs_model or (method.chooses and self.auto_with_mtp))
+        if method is None or not method.chooses:
+            return (self.method,) if method is not None and method.needs_model else ()
+        return tuple(m.name for m in METHODS.values() if m.auto_key and getattr(self, m.auto_key))
 
     @property
     def label(self) -> str:
         """The method in names of files and rows of tables: a hybrid is "mtp-ngram", and auto with MTP "auto-mtp"."""
-        more = "mtp" if self.auto_with_mtp else self.extended_by
-        return self.method if more is None else f"{self.method}-{more}"
+        more = [name for name in (*self.draft_models, self.extended_by) if name not in (None, self.method)]
+        return "-".join([self.method, *filter(None, more)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,5 +254,5 @@ def scope_of(key: str) -> Scope:
     if key in _OF_LAYERS:
         choosing = [method.name for method in METHODS.values() if method.chooses]
         where = f"method {_either(names)}, or {_either(choosing)} with auto_with_mtp"
-        return Scope(where, lambda c: c.uses_draft_layers)
+        return Scope(where, lambda c: bool(c.draft_models))
     return Scope(f"method {_either(names)}", lambda c: c.method in names)

@@ -56,7 +56,7 @@ def describe(config: Config) -> dict[str, str]:
         if name not in _OWN_DRAFTING
     }
     draft_path = Path(config.speculative.model or config.model.path / "mtp")
-    has_draft = config.speculative.uses_draft_layers and draft_path.is_dir()
+    has_draft = bool(config.speculative.draft_models) and draft_path.is_dir()
     return {
         "version": fastdeploy_sd.__version__,
         "instruction-set level": library.isa(),

@@ -10,27 +10,26 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder import Decoder, Embedding
+from fastdeploy_sd.models.decoder import Embedding
+from fastdeploy_sd.models.draft_model import DraftOutput, TargetParts
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
 from fastdeploy_sd.models.layers.linear import LinearLayer
 from fastdeploy_sd.models.layers.norm import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
-from fastdeploy_sd.models.mtp_weights import MtpWeights, verify_num_steps
+from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types import I32
 
@@ -47,18 +46,6 @@ class Head(Protocol):
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
-class MtpOutput(NamedTuple):
-    """A draft layer's output rows.
-
-    Attributes:
-        normed: [n, H] after the output norm: what the head reads.
-        chained: [n, H]: what the next draft step reads as hidden rows.
-    """
-
-    normed: Tensor
-    chained: Tensor
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MtpLayer:
     """One draft layer; parts may be the target's."""
@@ -72,7 +59,7 @@ class MtpLayer:
 
 
 class MtpModel:
-    """The draft layers of one checkpoint. Step i uses layer i, or the only one there is.
+    """A DraftModel of the MTP layers of one checkpoint.
 
     Args:
         feeds_normed: see MtpWeights.
@@ -83,7 +70,7 @@ class MtpModel:
 
     @property
     def num_layers(self) -> int:
-        """Draft layers, each with a KV cache of its own."""
+        """See DraftModel."""
         return len(self._layers)
 
     def forward(
@@ -93,22 +80,16 @@ class MtpModel:
         hidden: Tensor,
         cache: KvCache[Tensor],
         inputs: AttentionInputs,
-    ) -> MtpOutput:
-        """Run one draft layer and store its KV.
-
-        Args:
-            input_ids: i32[T], the token of every row; on the host or a tensor.
-            hidden: [T, H], the hidden row of the position before it.
-            inputs: may ask for some rows' output only.
-        """
+    ) -> DraftOutput:
+        """See DraftModel.forward."""
         x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, cache, inputs)
         normed, total = self._layers[layer].output_norm(x, residual)
-        return MtpOutput(normed, normed if self._feeds_normed else cast(total, normed.dtype))
+        return DraftOutput(normed, normed if self._feeds_normed else cast(total, normed.dtype))
 
     def store_kv(
         self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
     ) -> None:
-        """Only store one draft layer's KV; arguments as `forward`."""
+        """See DraftModel.store_kv."""
         self._layers[layer].block.store_kv(self._combine(layer, input_ids, hidden), cache, inputs)
 
     def _combine(self, layer: int, input_ids: Tensor | I32, hidden: Tensor) -> Tensor:
@@ -116,24 +97,8 @@ class MtpModel:
         return part.projection(part.input_norm(part.embed(input_ids), hidden))
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
-        """normed [A, H] -> f32[A, V]."""
+        """See DraftModel.logits."""
         return self._layers[layer].head(normed)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetParts:
-    """What draft layers take from the target where they have no part of their own.
-
-    Attributes:
-        weights, packer: of its checkpoint.
-        head_format: of the head that draft layers use; a copy where it is not the target's format. Drafts need not be
-            exact, and the head is most of what a pass over one draft layer reads.
-    """
-
-    decoder: Decoder
-    weights: DecoderWeights
-    packer: WeightPacker
-    head_format: LinearFormat
 
 
 def build_mtp_model(
@@ -152,12 +117,10 @@ def build_mtp_model(
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
-        ConfigError: as verify_num_steps.
     """
-    verify_num_steps(weights, num_steps)
     builder = _MtpBuilder(target, weights, scheme, packer, group)
     return MtpModel(
-        [builder.layer(j) for j in range(min(num_steps, weights.num_layers))], feeds_normed=weights.feeds_normed
+        [builder.layer(j) for j in range(weights.num_kv_layers(num_steps))], feeds_normed=weights.feeds_normed
     )
 
 

@@ -18,9 +18,14 @@ from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
 from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.checkpoint.fields import is_token_id
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.draft_model import FINAL_NORM
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_draft_config
+from fastdeploy_sd.models.weight_bytes import draft_bytes
 from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
+from fastdeploy_sd.types.shard import Shard
 
 _PARAM = "speculative_config"
 _ERNIE_NAME = re.compile(r"(model|ernie)\.mtp_emb_norm\.(\d+)\.weight")
@@ -90,7 +95,7 @@ def _numbers(checkpoint: Checkpoint, pattern: re.Pattern[str]) -> tuple[str, tup
 
 
 class MtpWeights(LayerWeights):
-    """Weights of MTP layers by role; layer j is the j-th of them, from 0.
+    """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0.
 
     Attributes:
         checkpoint, path: where they come from.
@@ -113,9 +118,28 @@ class MtpWeights(LayerWeights):
         self.config = config if config.moe is None else replace(config, moe=replace(config.moe, layers=has_router))
         self._config = self.config
 
-    def verify(self, num_layers: int) -> None:
-        """Look for every tensor of the first layers, as DecoderWeights.verify does."""
-        for j in range(min(num_layers, self.num_layers)):
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See DraftWeights."""
+        return (FINAL_NORM,)
+
+    def num_kv_layers(self, num_steps: int) -> int:
+        """See DraftWeights: an only layer makes all drafts, several make one each."""
+        return min(num_steps, self.num_layers)
+
+    def num_bytes(self, scheme: QuantScheme, num_steps: int, head: LinearFormat | None, shard: Shard) -> int:
+        """See DraftWeights; of layers that have neither an embedding nor a head of their own."""
+        return draft_bytes(self.config, scheme, self.num_kv_layers(num_steps), head, shard)
+
+    def verify(self, num_steps: int) -> None:
+        """See DraftWeights: look for every tensor of the layers, as DecoderWeights.verify does."""
+        if self.num_layers > 1 and num_steps > self.num_layers:
+            raise ConfigError(
+                f"speculative_config.num_model_steps: expected at most the {self.num_layers} MTP layers of "
+                f"{self.path}, each of which makes one step, got {num_steps}",
+                param=_PARAM,
+            )
+        for j in range(self.num_kv_layers(num_steps)):
             for look_up in (self.embedding_norm, self.hidden_norm, self.projection, self.output_norm):
                 look_up(j)
             self.verify_layer(j)
@@ -217,17 +241,3 @@ def _verify_fits(path: pathlib.Path, draft: DecoderConfig, target_path: pathlib.
                 f"{path}: {name}: expected {wanted} as in the target {target_path}, whose KV blocks, embedding and "
                 f"head the MTP layers share, got {got}"
             )
-
-
-def verify_num_steps(weights: MtpWeights, num_steps: int) -> None:
-    """Check that the draft layers can make so many steps.
-
-    Raises:
-        ConfigError: there are several layers, and fewer than steps.
-    """
-    if weights.num_layers > 1 and num_steps > weights.num_layers:
-        raise ConfigError(
-            f"speculative_config.num_model_steps: expected at most the {weights.num_layers} MTP layers of "
-            f"{weights.path}, each of which makes one step, got {num_steps}",
-            param="speculative_config",
-        )

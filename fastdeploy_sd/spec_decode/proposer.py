@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -22,6 +22,14 @@ def _no_method(name: str) -> Proposer:
     raise InternalError(f"other_method: expected a router, which has methods, got a request for {name!r}")
 
 
+OverRanks = Callable[[str, "Proposer"], "Proposer"]
+
+
+def keep_local(name: str, proposer: Proposer) -> Proposer:
+    """Return the method as it is: there is one rank."""
+    return proposer
+
+
 @dataclass(frozen=True, slots=True)
 class ProposerContext:
     """The surroundings a method is made for.
@@ -30,20 +38,20 @@ class ProposerContext:
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_model_len: columns of the token table.
         vocab_size: token ids are below it.
-        draft_model: for a method that needs one; None where none is loaded.
+        draft_models: those that are loaded, by method. A method that chooses draws from the first.
         board: where a method that chooses finds what steps take, and says what it chose.
         other_method: another method of the server, by name, for one that chooses among them.
-        over_ranks: makes a method that runs a model run on all ranks.
+        over_ranks: makes a method that runs a model, given its name, run on all ranks.
         partial_methods: sources of drafts that only some requests have, in the order in which they are asked.
     """
 
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
-    draft_model: LoadedDraftModel | None = None
+    draft_models: Mapping[str, LoadedDraftModel] = field(default_factory=dict)
     step_stats: StepStats = field(default_factory=StepStats)
     other_method: Callable[[str], Proposer] = field(default=_no_method)
-    over_ranks: Callable[[Proposer], Proposer] = lambda method: method
+    over_ranks: OverRanks = keep_local
     partial_methods: tuple[PartialMethod, ...] = ()
 
 

@@ -40,7 +40,7 @@ def available_methods(config: SpeculativeConfig) -> tuple[str, ...]:
     return tuple(
         method.name
         for method in METHODS.values()
-        if method.name == config.method or (config.uses_draft_layers if method.needs_model else not method.chooses)
+        if method.name in (config.method, *config.draft_models) or not (method.needs_model or method.chooses)
     )
 
 
@@ -56,24 +56,18 @@ def create_method(name: str, config: SpeculativeConfig, context: ProposerContext
             f"speculative_config.method: expected {wanted}, got {name!r}{near}", param="speculative_config"
         )
     method = METHODS[name]
-    if method.needs_model and context.draft_model is None:
+    model = context.draft_models.get(name)
+    if method.needs_model and model is None:
         raise ConfigError(
             f"speculative_config.method: expected a method that needs no model, as none is loaded, got {name!r}",
             param="speculative_config",
         )
     module, class_name = method.proposer.split(":")
     found = importlib.import_module(module, "fastdeploy_sd.spec_decode")
-    made = cast(Proposer, getattr(found, class_name)(config, context))
-    return context.over_ranks(made) if method.needs_model else made
-
-
-def create_layers_method(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make the method that runs the loaded draft layers, by whatever method it is asked.
-
-    Raises:
-        ConfigError: as `create_method`.
-    """
-    return create_method(next(m.name for m in METHODS.values() if m.needs_model), config, context)
+    make = getattr(found, class_name)
+    if model is None:
+        return cast(Proposer, make(config, context))
+    return context.over_ranks(name, cast(Proposer, make(config, context, model)))
 
 
 def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
@@ -89,8 +83,8 @@ class MethodRouter:
     """Hands every request to its own method, and puts the drafts of all methods together.
 
     A method sees its own requests only, except one that writes KV: it gets all rows of the step, as the model ran them,
-    with no drafts allowed in the others'. The configured method is made at once; the others, which run no
-    model, when the first request asks for them. Each is guarded by itself: a second try for a row must not repeat what
+    with no drafts allowed in the others'. The configured method and those with a model are made at once, the
+    others when the first request asks for them. Each is guarded by itself: a second try for a row must not repeat what
     another method has done for it.
 
     What only some requests have, `ProposerContext.partial_methods` and predicted outputs, is drafted first, and the
@@ -126,18 +120,20 @@ class MethodRouter:
             # A file that cannot be read must stop the server here, not in the step of the first request.
             if METHODS[name].file_key and getattr(config, METHODS[name].file_key) is not None:
                 self._method(index)
+            if name in context.draft_models:  # nothing is recorded once requests run
+                self._method(index)
         self._naive = self._names.index(NAIVE) if NAIVE in self._names else self._configured
         self._ahead: AheadDrafter | None = None
         if isinstance(configured, DraftGuard) and isinstance(configured.method, DraftsAhead):
             self._ahead = configured.method.ahead
-        self._num_lookahead_slots = configured.num_lookahead_slots
+        self._num_lookahead_slots = max(made.num_lookahead_slots for made in self._made.values())
         # The input of a step whose requests all have this method and nothing besides: the same value comes step after
         # step.
         self._only: tuple[ProposeInput, Proposer] | None = None
 
     @property
     def num_lookahead_slots(self) -> int:
-        """What the configured method writes; the others run no model and write none."""
+        """The most that one of the methods writes; those without a model write none."""
         return self._num_lookahead_slots
 
     @property
@@ -235,8 +231,8 @@ class MethodRouter:
         if request.method not in self._names:
             known = ", ".join(self._names)
             raise InternalError(f"{request.request_id}: method: expected one of {known}, got {request.method!r}")
-        if METHODS[request.method].needs_model:
-            return self._configured  # one that chooses among them asks it for all requests at once
+        if request.method in self._config.draft_models[:1]:
+            return self._configured  # one that chooses asks it for all requests at once
         return self._names.index(request.method)
 
     def _method(self, index: int) -> Proposer:

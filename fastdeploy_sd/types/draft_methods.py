@@ -30,15 +30,16 @@ class DraftMethod:
     Attributes:
         name: in configurations, requests and metrics.
         proposer: ".module:class" of spec_decode, imported when it is made: it may need Paddle. The class takes
-            (SpeculativeConfig, ProposerContext).
+            (SpeculativeConfig, ProposerContext), and its LoadedDraftModel where it needs a model.
         source: of its drafts; None = it makes none.
         keys: of `speculative_config`, those that only drafting reads, this method among others.
-        needs_model: it runs layers of its own over the target's hidden rows: the worker loads them, with a KV cache for
-            each, and a request may ask for the log-probabilities of its drafts. It drafts only where it is configured;
-            a method without a model drafts on every server that speculates.
+        draft_weights, draft_model: ".module:function" of models, for a method that runs a model of its own: they open
+            its DraftWeights, given (target's Checkpoint, its DecoderConfig, `speculative_config.model`), and build its
+            DraftModel, given (TargetParts, DraftWeights, QuantScheme, WeightPacker, num_steps, TpGroup).
+        auto_key: the boolean key with which a method that chooses draws drafts from the model too.
         chooses: it decides step by step which of the server's methods without a model draft, and how much. It drafts
             only where it is configured.
-        covered_by: the method that mostly drafts the same or more: one that chooses does not ask both where
+        subsumed_by: the method that mostly drafts the same or more: one that chooses does not ask both where
             asking takes long; "" = none.
         default_num_drafts: drafts per request and step at most, unless configured.
         is_replayable: recorded texts are all it needs.
@@ -52,15 +53,26 @@ class DraftMethod:
     proposer: str
     source: DraftSource | None = None
     keys: Sequence[str] = ()
-    needs_model: bool = False
+    draft_weights: str = ""
+    draft_model: str = ""
+    auto_key: str = ""
     chooses: bool = False
-    covered_by: str = ""
+    subsumed_by: str = ""
     default_num_drafts: int = 1
     is_replayable: bool = False
     extensions: Mapping[str, str] = field(default_factory=dict)
     implied_strategy: str = ""
     file_key: str = ""
     aliases: Sequence[str] = ()
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the worker loads a DraftModel for it, with a KV cache for each layer.
+
+        It drafts only where it is configured; a method without a model drafts on every server that speculates. A
+        request may ask for the log-probabilities of its drafts.
+        """
+        return bool(self.draft_model)
 
 
 NAIVE = "naive"
@@ -74,7 +86,7 @@ METHODS: Mapping[str, DraftMethod] = {
             ".methods.ngram:NgramProposer",
             DraftSource.NGRAM,
             keys=("max_ngram_size", "min_ngram_size", "ngram_max_spec_factor", "follow_copies"),
-            covered_by="suffix",
+            subsumed_by="suffix",
             is_replayable=True,
             aliases=("ngram_match",),
         ),
@@ -107,7 +119,9 @@ METHODS: Mapping[str, DraftMethod] = {
                 "draft_head_quantization",
                 "enable_draft_logprob",
             ),
-            needs_model=True,
+            draft_weights=".mtp_weights:open_mtp_weights",
+            draft_model=".mtp:build_mtp_model",
+            auto_key="auto_with_mtp",
             extensions={"with_ngram": "ngram", "with_suffix": "suffix"},
             implied_strategy="with_suffix",  # FastDeploy's published example of suffix decoding says "mtp"
             # Each names the MTP layers of one architecture, which the checkpoint does here.

@@ -31,11 +31,18 @@ class SpeculationInfo:
     has_draft_logprobs: bool = False
 
     def keeps_draft_kv(self, method: str) -> bool:
-        """Whether draft layers run along with a request that this method drafts for.
+        """Whether a draft model runs along with a request that this method drafts for."""
+        return bool(self.draft_model_of(method))
 
-        A method without a model keeps none, be it that a request chose it on a server that has such layers.
+    def draft_model_of(self, method: str) -> str:
+        """Name the draft model that runs along with a request that this method drafts for; "" = none.
+
+        A method without a model has none, be it that a request chose it on a server with draft models. The configured
+        method that chooses has the first one.
         """
-        return self.num_lookahead_slots > 0 and (method == self.method or METHODS[method].needs_model)
+        if self.num_lookahead_slots == 0 or not (method == self.method or METHODS[method].needs_model):
+            return ""
+        return next((name for name in (method, *self.methods) if METHODS[name].needs_model), method)
 
     def method_of(self, asked: Speculation) -> str:
         """The method that drafts for a request that asks for this, validated."""

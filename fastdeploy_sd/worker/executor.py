@@ -14,8 +14,8 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.twins import HOST_TWINS
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats
-from fastdeploy_sd.spec_decode.proposer import MakeProposer
-from fastdeploy_sd.spec_decode.router import available_methods, create_layers_method, create_proposer
+from fastdeploy_sd.spec_decode.proposer import MakeProposer, keep_local
+from fastdeploy_sd.spec_decode.router import available_methods, create_method, create_proposer
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
@@ -140,12 +140,12 @@ def _created(
     is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
     limits = measure_limits(config) if is_measured else None
     loaded = load(config, group)
-    draft_source = None if loaded.draft_weights is None else loaded.draft_weights.checkpoint
+    drafts = [weights.checkpoint for weights in loaded.draft_weights.values()]
     kernels = None if is_host else f"CUDA, {device().text}"
-    identity = KvIdentity.of(config, loaded.config, loaded.kv.format.kv_dtype, loaded.checkpoint, draft_source, kernels)
+    identity = KvIdentity.of(config, loaded.config, loaded.kv.format.kv_dtype, loaded.checkpoint, drafts, kernels)
     s, table = config.speculative, loaded.table
     lead = None if group.others is None else GroupLead(group.others, group.collectives)
-    agree, over_ranks = (lambda: None, lambda method: method) if lead is None else (lead.agree, lead.over_ranks)
+    agree, over_ranks = (lambda: None, keep_local) if lead is None else (lead.agree, lead.over_ranks)
     grammars = open_grammars(config, loaded.vocab_size, loaded.eos_token_ids)
     guided = GuidedRows(grammars, loaded.memory, config.scheduler.max_num_seqs)
     partial_methods = (ForcedTokens(guided),)
@@ -167,7 +167,7 @@ def _created(
             max_draft_tokens=s.num_speculative_tokens,
             num_lookahead_slots=proposer.num_lookahead_slots,
             lossy=rule.is_lossy,
-            has_draft_logprobs=s.enable_draft_logprob and context.draft_model is not None,
+            has_draft_logprobs=s.enable_draft_logprob and bool(context.draft_models),
         ),
         fingerprint=identity.output_fingerprint(rule),
         weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,
@@ -187,7 +187,7 @@ def _created(
         twins=loaded.twins,
     )
     pages = open_pages(config, loaded.kv.ranks)
-    store = open_block_store(config, pages, identity, loaded.checkpoint, loaded.draft_weights)
+    store = open_block_store(config, pages, identity, loaded.checkpoint, [*loaded.draft_weights.values()])
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
@@ -212,11 +212,11 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     group = with_gpus(config, group)
     loaded = load(config, group)
     context = loaded.proposer_context(group.agree)
-    method = None if context.draft_model is None else create_layers_method(config.speculative, context)
+    methods = {name: create_method(name, config.speculative, context) for name in context.draft_models}
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
-    twins = HOST_TWINS if method is None else loaded.twins  # only draft layers read tokens where the model runs
-    return ModelFollower(loaded.forward, loaded.memory, loaded.table, method, group.collectives, twins)
+    twins = loaded.twins if methods else HOST_TWINS  # only draft layers read tokens where the model runs
+    return ModelFollower(loaded.forward, loaded.memory, loaded.table, methods, group.collectives, twins)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

@@ -41,7 +41,7 @@ def loaded(config: Config) -> LoadedModel:
 def files_of(config: Config, folder: pathlib.Path) -> dict[str, bytes]:
     """What is in the files of packed weights that a start leaves: every matrix, and its key."""
     model = loaded(replace(config, model=replace(config.model, packed_weights_cache=str(folder))))
-    assert model.draft is not None
+    assert model.drafts
     return {path.name: path.read_bytes() for path in folder.glob("*.packed")}
 
 
@@ -95,14 +95,14 @@ def test_bytes_of_weights_are_told_before_they_are_loaded(
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     drafts = open_draft_weights(config, checkpoint, decoder)
-    assert drafts is not None
+    draft_config = drafts["mtp"].config
     scheme = QuantScheme.create("bfloat16", quantization)
     head = draft_head_format(config, scheme.lm_head)
     told = resident_bytes(decoder, scheme) - decoder.vocab_size * decoder.hidden_size * 2
-    told += draft_bytes(drafts.config, own_scheme(config), 1, None if head == scheme.lm_head else head)
+    told += draft_bytes(draft_config, own_scheme(config), 1, None if head == scheme.lm_head else head)
     routers = 4 * decoder.hidden_size * sum(
         c.moe.num_experts * len([i for i in c.moe.layers if i < count])
-        for c, count in ((decoder, decoder.num_layers), (drafts.config, 1)) if c.moe is not None
+        for c, count in ((decoder, decoder.num_layers), (draft_config, 1)) if c.moe is not None
     )  # fmt: skip
     assert load_model(config, checkpoint, decoder, drafts).weight_bytes == told - routers
 

@@ -75,7 +75,7 @@ def test_what_a_server_takes_is_no_more_than_was_told(
         config = config_of(make_model(tmp_path, "ernie4_5_moe-tiny", "ernie-folder").path, mtp)
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config)
-    model = forecasts._Model(config, decoder, open_draft_weights(config, checkpoint, decoder), 512)
+    model = forecasts._Model(config, decoder, list(open_draft_weights(config, checkpoint, decoder).values()), 512)
     told = model.memory_with_weights(gpu, WHOLE_MODEL)
     layers = model.kv_layers(WHOLE_MODEL)
     beside_steps = told.total - told.free + 40 * kv_sizing.block_bytes(layers, kv_sizing.KvCacheFormat.create(config))

@@ -13,7 +13,7 @@ from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_tensors
 from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile, create_kv_file
-from fastdeploy_sd.worker.kv.kv_memory import RankKv
+from fastdeploy_sd.worker.kv.kv_memory import DraftLayerKv, RankKv
 from fastdeploy_sd.worker.kv.kv_pages import KvPages
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from tests.models.test_kv_tensors import CONFIG, FORMATS
@@ -27,13 +27,13 @@ def ranks_of(size: int, fmt: KvCacheFormat) -> list[RankKv]:
     ranks = []
     for shard in (Shard(rank, size) for rank in range(size)):
         draft, heads = LayerKv.of_draft_layers(CONFIG, NUM_DRAFT_LAYERS, shard), DecoderShard(CONFIG, shard).kv_heads()
+        caches = kv_tensors.allocate(draft, NUM_BLOCKS, fmt)
+        hidden = kv_tensors.allocate_block_hidden(draft, NUM_BLOCKS, fmt)
         ranks.append(
             RankKv(
                 heads,
                 kv_tensors.allocate(LayerKv.of_decoder(CONFIG, shard), NUM_BLOCKS, fmt),
-                heads,
-                kv_tensors.allocate(draft, NUM_BLOCKS, fmt),
-                kv_tensors.allocate_block_hidden(draft, NUM_BLOCKS, fmt),
+                {"mtp": [DraftLayerKv(heads, *layer) for layer in zip(caches, hidden, strict=True)]},
             )
         )
     return ranks
@@ -41,9 +41,9 @@ def ranks_of(size: int, fmt: KvCacheFormat) -> list[RankKv]:
 
 def arrays(rank: RankKv) -> list[np.ndarray[Any, Any]]:
     """All tensors of a rank, hidden rows last."""
-    caches = [*rank.caches, *rank.draft_caches]
+    caches = [*rank.caches, *rank.caches_of("mtp")]
     parts = [part for c in caches for part in (c.k, c.v, c.k_scale, c.v_scale) if part is not None]
-    return [device().read(part) for part in [*parts, *rank.block_hidden]]
+    return [device().read(part) for part in [*parts, *rank.hidden_of("mtp")]]
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -13,13 +13,14 @@ from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.tensors import from_numpy
 from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.draft_model import DraftModel
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
-from fastdeploy_sd.worker.loading.draft_layers import DraftLayers
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.model_loading import load_model
 from tests.models.mtp_models import make_model
@@ -27,24 +28,24 @@ from tests.models.ranks import Rank, rank_groups, together
 
 NUM_TOKENS, BLOCK_SIZE = 70, 64
 
+Loaded = tuple[DraftModel, DecoderConfig]
 
-def load(path: pathlib.Path, num_layers: int, head: str, group: TpGroup, **model: Any) -> DraftLayers:
+
+def load(path: pathlib.Path, num_layers: int, head: str, group: TpGroup, **model: Any) -> Loaded:
     speculative = SpeculativeConfig("mtp", num_layers, num_model_steps=num_layers, draft_head_quantization=head)  # type: ignore[arg-type]
     config = Config(ModelConfig(str(path), **model), speculative=speculative)
     checkpoint = Checkpoint(path)
     decoder_config = read_decoder_config(checkpoint.config)
     weights = open_draft_weights(config, checkpoint, decoder_config)
-    draft = load_model(config, checkpoint, decoder_config, weights, group).draft
-    assert draft is not None
-    return draft
+    return load_model(config, checkpoint, decoder_config, weights, group).drafts["mtp"], weights["mtp"].config
 
 
-def bits(draft: DraftLayers, rank: Rank, dtype: str) -> list[np.ndarray]:
+def bits(loaded: Loaded, rank: Rank, dtype: str) -> list[np.ndarray]:
     """Run every layer over one sequence; what the next step reads, and the logits."""
-    c, n = draft.config, NUM_TOKENS
+    (draft, c), n = loaded, NUM_TOKENS
     rng = np.random.default_rng(0)
     rank.begin(1)
-    layers = kv_sizing.LayerKv.of_draft_layers(c, draft.model.num_layers, rank.group.shard)
+    layers = kv_sizing.LayerKv.of_draft_layers(c, draft.num_layers, rank.group.shard)
     caches = kv_tensors.allocate(layers, 2, kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype))
     found = []
     for layer, cache in enumerate(caches):
@@ -60,8 +61,8 @@ def bits(draft: DraftLayers, rank: Rank, dtype: str) -> list[np.ndarray]:
         token_ids = rng.integers(4, 4096, n - first).astype(np.int32)
         values = rng.standard_normal((n - first, c.hidden_size)).astype(np.float32)
         hidden = from_numpy(values if dtype == "float32" else (values.view(np.uint32) >> 16).astype(np.uint16))
-        output = draft.model.forward(layer, token_ids, hidden, cache, inputs)
-        found += [device().read(part).copy() for part in (*output, draft.model.logits(layer, output.normed))]
+        output = draft.forward(layer, token_ids, hidden, cache, inputs)
+        found += [device().read(part).copy() for part in (*output, draft.logits(layer, output.normed))]
     return found
 
 

@@ -14,7 +14,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.worker.kv import device_pages
 from fastdeploy_sd.worker.kv.device_pages import DevicePages
-from fastdeploy_sd.worker.kv.kv_memory import RankKv
+from fastdeploy_sd.worker.kv.kv_memory import DraftLayerKv, RankKv
 from fastdeploy_sd.worker.kv.kv_reach import open_mover
 from tests.ops.cuda_device import emulated
 
@@ -33,7 +33,8 @@ class Kv:
         ]
         self.tensors = [[gpu.wrap(array) for array in layer] for layer in self.arrays]
         (k, v, ks, vs), (dk, dv, dks, dvs, hidden) = self.tensors
-        kv = RankKv(range(1), [KvCache(k, v, 0, ks, vs)], range(1), [KvCache(dk, dv, 0, dks, dvs)], [hidden])
+        draft = DraftLayerKv(range(1), KvCache(dk, dv, 0, dks, dvs), hidden)
+        kv = RankKv(range(1), [KvCache(k, v, 0, ks, vs)], {"mtp": [draft]})
         self.pages = DevicePages(gpu, [kv], is_read=True, is_written=True)
 
     def page(self, layer: int, block_id: int) -> bytes:

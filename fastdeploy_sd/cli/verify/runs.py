@@ -110,7 +110,7 @@ def available_methods(base: Config, methods: Sequence[Method]) -> tuple[list[Met
     found, reasons = [], {}
     for method in methods:
         # Only a method with weights of its own can fail to load.
-        if not method.speculative.uses_draft_layers or (reason := _load_error(base, method)) is None:
+        if not method.speculative.draft_models or (reason := _load_error(base, method)) is None:
             found.append(method)
         else:
             reasons[method.name] = reason

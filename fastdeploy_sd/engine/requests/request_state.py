@@ -111,10 +111,11 @@ class RequestState:
         self.stop_rule = StopRule.of(request)
         self.end_token_ids = self.stop_rule.end_token_ids
         self.method = speculation.method_of(request.speculation)
-        num_lookahead_slots = speculation.num_lookahead_slots if speculation.keeps_draft_kv(self.method) else 0
-        # Draft layers have KV only in the blocks of requests they draft for, so the two kinds share none. Both prefixes
-        # differ in their first letter: no salt of a user turns one kind into the other.
-        kind = "with draft KV: " if num_lookahead_slots else "target KV only: "
+        draft_model = speculation.draft_model_of(self.method)
+        num_lookahead_slots = speculation.num_lookahead_slots if draft_model else 0
+        # A draft model has KV only in the blocks of requests that it drafts for, so blocks of different kinds are never
+        # shared. A name holds no colon: no salt of a user turns one kind into another.
+        kind = f"with KV of {draft_model}: " if draft_model else "target KV only: "
         self.table = BlockTable(request.request_id, kind + request.cache_salt)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + request.max_tokens

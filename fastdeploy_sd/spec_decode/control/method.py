@@ -51,24 +51,24 @@ class AutoMethod(Proposer):
         drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
         methods = [(m.source, cast(OfferingMethod, context.other_method(m.name))) for m in drafters if m.source]
         self._step_stats = context.step_stats
-        layers = next(m for m in METHODS.values() if m.needs_model)
+        layers = next(iter(context.draft_models.values()), None)
         self._model_source: RowPartition | None = None
-        if context.draft_model is not None:
-            block_size = context.draft_model.caches[0].block_size
-            source = ModelDraftSource(context.other_method(layers.name), context.max_num_seqs, block_size)
-            self._model_source = RowPartition(source, layers, context.max_num_seqs)
+        if layers is not None:
+            other, block_size = context.other_method(layers.method.name), layers.caches[0].block_size
+            source = ModelDraftSource(other, context.max_num_seqs, block_size)
+            self._model_source = RowPartition(source, layers.method, context.max_num_seqs)
         self._auto = AutoProposer(
             methods,
             None,
             context.max_num_seqs,
             config.num_speculative_tokens,
-            None if self._model_source is None else layers.source,
+            None if layers is None else layers.method.source,
             [(m.source, cast(NativeMethod, m.proposer)) for m in context.partial_methods if not m.is_certain],
         )
         if context.step_stats.phase_seconds is not None:
             self._auto.policy.measure(context.step_stats.phase_seconds)
         names = {m.name for m in drafters}
-        covered = [m.source for m in drafters if m.source and m.covered_by in names]
+        covered = [m.source for m in drafters if m.source and m.subsumed_by in names]
         self._estimator = OnlineEstimator(RegressionDetector(), self._auto.policy, covered)
         self._has_costs = False
         self._backoff, self._log = Backoff(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)

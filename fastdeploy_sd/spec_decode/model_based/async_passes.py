@@ -1,4 +1,4 @@
-"""MTP drafts behind a step whose tokens the device alone has: planned there, made there, and verified from there.
+"""Drafts after a step whose tokens the device alone has: planned there, made there, and verified from there.
 
 The device works out what the host would, by the same ops. What it cannot do is ask for another size of a pass, so the
 host gives sizes that are large enough whatever came out, and the rows behind a step's own are filled up. When the
@@ -47,6 +47,7 @@ class AsyncPasses:
         num_steps: int,
     ) -> None:
         self._passes, self._next_slot, self._num_steps = passes, next_slot, num_steps
+        self._source = int(model.method.source or DraftSource.CUSTOM)
         self._num_layers, self._num_counts = len(memory.ends), len(memory.num_drafting)
         self._max_position, self._max_behind = model.token_table.shape[1], model.kept_hidden[0].num_kept
         block_size = model.caches[0].block_size
@@ -161,5 +162,5 @@ class AsyncPasses:
         cu = self._replayed.cu_num_draft[: len(x.table_rows) + 1].copy()
         self._replay.collect()
         num_drafts = cu.item(len(x.table_rows))
-        sources = np.full(num_drafts, int(DraftSource.MTP), np.int8)
+        sources = np.full(num_drafts, self._source, np.int8)
         return DraftTokens(np.full(num_drafts, MADE_ON_DEVICE, np.int32), cu, sources)

@@ -1,4 +1,4 @@
-"""The memory of a step of MTP drafting: what its passes read and the drafts they write, once, at its bound.
+"""The memory of a step of drafting by a model: what its passes read and the drafts they write, once, at its bound.
 
 As in step_memory.py, nothing is allocated in a step and no address changes. Knows no pass.
 """

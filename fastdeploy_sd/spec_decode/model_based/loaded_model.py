@@ -1,4 +1,4 @@
-"""What the worker has loaded for a method that runs a model. Knows no method; see DraftMethod.needs_model."""
+"""What the worker has loaded for a method that runs a model. Knows no worker; see DraftMethod.needs_model."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fastdeploy_sd.types.draft_methods import DraftMethod
+
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from fastdeploy_sd.models.mtp import MtpModel
+    from fastdeploy_sd.models.draft_model import DraftModel
     from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
     from fastdeploy_sd.ops.mtp_batch import KeptRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedDraftModel:
-    """Layers that draft, with their KV over the target's blocks; ProposerContext.draft_model.
+    """A draft model with its KV over the target's blocks.
 
     Attributes:
+        method: whose it is.
         caches: one KV cache per draft layer; layer j's first_key is j + 1.
         rotary: its table has max_model_len rows.
-        kept_hidden: per hidden source, the target, then every draft layer but the last. The target's pass keeps its
-            own. A block's row is valid as long as the block's KV is; a request's rows are those of its newest block,
-            and of as many drafts behind it as there can be.
+        kept_hidden: per hidden source, the target, then every draft layer but the last; () where the model reads token
+            ids alone. The target's pass keeps its own. A block's row is valid as long as the block's KV is. A request's
+            rows are those of its newest block, and of as many drafts after it as there can be.
         hidden: [T, H], the target's rows of the step after its final norm, as large as it can be.
         token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's,
             where the layers read them.
@@ -34,7 +37,8 @@ class LoadedDraftModel:
             table's. None where nothing is drafted before the host knows a step's tokens.
     """
 
-    model: MtpModel
+    method: DraftMethod
+    model: DraftModel
     caches: Sequence[KvCache[Tensor]]
     rotary: Rotary[Tensor]
     kept_hidden: Sequence[KeptRows[Tensor]]

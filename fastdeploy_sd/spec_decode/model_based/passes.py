@@ -1,6 +1,6 @@
-"""The passes of one step of MTP drafting: every layer over what the step added, then draft after draft.
+"""The passes of one step of drafting by a model: every layer over what the step added, then draft after draft.
 
-`run_passes` is their definition, and EagerPasses calls it; spec_decode/model_based/recorded_passes.py replays what it did.
+`run_passes` is their definition, which EagerPasses calls and RecordedPasses (recorded_passes.py) replays.
 
 Layer l also computes the drafts that layers before it made, as its own step attends to them:
 
@@ -22,8 +22,8 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.program.recorder import SymbolicTensor
 from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.models.draft_model import DraftOutput
 from fastdeploy_sd.models.layers.attention import AttentionInputs, OutputRows
-from fastdeploy_sd.models.mtp import MtpOutput
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.logprob_rows import logit_rows
@@ -150,7 +150,7 @@ def run_passes(target: LoadedDraftModel, step: DraftStep) -> list[Tensor]:
         output = passes.forward(layer, inputs)
         if step.num_steps > layer:
             normed, chained = (gather_output_rows(part, inputs.draft_rows) for part in output)
-            logits.append(passes.draft(layer, layer, MtpOutput(normed, chained))[0])
+            logits.append(passes.draft(layer, layer, DraftOutput(normed, chained))[0])
         kept, todo = target.kept_hidden[layer + 1], step.later_pass(layer + 1, inputs.query_start_loc)
         following = mtp_preprocess(step.batch, todo, HiddenRows(output.chained, kept))
         keep_hidden_(passes.blocks, inputs, output.chained, kept)
@@ -189,7 +189,7 @@ class _Passes:
         self.blocks = RequestBlocks(batch.table_rows, batch.block_table)
         self.draft_start_loc = step.draft_start_loc
 
-    def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> MtpOutput:
+    def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> DraftOutput:
         """Run a layer, for all rows' output or for that of some."""
         maps, cache = self._maps(inputs, outputs), self._target.caches[layer]
         return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, cache, maps)
@@ -199,7 +199,7 @@ class _Passes:
         maps, cache = self._maps(inputs, None), self._target.caches[layer]
         self._target.model.store_kv(layer, inputs.input_ids, inputs.hidden, cache, maps)
 
-    def draft(self, layer: int, i: int, output: MtpOutput) -> tuple[Tensor, NextInputs]:
+    def draft(self, layer: int, i: int, output: DraftOutput) -> tuple[Tensor, NextInputs]:
         """Write draft i of every request that has one, a row of `output` each; return its logits and what follows."""
         logits = self._target.model.logits(layer, output.normed)
         return logits, mtp_postprocess_(self._batch, i, logits, output.chained)

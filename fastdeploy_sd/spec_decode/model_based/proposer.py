@@ -1,4 +1,4 @@
-"""Drafts by multi-token prediction: layers of the model's own guess on from its hidden rows.
+"""Drafts by a model that reads the target's hidden rows, such as multi-token prediction (MTP).
 
 Owns which KV slots of the draft layers are filled for every request; passes.py runs the layers over
 what each step added. Knows no scheduling.
@@ -26,6 +26,7 @@ from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.spec_decode.model_based.async_passes import AsyncPasses
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.model_based.passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
 from fastdeploy_sd.spec_decode.model_based.step_plan import StepPlan
@@ -51,15 +52,15 @@ class ModelProposer:
 
     Args:
         config: `num_model_steps` bounds the drafts per request and step.
-        context: has a `draft_model`.
+        model: that drafts.
 
     Attributes:
         ahead: drafts on the device before the host knows the tokens of a step; None where that cannot be.
     """
 
-    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
-        assert context.draft_model is not None, "the method runs a model"
-        self._model, self._num_steps = context.draft_model, config.num_model_steps
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext, model: LoadedDraftModel) -> None:
+        assert model.kept_hidden, "the model reads hidden rows of the target"
+        self._model, self._num_steps = model, config.num_model_steps
         self._num_begun = np.zeros(context.max_num_seqs, np.int32)
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
         self._memory = DraftMemory(context.max_num_seqs, self._model.model.num_layers, self._num_steps)

@@ -1,4 +1,4 @@
-"""The passes of a step of MTP drafting as one native call.
+"""The passes of a step of drafting by a model as one native call.
 
 `run_passes` is run on symbolic tensors when the model is loaded; a step replays the ops that it called. The bits are
 those of EagerPasses. Drafts of an only layer end in the recording by themselves, where no request wants one more; of

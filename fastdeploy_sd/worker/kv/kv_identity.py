@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,14 +47,14 @@ class KvIdentity:
         target: DecoderConfig,
         kv_format: str,
         checkpoint: Checkpoint,
-        draft: Checkpoint | None,
+        drafts: Sequence[Checkpoint],
         kernels: str | None = None,
     ) -> KvIdentity:
         """Return that of a model as configured; see `weights_digest` on when the weights are read.
 
         Args:
             kv_format: see the class.
-            draft: where the draft layers come from; None = there are none.
+            drafts: where the draft models come from.
             kernels: which compute it; None = the kernel library's, at its level.
         """
         numerics = {
@@ -65,11 +66,12 @@ class KvIdentity:
         }
         fingerprint = _digest({**numerics, "weights": _content(config, checkpoint)})
         drafting = ""
-        if draft is not None:
+        if drafts:
             # What KV is written by: which head drafts are read from makes no difference to it.
             scheme = own_scheme(config)
             formats = {"linear": scheme.linear, "experts": scheme.experts}
-            drafting = _digest({"target": fingerprint, **formats, "weights": _content(config, draft)})
+            content = [part for draft in drafts for part in _content(config, draft)]
+            drafting = _digest({"target": fingerprint, **formats, "weights": content})
         return KvIdentity(
             kernels or f"CPU, {library.isa()}",
             fingerprint,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy.typing as npt
 from paddle import Tensor
@@ -14,6 +15,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.draft_model import DraftWeights
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.types.shard import Shard
@@ -23,11 +25,23 @@ from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from fastdeploy_sd.worker.kv.kv_tensors import Zeros
 from fastdeploy_sd.worker.loading import gpu_memory
-from fastdeploy_sd.worker.loading.draft_layers import DraftLayers
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 _log = logging.getLogger(__name__)
+
+
+class DraftLayerKv(NamedTuple):
+    """What one rank has of the KV of a draft layer.
+
+    Attributes:
+        kv_heads: as RankKv's.
+        hidden: [num_blocks, H], the whole hidden row of every block; None = the layer reads none.
+    """
+
+    kv_heads: range
+    cache: KvCache[Tensor]
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,17 +49,28 @@ class RankKv:
     """What one rank has of the KV of all layers, over the same blocks as every other.
 
     Attributes:
-        kv_heads: of the model, that the target's layers have here. draft_kv_heads: the same of the draft layers. Where
-            there are fewer than ranks, several ranks have the same.
-        caches: of the target's layers. draft_caches, block_hidden: of the draft layers, if there are any. Every rank
-            has the whole hidden rows.
+        kv_heads: of the model, that the target's layers have here. Where there are fewer than ranks, several ranks have
+            the same.
+        caches: of the target's layers.
+        drafts: method -> layers of its draft model, in their order in a block.
     """
 
     kv_heads: range
     caches: Sequence[KvCache[Tensor]]
-    draft_kv_heads: range = range(0)
-    draft_caches: Sequence[KvCache[Tensor]] = ()
-    block_hidden: Sequence[Tensor] = ()
+    drafts: Mapping[str, Sequence[DraftLayerKv]] = field(default_factory=dict)
+
+    @property
+    def draft_layers(self) -> list[DraftLayerKv]:
+        """The layers of all draft models."""
+        return [layer for layers in self.drafts.values() for layer in layers]
+
+    def caches_of(self, method: str) -> list[KvCache[Tensor]]:
+        """Return the caches of a draft model."""
+        return [layer.cache for layer in self.drafts[method]]
+
+    def hidden_of(self, method: str) -> list[Tensor]:
+        """Return the hidden rows of blocks that a draft model reads, [num_blocks, H] each."""
+        return [layer.hidden for layer in self.drafts[method] if layer.hidden is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,22 +97,22 @@ class KvMemory:
 def allocate_kv(
     config: Config,
     target: DecoderConfig,
-    draft: DraftLayers | None,
+    drafts: Mapping[str, DraftWeights],
     max_model_len: int,
     group: RankGroup,
 ) -> KvMemory:
     """Allocate what a rank has of the KV, as many blocks as are configured or of use, and reach what others have.
 
     Args:
-        draft: None = no layers draft.
+        drafts: weights of the draft models, by method.
 
     Raises:
         ConfigError: no block fits, or the system has no memory for them.
     """
     kv_format = KvCacheFormat.create(config)
-    layers = _Layers(target, draft, group.size)
+    layers = _Layers(target, drafts, config.speculative.num_model_steps, group.size)
     one_block = group.size * kv_sizing.block_bytes(layers.of_rank(group.rank), kv_format)
-    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: _room(config, target, draft, group))
+    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: _room(config, target, drafts, group))
     if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory())):
         _log.warning("%s", shortage)
     zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group)
@@ -105,14 +130,15 @@ def allocate_kv(
     )
 
 
-def _room(config: Config, target: DecoderConfig, draft: DraftLayers | None, group: RankGroup) -> kv_sizing.KvRoom:
+def _room(
+    config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], group: RankGroup
+) -> kv_sizing.KvRoom:
     """Of the memory that the ranks compute in: they share the host's, and have a GPU each."""
     found = device()
     if not isinstance(found, CudaDevice):
         return kv_sizing.half_of(group.smallest(free_memory))
-    steps = gpu_memory.step_bytes(
-        config, target, None if draft is None else draft.config, kv_sizing.max_model_len(config, target), found.library
-    )
+    max_tokens, draft_configs = kv_sizing.max_model_len(config, target), [draft.config for draft in drafts.values()]
+    steps = gpu_memory.step_bytes(config, target, draft_configs, max_tokens, found.library)
     memory = gpu_memory.GpuMemory(*found.library.memory_bytes(), steps)
     share = config.cache.gpu_memory_utilization
     least = group.smallest(lambda: max(memory.room(share), 0))
@@ -122,28 +148,34 @@ def _room(config: Config, target: DecoderConfig, draft: DraftLayers | None, grou
 class _Layers:
     """What the layers of a model, and those that draft for it, keep on each of so many ranks."""
 
-    def __init__(self, target: DecoderConfig, draft: DraftLayers | None, num_ranks: int) -> None:
-        self._target, self._draft, self._num_ranks = target, draft, num_ranks
+    def __init__(
+        self, target: DecoderConfig, drafts: Mapping[str, DraftWeights], num_steps: int, num_ranks: int
+    ) -> None:
+        self._target, self._drafts, self._num_steps, self._num_ranks = target, drafts, num_steps, num_ranks
 
     def of_rank(self, rank: int) -> list[LayerKv]:
         """Return one per layer, draft layers last."""
         shard = Shard(rank, self._num_ranks)
         layers = LayerKv.of_decoder(self._target, shard)
-        if self._draft is None:
-            return layers
-        return layers + LayerKv.of_draft_layers(self._draft.config, self._draft.model.num_layers, shard)
+        for weights in self._drafts.values():
+            num_layers, reads_hidden = weights.num_kv_layers(self._num_steps), bool(weights.reads)
+            layers += LayerKv.of_draft_layers(weights.config, num_layers, shard, reads_hidden=reads_hidden)
+        return layers
 
     def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, zeros: Zeros) -> RankKv:
         """Return a rank's memory; raises as `kv_tensors.allocate`."""
-        layers, num_target, shard = self.of_rank(rank), self._target.num_layers, Shard(rank, self._num_ranks)
+        layers, shard = self.of_rank(rank), Shard(rank, self._num_ranks)
         caches = kv_tensors.allocate(layers, num_blocks, fmt, zeros)
-        return RankKv(
-            DecoderShard(self._target, shard).kv_heads(),
-            caches[:num_target],
-            range(0) if self._draft is None else DecoderShard(self._draft.config, shard).kv_heads(),
-            caches[num_target:],
-            kv_tensors.allocate_block_hidden(layers, num_blocks, fmt, zeros),
-        )
+        hidden = iter(kv_tensors.allocate_block_hidden(layers, num_blocks, fmt, zeros))
+        target = DecoderShard(self._target, shard).kv_heads(), caches[: self._target.num_layers]
+        left, drafts = iter(caches[self._target.num_layers :]), dict[str, list[DraftLayerKv]]()
+        for name, weights in self._drafts.items():
+            heads = DecoderShard(weights.config, shard).kv_heads()
+            drafts[name] = [
+                DraftLayerKv(heads, next(left), next(hidden) if weights.reads else None)
+                for _ in range(weights.num_kv_layers(self._num_steps))
+            ]
+        return RankKv(*target, drafts)
 
 
 def _zeros_of_ranks(

@@ -89,13 +89,17 @@ class LayerKv:
         return [LayerKv(_num_kv_heads(config, shard), config.head_dim)] * config.num_layers
 
     @staticmethod
-    def of_draft_layers(config: DecoderConfig, num_layers: int, shard: Shard = WHOLE_MODEL) -> list[LayerKv]:
-        """Return what MTP layers keep on a rank.
+    def of_draft_layers(
+        config: DecoderConfig, num_layers: int, shard: Shard = WHOLE_MODEL, *, reads_hidden: bool = True
+    ) -> list[LayerKv]:
+        """Return what the layers of a draft model keep on a rank.
 
-        Layer j's first key is that of token j + 1, the first it can be run for.
+        Args:
+            reads_hidden: whether they read the target's hidden rows. Layer j's first key is that of token j + 1 then,
+                the first it can be run for.
         """
-        geometry = _num_kv_heads(config, shard), config.head_dim
-        return [LayerKv(*geometry, first_key, config.hidden_size) for first_key in range(1, num_layers + 1)]
+        geometry, hidden_size = (_num_kv_heads(config, shard), config.head_dim), config.hidden_size * reads_hidden
+        return [LayerKv(*geometry, (j + 1) * reads_hidden, hidden_size) for j in range(num_layers)]
 
 
 def _num_kv_heads(config: DecoderConfig, shard: Shard) -> int:

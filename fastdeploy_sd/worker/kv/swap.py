@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.draft_model import DraftWeights
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.kv_reach import AnyPages, open_mover
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 def open_block_store(
-    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, drafts: Sequence[DraftWeights]
 ) -> BlockCopier | None:
     """Return the slots for copies of blocks, and the thread that makes these; None without `--swap-space`.
 
     Args:
         identity: of the KV in the pages.
-        draft_weights: of the draft layers whose KV is in the pages, None = there are none.
+        drafts: weights of the models whose KV is in the pages too.
 
     Raises:
         ConfigError: not even one block fits, or what was asked for is not there: memory, disk, the file.
@@ -51,9 +51,9 @@ def open_block_store(
         if num_slots * stride > left:
             _fail(f"at most {left / _GIB:.3f}, the memory that is free beside the KV cache, or a swap_folder", config)
     else:
-        path = Path(folder) / _file_name(config, identity, checkpoint, draft_weights)
+        path = Path(folder) / _file_name(config, identity, checkpoint, drafts)
     mover = open_mover(pages)
-    key = {} if path is None else _key(config, pages, identity, checkpoint, draft_weights)
+    key = {} if path is None else _key(config, pages, identity, checkpoint, drafts)
     file = SwapFile(path, key, num_slots, block_bytes, config.cache.block_size)
     _log.info(
         "swap space: room for %d blocks in %s, %d of them there from before",
@@ -67,23 +67,23 @@ def open_block_store(
     return BlockCopier(mover, file)
 
 
-def _file_name(config: Config, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None) -> str:
+def _file_name(config: Config, identity: KvIdentity, checkpoint: Checkpoint, drafts: Sequence[DraftWeights]) -> str:
     """Return a name that stays when checkpoint or library change, so that a folder does not fill up."""
     place = checkpoint.path.resolve()
-    draft_place = None if draft_weights is None else str(draft_weights.path.resolve())
+    draft_places = [str(draft.checkpoint.path.resolve()) for draft in drafts]
     formats = identity.kv_format, identity.block_size, config.model.dtype, config.model.quantization, device().kind
-    digest = hashlib.blake2b(repr((str(place), draft_place, formats)).encode(), digest_size=6)
+    digest = hashlib.blake2b(repr((str(place), draft_places, formats)).encode(), digest_size=6)
     return f"{place.name}-{digest.hexdigest()}.kvswap"
 
 
 def _key(
-    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, draft_weights: MtpWeights | None
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, drafts: Sequence[DraftWeights]
 ) -> Mapping[str, Any]:
     """Return everything that decides the bytes of a block's KV, beside its tokens; any build of the kernels may."""
     return {
         "kv": asdict(identity),
         "checkpoint": checkpoint.identity(),
-        "draft": None if draft_weights is None else draft_weights.checkpoint.identity(),
+        "drafts": [draft.checkpoint.identity() for draft in drafts],
         "num_model_steps": config.speculative.num_model_steps,
         "pages": [pages.page_bytes(layer) for layer in range(pages.num_layers)],
         "library": hashlib.blake2b(_kernels().read_bytes(), digest_size=16).hexdigest(),

@@ -6,7 +6,7 @@ would be taken, so it is an estimate unless it is configured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastdeploy_sd.config import Config, cpu_only
@@ -15,10 +15,10 @@ from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.mtp_weights import MtpWeights
+from fastdeploy_sd.models.draft_model import DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes, weight_bytes_per_step
+from fastdeploy_sd.models.weight_bytes import resident_bytes, weight_bytes_per_step
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.loading import gpu_memory
@@ -45,7 +45,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     max_model_len = kv_sizing.max_model_len(config, decoder)
-    drafts = open_draft_weights(config, checkpoint, decoder)
+    drafts = list(open_draft_weights(config, checkpoint, decoder).values())
     model = _Model(config, decoder, drafts, max_model_len)
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     on_disk = sum(file.stat().st_size for file in config.model.path.glob("*.safetensors"))
@@ -83,32 +83,27 @@ class _Model:
 
     config: Config
     decoder: DecoderConfig
-    drafts: MtpWeights | None
+    drafts: Sequence[DraftWeights]
     max_model_len: int
 
-    @property
-    def num_draft_layers(self) -> int:
-        if self.drafts is None:
-            return 0
-        return min(self.config.speculative.num_model_steps, self.drafts.num_layers)
-
     def kv_layers(self, shard: Shard) -> list[kv_sizing.LayerKv]:
-        layers = kv_sizing.LayerKv.of_decoder(self.decoder, shard)
-        if self.drafts is None:
-            return layers
-        return layers + kv_sizing.LayerKv.of_draft_layers(self.drafts.config, self.num_draft_layers, shard)
+        layers, num_steps = kv_sizing.LayerKv.of_decoder(self.decoder, shard), self.config.speculative.num_model_steps
+        for draft in self.drafts:
+            num_layers, reads_hidden = draft.num_kv_layers(num_steps), bool(draft.reads)
+            layers += kv_sizing.LayerKv.of_draft_layers(draft.config, num_layers, shard, reads_hidden=reads_hidden)
+        return layers
 
     def memory_with_weights(self, gpu: CudaLibrary, shard: Shard) -> gpu_memory.GpuMemory:
         """A GPU's memory as it will be when a rank's weights are there."""
         config, total_and_free = self.config, gpu.memory_bytes()
         scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
         weights = resident_bytes(self.decoder, scheme, shard)
-        if self.drafts is not None:
-            head = draft_head_format(config, scheme.lm_head)
-            own_head = None if head == scheme.lm_head else head
-            weights += draft_bytes(self.drafts.config, own_scheme(config), self.num_draft_layers, own_head, shard)
-        draft = None if self.drafts is None else self.drafts.config
-        steps = gpu_memory.step_bytes(config, self.decoder, draft, self.max_model_len, gpu)
+        head = draft_head_format(config, scheme.lm_head)
+        own_head = None if head == scheme.lm_head else head
+        for draft in self.drafts:
+            weights += draft.num_bytes(own_scheme(config), config.speculative.num_model_steps, own_head, shard)
+        draft_configs = [draft.config for draft in self.drafts]
+        steps = gpu_memory.step_bytes(config, self.decoder, draft_configs, self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
 
 

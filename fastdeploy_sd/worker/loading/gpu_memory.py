@@ -7,7 +7,7 @@ an estimate: what it misses comes out of what `gpu_memory_utilization` leaves al
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,12 +68,12 @@ def room_for_kv(config: Config, memory: GpuMemory, num_bytes: int, num_ranks: in
 
 
 def step_bytes(
-    config: Config, decoder: DecoderConfig, draft: DecoderConfig | None, max_tokens: int, library: CudaLibrary
+    config: Config, decoder: DecoderConfig, drafts: Sequence[DecoderConfig], max_tokens: int, library: CudaLibrary
 ) -> int:
     """Return what steps take: activations, tables of requests, what kernels keep between launches, and graphs.
 
     Args:
-        draft: of the layers that draft, None = there are none.
+        drafts: of the draft models.
         max_tokens: of a sequence.
     """
     s, max_num_seqs = config.speculative, config.scheduler.max_num_seqs
@@ -83,14 +83,14 @@ def step_bytes(
     total = _pass_bytes(decoder, num_tokens, num_logits, item) + _workspace_bytes(
         library, config, decoder, num_tokens, num_logits, max_tokens
     )
-    if draft is not None:
+    for draft in drafts:
         num_rows = num_tokens + max_num_seqs * (s.num_speculative_tokens + s.num_model_steps)
         layer = replace(draft, vocab_size=decoder.vocab_size)
         total += _pass_bytes(layer, num_rows, max_num_seqs, item) + num_rows * 2 * draft.hidden_size * item
         total += 2 * _workspace_bytes(library, config, layer, num_rows, max_num_seqs, max_tokens)
     table = max_num_seqs * (max_tokens * 4 + decoder.vocab_size * 4 + 4096)
     masks = num_logits * (decoder.vocab_size // 8 + 4096)
-    rotary = max_tokens * decoder.head_dim * 4 * (1 if draft is None else 2)
+    rotary = max_tokens * decoder.head_dim * 4 * (1 + len(drafts))
     staging = _STAGING_BYTES + _COPY_BYTES * config.copies_kv
     total_memory, _ = library.memory_bytes()
     return total + table + masks + rotary + staging + int(min(_GRAPH_BYTES, total_memory * _GRAPH_SHARE))

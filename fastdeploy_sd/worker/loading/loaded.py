@@ -14,20 +14,20 @@ from fastdeploy_sd.device.twins import HOST_TWINS, Twins
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights
 from fastdeploy_sd.models.layers.tp_group import TpGroup
-from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.mtp_batch import KeptRows
 from fastdeploy_sd.rules.requests import producible_eos
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
-from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
+from fastdeploy_sd.spec_decode.proposer import OverRanks, ProposerContext, keep_local
+from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.autotune.linear_tuning import MEASURED_BYTES, tune_linear
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.kv_memory import KvMemory, allocate_kv
 from fastdeploy_sd.worker.loading.draft_formats import draft_scheme
-from fastdeploy_sd.worker.loading.draft_layers import DraftLayers
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.eager_operators import load_operators
 from fastdeploy_sd.worker.loading.loading_errors import asking_for_memory
@@ -54,15 +54,16 @@ class Loaded:
     """What every rank has, whatever it does with it.
 
     Attributes:
+        draft_weights, drafts, kept_hidden: of the draft models, by method.
         is_ahead: whether steps may begin before the host knows the tokens of those before them.
     """
 
     checkpoint: Checkpoint
-    draft_weights: MtpWeights | None
+    draft_weights: Mapping[str, DraftWeights]
     config: DecoderConfig
     kv: KvMemory
-    draft: DraftLayers | None
-    kept_hidden: Sequence[KeptRows[Tensor]]
+    drafts: Mapping[str, DraftModel]
+    kept_hidden: Mapping[str, Sequence[KeptRows[Tensor]]]
     forward: Forward
     memory: StepMemory
     table: RequestTable
@@ -75,17 +76,15 @@ class Loaded:
     twins: Twins
     is_ahead: bool
 
-    def proposer_context(
-        self, agree: Callable[[], None], over_ranks: Callable[[Proposer], Proposer] = lambda method: method
-    ) -> ProposerContext:
+    def proposer_context(self, agree: Callable[[], None], over_ranks: OverRanks = keep_local) -> ProposerContext:
         """Return what drafting methods are made for; see ProposerContext and LoadedDraftModel."""
-        draft_model = None
-        if self.draft is not None:
-            draft_model = LoadedDraftModel(
-                model=self.draft.model,
-                caches=self.kv.own.draft_caches,
-                rotary=make_rotary(self.draft.config, self.kv.max_tokens),
-                kept_hidden=self.kept_hidden,
+        models = {
+            name: LoadedDraftModel(
+                method=METHODS[name],
+                model=model,
+                caches=self.kv.own.caches_of(name),
+                rotary=make_rotary(self.draft_weights[name].config, self.kv.max_tokens),
+                kept_hidden=self.kept_hidden[name],
                 hidden=self.forward.hidden,
                 token_table=self.twins.of(self.table.tokens),
                 block_table=self.twins.of(self.table.blocks),
@@ -93,8 +92,10 @@ class Loaded:
                 agree=agree,
                 step=self._step_columns(),
             )
+            for name, model in self.drafts.items()
+        }
         num_rows = self.memory.limits.num_requests
-        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, draft_model, over_ranks=over_ranks)
+        return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, models, over_ranks=over_ranks)
 
     def _step_columns(self) -> Mapping[str, Any] | None:
         """See LoadedDraftModel.step."""
@@ -123,8 +124,8 @@ def load(config: Config, group: RankGroup) -> Loaded:
         model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
     is_host = device().kind == "cpu"
     if is_host:
-        _tune_linear(config, group, model.weight_bytes, drafts=draft_weights is not None)
-    kv = allocate_kv(config, decoder_config, model.draft, max_model_len, group)
+        _tune_linear(config, group, model.weight_bytes, drafts=bool(draft_weights))
+    kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
     memory = StepMemory(limits, vocab_size)
@@ -136,8 +137,11 @@ def load(config: Config, group: RankGroup) -> Loaded:
     signals = LayerSignals(group.size) if sends_layers else None
     on_stored = None if signals is None else signals.on_stored
     block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
-    kept_hidden = allocate_kept_hidden(kv.own.block_hidden, block_size, max_num_seqs, num_drafts)
-    on_hidden = keeping(kept_hidden[0]) if kept_hidden else None
+    kept_hidden = {
+        name: allocate_kept_hidden(kv.own.hidden_of(name), block_size, max_num_seqs, num_drafts)
+        for name in draft_weights
+    }
+    on_hidden = keeping([kept[0] for kept in kept_hidden.values() if kept])
     forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, on_hidden)
     known = None
     if not is_host and group.size == 1:  # other ranks follow, and have no tokens that the first does not know
@@ -151,7 +155,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         draft_weights=draft_weights,
         config=decoder_config,
         kv=kv,
-        draft=model.draft,
+        drafts=model.drafts,
         kept_hidden=kept_hidden,
         forward=forward,
         memory=memory,

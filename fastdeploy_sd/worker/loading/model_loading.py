@@ -1,7 +1,8 @@
-"""Builds the target and the draft layers of a server from their checkpoints."""
+"""Builds the target and the draft models of a server from their checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastdeploy_sd.config import Config, formats_of
@@ -10,29 +11,29 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights, TargetParts
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
-from fastdeploy_sd.models.mtp import TargetParts
-from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packed_cache import packed_matrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
-from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
-from fastdeploy_sd.worker.loading.draft_layers import DraftLayers, load_draft_layers
+from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, draft_scheme, own_scheme
+from fastdeploy_sd.worker.loading.draft_weights import model_builder
 from fastdeploy_sd.worker.loading.load_progress import LoadProgress
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """The target and, where the server drafts by model, its draft layers.
+    """The target and its draft models.
 
     Attributes:
+        drafts: by the names of their methods.
         weight_bytes: of all packed matrices.
     """
 
     decoder: Decoder
-    draft: DraftLayers | None
+    drafts: Mapping[str, DraftModel]
     weight_bytes: int
 
 
@@ -40,7 +41,7 @@ def load_model(
     config: Config,
     checkpoint: Checkpoint,
     decoder_config: DecoderConfig,
-    draft_weights: MtpWeights | None,
+    draft_weights: Mapping[str, DraftWeights],
     group: TpGroup = ALONE,
 ) -> LoadedModel:
     """Pack this rank's weights, showing how far that has come, and build the layers over them.
@@ -53,9 +54,9 @@ def load_model(
     _verify_experts(config, decoder_config)
     folder, shard = config.model.packed_weights_folder, group.shard
     DecoderShard(decoder_config, shard).verify(range(decoder_config.num_layers))
-    if draft_weights is not None:
-        draft_shard = DecoderShard(draft_weights.config, shard)
-        draft_shard.verify(range(draft_weights.num_layers))
+    for weights in draft_weights.values():
+        draft_shard = DecoderShard(weights.config, shard)
+        draft_shard.verify(range(weights.num_layers))
         draft_shard.hidden()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     with (
@@ -65,16 +66,17 @@ def load_model(
     ):
         packer = WeightPacker(checkpoint, store, progress.add)
         decoder = Decoder(checkpoint, decoder_config, scheme, packer, group)
-        if draft_weights is None:
-            return LoadedModel(decoder, None, progress.num_packed_bytes)
-        shared = DecoderWeights(checkpoint, decoder_config)
-        target = TargetParts(decoder, shared, packer, draft_head_format(config, scheme.lm_head))
-        source = draft_weights.checkpoint
         # A copy of the head in other bits comes from the target's checkpoint, so it is kept in the target's file.
-        with packed_matrices(folder, source, own_scheme(config), "draft", shard) as draft_store:
-            draft_packer = WeightPacker(source, draft_store, progress.add)
-            draft = load_draft_layers(config, target, draft_weights, draft_packer, group)
-        return LoadedModel(decoder, draft, progress.num_packed_bytes)
+        head = draft_head_format(config, scheme.lm_head)
+        target = TargetParts(decoder, DecoderWeights(checkpoint, decoder_config), packer, head)
+        drafts, num_steps = dict[str, DraftModel](), config.speculative.num_model_steps
+        for name, weights in draft_weights.items():
+            source = weights.checkpoint
+            with packed_matrices(folder, source, own_scheme(config), f"draft-{name}", shard) as draft_store:
+                draft_packer = WeightPacker(source, draft_store, progress.add)
+                build = model_builder(name)
+                drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, group)
+        return LoadedModel(decoder, drafts, progress.num_packed_bytes)
 
 
 def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:

@@ -43,21 +43,23 @@ class TakeOutput:
 
 @dataclass(frozen=True, slots=True)
 class BeginDrafts:
-    """The draft layers get these requests."""
+    """A method's draft model gets these requests."""
 
+    method: str
     requests: tuple[DraftRequest, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForgetDrafts:
-    """The draft layers lose the requests of these table rows, i32[n]."""
+    """A method's draft model loses the requests of these table rows, i32[n]."""
 
+    method: str
     table_rows: I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRows:
-    """Run the draft layers over the rows that just ran, or some of them.
+    """Run a method's draft model over the rows that just ran, or some of them.
 
     Attributes:
         table_rows: i32[n], neighbours in the step and in its order.
@@ -66,6 +68,7 @@ class DraftRows:
     """
 
     attempt: int
+    method: str
     table_rows: I32
     max_draft_len: I32
     min_survival: F32 | None = None

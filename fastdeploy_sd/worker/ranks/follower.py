@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +35,7 @@ class ModelFollower:
 
     Args:
         forward, memory, table: as a ModelRunner's.
-        draft_method: runs the draft layers; None where the server has none. Other methods draft on rank 0 only.
+        methods: those that run a draft model, by name. Other methods draft on rank 0 only.
         collectives: what the pass exchanges values through.
         twins: of the memory and the table, where draft layers are on a device.
     """
@@ -44,12 +45,12 @@ class ModelFollower:
         forward: Forward,
         memory: StepMemory,
         table: RequestTable,
-        draft_method: Proposer | None,
+        methods: Mapping[str, Proposer],
         collectives: Collectives,
         twins: Twins = HOST_TWINS,
     ) -> None:
         self.collectives = collectives
-        self._forward, self._memory, self._table, self._method = forward, memory, table, draft_method
+        self._forward, self._memory, self._table, self._methods = forward, memory, table, methods
         self._batches, self._twins = BatchBuilder(table, memory, twins), twins
         self._draft_inputs = DraftInputs(table, memory, has_target=True)
         self._plan: SchedulerOutput | None = None
@@ -70,10 +71,10 @@ class ModelFollower:
                 m.cu_num_output[:num_rows] = command.cu_num_output
                 self._twins.send_output()  # draft layers read the tokens where the model runs
                 self._batches.commit()
-            case BeginDrafts(requests):
-                self._draft_method.begin(requests)
-            case ForgetDrafts(table_rows):
-                self._draft_method.forget(table_rows)
+            case BeginDrafts(method, requests):
+                self._methods[method].begin(requests)
+            case ForgetDrafts(method, table_rows):
+                self._methods[method].forget(table_rows)
 
     def run(self, attempt: Attempt) -> None:
         """Run rows of the step; nothing that a further attempt looks at has changed if that raises."""
@@ -85,7 +86,7 @@ class ModelFollower:
             # Nobody's next attempt begins before all have done this one.
             device().wait()
         else:
-            self._draft_method.propose(self._draft_input(attempt))
+            self._methods[attempt.method].propose(self._draft_input(attempt))
 
     def settle(self) -> None:
         """Wait for what was started of an attempt that failed: rank 0 may copy the blocks that it writes to.
@@ -94,11 +95,6 @@ class ModelFollower:
         """
         with contextlib.suppress(ValueError):  # its values are of no use
             device().wait()
-
-    @property
-    def _draft_method(self) -> Proposer:
-        assert self._method is not None, "no draft layers are loaded"
-        return self._method
 
     def _take_plan(self, plan: SchedulerOutput, refused_ids: tuple[str, ...]) -> None:
         if refused_ids:

@@ -138,9 +138,9 @@ class GroupLead:
         assert self._running is not None, "no attempt runs"
         self._running.end(has_failed=False)
 
-    def over_ranks(self, method: Proposer) -> Proposer:
+    def over_ranks(self, name: str, method: Proposer) -> Proposer:
         """Return a method that runs a model so that it runs on every rank."""
-        return _SharedProposer(method, self)
+        return _SharedProposer(name, method, self)
 
 
 class _RunningAttempt:
@@ -184,8 +184,8 @@ class _RunningAttempt:
 class _SharedProposer(Proposer):
     """A method that runs a model, on every rank alike; the drafts are this rank's, and the others' the same."""
 
-    def __init__(self, method: Proposer, lead: GroupLead) -> None:
-        self._method, self._lead = method, lead
+    def __init__(self, name: str, method: Proposer, lead: GroupLead) -> None:
+        self._name, self._method, self._lead = name, method, lead
 
     @property
     def num_lookahead_slots(self) -> int:
@@ -193,7 +193,7 @@ class _SharedProposer(Proposer):
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         # What only this rank drafts from stays here.
-        self._lead.post(BeginDrafts(tuple(replace(r, prediction_token_ids=EMPTY_I32) for r in requests)))
+        self._lead.post(BeginDrafts(self._name, tuple(replace(r, prediction_token_ids=EMPTY_I32) for r in requests)))
         self._method.begin(requests)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
@@ -201,11 +201,11 @@ class _SharedProposer(Proposer):
         if x.prefix is not None:  # a row that has one gets nothing behind it
             limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
         least = None if x.probabilities is None else x.probabilities.min_survival
-        with self._lead.attempt(lambda number: DraftRows(number, x.table_rows, limits, least)):
+        with self._lead.attempt(lambda number: DraftRows(number, self._name, x.table_rows, limits, least)):
             return self._method.propose(x)
 
     def forget(self, table_rows: I32) -> None:
-        self._lead.post(ForgetDrafts(table_rows))
+        self._lead.post(ForgetDrafts(self._name, table_rows))
         self._method.forget(table_rows)
 
     def close(self) -> None:

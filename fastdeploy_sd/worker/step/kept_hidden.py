@@ -39,10 +39,11 @@ def allocate_kept_hidden(
     return [KeptRows(*memory, block_size, num_kept) for memory in zip(block_hidden, kept, strict=True)]
 
 
-def keeping(kept: KeptRows[Tensor]) -> OnHidden:
-    """Return what makes a pass keep its hidden rows."""
+def keeping(sources: Sequence[KeptRows[Tensor]]) -> OnHidden | None:
+    """Return what makes a pass keep its hidden rows in every one of these; None = there are none."""
 
     def keep(maps: AttentionInputs, hidden: Tensor) -> None:
-        keep_hidden_(maps.blocks, maps, hidden, kept)
+        for kept in sources:
+            keep_hidden_(maps.blocks, maps, hidden, kept)
 
-    return keep
+    return keep if sources else None

@@ -288,10 +288,10 @@ def test_names_of_the_look_up_at_vllm_are_understood() -> None:
 
 
 def test_whoever_says_something_of_draft_layers_to_auto_gets_them() -> None:
-    assert not read_speculative({"method": "auto"}).config.uses_draft_layers
+    assert not read_speculative({"method": "auto"}).config.draft_models
     for keys, num_steps in ({"auto_with_mtp": True}, 3), ({"num_model_steps": 2}, 2), ({"model": "dir"}, 3):
         config = read_speculative({"method": "auto", **keys}).config
-        assert (config.uses_draft_layers, config.auto_with_mtp, config.num_model_steps) == (True, True, num_steps)
+        assert (config.draft_models, config.auto_with_mtp, config.num_model_steps) == (("mtp",), True, num_steps)
     short = read_speculative({"method": "auto", "auto_with_mtp": True, "num_speculative_tokens": 2}).config
     assert short.num_model_steps == 2
     with pytest.raises(ConfigError, match=r"num_model_steps: expected at most num_speculative_tokens \(2\), got 3"):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NUM_SLOTS = 6
 # The recorders run no model, but mtp is made only where one is loaded.
 LOADED = cast(LoadedDraftModel, object())
-CONTEXT = ProposerContext(max_num_seqs=NUM_SLOTS, max_model_len=8, vocab_size=100, draft_model=LOADED)
+CONTEXT = ProposerContext(max_num_seqs=NUM_SLOTS, max_model_len=8, vocab_size=100, draft_models={"mtp": LOADED})
 # Row s says s s s .., so that drafts tell whose they are.
 TABLE = np.repeat(np.arange(NUM_SLOTS, dtype=np.int32)[:, None], 8, axis=1)
 

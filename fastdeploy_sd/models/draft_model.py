@@ -1,0 +1,122 @@
+"""What a draft model is to those who load and run it, whichever method it is of: weights, KV layers, a forward pass.
+
+`types.draft_methods` names the functions of each method that open its weights and build its model. Knows no method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.types import I32
+from fastdeploy_sd.types.shard import Shard
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy_sd.models.decoder import Decoder
+    from fastdeploy_sd.models.layers.attention import AttentionInputs
+    from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+    from fastdeploy_sd.models.weights.packer import WeightPacker
+
+# The target's hidden rows after its final norm, by the name in DraftWeights.reads.
+FINAL_NORM = "final_norm"
+
+
+class DraftWeights(Protocol):
+    """The weights of a draft model: found, and not read yet.
+
+    Attributes:
+        checkpoint: that holds them; may be the target's.
+        config: of its decoder layers.
+        num_layers: how many are there.
+        reads: the target's hidden rows that it reads besides token ids, by name; () = none.
+    """
+
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    num_layers: int
+
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+
+    def verify(self, num_steps: int) -> None:
+        """Check that the layers of so many drafts are there.
+
+        Raises:
+            ConfigError: there are too few layers.
+            CheckpointError: a tensor is missing or has another shape.
+        """
+        ...
+
+    def num_kv_layers(self, num_steps: int) -> int:
+        """Return how many layers make so many drafts. Each has a KV cache."""
+        ...
+
+    def num_bytes(self, scheme: QuantScheme, num_steps: int, head: LinearFormat | None, shard: Shard) -> int:
+        """Return the bytes of the matrices that a rank has of these layers; head: of its own copy, None = no copy."""
+        ...
+
+
+class DraftOutput(NamedTuple):
+    """A draft layer's output rows.
+
+    Attributes:
+        normed: [n, H] after the output norm: what the head reads.
+        chained: [n, H]: what the next draft step reads as hidden rows.
+    """
+
+    normed: Tensor
+    chained: Tensor
+
+
+class DraftModel(Protocol):
+    """Layers that draft, on this rank. Draft i is made by layer i, or by the only one."""
+
+    @property
+    def num_layers(self) -> int:
+        """Draft layers, each with a KV cache of its own."""
+        ...
+
+    def forward(
+        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+    ) -> DraftOutput:
+        """Run one draft layer over n rows and store their KV.
+
+        Args:
+            input_ids: i32[n], the token of every row; on the host or a tensor.
+            hidden: [n, H], the hidden row of the position before it.
+            inputs: may ask for some rows' output only.
+        """
+        ...
+
+    def store_kv(
+        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+    ) -> None:
+        """Only store one draft layer's KV; arguments as `forward`."""
+        ...
+
+    def logits(self, layer: int, normed: Tensor) -> Tensor:
+        """normed [n, H] -> f32[n, V]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetParts:
+    """What draft layers take from the target where they have no part of their own.
+
+    Attributes:
+        weights, packer: of its checkpoint.
+        head_format: of the head that draft layers use; a copy where it is not the target's format. Drafts need not be
+            exact, and the head is most of what a pass over one draft layer reads.
+    """
+
+    decoder: Decoder
+    weights: DecoderWeights
+    packer: WeightPacker
+    head_format: LinearFormat

@@ -74,6 +74,10 @@ class MtpRecorder(Recorder):
     source = DraftSource.MTP
     num_lookahead_slots = 2
 
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext, model: LoadedDraftModel) -> None:
+        assert model is LOADED
+        super().__init__(config, context)
+
 
 def propose_one(self: Recorder, x: ProposeInput) -> DraftTokens:
     counts = np.minimum(x.max_draft_len, 1)

@@ -16,7 +16,7 @@ from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
 from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_bytes import layer_bytes
-from fastdeploy_sd.models.weight_packer import WeightPacker
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import I32, DraftSource

@@ -1,1 +1,1 @@
-"""Benchmarks: how fast a configuration is on this machine, as JSON records and tables. See docs/laboratory.md."""
+"""Benchmarks: how fast a configuration is on this machine, as JSON records and tables. See docs/benchmarks.md."""

@@ -1,6 +1,4 @@
-"""`python -m benchmarks COMMAND`: offline, http, latency, attacks, gaps, router, prefill-decode, suite (the default),
-forward, builds, prefill, threads, costs, host, speculation, auto, proposers, edits, predictions, guided, sampling,
-swap, kernels, gpu-kernels, roofline, collectives, ranks, kv-transfer, checkpoint, table, compare, peers.
+"""`python -m benchmarks COMMAND`: offline, http, speculation, kernels, gpu-kernels, host, compare, peers, checkpoint.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -18,43 +16,20 @@ from fastdeploy_sd.errors import ConfigError, FdsdError, suggest
 COMMANDS: Mapping[str, str] = {
     "offline": "offline.main",
     "http": "load.main",
-    "latency": "latency.main",
-    "attacks": "attacks.main",
-    "router": "router.main",
-    "gaps": "gaps.main",
-    "prefill-decode": "prefill_decode.main",
-    "suite": "suite.main",
-    "forward": "forward.main",
-    "builds": "builds.main",
-    "threads": "threads.main",
-    "prefill": "prefill.main",
-    "costs": "costs.main",
-    "host": "host.main",
     "speculation": "speculation.main",
-    "auto": "auto.main",
-    "proposers": "proposers.main",
-    "edits": "edits.main",
-    "predictions": "predictions.main",
-    "guided": "guided.main",
-    "sampling": "sampling.main",
-    "swap": "swap.main",
     "kernels": "kernels.main",
     "gpu-kernels": "gpu_kernels.main",
-    "roofline": "roofline.main",
-    "collectives": "collectives.main",
-    "ranks": "ranks.main",
-    "kv-transfer": "kv_transfer.main",
-    "checkpoint": "checkpoint.main",
-    "table": "report.table_command",
-    "compare": "report.compare_command",
+    "host": "host.main",
+    "compare": "compare.main",
     "peers": "peers.commands.main",
+    "checkpoint": "checkpoint.main",
 }
 _WRONG_USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a command and return the exit status: 0, 1 for a failed run, 2 for wrong options."""
-    name, rest = (argv[0], argv[1:]) if argv else ("suite", argv)
+    name, rest = (argv[0], argv[1:]) if argv else ("--help", argv)
     if name in ("-h", "--help"):
         print(f"{__doc__}\nEvery command has --help.")
         return 0

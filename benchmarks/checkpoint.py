@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.command import OUTPUT_DIR, Command
-from benchmarks.progress import Progress
+from benchmarks.command import OUTPUT_DIR, Command, Progress
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sources import read_command_line

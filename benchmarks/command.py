@@ -1,21 +1,21 @@
-"""What every benchmark's command line has: options with their ranges, and a table or JSON. Knows no measurement."""
+"""The command line of every benchmark: options with their ranges, a progress bar, and a table or JSON as the result."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import string
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
-from fastdeploy_sd.errors import ConfigError, FdsdError, suggest
+from fastdeploy_sd.errors import ConfigError, suggest
 
 OUTPUT_DIR = Path("build", "bench")
 _PROG = "python -m benchmarks"
+_BAR_WIDTH = 30
 T = TypeVar("T")
 
 
@@ -23,7 +23,7 @@ class Command(argparse.ArgumentParser):
     """The options of one command.
 
     Args:
-        others: whose the options are that the command does not know, e.g. "the engine's"; "" = nobody's.
+        others: whose the remaining options are, e.g. "the engine's"; "" = the command takes no others.
     """
 
     def __init__(self, name: str, description: str, others: str = "") -> None:
@@ -125,18 +125,6 @@ def table_of(items: Iterable[T], columns: Mapping[str, str | Callable[[T], objec
     return markdown_table(list(columns), ([_cell(item, column) for column in columns.values()] for item in items))
 
 
-def run_apart(arguments: Sequence[str]) -> None:
-    """Run a command in a process of its own, so that it inherits no memory; what it prints is dropped.
-
-    Raises:
-        FdsdError: it failed; its own message is above.
-    """
-    command = [sys.executable, *_PROG.split()[1:], *arguments]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode != 0:
-        raise FdsdError(f"benchmark: expected exit status 0, got {done.returncode} from: {' '.join(command)}")
-
-
 class _Format(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         return "-" if value is None else str(super().format_field(value, format_spec))
@@ -144,3 +132,36 @@ class _Format(string.Formatter):
 
 def _cell(item: T, column: str | Callable[[T], object]) -> object:
     return _Format().format(column, item) if isinstance(column, str) else column(item)
+
+
+class Progress:
+    """Counts up to `total`. Redraws one line on a terminal; elsewhere, e.g. in a log, at most eleven lines are written.
+
+    Args:
+        total: units of work, >= 1.
+        label: what is being done.
+        stream: where to draw.
+    """
+
+    def __init__(self, total: int, label: str, stream: TextIO | None = None) -> None:
+        self._total = total
+        self._label = label
+        self._stream = sys.stderr if stream is None else stream
+        self._num_done = 0
+        self._show()
+
+    def advance(self, stage: str = "") -> None:
+        """Count one unit; `stage` says what comes next."""
+        self._num_done += 1
+        self._show(stage)
+
+    def _show(self, stage: str = "") -> None:
+        filled = _BAR_WIDTH * self._num_done // self._total
+        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+        line = f"{self._label} [{bar}] {self._num_done}/{self._total} {stage}".rstrip()
+        if not self._stream.isatty():
+            if 10 * self._num_done // self._total != 10 * (self._num_done - 1) // self._total:
+                print(line, file=self._stream, flush=True)
+            return
+        end = "\n" if self._num_done == self._total else ""
+        print(f"\r\x1b[2K{line}", end=end, file=self._stream, flush=True)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from benchmarks.command import Command, show, table_of
+from benchmarks.command import Command, Progress, show, table_of
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
 from benchmarks.gpu_peers import FLUSH_BYTES, WARM_UPS, FlashInferPeer, GpuPeer, TorchPeer
-from benchmarks.progress import Progress
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import usable_library
 from fastdeploy_sd.errors import ConfigError

@@ -17,12 +17,10 @@ import numpy as np
 
 from benchmarks import stand_in
 from benchmarks.checkpoint import ensure_checkpoint
-from benchmarks.command import Command, show, table_of
+from benchmarks.command import Command, Progress, show, table_of
 from benchmarks.configurations import METHODS, speculative_of
-from benchmarks.deciding import DECIDING_COLUMNS, DecidingCost, DecisionClock
 from benchmarks.engines import greedy_request, verify_room
-from benchmarks.percentiles import percentiles
-from benchmarks.progress import Progress
+from benchmarks.record import percentiles
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, load_config
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
@@ -52,7 +50,7 @@ class HostLoad:
     Attributes:
         method: of METHODS, or naive.
         num_requests: running in every step.
-        output_len: tokens after which a request ends and another takes its place; 0 = nobody ends.
+        output_len: tokens after which a request ends and another takes its place; 0 = none ends.
     """
 
     method: str
@@ -68,7 +66,6 @@ class HostCost:
         num_drafts: verified per request and step, the mean.
         us: phase -> {p50, p90, p99} over the steps.
         total_us, forward_us: the same of all phases together, and of the forward pass, which is none of them.
-        deciding: of a method that chooses; None = the method does not.
     """
 
     load: HostLoad
@@ -76,7 +73,6 @@ class HostCost:
     us: dict[str, dict[str, float]]
     total_us: dict[str, float]
     forward_us: dict[str, float]
-    deciding: DecidingCost | None
 
 
 COLUMNS = {
@@ -98,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     command.number("--drafts", None, "per request and step at most (default: the method's)")
     command.number("--steps", 200)
     command.number("--evict-mib", 96, "buffer read in place of a model; 0 = warm caches", least=0)
-    command.number("--output-len", 0, "tokens per request; 0 = nobody ends", least=0)
+    command.number("--output-len", 0, "tokens per request; 0 = none ends", least=0)
     text = "the stand-in says random tokens: what a method costs that has nothing to draft"
     command.add_argument("--random-text", action="store_true", help=text)
     command.add_argument("--model", help="run it in place of the stand-in")
@@ -110,16 +106,12 @@ def main(argv: Sequence[str]) -> int:
         command.error("expected no --model beside --random-text: it says what it says")
     progress, costs = Progress(len(args.methods) * len(args.batch), "host"), []
     for method in args.methods:
-        clock = DecisionClock()
-        with _engine(args, method, clock) as (engine, executor):
+        with _engine(args, method) as (engine, executor):
             for batch in args.batch:
                 load = HostLoad(method, batch, args.output_len)
-                costs.append(measure_host(engine, executor, load, args.steps, clock))
+                costs.append(measure_host(engine, executor, load, args.steps))
                 progress.advance(f"{method} {batch}")
-    tables = [table_of(costs, COLUMNS)]
-    if deciding := [cost for cost in costs if cost.deciding is not None]:
-        tables.append(table_of(deciding, DECIDING_COLUMNS))
-    show(args, costs, "\n\n".join(tables))
+    show(args, costs, table_of(costs, COLUMNS))
     return 0
 
 
@@ -155,14 +147,8 @@ class TimedExecutor:
         self._executor.shutdown()
 
 
-def measure_host(
-    engine: Engine, executor: TimedExecutor, load: HostLoad, num_steps: int, clock: DecisionClock
-) -> HostCost:
-    """Run steps of decoding requests in an idle engine and time every phase.
-
-    Args:
-        clock: that the engine's proposer was made with.
-    """
+def measure_host(engine: Engine, executor: TimedExecutor, load: HostLoad, num_steps: int) -> HostCost:
+    """Run steps of decoding requests in an idle engine and time every phase."""
     requests = _Requests(engine, load)
     started: set[str] = set()
     num_warm_up = 0
@@ -173,7 +159,6 @@ def measure_host(
         num_warm_up += len(started) >= load.num_requests
     num_drafts = engine.stats().num_draft_tokens
     spans = []
-    clock.restart()
     for _ in range(num_steps):
         begin = time.perf_counter()
         outputs = engine.step()
@@ -190,7 +175,6 @@ def measure_host(
                 "encode": encoded - end,
             }
         )
-        clock.note(inner["draft"])
         requests.replace(outputs)
     requests.end()
     num_drafts = engine.stats().num_draft_tokens - num_drafts
@@ -201,7 +185,6 @@ def measure_host(
         {phase: us[phase] for phase in PHASES},
         _microseconds([sum(span[phase] for phase in PHASES) for span in spans]),
         us["forward"],
-        clock.cost(),
     )
 
 
@@ -244,7 +227,7 @@ class _Requests:
 
 
 @contextmanager
-def _engine(args: argparse.Namespace, method: str, clock: DecisionClock) -> Iterator[tuple[Engine, TimedExecutor]]:
+def _engine(args: argparse.Namespace, method: str) -> Iterator[tuple[Engine, TimedExecutor]]:
     """An engine with room for the largest batch until the last step, and its executor."""
     speculative = speculative_of(method, args.drafts)
     # As if every draft were right; other requests' prompts take steps too. A block is left for the last drafts.
@@ -259,7 +242,7 @@ def _engine(args: argparse.Namespace, method: str, clock: DecisionClock) -> Iter
         config = Config(ModelConfig("stand-in"), cache=CacheConfig(block_size=stand_in.BLOCK_SIZE), scheduler=limits)
         buffer = np.ones(args.evict_mib * _MIB // 8, np.int64)
         inner: Executor = stand_in.stand_in_executor(
-            speculative, max_num_seqs, max_model_len, buffer, clock.make_proposer, is_random=args.random_text
+            speculative, max_num_seqs, max_model_len, buffer, is_random=args.random_text
         )
     else:
         from fastdeploy_sd.distributed.executor import create_executor
@@ -268,8 +251,7 @@ def _engine(args: argparse.Namespace, method: str, clock: DecisionClock) -> Iter
         config = load_config(["--model", args.model, *args.others], "python -m benchmarks host")
         model = replace(config.model, max_model_len=max_model_len)
         config = replace(config, model=model, scheduler=limits, speculative=speculative)
-        inner = create_executor(config, clock.make_proposer)
-        clock.take_profile(config, inner)
+        inner = create_executor(config)
     executor = TimedExecutor(inner)
     try:
         engine = Engine(config, executor)

@@ -14,9 +14,8 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.command import Command, show, table_of
+from benchmarks.command import Command, Progress, show, table_of
 from benchmarks.hardware import describe_hardware, dot_peak, measure_memory
-from benchmarks.progress import Progress
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.device.program.declaration import BF16

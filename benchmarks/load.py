@@ -12,12 +12,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.command import OUTPUT_DIR, Command, markdown_table
+from benchmarks.command import OUTPUT_DIR, Command, Progress, markdown_table
 from benchmarks.hardware import describe_hardware
 from benchmarks.load_client import Load, LoadClient, Timing
-from benchmarks.percentiles import RANKS, percentiles
-from benchmarks.progress import Progress
-from benchmarks.record import Record
+from benchmarks.record import RANKS, Record, percentiles
 from fastdeploy_sd.errors import ConfigError, Unavailable
 
 _KEY_VARIABLE = "FDSD_API_KEY"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -76,22 +76,9 @@ class LoadClient:
     Args:
         url: of the server, without path.
         model: name for the `model` field.
-        prompts: token ids in place of the load's own, as many.
-        due_times_s: of an open loop, in place of the load's own, as many, ascending.
-
-    Attributes:
-        start_s: when `run` began, on time.perf_counter; the timings count from then.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        api_key: str | None,
-        load: Load,
-        prompts: Sequence[list[int]] | None = None,
-        due_times_s: Sequence[float] | None = None,
-    ) -> None:
+    def __init__(self, url: str, model: str, api_key: str | None, load: Load) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # No read timeout: how long the first token takes is what is measured.
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
@@ -99,9 +86,7 @@ class LoadClient:
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
         self._model = model
         self._load = load
-        self._prompts = load.prompts() if prompts is None else prompts
-        self._due_times_s = load.due_times_s() if due_times_s is None and load.rate is not None else due_times_s
-        self.start_s = 0.0
+        self._start_s = 0.0
         self._on_event: Callable[[], object] = lambda: None
 
     async def run(self, on_done: Callable[[], object], on_event: Callable[[], object] = lambda: None) -> list[Timing]:
@@ -111,15 +96,15 @@ class LoadClient:
             on_done: called whenever a request has ended.
             on_event: called at the arrival of every chunk that held tokens.
         """
-        prompts = self._prompts
+        prompts = self._load.prompts()
         async with self._http:
             self._on_event = on_event
-            self.start_s = time.perf_counter()
-            if self._due_times_s is None:
+            self._start_s = time.perf_counter()
+            if self._load.rate is None:
                 gate = asyncio.Semaphore(self._load.concurrency or 1)
                 ends = [self._when_free(gate, prompt) for prompt in prompts]
             else:
-                ends = [self._when_due(due, p) for due, p in zip(self._due_times_s, prompts, strict=True)]
+                ends = [self._when_due(due, p) for due, p in zip(self._load.due_times_s(), prompts, strict=True)]
             return list(await asyncio.gather(*(_notified(end, on_done) for end in ends)))
 
     async def _when_free(self, gate: asyncio.Semaphore, prompt: list[int]) -> Timing:
@@ -174,7 +159,7 @@ class LoadClient:
         timing.error = "the stream ended without [DONE]"
 
     def _now(self) -> float:
-        return time.perf_counter() - self.start_s
+        return time.perf_counter() - self._start_s
 
 
 async def _notified(end: Awaitable[Timing], on_done: Callable[[], object]) -> Timing:

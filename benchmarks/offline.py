@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from benchmarks.checkpoint import ensure_checkpoint
-from benchmarks.command import OUTPUT_DIR, Command
+from benchmarks.command import OUTPUT_DIR, Command, Progress, table_of
 from benchmarks.configurations import without_cache_file
 from benchmarks.engines import running_engine, verify_room, weight_bytes
 from benchmarks.hardware import MemorySpeed, describe_hardware, measure_memory, memory_json
 from benchmarks.offline_run import Sample, Workload, mean_window, run_once
-from benchmarks.percentiles import percentiles
-from benchmarks.progress import Progress
-from benchmarks.record import Record, config_json
-from benchmarks.report import results_table
+from benchmarks.record import Record, config_json, percentiles
 from fastdeploy_sd.config import Config, SpeculativeConfig, load_config
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 
 _WARM_UP_LEN = 4
 # Repeat numbers below this are measured; the warm-up's prompts must differ from theirs.
@@ -127,3 +125,61 @@ def offline_metrics(
         "read_gb_per_s": mean(m.read_gb_per_s for m in memory),
         "core_latency_ns": mean(m.core_latency_ns for m in memory),
     }
+
+
+def results_table(records: Sequence[Record]) -> str:
+    """Return offline records as a Markdown table, ordered by model, weights, batch and method.
+
+    "vs naive" divides by the record of plain decoding with the same model, weights and workload; "-" without one.
+    """
+    offline = sorted((r for r in records if r.kind == "offline"), key=_order)
+    rates = {_same_but_method(r): r.metrics["decode_tokens_per_s"] for r in offline if _method(r) == NAIVE}
+
+    def versus_naive(record: Record) -> str | None:
+        naive = rates.get(_same_but_method(record))
+        return None if naive is None else f"{record.metrics['decode_tokens_per_s'] / naive:.2f}x"
+
+    def share(record: Record) -> str | None:
+        streamed, readable = record.metrics["weights_gb_per_s"], record.metrics["read_gb_per_s"]
+        return None if streamed is None else f"{streamed / readable:.0%}"
+
+    columns: dict[str, str | Callable[[Record], object]] = {
+        "Model": _model,
+        "Weights": "{0.weights}",
+        "Batch": "{0.workload[batch]}",
+        "Method": _method,
+        "Decode tokens/s": "{0.metrics[decode_tokens_per_s]:.1f}",
+        "vs naive": versus_naive,
+        "Tokens per step": "{0.metrics[mean_output_len]:.2f}",
+        "Step ms": "{0.metrics[step_ms][p50]:.2f}",
+        "TTFT ms": "{0.metrics[ttft_ms][p50]:.0f}",
+        "Prefill tokens/s": "{0.metrics[prefill_tokens_per_s]:.0f}",
+        "Weights GB/s": "{0.metrics[weights_gb_per_s]:.1f}",
+        "Memory GB/s": "{0.metrics[read_gb_per_s]:.1f}",
+        "Share": share,
+    }
+    return table_of(offline, columns)
+
+
+def _method(record: Record) -> str:
+    """The method; what extends MTP's drafts is a part of its name."""
+    speculative = record.config["speculative_config"]
+    name = str(speculative["method"])
+    extensions = METHODS[name].extensions if name in METHODS else {}
+    return "-".join([name, *(e for strategy, e in extensions.items() if strategy == speculative.get("mtp_strategy"))])
+
+
+def _model(record: Record) -> str:
+    return Path(record.config["model"]).name
+
+
+def _order(record: Record) -> tuple[object, ...]:
+    formats = ("float32", "bfloat16", "wint8", "wint4")
+    method = _method(record)
+    rank = formats.index(record.weights) if record.weights in formats else len(formats)
+    return _model(record), rank, record.weights, record.workload["batch"], method != NAIVE, method
+
+
+def _same_but_method(record: Record) -> tuple[object, ...]:
+    work = record.workload
+    return _model(record), record.weights, work["batch"], work["prompt_len"], work["output_len"]

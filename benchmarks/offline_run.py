@@ -6,7 +6,7 @@ The engine is driven directly, as LLM drives it, because its steps are what is m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
@@ -55,7 +55,7 @@ class Sample:
     """What one repeat took, in seconds.
 
     The decode window is the steps in which every request of the batch was past its first token and none had ended
-    before: the steady state. Or all steps from there to the last end, where that was asked for.
+    before: the steady state.
 
     Attributes:
         ttft_s, e2e_s: per request, from the common start.
@@ -88,24 +88,13 @@ class Timeline:
     """Runs requests, of at least two output tokens each, on an idle engine with room for all of them, and times them.
 
     Args:
-        engine: gets the requests at once; only `step` and `run` may drive it until they have ended.
-        clock: seconds; None = time.perf_counter.
-        to_last_end: whether the decode window goes on until every request has ended.
+        engine: gets the requests at once; only `run` may drive it until they have ended.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        requests: Sequence[Request],
-        clock: Callable[[], float] | None = None,
-        *,
-        to_last_end: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine = engine
-        self._clock = clock or time.perf_counter
         self._num_requests = len(requests)
-        self._num_ends = self._num_requests if to_last_end else 1  # that the window ends with
-        self._start = self._clock()
+        self._start = time.perf_counter()
         self._outputs: dict[RequestId, list[float]] = {}
         self._ends: dict[RequestId, float] = {}
         self._token_ids: dict[RequestId, list[int]] = {}
@@ -116,18 +105,6 @@ class Timeline:
         for request in requests:
             engine.submit(request)
 
-    def step(self) -> None:
-        """Run one step.
-
-        Raises:
-            InternalError: a request failed.
-        """
-        begin = self._clock()
-        outputs = self._engine.step()
-        end = self._clock()
-        self._take(outputs, end - self._start)
-        self._update_window(outputs, end - begin)
-
     def run(self) -> Sample:
         """Step until every request has ended; what it returns is about all steps.
 
@@ -135,7 +112,11 @@ class Timeline:
             InternalError: a request failed.
         """
         while self._engine.has_work():
-            self.step()
+            begin = time.perf_counter()
+            outputs = self._engine.step()
+            end = time.perf_counter()
+            self._take(outputs, end - self._start)
+            self._update_window(outputs, end - begin)
         assert self._window_begin is not None, "every request produces a token"
         assert self._window_end is not None, "no request ends before all have started"
         times = list(self._outputs.values())
@@ -171,7 +152,7 @@ class Timeline:
             return
         self._window_steps.append(step_s)
         self._window_tokens += sum(len(output.token_ids) for output in outputs)
-        if len(self._ends) >= self._num_ends:
+        if self._ends:
             self._window_end = self._engine.stats()
 
 

@@ -3,7 +3,7 @@
 Every record has schema_version, created (UTC) and git_sha: the commit, with "-dirty-" and a digest where it had
 changes, null outside of a checkout. Those of the comparison with other servers are in peers/results.py; the others,
 schema version 2, have
-    kind ("offline" | "http" | "speculation" | "auto" | "auto-served" | "forward"), name,
+    kind ("offline" | "http" | "speculation"), name,
     config: option name -> effective value,
     hardware: {cpu, isa, num_threads, gpu, driver},
     workload: what was asked for,
@@ -13,17 +13,63 @@ schema version 2, have
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from benchmarks.revision import revision
+import numpy as np
+
 from fastdeploy_sd.config import Config, explain
 from fastdeploy_sd.config.quantization import read_quantization
 from fastdeploy_sd.errors import ConfigError
+
+RANKS = (50, 90, 99)
+Percentiles = dict[str, float]
+ROOT = Path(__file__).resolve().parents[1]
+# What is built and run: new files elsewhere, e.g. records, change no figure.
+_SOURCES = ("benchmarks", "custom_ops", "fastdeploy_sd")
+_SUFFIXES = frozenset({".cc", ".h", ".py"})
+_DIGEST_LEN = 8
+
+
+def percentiles(values: Sequence[float]) -> Percentiles | None:
+    """Return {"p50": .., "p90": .., "p99": ..}, linearly interpolated; None of no values."""
+    if not values:
+        return None
+    return {f"p{rank}": float(np.percentile(values, rank)) for rank in RANKS}
+
+
+def revision(root: Path = ROOT) -> str | None:
+    """The commit of a checkout, None where there is none.
+
+    With uncommitted changes "-dirty-" and a digest of them follow, so that two states of the sources never have the
+    same name.
+    """
+    commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "diff", "HEAD", "--binary")
+    untracked = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
+    if commit is None or changes is None or untracked is None:
+        return None
+    digest = hashlib.sha256(changes)
+    names = [name for name in untracked.decode().split("\0") if Path(name).suffix in _SUFFIXES]
+    for name in sorted(names):
+        digest.update(name.encode() + b"\0" + (root / name).read_bytes())
+    is_dirty = bool(changes or names)
+    return commit.decode().strip() + (f"-dirty-{digest.hexdigest()[:_DIGEST_LEN]}" if is_dirty else "")
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    """What a git command prints, None when it fails or there is no git."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def now() -> str:

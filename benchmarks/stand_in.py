@@ -13,8 +13,8 @@ import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
-from fastdeploy_sd.spec_decode.proposer import MakeProposer, ProposerContext
-from fastdeploy_sd.spec_decode.router import available_methods
+from fastdeploy_sd.spec_decode.proposer import ProposerContext
+from fastdeploy_sd.spec_decode.router import available_methods, create_proposer
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.types import I64, ModelInfo, SpeculationInfo
 from fastdeploy_sd.worker.executor import LocalExecutor
@@ -67,7 +67,6 @@ def stand_in_executor(
     max_num_seqs: int,
     max_model_len: int,
     buffer: I64,
-    make_proposer: MakeProposer,
     *,
     is_random: bool = False,
 ) -> LocalExecutor:
@@ -78,7 +77,7 @@ def stand_in_executor(
     """
     num_drafts = speculative.num_speculative_tokens
     context = ProposerContext(max_num_seqs, max_model_len, VOCAB_SIZE)
-    proposer = make_proposer(speculative, context)
+    proposer = create_proposer(speculative, context)
     table = RequestTable(max_num_seqs, max_model_len, BLOCK_SIZE, VOCAB_SIZE)
     speculation = SpeculationInfo(speculative.method, available_methods(speculative), num_drafts)
     memory = StepMemory(StepLimits(max_num_seqs, max_num_seqs * max_model_len, num_drafts), VOCAB_SIZE)

@@ -99,7 +99,7 @@ def stages() -> Sequence[Stage]:
         Stage("splitwise", 25, (*pytest, "tests/engine/test_gpu_handover.py", "-k", "goes_on"), expected=SOME_PASSED),
         Stage("two GPUs", 25, run=lambda limit_s: serve_all(with_and_without(demo, "-tp", "2"), limit_s), num_gpus=2),
         Stage("kernel times", 35, (python, "-m", "benchmarks", "gpu-kernels", "--json")),
-        Stage("step times", 60, (python, "-m", "benchmarks", "costs", "--device", "gpu", "--out", "{out}")),
+        Stage("step times", 60, (python, "-m", "scripts.step_costs", "{out}", "--device", "gpu")),
         Stage("matrix", 3600, (*pytest, *engines), expected=SOME_PASSED, is_full=True),
     )
 

@@ -43,19 +43,11 @@ def hangup_ends_processes() -> None:
 LONG = ("tests/ops/test_cuda_build.py", "tests/fuzz/test_soak.py", "tests/clients/", "tests/engine/test_gpu")
 # What `--fast` leaves out: tests that start processes, compile, fuzz or go over a whole matrix, ...
 SLOW = (
-    "tests/benchmarks/test_auto.py",
-    "tests/benchmarks/test_auto_served.py",
-    "tests/benchmarks/test_builds.py",
+    "tests/benchmarks/test_compare.py",
     "tests/benchmarks/test_gpu_kernels.py",
-    "tests/benchmarks/test_kv_transfer.py",
-    "tests/benchmarks/test_latency.py",
     "tests/benchmarks/test_peers_report.py",
     "tests/benchmarks/test_peers_run.py",
     "tests/benchmarks/test_peers_servers.py",
-    "tests/benchmarks/test_prefill_decode.py",
-    "tests/benchmarks/test_ranks.py",
-    "tests/benchmarks/test_roofline.py",
-    "tests/benchmarks/test_router.py",
     "tests/benchmarks/test_speculation.py",
     "tests/clients/",
     "tests/conformance/",

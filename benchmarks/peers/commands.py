@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.command import Command
-from benchmarks.peers.catalogue import BITS, OURS, PEERS
-from benchmarks.peers.paths import RESULTS_DIR
-from benchmarks.peers.plan import METRICS, QUICK, QUICK_METRICS, QUICK_PEERS, Plan
+from benchmarks.peers.catalogue import BITS, METRICS, OURS, PEERS, QUICK, QUICK_METRICS, QUICK_PEERS, RESULTS_DIR, Plan
 from fastdeploy_sd.errors import ConfigError, suggest
 
 
@@ -36,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _setup(argv: Sequence[str]) -> None:
-    from benchmarks.peers import convert, install
+    from benchmarks.peers import install
 
     text = "Install the peers into build/peers, each in an environment of its own, and convert the checkpoint."
     command = Command("peers setup", text)
@@ -48,7 +46,7 @@ def _setup(argv: Sequence[str]) -> None:
     converters = ["transformers"] if "llamacpp" in args.peers else []
     for peer in dict.fromkeys([*converters, *args.peers]):
         install.install(peer, args.jobs)
-    convert.convert(args.peers)
+    install.convert(args.peers)
 
 
 def _run(argv: Sequence[str]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from benchmarks.peers.catalogue import Plan
 from benchmarks.peers.counting import answer, random_prompt
-from benchmarks.peers.plan import Plan
-from benchmarks.peers.process import Worker
+from benchmarks.peers.process import Turns, Worker, verify_tokens
 from benchmarks.peers.protocol import TokenIds
 from benchmarks.peers.results import Case
-from benchmarks.peers.turns import Turns, verify_tokens
 
 CALL_TIMEOUT_S = 300.0
 _WARM_UP_STEPS = 4

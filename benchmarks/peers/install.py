@@ -1,15 +1,29 @@
-"""Installs each peer into build/peers/<peer>/venv, and builds llama.cpp for this processor. What is there stays."""
+"""Installs each peer into build/peers/<peer>/venv, builds llama.cpp, and converts the checkpoint. What exists stays."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.peers.paths import LLAMA_DIR, LLAMA_SOURCE, LLAMA_VERSION, PEERS_DIR, REQUIREMENTS_DIR, ROOT, venv
+from benchmarks.peers.catalogue import (
+    CHECKPOINT,
+    LLAMA_BIN,
+    LLAMA_DIR,
+    LLAMA_SOURCE,
+    LLAMA_VERSION,
+    PEERS,
+    PEERS_DIR,
+    REQUIREMENTS_DIR,
+    ROOT,
+    model_path,
+    venv,
+)
+from benchmarks.peers.counting_checkpoint import make_counting_checkpoint
 from fastdeploy_sd.errors import FdsdError
 
 _LLAMA_TARGETS = ("llama-server", "llama-quantize", "llama", "mtmd")
@@ -112,3 +126,53 @@ def _fetch_tcmalloc() -> None:
         (partial / "files").rename(folder)
         return
     print("setup: no package of tcmalloc can be downloaded; vLLM will run without", file=sys.stderr)
+
+
+def convert(peers: Collection[str]) -> None:
+    """Make what these peers load.
+
+    Raises:
+        FdsdError: a converter failed; its own message is above.
+    """
+    if not CHECKPOINT.exists():
+        make_counting_checkpoint(CHECKPOINT)
+    if "llamacpp" in peers:
+        _convert_llama()
+    if "openvino" in peers:
+        _convert_openvino()
+
+
+def _convert_llama() -> None:
+    """bfloat16 by llama.cpp's converter, which needs PyTorch and so runs beside transformers; the rest from that."""
+    wide = model_path("llamacpp", "bf16")
+    if not wide.exists():
+        partial = wide.with_suffix(".partial")
+        run_command(
+            [str(venv("transformers") / "bin" / "python"), "-m", "benchmarks.peers.workers.gguf_converter",
+             str(LLAMA_SOURCE / "vendor" / "llama.cpp"), str(CHECKPOINT), str(partial)],
+        )  # fmt: skip
+        partial.rename(wide)
+    for fmt in PEERS["llamacpp"].formats.values():
+        path = model_path("llamacpp", fmt)
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            run_command([str(LLAMA_BIN / "llama-quantize"), str(wide), str(partial), fmt.upper()])
+            partial.rename(path)
+
+
+def _convert_openvino() -> None:
+    """The exporter names the weights; with fp16 the processor computes in bfloat16 where it can."""
+    for fmt in PEERS["openvino"].formats.values():
+        path = model_path("openvino", fmt)
+        if path.exists():
+            continue
+        partial = Path(f"{path}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        exporter = str(venv("openvino") / "bin" / "optimum-cli")
+        arguments = ["--task", "text-generation-with-past", "--weight-format", fmt, str(partial)]
+        run_command(
+            [exporter, "export", "openvino", "--model", str(CHECKPOINT), *arguments],
+            environment={**os.environ, "HF_HUB_OFFLINE": "1"},
+            cwd=ROOT,
+        )
+        partial.rename(path)

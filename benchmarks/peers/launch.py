@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.catalogue import OURS, PEERS
-from benchmarks.peers.paths import CHECKPOINT, LLAMA_BIN, LLAMA_SOURCE, PEERS_DIR, model_path, venv
+from benchmarks.peers.catalogue import CHECKPOINT, LLAMA_BIN, LLAMA_SOURCE, OURS, PEERS, PEERS_DIR, model_path, venv
 from benchmarks.peers.protocol import Settings
 from fastdeploy_sd.errors import ConfigError
 

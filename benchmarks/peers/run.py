@@ -10,19 +10,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import Progress
 from benchmarks.peers import launch
-from benchmarks.peers.catalogue import PEERS
+from benchmarks.peers.catalogue import IN_PROCESS, PEERS, PEERS_DIR, Plan, model_path
 from benchmarks.peers.in_process import CALL_TIMEOUT_S, InProcess
 from benchmarks.peers.machine import Machine, state_line
-from benchmarks.peers.over_http import Drafter, measure_http, measure_speculation
-from benchmarks.peers.paths import PEERS_DIR, model_path
-from benchmarks.peers.plan import IN_PROCESS, Plan
+from benchmarks.peers.over_http import Drafter, Server, measure_http, measure_speculation
 from benchmarks.peers.process import PeerError, Worker
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.results import Case, Group
-from benchmarks.peers.servers import Server
-from benchmarks.progress import Progress
-from benchmarks.revision import revision
+from benchmarks.record import revision
 from fastdeploy_sd.errors import ConfigError
 
 _SERVER_MAX_LEN = 1024

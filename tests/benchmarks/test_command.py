@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,20 +11,13 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.__main__ import COMMANDS, main
-from benchmarks.command import Command, markdown_table, show, table_of
+from benchmarks.command import Command, Progress, markdown_table, show, table_of
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("offlin", "command: expected one of offline, .* or a YAML file, got 'offlin' (did you mean 'offline'?)"),
-        ("attacks --repeats 0", "repeats: expected at least 1, got 0"),
-        ("edits --count 0", "count: expected at least 1, got 0"),
-        ("edits --count 100000", "count: expected at most "),
-        ("forward --rounds 0", "rounds: expected at least 1, got 0"),
-        ("forward --rows 2 4", "rows: expected 1 among them, got [2, 4]"),
-        ("forward --contexts 512 0", "contexts: expected at least 1, got 0"),
-        ("guided --pairs 0", "pairs: expected at least 1, got 0"),
         ("host --batch 4 0", "batch: expected at least 1, got 0"),
         ("host --methods mtp --steps 1", "speculative_config.method: expected a method that needs no model"),
         ("http --rate 0", "rate: expected a positive number, got 0.0"),
@@ -32,16 +26,12 @@ from benchmarks.command import Command, markdown_table, show, table_of
         ("http --seed -1", "seed: expected at least 0, got -1"),
         ("kernels --shapes 1024", "shapes: expected KxN such as 1024x4096, got '1024'"),
         ("kernels --shapes 0x64", "shapes: expected KxN such as 1024x4096, got '0x64'"),
-        ("collectives --ranks 2,3", "ranks: expected some of 2, 4, got 3"),
+        ("compare --other . --rows 2 4", "rows: expected 1 among them, got [2, 4]"),
         ("kernels --rows 4,0 1", "rows: expected at least 1, got 0"),
-        ("latency --clients 0", "clients: expected at least 1, got 0"),
         ("offline --output-len 1", "output_len: expected at least 2, got 1"),
         ("peers rum", "peers: expected one of setup, run, report, got 'rum' (did you mean 'run'?)"),
         ("peers run --threads 0", "threads: expected at least 1, got 0"),
         ("peers report --output nowhere", "records: expected *.json files in nowhere, got none"),
-        ("predictions --num-prompts 0", "num_prompts: expected at least 1, got 0"),
-        ("proposers --batch 0", "batch: expected at least 1, got 0"),
-        ("sampling --vocab-size 0", "vocab_size: expected at least 1, got 0"),
         ("speculation --workloads code-edti", "workloads: expected some of code-edit, completion, free-text, repeated"),
         ("speculation --batch-sizes 0", "batch_sizes: expected at least 1, got 0"),
         ("speculation --output-len 1", "output_len: expected at least 8, got 1"),
@@ -54,7 +44,6 @@ from benchmarks.command import Command, markdown_table, show, table_of
         ("speculation --config a.yaml --model demo", "model: expected without --config, whose files say it, got both"),
         ("speculation --config a.yaml --methods mtp", "methods: expected without --config, whose files say it, got bo"),
         ("speculation --quantisation wint4", "quantisation: unknown option"),
-        ("table nowhere", "records: expected *.json files in nowhere, got none; run the benchmark first"),
     ],
 )
 def test_wrong_options(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +100,32 @@ def test_options_of_others_are_kept_or_refused() -> None:
     assert Command("x", "", "the engine's").read(["--model", "m"]).others == ["--model", "m"]
     with pytest.raises(SystemExit):
         Command("x", "").read(["--model", "m"])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminal_line_is_redrawn() -> None:
+    stream = Terminal()
+    progress = Progress(2, "work", stream)
+    progress.advance("second")
+    progress.advance()
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().split("\r\x1b[2K")[1:] == [
+        "work [" + "." * 30 + "] 0/2",
+        "work [" + "#" * 15 + "." * 15 + "] 1/2 second",
+        "work [" + "#" * 30 + "] 2/2\n",
+    ]
+
+
+@pytest.mark.parametrize(("total", "num_lines"), [(1, 2), (4, 5), (200, 11)])
+def test_log_stays_short(total: int, num_lines: int) -> None:
+    stream = io.StringIO()
+    progress = Progress(total, "work", stream)
+    for _ in range(total):
+        progress.advance()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == num_lines
+    assert lines[-1].endswith(f"{total}/{total}")

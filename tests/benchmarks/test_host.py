@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.deciding import DecisionClock
 from benchmarks.host import PHASES, HostCost, HostLoad, TimedExecutor, measure_host
 from benchmarks.stand_in import BLOCK_SIZE, stand_in_executor
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.spec_decode.control.policy import PHASES as POLICY_PHASES
 
 NO_BUFFER = np.ones(0, np.int64)
 
@@ -23,9 +21,8 @@ def measure(load: HostLoad, num_steps: int) -> HostCost:
     speculative = SpeculativeConfig() if load.method == "naive" else SpeculativeConfig(load.method, 3)
     limits = SchedulerConfig(max_num_seqs=load.num_requests, max_num_batched_tokens=4096)
     config = Config(ModelConfig("stand-in"), cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=limits)
-    clock = DecisionClock()
-    executor = TimedExecutor(stand_in_executor(speculative, load.num_requests, 640, NO_BUFFER, clock.make_proposer))
-    return measure_host(Engine(config, executor), executor, load, num_steps, clock)
+    executor = TimedExecutor(stand_in_executor(speculative, load.num_requests, 640, NO_BUFFER))
+    return measure_host(Engine(config, executor), executor, load, num_steps)
 
 
 @pytest.mark.parametrize("load", [HostLoad("naive", 1), HostLoad("ngram", 5), HostLoad("suffix", 4, output_len=9)])
@@ -39,7 +36,6 @@ def test_every_second_of_a_step_is_in_one_phase(load: HostLoad, ticking: Callabl
     # From the step's first look to its last; the forward pass is none of the host's.
     assert cost.total_us["p50"] + cost.forward_us["p50"] == (seconds_per_step - 1) * 1e6
     assert (cost.num_drafts > 0) is (load.method != "naive")
-    assert cost.deciding is None
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,13 +54,6 @@ def test_nothing_is_drafted_of_random_text(capsys: pytest.CaptureFixture[str]) -
         assert main(["host", *options, *more]) == 0
         [cost] = json.loads(capsys.readouterr().out)
         found.append(cost["num_drafts"])
-        # Of every phase of deciding, and of what is around it in the phase `draft`.
-        us = cost["deciding"]["us"]
-        assert list(us) == [*POLICY_PHASES, "deciding", "around"]
-        assert all(0 <= phase["least"] <= phase["p50"] <= phase["p99"] for phase in us.values())
-        # Of random text most steps that ask are looks, which choose nothing.
-        assert min(us[name]["least"] for name in ("check", "ask", "around")) > 0
-        assert 0 < cost["deciding"]["asked"] <= 1
     assert found[0] > 0.1
     assert found[1] == 0
     with pytest.raises(SystemExit):

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 
 from benchmarks.hardware import MemorySpeed
-from benchmarks.peers import in_process, launch, machine, servers
+from benchmarks.peers import in_process, launch, machine, over_http
+from benchmarks.peers.catalogue import Plan
 from benchmarks.peers.in_process import InProcess
 from benchmarks.peers.launch import Launch
-from benchmarks.peers.over_http import Drafter, measure_speculation
-from benchmarks.peers.plan import Plan
-from benchmarks.peers.process import PeerError, Worker
+from benchmarks.peers.over_http import Drafter, Texts, measure_speculation
+from benchmarks.peers.process import PeerError, Turns, Worker
 from benchmarks.peers.results import Case, Group
 from benchmarks.peers.run import Comparison, Scope
-from benchmarks.peers.servers import Texts
-from benchmarks.peers.turns import Turns
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
@@ -253,7 +251,7 @@ def test_a_peer_without_a_server_has_not_failed_over_http(scope: Scope, monkeypa
 def test_every_drafter_of_a_peer_has_a_log_of_its_own(
     scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "CHECKPOINT", ModelConfig(DEMO_MODEL).path)
+    monkeypatch.setattr(over_http, "CHECKPOINT", ModelConfig(DEMO_MODEL).path)
 
     def counting(peer: str, bits: str, port: int, settings: object, drafting: object) -> Launch:
         return Launch([sys.executable, "-m", "tests.doubles.peer_server", str(port), ""], {})

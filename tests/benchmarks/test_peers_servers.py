@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import servers
+from benchmarks.peers import over_http
+from benchmarks.peers.catalogue import Plan
 from benchmarks.peers.launch import Launch
-from benchmarks.peers.over_http import measure_http
-from benchmarks.peers.plan import Plan
+from benchmarks.peers.over_http import Server, Texts, measure_http
 from benchmarks.peers.process import PeerError
-from benchmarks.peers.servers import Server, Texts
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 
 PLAN = Plan(concurrency=(1, 3), http_requests=2, prompt_len=16, output_len=24, server_rounds=2)
@@ -23,7 +22,7 @@ Start = Callable[[str], Server]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts servers; `fault` as in tests/doubles/peer_server.py."""
-    monkeypatch.setattr(servers, "CHECKPOINT", ModelConfig(DEMO_MODEL).path)
+    monkeypatch.setattr(over_http, "CHECKPOINT", ModelConfig(DEMO_MODEL).path)
     started: list[Server] = []
 
     def start_one(fault: str) -> Server:
@@ -86,13 +85,13 @@ def test_a_server_that_does_not_start_says_why(start: Start) -> None:
 def test_a_server_that_fails_when_asked_is_out(
     start: Start, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
-    monkeypatch.setattr(servers, "ANSWER_TIMEOUT_S", 0.5 if fault == "silent" else 60.0)
+    monkeypatch.setattr(over_http, "ANSWER_TIMEOUT_S", 0.5 if fault == "silent" else 60.0)
     with pytest.raises(PeerError, match=reason):
         start(fault).wait()
 
 
 def test_a_load_that_does_not_end_is_no_figure(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(over_http, "ANSWER_TIMEOUT_S", 0.5)
     server = start("silent")
     with pytest.raises(PeerError, match="request: expected an answer"):
         server.wait()

@@ -15,7 +15,7 @@ from benchmarks.configurations import METHODS, configurations_by_name, configura
 from benchmarks.hardware import MemorySpeed
 from benchmarks.prompts import MAX_PROMPT_LEN, WORKLOADS, make_prompts
 from benchmarks.record import Record, config_json
-from benchmarks.speculation_report import save_plot, speculation_table
+from benchmarks.speculation import save_plot, speculation_table
 from benchmarks.speculation_run import Case, Pair, pair_metrics, run_pairs
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine

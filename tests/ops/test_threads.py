@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from benchmarks.threads import neighbour
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.linear import linear
@@ -80,6 +81,19 @@ def test_one_row_reads_every_weight_once() -> None:
         num_jobs, counts = library.thread_counts()
     assert num_jobs == 1
     assert sum(c.bytes_read for c in counts) == packed.data.nbytes
+
+
+@contextmanager
+def neighbour(processor: int) -> Iterator[None]:
+    """A process that takes what it can of one processor."""
+    code = f"import os; os.sched_setaffinity(0, [{processor}]); print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs two processors")

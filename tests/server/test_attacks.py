@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from benchmarks.attack_bodies import Attack, large_attacks, small_attacks
-from benchmarks.attacks import run_attack
 from tests.e2e.server_process import ServerProcess, running_server
+from tests.server.attacks import Attack, large_attacks, run_attack, small_attacks
 
 WARM_UP_S = 120
 LARGE_BYTES = 4 << 20

@@ -15,13 +15,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from benchmarks import costs
 from benchmarks.checkpoint import SHAPES
 from custom_ops import cuda_build
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
-from scripts import gpu_aims, gpu_check, served_answers
+from scripts import gpu_aims, gpu_check, served_answers, step_costs
 from tests.models import golden
 
 DEADLINE_S = 120
@@ -240,9 +239,9 @@ def test_the_aims_know_the_shape_that_steps_are_timed_with() -> None:
     shape = read_decoder_config(SHAPES["qwen3-0.6b"], "config.json")
     assert weight_bytes_per_step(shape, QuantScheme.create("bfloat16", None)) == gpu_aims.WEIGHT_BYTES
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "ensure_checkpoint", raises_options)
+        patch.setattr(step_costs, "ensure_checkpoint", raises_options)
         with pytest.raises(KeyError, match=r"--model.*qwen3-0\.6b"):
-            costs.main(["--device", "gpu"])
+            step_costs.main(["out.json", "--device", "gpu"])
 
 
 def raises_options(options: Sequence[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""A process of `bench builds`: one build of the program, which times whole steps when it is told to.
+"""A process of `bench compare`: one build of the program, which times whole steps when it is told to.
 
 It runs this file with the modules of the build's own checkout, so it imports only what older ones have too. Its first
 argument is JSON: engine (its options), context_len, prompt_len, max_rows, max_tokens, is_cpu_time. An order is a line
@@ -27,7 +27,7 @@ STEPS_PER_TURN = 4
 
 def configured(options: dict[str, Any]) -> Config:
     """Return a configuration with room for one request, its drafts, and a whole prompt in one step."""
-    config = load_config(options["engine"], "python -m benchmarks builds")
+    config = load_config(options["engine"], "python -m benchmarks compare")
     drafts = max(options["max_rows"] - 1, 1)
     length = options["context_len"] + options["max_tokens"]
     batched = max(options["prompt_len"], options["context_len"], options["max_rows"])

@@ -1,18 +1,17 @@
-"""Records and what is made of them: the table, the comparison, the document."""
+"""Records: their files, the revision they name, and their table."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import main
-from benchmarks.percentiles import percentiles, spread
-from benchmarks.record import Record
-from benchmarks.report import BEGIN, END, comparison, results_table, update_document
+from benchmarks.offline import results_table
+from benchmarks.record import Record, percentiles, revision
 from fastdeploy_sd.errors import ConfigError
 
 
@@ -22,9 +21,7 @@ def make_record(
     method: str = "naive",
     quantization: str | dict[str, str] | None = None,
     batch: int = 1,
-    noise: float = 0.0,
 ) -> Record:
-    """A record whose repeats are `noise` below, at, and above the rate."""
     name = f"{quantization}-{method}-{batch}-{rate}"
     metrics: dict[str, Any] = {
         "decode_tokens_per_s": rate,
@@ -36,7 +33,7 @@ def make_record(
         "weights_gb_per_s": 30.0,
         "read_gb_per_s": 40.0,
     }
-    repeats = [{**metrics, "decode_tokens_per_s": rate * f} for f in (1 - noise, 1.0, 1 + noise)]
+    repeats = [{**metrics, "decode_tokens_per_s": rate * f} for f in (0.9, 1.0, 1.1)]
     config: dict[str, Any] = {"model": "models/m", "dtype": "bfloat16", "quantization": quantization}
     workload = {"batch": batch, "prompt_len": 8, "output_len": 8}
     config["speculative_config"] = {"method": method}
@@ -81,15 +78,6 @@ def test_table_without_a_naive_record_or_weight_bytes() -> None:
     assert row[-3:] == ["-", "40.0", "-"]
 
 
-@pytest.mark.parametrize(("after", "verdict"), [(10.5, "noise"), (12.0, "faster"), (8.0, "slower")])
-def test_comparison_knows_noise(after: float, verdict: str) -> None:
-    table = {row[0]: row for row in rows(comparison(make_record(10, noise=0.05), make_record(after)))}
-    assert table["decode_tokens_per_s"][-1] == verdict
-    assert table["decode_tokens_per_s"][4] == "10.0%"
-    # More time is worse where more tokens are better.
-    assert table["step_ms.p50"][-1] == ("slower" if after < 10 else "faster")
-
-
 def test_record_survives_its_file(tmp_path: Path) -> None:
     record = make_record(10)
     path = record.save(tmp_path / "new")
@@ -113,35 +101,39 @@ def test_file_that_is_no_record(tmp_path: Path) -> None:
         Record.load_all(tmp_path / "empty")
 
 
-def test_document_is_updated_between_its_marks(tmp_path: Path) -> None:
-    document = tmp_path / "doc.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    update_document(document, "new")
-    assert document.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
-    document.write_text("no marks")
-    with pytest.raises(ConfigError, match=r"update: expected <!-- results: begin -->"):
-        update_document(document, "new")
-
-
-def test_commands_print_and_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, after = make_record(10).save(tmp_path), make_record(20).save(tmp_path)
-    assert main(["table", str(tmp_path)]) == 0
-    assert "| m | bfloat16 | 1 | naive | 20.0 |" in capsys.readouterr().out
-    assert main(["compare", str(before), str(after)]) == 0
-    assert "| decode_tokens_per_s | 10.00 | 20.00 | +100.0% |" in capsys.readouterr().out
-    document = tmp_path / "doc.md"
-    document.write_text(f"{BEGIN}\n{END}\n")
-    assert main(["table", str(tmp_path), "--update", str(document)]) == 0
-    assert "| m | bfloat16 |" in document.read_text()
-
-
-def test_docs_have_a_place_for_the_table() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "laboratory.md").read_text(encoding="utf-8")
-    assert text.index(BEGIN) < text.index(END)
-
-
-def test_percentiles_and_spread() -> None:
+def test_percentiles() -> None:
     assert percentiles([]) is None
     assert percentiles([1.0, 2.0, 3.0]) == pytest.approx({"p50": 2.0, "p90": 2.8, "p99": 2.98})
-    assert spread([]) == spread([5.0]) == 0
-    assert spread([9.0, 10.0, 12.0]) == pytest.approx(0.3)
+
+
+def test_every_state_of_the_sources_has_a_revision_of_its_own(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert revision(tmp_path) is None
+    git("init")
+    assert revision(tmp_path) is None
+    source = tmp_path / "custom_ops" / "a.cc"
+    source.parent.mkdir()
+    source.write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = revision(tmp_path)
+    assert clean is not None
+    assert clean.isalnum()
+    (tmp_path / "custom_ops" / "record.json").write_text("{}")
+    assert revision(tmp_path) == clean, "a file that is no source"
+    seen = [clean]
+    for text in ("2", "3"):
+        source.write_text(text)
+        seen.append(str(revision(tmp_path)))
+    new = source.with_name("b.cc")
+    for text in ("4", "5"):
+        new.write_text(text)
+        seen.append(str(revision(tmp_path)))
+    assert len(set(seen)) == len(seen)
+    assert all(name.startswith(f"{clean}-dirty-") for name in seen[1:])
+    source.write_text("1")
+    new.unlink()
+    assert revision(tmp_path) == clean

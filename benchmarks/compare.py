@@ -1,4 +1,4 @@
-"""`bench builds`: whole steps of another checkout of this program and of this one, turn about.
+"""`bench compare`: whole steps of another checkout of this program and of this one, turn about.
 
 A machine's speed changes from one second to the next, so two builds that are measured one after the other say nothing
 of each other. Here both have the model loaded, and take every prompt and every number of rows in turn, within tenths of
@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.builds_peer import STEPS_PER_TURN
 from benchmarks.checkpoint import CHECKPOINT_DIR, ensure_checkpoint
-from benchmarks.command import Command, show, table_of, with_default
+from benchmarks.command import Command, Progress, show, table_of, with_default
+from benchmarks.compare_peer import STEPS_PER_TURN
 from benchmarks.hardware import describe_hardware
-from benchmarks.progress import Progress
 from fastdeploy_sd.errors import ConfigError, FdsdError
 
 FORMATS = ("bfloat16", "wint8", "wint4")
 ROWS = (1, 2, 3, 4, 5, 8, 16)
 _ROOT = Path(__file__).resolve().parents[1]
-_PEER = Path(__file__).with_name("builds_peer.py")
+_PEER = Path(__file__).with_name("compare_peer.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class StepTimes:
 def main(argv: Sequence[str]) -> int:
     """Measure every format and print a table."""
     text = "Time whole steps of two checkouts of this program, turn about. Build the other one's kernels first."
-    command = Command("builds", text, "the engine's (--model, --num-threads, ...)")
+    command = Command("compare", text, "the engine's (--model, --num-threads, ...)")
     command.add_argument("--other", type=Path, required=True, metavar="DIR", help="the other checkout, kernels built")
     command.some("--formats", FORMATS, "of the weights (default: all)", FORMATS)
     command.number("--rows", ROWS, "1 among them")
@@ -74,12 +73,12 @@ def main(argv: Sequence[str]) -> int:
     others = with_default(args.others, "--num-threads", 1) if args.cpu_time else args.others
     own_model = [] if "--model" in others else ["--model", str((CHECKPOINT_DIR / "qwen3-0.6b").absolute())]
     ensure_checkpoint(["--model", str(CHECKPOINT_DIR / "qwen3-0.6b")] if own_model else others)
-    progress = Progress(len(args.formats) * (_prompts(args.rounds) + args.rounds * len(args.rows)), "builds")
+    progress = Progress(len(args.formats) * (_prompts(args.rounds) + args.rounds * len(args.rows)), "compare")
     times: list[StepTimes] = []
     for fmt in args.formats:
         weights = ["--dtype", fmt] if fmt == "bfloat16" else ["--quantization", fmt]
         times += measure(fmt, [*others, *own_model, *weights], args, progress.advance)
-    show(args, {"hardware": describe_hardware(), "steps": times}, builds_table(times))
+    show(args, {"hardware": describe_hardware(), "steps": times}, compare_table(times))
     return 0
 
 
@@ -148,7 +147,7 @@ def _build(checkout: Path, options: Mapping[str, Any]) -> Iterator[Callable[[Map
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise FdsdError(f"builds: expected an answer, got exit status {process.wait()} from {checkout}")
+            raise FdsdError(f"compare: expected an answer, got exit status {process.wait()} from {checkout}")
         return line
 
     def run(order: Mapping[str, int]) -> float:
@@ -166,7 +165,7 @@ def _build(checkout: Path, options: Mapping[str, Any]) -> Iterator[Callable[[Map
             process.stdout.close()
 
 
-def builds_table(times: Sequence[StepTimes]) -> str:
+def compare_table(times: Sequence[StepTimes]) -> str:
     """Return the times as a Markdown table."""
     columns: dict[str, str | Callable[[StepTimes], object]] = {
         "Weights": "{0.weights}",

@@ -1,7 +1,6 @@
-"""`bench attacks`: what others notice while a server handles bodies made to stall it.
+"""Bodies that cost far more than their size seems to ask for, and what others notice while a server handles one.
 
-Each body is sent while /health, one-token requests and a stream go on; told are the worst of their times, whether the
-stream's bytes are those of an undisturbed one, and by how much any process of the server grew.
+Each of the bodies has once stalled a server, or would have.
 """
 
 from __future__ import annotations
@@ -11,24 +10,72 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from benchmarks.attack_bodies import COMPLETION, Attack, large_attacks, small_attacks
-from benchmarks.command import Command, table_of
-from benchmarks.processes import family, running_server
-from benchmarks.progress import Progress
+from tests.server.split_deployment import family
 
-_MEGABYTE = 1_000_000
-_SIZES = (2 * _MEGABYTE, (16 << 20) - 1024)
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _PERIOD_S = 0.01
 _TIMEOUT_S = 300
 _NUM_UNDISTURBED = 20
 _ONE_TOKEN = json.dumps({"prompt": "hello", "max_tokens": 1, "temperature": 0}).encode()
 _STREAM = {"prompt": "def f(x):", "max_tokens": 100, "temperature": 0.8, "seed": 5, "ignore_eos": True, "stream": True,
            "request_id": "watched", "speculation": {"enabled": False}}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One request.
+
+    Attributes:
+        path: of the route.
+        content: the body.
+    """
+
+    name: str
+    path: str
+    content: bytes
+
+
+def small_attacks() -> Iterator[Attack]:
+    """Yield bodies whose numbers multiply."""
+    prompts = ["a"] * 1024
+    yield _attack("1024 prompts x n 128", COMPLETION, {"prompt": prompts, "n": 128, "max_tokens": 1})
+    words = ["x" * 976] * 256
+    yield _attack("1024 prompts x 256 bad words", COMPLETION, {"prompt": prompts, "bad_words": words, "max_tokens": 1})
+    words = ["x" * 900] * 256
+    yield _attack("48 prompts x 256 bad words", COMPLETION, {"prompt": ["a"] * 48, "bad_words": words, "max_tokens": 1})
+    yield _attack("600 prompts", COMPLETION, {"prompt": ["a"] * 600, "max_tokens": 1})
+    yield _attack("n 128, 20 logprobs", COMPLETION, {"prompt": "a", "n": 128, "max_tokens": 64, "logprobs": 20})
+
+
+def large_attacks(num_bytes: int) -> Iterator[Attack]:
+    """Yield bodies of about so many bytes each."""
+    yield Attack("messages [1,1,...]", CHAT, _filled(b'{"messages":[', b"1,", b"1]}", num_bytes))
+    yield Attack("messages [[],[],...]", CHAT, _filled(b'{"messages":[', b"[],", b"[]]}", num_bytes))
+    head, tail = b'{"messages":[{"role":"user","content":"', b'"}]}'
+    yield Attack("control tokens in a message", CHAT, _filled(head, b"<|im_end|>", tail, num_bytes))
+    yield Attack("an emoji and a long message", CHAT, _filled(head + "\U0001f600".encode(), b"a", tail, num_bytes))
+    yield Attack("text ab ab ...", COMPLETION, _filled(b'{"prompt":"', b"ab ", b'"}', num_bytes))
+    yield Attack("text aaaa...", COMPLETION, _filled(b'{"prompt":"', b"a", b'"}', num_bytes))
+    yield Attack("token ids", COMPLETION, _filled(b'{"prompt":[', b"1234,", b"5]}", num_bytes))
+    yield Attack("lists in lists", COMPLETION, _filled(b'{"prompt":', b"[", b"", num_bytes))
+    fields = ",".join(f'"f{i:07}":1' for i in range(num_bytes // 13))
+    yield Attack("unknown fields", COMPLETION, f"{{{fields}}}".encode())
+    words = ["x" * (num_bytes // 260)] * 256
+    yield _attack("long bad words", COMPLETION, {"prompt": "a", "bad_words": words, "max_tokens": 1})
+
+
+def _attack(name: str, path: str, body: dict[str, Any]) -> Attack:
+    return Attack(name, path, json.dumps(body).encode())
+
+
+def _filled(head: bytes, part: bytes, tail: bytes, num_bytes: int) -> bytes:
+    return head + part * ((num_bytes - len(head) - len(tail)) // len(part)) + tail
 
 
 @dataclass(slots=True)
@@ -52,28 +99,6 @@ class Figures:
     num_streams: int = 0
     has_same_bytes: bool = True
     growth_bytes: int = 0
-
-    @property
-    def lost_ms(self) -> float:
-        """By how much the slowest one-token request was slower than usual."""
-        return max(self.one_token_ms, default=0.0) - self.usual_ms
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the command and print the table."""
-    command = Command(
-        "attacks", "Start a server, send it bodies made to stall it, and measure what others notice.", "the server's"
-    )
-    command.number("--repeats", 3, "of each body")
-    args = command.read(argv)
-    bodies = [*small_attacks(), *(attack for size in _SIZES for attack in large_attacks(size))]
-    progress, rounds = Progress(len(bodies), "attacks"), []
-    with running_server(args.others) as (address, processes):
-        for attack in bodies:
-            rounds.append([run_attack(address, processes["http"], attack) for _ in range(args.repeats)])
-            progress.advance(attack.name)
-    print(table_of(rounds, _COLUMNS))
-    return 0
 
 
 def run_attack(address: tuple[str, int], pid: int, attack: Attack) -> Figures:
@@ -178,25 +203,3 @@ def _request(address: tuple[str, int], method: str, path: str, content: bytes | 
     finally:
         connection.close()
     return response.status, received, 1000 * (time.perf_counter() - begin)
-
-
-def _growth(rounds: Sequence[Figures]) -> str:
-    """Bytes per byte of a large body."""
-    num_bytes = len(rounds[0].attack.content)
-    return f"{median(f.growth_bytes for f in rounds) / num_bytes:.1f}" if num_bytes >= _MEGABYTE else ""
-
-
-# Of the rounds of a body: the median of each one's worst.
-_COLUMNS: Mapping[str, str | Callable[[Sequence[Figures]], object]] = {
-    "Body": "{0[0].attack.name}",
-    "MB": lambda rounds: f"{len(rounds[0].attack.content) / _MEGABYTE:.2f}",
-    "Status": "{0[0].status}",
-    "s": lambda rounds: f"{median(f.seconds for f in rounds):.2f}",
-    "/health, worst ms": lambda rounds: f"{median(max(f.health_ms) for f in rounds):.0f}",
-    "One token, ms lost": lambda rounds: f"{median(f.lost_ms for f in rounds):.0f}",
-    "Growth, MB": lambda rounds: f"{median(f.growth_bytes for f in rounds) / _MEGABYTE:.0f}",
-    "/ body": _growth,
-    "Streams": lambda rounds: (
-        f"{sum(f.num_streams for f in rounds)} {'equal' if all(f.has_same_bytes for f in rounds) else 'DIFFERENT'}"
-    ),
-}

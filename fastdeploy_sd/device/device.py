@@ -20,7 +20,7 @@ from fastdeploy_sd.device import tensors
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.mark import HostMark, Mark
-from fastdeploy_sd.device.mirror import HostMirror, Mirror
+from fastdeploy_sd.device.buffer import HostMirror, Mirror
 from fastdeploy_sd.device.program import arena
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.program.host_op import HostOp

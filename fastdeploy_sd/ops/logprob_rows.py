@@ -9,7 +9,7 @@ import numpy as np
 
 from fastdeploy_sd.device.device import Device, device
 from fastdeploy_sd.device.device_tensor import DeviceTensor
-from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.ops.sampling import TOKEN_LOGPROBS
 from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
 from fastdeploy_sd.types import F32, I32, Rows

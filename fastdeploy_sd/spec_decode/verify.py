@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.twins import HOST_TWINS, Output, RowsOnDevice, Twins
+from fastdeploy_sd.device.device_buffers import HOST_TWINS, Output, RowsOnDevice, Twins
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy
 from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, settings_of, token_logprobs

@@ -11,7 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.twins import HOST_TWINS
+from fastdeploy_sd.device.device_buffers import HOST_TWINS
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, keep_local
@@ -22,7 +22,7 @@ from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, Ste
 from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits, measure_limits
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
-from fastdeploy_sd.worker.kv.kv_reach import AnyPages, open_pages
+from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_pages
 from fastdeploy_sd.worker.kv.swap import open_block_store
 from fastdeploy_sd.worker.loading.device_choice import choose_device
 from fastdeploy_sd.worker.loading.grammars import open_grammars

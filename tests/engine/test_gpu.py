@@ -20,7 +20,7 @@ from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.cuda.mirror import CudaTransfers
+from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResult, VerifyResult

@@ -19,7 +19,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
-from fastdeploy_sd.worker.kv.kv_reach import AnyPages
+from fastdeploy_sd.worker.kv.kv_access import AnyPages
 from tests.engine.models import References
 
 WAY = Way("roomy", max_num_seqs=9, enable_prefix_caching=True)

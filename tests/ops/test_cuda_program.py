@@ -13,7 +13,7 @@ import pytest
 from custom_ops import build, cuda_build
 from fastdeploy_sd.device import device
 from fastdeploy_sd.device.cuda import library as cuda_library
-from fastdeploy_sd.device.cuda import mirror as cuda_mirror
+from fastdeploy_sd.device.cuda import buffer as cuda_mirror
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size

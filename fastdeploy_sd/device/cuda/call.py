@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.cuda.mirror import CudaTransfers
+from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.device.library import CParams
 from fastdeploy_sd.device.program.native_program import create_params

@@ -17,7 +17,7 @@ from fastdeploy_sd.device.cuda.handles import new_stream
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.mark import CudaMark
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.cuda.mirror import CudaMirror, CudaTransfers
+from fastdeploy_sd.device.cuda.buffer import CudaMirror, CudaTransfers
 from fastdeploy_sd.device.cuda.program import CudaProgram
 from fastdeploy_sd.device.cuda.uploads import CudaUploads
 from fastdeploy_sd.device.device_array import DeviceArray

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.spec_decode.model_based.async_passes import AsyncPasses
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory

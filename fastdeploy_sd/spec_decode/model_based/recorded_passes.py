@@ -17,7 +17,7 @@ import paddle
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
-from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel

@@ -10,7 +10,7 @@ import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything tha
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
-from fastdeploy_sd.device.twins import HOST_TWINS, Twins
+from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.decoder_config import DecoderConfig
@@ -38,7 +38,7 @@ from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass
 from fastdeploy_sd.worker.step.kept_hidden import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.request_table import RequestTable
-from fastdeploy_sd.worker.step.step_twins import StepTwins
+from fastdeploy_sd.worker.step.step_buffers import StepTwins
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.twins import HOST_TWINS, Twins
+from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.types import SchedulerOutput

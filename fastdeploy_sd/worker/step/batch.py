@@ -9,7 +9,7 @@ import numpy as np
 
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
-from fastdeploy_sd.device.twins import HOST_TWINS, Twins
+from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets

@@ -20,7 +20,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.twins import HOST_TWINS, RowsOnDevice, Twins
+from fastdeploy_sd.device.device_buffers import HOST_TWINS, RowsOnDevice, Twins
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_

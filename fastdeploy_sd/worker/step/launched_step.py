@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastdeploy_sd.device.twins import Output
+from fastdeploy_sd.device.device_buffers import Output
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.step.batch import OpenRows
 

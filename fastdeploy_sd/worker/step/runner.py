@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.twins import HOST_TWINS, Twins
+from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.bisection import run_in_parts
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats

@@ -22,7 +22,7 @@ from fastdeploy_sd.device.cuda.memory import CudaMemory, pinned_zeros
 from fastdeploy_sd.device.cuda.staging import StagingMemory
 from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.mirror import offset_in
+from fastdeploy_sd.device.buffer import offset_in
 from fastdeploy_sd.types import Bytes
 
 _WORD = 4

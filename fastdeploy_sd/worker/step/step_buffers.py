@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.device.device import Device
-from fastdeploy_sd.device.mirror import Mirror
+from fastdeploy_sd.device.buffer import Mirror
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.twins import RowsOnDevice
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 # Columns of the request table that calls of a step read, beside its blocks and the counts of tokens.

@@ -1,17 +1,18 @@
-"""Host arrays whose content a device reads or writes. On the host itself both sides are one."""
+"""What a device shares with the host: buffers that have a copy on each side, and events on its stream.
+
+On the host itself both copies are one array, and everything is done as soon as it is called.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 from fastdeploy_sd.device.arrays import Array
 
 
-class Mirror(Protocol):
-    """A host array and its twin on the device.
-
-    The host's is the truth where the host writes, and the device's where a kernel does. Nothing happens by itself:
-    who changes rows says so.
+class HostDeviceBuffer(Protocol):
+    """An array of the host and its copy on the device. Nothing is copied until the caller says so.
 
     Attributes:
         array: the host's.
@@ -22,35 +23,35 @@ class Mirror(Protocol):
     tensor: Any
 
     def of(self, view: Array) -> Any:
-        """Return the twin of a contiguous view into the array.
+        """Return the device's copy of a contiguous view of the array.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: the view is not contiguous, or not within the array.
         """
         ...
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
-        """Say that the host changed rows [begin, end): what is started from here on reads what they then hold."""
+        """Mark rows [begin, end) as changed by the host: calls started from here on read what they then hold."""
         ...
 
     def download(self, begin: int = 0, end: int | None = None) -> None:
-        """Start copying rows [begin, end) to the host, behind what was started; they are there after `Device.wait`."""
+        """Start to copy rows [begin, end) to the host after the calls so far. `Device.wait` completes the copy."""
         ...
 
     def fetcher(self) -> Fetcher:
-        """Return what copies the whole array to the host, in memory of its own: several may be under way."""
+        """Return a repeated copy of the whole array to the host, with staging memory of its own."""
         ...
 
 
 class Fetcher(Protocol):
-    """A copy of a whole mirror to the host, made again and again; the next one after `take` only."""
+    """A copy of a whole buffer to the host. `start` and `take` alternate."""
 
     def start(self) -> None:
-        """Start it, behind what was started."""
+        """Start the copy after the calls so far."""
         ...
 
     def take(self) -> None:
-        """Wait for it, and not for what was started since, and have it in the host's array.
+        """Wait for the copy, but for no later call, and put it in the host's array.
 
         Raises:
             ValueError: a kernel before it failed.
@@ -58,48 +59,83 @@ class Fetcher(Protocol):
         ...
 
 
-class HostMirror:
-    """The mirror of a device that is the host."""
+class Event(Protocol):
+    """A point on the device's stream, recorded again and again."""
+
+    def record(self) -> None:
+        """Move the event after all calls started so far."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the device reaches the event; returns at once if it was never recorded.
+
+        Raises:
+            ValueError: a kernel before it failed.
+        """
+        ...
+
+    def seconds_since(self, other: Event) -> float:
+        """Return the time between another event of this device and this one. The device has reached both."""
+        ...
+
+
+class HostBuffer:
+    """See HostDeviceBuffer: the device is the host, so the array is the tensor."""
 
     def __init__(self, array: Array) -> None:
         self.array = self.tensor = array
 
     def of(self, view: Array) -> Array:
-        """See Mirror."""
         offset_in(self.array, view)
         return view
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
-        """See Mirror."""
+        pass
 
     def download(self, begin: int = 0, end: int | None = None) -> None:
-        """See Mirror."""
+        pass
 
     def fetcher(self) -> HostFetcher:
-        """See Mirror."""
         return HostFetcher()
 
 
 class HostFetcher:
-    """Of a device that is the host: nothing is copied."""
+    """See Fetcher: nothing is copied."""
 
     def start(self) -> None:
-        """See Fetcher."""
+        pass
 
     def take(self) -> None:
-        """See Fetcher."""
+        pass
+
+
+class HostEvent:
+    """See Event: every call so far is done."""
+
+    def __init__(self) -> None:
+        self.time = time.perf_counter()
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, other: Event) -> float:
+        assert isinstance(other, HostEvent)
+        return self.time - other.time
 
 
 def offset_in(array: Array, view: Array) -> int:
-    """Return how many bytes behind its beginning an array has a view.
+    """Return the offset of a view from the start of an array, in bytes.
 
     Raises:
-        ValueError: the view is not within the array, or not contiguous.
+        ValueError: the view is not contiguous, or not within the array.
     """
     offset = view.ctypes.data - array.ctypes.data
     if not view.flags.c_contiguous or offset < 0 or offset + view.nbytes > array.nbytes:
         raise ValueError(
             f"view: expected contiguous elements of {array.dtype}{list(array.shape)}, got {view.dtype}"
-            f"{list(view.shape)} {offset} bytes behind its beginning"
+            f"{list(view.shape)} at byte offset {offset}"
         )
     return offset

@@ -17,10 +17,9 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device import tensors
+from fastdeploy_sd.device.buffer import Event, HostBuffer, HostDeviceBuffer, HostEvent
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.mark import HostMark, Mark
-from fastdeploy_sd.device.buffer import HostMirror, Mirror
 from fastdeploy_sd.device.program import arena
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.program.host_op import HostOp
@@ -118,8 +117,8 @@ class Device(Protocol):
         """Return a recording made ready to run; see Program."""
         ...
 
-    def mirror(self, array: npt.NDArray[Any]) -> Mirror:
-        """Return a contiguous host array's twin, which holds what the array does; see Mirror."""
+    def buffer(self, array: npt.NDArray[Any]) -> HostDeviceBuffer:
+        """Return a contiguous host array's twin, which holds what the array does; see HostDeviceBuffer."""
         ...
 
     def bind(self, op: HostOp, **arguments: Any) -> Call:
@@ -130,7 +129,7 @@ class Device(Protocol):
         """
         ...
 
-    def mark(self) -> Mark:
+    def event(self) -> Event:
         """Return a mark that was never recorded."""
         ...
 
@@ -187,14 +186,14 @@ class CpuDevice:
     def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> Program:
         return Program(recording, inputs, arena)
 
-    def mirror(self, array: npt.NDArray[Any]) -> HostMirror:
-        return HostMirror(array)
+    def buffer(self, array: npt.NDArray[Any]) -> HostBuffer:
+        return HostBuffer(array)
 
     def bind(self, op: HostOp, **arguments: Any) -> Call:
         return op.bind(**arguments)
 
-    def mark(self) -> HostMark:
-        return HostMark()
+    def event(self) -> HostEvent:
+        return HostEvent()
 
     def wait(self) -> None:
         pass

@@ -1,7 +1,7 @@
-"""What the calls of a step take for the host's arrays: these themselves, or their twins in the memory of a device.
+"""The device's copies of the host arrays that the calls of a step read and write.
 
-The host prepares a step in arrays of its own, and looks at its output there, wherever the model runs. Knows no op and
-no device; needs no Paddle.
+The host prepares a step in its own arrays and reads the output there, wherever the model runs. Knows no op and no
+device; needs no Paddle.
 """
 
 from __future__ import annotations
@@ -19,56 +19,55 @@ from fastdeploy_sd.types import F32, I32, Rows
 Logprobs = tuple[F32, I32, I32, F32]
 
 
-class Twins(Protocol):
-    """The host's arrays for calls, and the copies between.
+class DeviceBuffers(Protocol):
+    """Host arrays as arguments of calls, and the copies between host and device.
 
-    Each copy follows the calls before it and is there for the calls behind it.
+    A copy runs after the calls before it and before the calls after it.
     """
 
     def of(self, array: npt.NDArray[Any]) -> Any:
-        """Return what calls take for an array."""
+        """Return the argument of calls for an array."""
         ...
 
     def bind(self, op: HostOp, **arguments: Any) -> Call:
         """Return a call of an op over arrays of the host, rows on a device and numbers; see HostOp.bind.
 
-        An array that no step writes on the host is there as it is now, for calls to read or to write.
+        The device's copy of an array that no step writes on the host has its present content.
         """
         ...
 
     def send_plan(self) -> None:
-        """Begin a step: copy what the host has written of it, but for the masks of grammars."""
+        """Begin a step: copy what the host wrote for it, except grammar masks."""
         ...
 
     def send_masks(self) -> None:
-        """Copy the masks of grammars, if any row of the step has one or had in the step before."""
+        """Copy grammar masks, if any row has one in this step or had one in the step before."""
         ...
 
     def send_output(self) -> None:
-        """Copy the output tokens of a step that were chosen elsewhere, and what says whose they are."""
+        """Copy the output tokens of a step that another rank chose, and the rows they belong to."""
         ...
 
     def start_fetch(self) -> Output:
-        """End a step: start to copy its output tokens back. One more step may begin before these are taken."""
+        """End a step: start to copy its output tokens to the host. One more step may begin before `Output.take`."""
         ...
 
 
 class Output(Protocol):
-    """The output tokens of a step, on their way.
+    """The output tokens of an in-flight step.
 
     Attributes:
-        idle_s: how long the device had nothing to do before the step, once that is known; 0 on the host, whose calls
-            take its own time.
+        idle_s: idle time of the device before the step, once it is known; 0 on the host.
     """
 
     idle_s: float
 
     def extend(self) -> None:
-        """Say that what was started since is the step's too: only behind it has the device nothing to do."""
+        """Count the calls started since as part of the step: the device is idle only after them."""
         ...
 
     def take(self) -> None:
-        """Wait for them, and have them in the host's arrays.
+        """Wait for the tokens and put them in the host's arrays.
 
         Raises:
             ValueError: a kernel failed.
@@ -77,7 +76,7 @@ class Output(Protocol):
 
 
 class HostOutput:
-    """Of calls that were the host's own."""
+    """See Output: the host ran the calls itself."""
 
     idle_s = 0.0
 
@@ -88,11 +87,11 @@ class HostOutput:
         """See Output."""
 
 
-_THERE = HostOutput()
+_OUTPUT = HostOutput()
 
 
-class HostTwins:
-    """The calls are the host's own, over its arrays."""
+class HostBuffers:
+    """See DeviceBuffers: the host runs the calls over its own arrays."""
 
     def of(self, array: npt.NDArray[Any]) -> Any:
         return array
@@ -110,14 +109,14 @@ class HostTwins:
         pass
 
     def start_fetch(self) -> HostOutput:
-        return _THERE
+        return _OUTPUT
 
 
-HOST_TWINS = HostTwins()
+HOST_BUFFERS = HostBuffers()
 
 
 class RowsOnDevice:
-    """Rows that stay where the model wrote them; the few that the host wants are copied.
+    """Logits rows that stay on the device; the host copies the few that it needs.
 
     Args:
         tensor: f32[L, V], of the device.

@@ -24,7 +24,7 @@ LIBRARY_PATH = pathlib.Path(__file__).resolve().parent.parent / "lib" / "libfdsd
 
 
 class CParams(ctypes.Structure):
-    """Base of the ctypes twins of the params structs in custom_ops/include/fdsd."""
+    """Base of the ctypes structures for the params structs in custom_ops/include/fdsd."""
 
 
 @functools.cache

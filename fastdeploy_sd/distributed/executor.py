@@ -24,8 +24,8 @@ from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 if TYPE_CHECKING:
     from fastdeploy_sd.spec_decode.control.profile import CostProfile
     from fastdeploy_sd.spec_decode.proposer import MakeProposer
-    from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
     from fastdeploy_sd.worker.kv.kv_access import AnyPages
+    from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
     from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.device import Device, device
-from fastdeploy_sd.device.device_tensor import DeviceTensor
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
+from fastdeploy_sd.device.device_tensor import DeviceTensor
 from fastdeploy_sd.ops.sampling import TOKEN_LOGPROBS
 from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
 from fastdeploy_sd.types import F32, I32, Rows
@@ -44,9 +44,9 @@ class LogprobRows:
         self._device, self._num_rows, self._num_top = device, num_rows, min(MAX_LOGPROBS, vocab_size)
         num_listed = num_rows * self._num_top
         # Rows, then tokens; a call has as many as it asks for, one behind the other.
-        self._asked = device.mirror(np.zeros(2 * num_rows, np.int32))
+        self._asked = device.buffer(np.zeros(2 * num_rows, np.int32))
         # Log-probabilities, ranks, then the listed tokens and theirs; as floats where they are.
-        self._found = device.mirror(np.zeros(2 * (num_rows + num_listed), np.int32))
+        self._found = device.buffer(np.zeros(2 * (num_rows + num_listed), np.int32))
         asked, found = self._asked, self._found
         listed = found.array[2 * num_rows :].reshape(2, num_rows, self._num_top)
         self._call = device.bind(

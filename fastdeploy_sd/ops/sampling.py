@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.library import library
 from fastdeploy_sd.device.program import declaration as d
 from fastdeploy_sd.device.program.declaration import Attr, In, Out, Part
 from fastdeploy_sd.device.program.host_op import HostOp
-from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, Rows, SamplingArrays
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers, Output, RowsOnDevice
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.device_buffers import HOST_TWINS, Output, RowsOnDevice, Twins
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy
 from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, settings_of, token_logprobs
@@ -79,7 +79,7 @@ class Verifier:
         memory: of the steps; output goes there.
         sampling: the request table's columns and the memory's masks, whole.
         logits: f32[L, V], whole: row l belongs to token logits_indices[l] of the memory.
-        twins: of these arrays, where the logits are on a device.
+        buffers: of these arrays, where the logits are on a device.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Verifier:
         memory: StepMemory,
         sampling: SamplingArrays,
         logits: F32 | RowsOnDevice,
-        twins: Twins = HOST_TWINS,
+        buffers: DeviceBuffers = HOST_BUFFERS,
     ) -> None:
         m = self._memory = memory
-        self._num_logprobs, self._logits, self._twins = sampling.num_logprobs, logits, twins
+        self._num_logprobs, self._logits, self._buffers = sampling.num_logprobs, logits, buffers
         if rule.strategy == "greedy":
             sampling = replace(sampling, temperature=np.zeros_like(sampling.temperature))
         drafted = {
@@ -112,11 +112,11 @@ class Verifier:
         rows["stops_at_wrong_draft"] = not candidates and rule.accept_policy == "normal"
         length = candidates["candidate_token_ids"].shape[1] if candidates else 0
         self._draw = (
-            twins.bind(TOP_P_CANDIDATES, **rows, **candidates, max_candidate_len=length, token_ids=sampled)
+            buffers.bind(TOP_P_CANDIDATES, **rows, **candidates, max_candidate_len=length, token_ids=sampled)
             if candidates
-            else twins.bind(SAMPLE, **rows, token_ids=sampled)
+            else buffers.bind(SAMPLE, **rows, token_ids=sampled)
         )
-        self._accept = twins.bind(
+        self._accept = buffers.bind(
             VERIFY_DRAFT_TOKENS,
             **drafted,
             **candidates,
@@ -151,10 +151,10 @@ class Verifier:
         m, draw, accept = self._memory, self._draw, self._accept
         draw.params.num_rows = m.num_logits
         draw.params.num_requests = accept.params.num_requests = m.num_requests
-        self._twins.send_masks()
+        self._buffers.send_masks()
         draw.run()
         accept.run()
-        return self._twins.start_fetch()
+        return self._buffers.start_fetch()
 
     def finish(
         self, output: Output, num_requests: int, cu_num_logits: I32, *, has_reports: bool = True

@@ -18,9 +18,9 @@ import pytest
 from fastdeploy_sd.cli.verify import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResult, VerifyResult
@@ -154,7 +154,7 @@ def test_rows_without_a_distribution_fail_their_request_only(tmp_path: pathlib.P
     ("method", "phase"), [("ngram", "batch"), ("ngram", "verify"), ("ngram", "commit"), ("naive", "forward")]
 )
 def test_a_step_that_fails_costs_its_culprit_only(kind: str, method: str, phase: str) -> None:
-    """The others' rows run again, over the same KV and the same twins of the host's arrays."""
+    """The others' rows run again, over the same KV and the same buffers of the host's arrays."""
     requests, expected = short_requests()[:4], answers_alone(kind)
     if method == "naive":
         requests = [r for r in short_requests() if is_plain(r)][:4]
@@ -379,7 +379,7 @@ def test_a_step_is_one_copy_up_and_one_down(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("load_model", "model, quantization, device: expected weights"),
         ("allocate_kv", "kv_cache_memory_gb, num_gpu_blocks_override: expected what the system has memory for"),
-        ("StepTwins", "kv_cache_memory_gb, .*max_num_seqs, .*num_speculative_tokens: expected steps"),
+        ("StepBuffers", "kv_cache_memory_gb, .*max_num_seqs, .*num_speculative_tokens: expected steps"),
     ],
 )
 def test_what_does_not_fit_is_an_error_that_says_which_options_help(

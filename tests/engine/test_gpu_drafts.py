@@ -14,8 +14,8 @@ from fastdeploy_sd.cli.verify import Method, open_engine, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.device.device_buffers import Logprobs
+from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.ops.logprob_rows import LogprobRows
 from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.sampling_params import SamplingParams

@@ -135,8 +135,8 @@ class Layers:
         for _ in range(2):
             q = ops.cascade_append_attention(q, KvCache(k, v), *own, args["scale"], found)
         recording = Recording(recorder, (q,), {"num_requests": len(args["q"])}, padding)
-        self.gpu, self.mirrors = gpu, {name: gpu.mirror(array.copy()) for name, array in arrays.items()}
-        self.mirrors["indices"] = gpu.mirror(np.arange(len(args["q"]), dtype=np.int32))
+        self.gpu, self.mirrors = gpu, {name: gpu.buffer(array.copy()) for name, array in arrays.items()}
+        self.mirrors["indices"] = gpu.buffer(np.arange(len(args["q"]), dtype=np.int32))
         self.program = gpu.program(recording, {name: mirror.tensor for name, mirror in self.mirrors.items()})
 
     def run(self, tables: np.ndarray, count: int) -> np.ndarray:

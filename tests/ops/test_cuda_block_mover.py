@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.cuda.blocks import BlockLane, StagedBatch
+from fastdeploy_sd.device.cuda.blocks import CopyStream, StagedBatch
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.engine.interfaces.block_store import CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.errors import DeviceLost, InternalError
@@ -117,7 +117,7 @@ def test_a_wait_that_is_left_out_shows(
     monkeypatch: pytest.MonkeyPatch, case: Callable[[DeviceSetup], None], wait: str
 ) -> None:
     setup = DeviceSetup(CudaDevice(emulated().device.library), monkeypatch)
-    monkeypatch.setattr(BlockLane, wait, lambda *_: None)
+    monkeypatch.setattr(CopyStream, wait, lambda *_: None)
     try:
         with pytest.raises(AssertionError):
             case(setup)
@@ -129,13 +129,13 @@ def test_a_wait_that_is_left_out_shows(
 def test_many_blocks_are_few_copies(setup: DeviceSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are ordered while a batch is under way are the next one, in all layers."""
     starts: list[int] = []
-    start = BlockLane.start_read
+    start = CopyStream.start_read
 
-    def noted(lane: BlockLane, batch: StagedBatch, layers: range, block_ids: list[int]) -> None:
+    def noted(lane: CopyStream, batch: StagedBatch, layers: range, block_ids: list[int]) -> None:
         starts.append(len(block_ids))
         start(lane, batch, layers, block_ids)
 
-    monkeypatch.setattr(BlockLane, "start_read", noted)
+    monkeypatch.setattr(CopyStream, "start_read", noted)
     setup.may_end.clear()
     setup.copier.submit([StoreBlock(0, 0, 0, content(0))])
     assert setup.is_started.wait(DEADLINE_S)
@@ -151,7 +151,7 @@ def test_a_lost_device_ends_the_engine(setup: DeviceSetup, monkeypatch: pytest.M
     def lose(*_: object) -> NoReturn:
         raise DeviceLost("the GPU has failed")
 
-    monkeypatch.setattr(BlockLane, "start_read", lose)
+    monkeypatch.setattr(CopyStream, "start_read", lose)
     setup.copier.submit([StoreBlock(0, 0, 0, content(0))])
     with pytest.raises(InternalError, match="the GPU has failed"):
         setup.wait([0])
@@ -168,6 +168,6 @@ def test_a_lost_device_ends_the_engine(setup: DeviceSetup, monkeypatch: pytest.M
     assert erased.wait(DEADLINE_S)
     with pytest.raises(InternalError, match="the GPU has failed"):
         setup.copier.take_results()
-    monkeypatch.setattr(BlockLane, "follow_steps", lose)
+    monkeypatch.setattr(CopyStream, "follow_steps", lose)
     with pytest.raises(InternalError, match="the GPU has failed"):
         setup.copier.submit([StoreBlock(3, 1, 1, content(1))])

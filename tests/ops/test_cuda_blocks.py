@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fastdeploy_sd.device.cuda.blocks import BlockLane, CudaBlocks
+from fastdeploy_sd.device.cuda.blocks import CopyStream, CudaBlocks
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device_tensor import DeviceTensor
 from tests.ops.cuda_device import emulated
@@ -30,10 +30,10 @@ class Cache:
         shapes: list[list[tuple[int, ...]]] = [[(width,), (width, 2)], [(2 * width,)], [(width,), (width,), (33, 256)]]
         self.gpu = gpu
         self.arrays = [[rng.integers(0, 2**31, (NUM_BLOCKS, *s)).astype(np.int32) for s in layer] for layer in shapes]
-        self.mirrors = [[gpu.mirror(array) for array in layer] for layer in self.arrays]
+        self.mirrors = [[gpu.buffer(array) for array in layer] for layer in self.arrays]
         tensors: list[list[tuple[DeviceTensor]]] = [[(mirror.tensor,) for mirror in layer] for layer in self.mirrors]
         self.blocks = CudaBlocks(gpu, tensors)
-        self.lane = BlockLane(self.blocks, 3 * self.blocks.block_bytes, num_batches)
+        self.lane = CopyStream(self.blocks, 3 * self.blocks.block_bytes, num_batches)
         for _ in range(2):
             self.step(0, 7)  # memory for what goes up is allocated, which waits for everything
         gpu.wait()
@@ -86,7 +86,7 @@ def test_every_copy_is_written_and_the_first_is_read(gpu: CudaDevice) -> None:
     rows = np.arange(12, dtype=np.int32).reshape(3, 4)
     first, second, other = (gpu.wrap(rows + add) for add in (0, 100, 200))
     blocks = CudaBlocks(gpu, [[(first, second)], [(other,)]], are_shared=True)
-    lane = BlockLane(blocks, blocks.block_bytes, 1)
+    lane = CopyStream(blocks, blocks.block_bytes, 1)
     [batch] = lane.batches
     lane.start_read(batch, range(2), [1])
     batch.wait()
@@ -161,6 +161,6 @@ def test_copies_and_steps_keep_their_order(gpu: CudaDevice, order: Callable[[Cac
 def test_a_wait_that_is_left_out_shows(
     monkeypatch: pytest.MonkeyPatch, order: Callable[[Cache], None], wait: str
 ) -> None:
-    monkeypatch.setattr(BlockLane, wait, lambda *_: None)
+    monkeypatch.setattr(CopyStream, wait, lambda *_: None)
     with pytest.raises(AssertionError):
         order(Cache(CudaDevice(emulated().device.library), 1, num_batches=1))

@@ -40,10 +40,10 @@ class Step:
         self.gpu = gpu
         # Full of what would be wrong: a row that is not filled is read outside of the table.
         self.columns = {
-            "input_ids": gpu.mirror(np.full(MAX_TOKENS, 1 << 20, np.int32)),
-            "indices": gpu.mirror(np.full(MAX_ROWS, 1 << 20, np.int32)),
-            "slots": gpu.mirror(np.full(MAX_TOKENS, 5, np.int64)),
-            "offsets": gpu.mirror(np.full(MAX_ROWS + 1, 5, np.int32)),
+            "input_ids": gpu.buffer(np.full(MAX_TOKENS, 1 << 20, np.int32)),
+            "indices": gpu.buffer(np.full(MAX_ROWS, 1 << 20, np.int32)),
+            "slots": gpu.buffer(np.full(MAX_TOKENS, 5, np.int64)),
+            "offsets": gpu.buffer(np.full(MAX_ROWS + 1, 5, np.int32)),
         }
         self.inputs = {name: mirror.tensor for name, mirror in self.columns.items()}
         self.program = gpu.program(self.recording, self.inputs)

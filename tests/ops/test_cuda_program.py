@@ -12,8 +12,8 @@ import pytest
 
 from custom_ops import build, cuda_build
 from fastdeploy_sd.device import device
-from fastdeploy_sd.device.cuda import library as cuda_library
 from fastdeploy_sd.device.cuda import buffer as cuda_mirror
+from fastdeploy_sd.device.cuda import library as cuda_library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
@@ -42,8 +42,8 @@ class ChosenRows:
         outputs = total, swiglu(gather_output_rows(h, indices))
         self.recording = Recording(recorder, outputs, {"num_tokens": MAX_TOKENS, "num_rows": MAX_ROWS})
         self.gpu = gpu
-        self.x = gpu.mirror(np.zeros((MAX_TOKENS, WIDTH), np.float32))
-        self.indices = gpu.mirror(np.zeros(MAX_ROWS, np.int32))
+        self.x = gpu.buffer(np.zeros((MAX_TOKENS, WIDTH), np.float32))
+        self.indices = gpu.buffer(np.zeros(MAX_ROWS, np.int32))
         self.inputs = {"x": self.x.tensor, "indices": self.indices.tensor}
         self.program = gpu.program(self.recording, self.inputs)
 
@@ -189,7 +189,7 @@ def test_a_bound_call_runs_between_programs(gpu: CudaDevice) -> None:
 
 def test_rows_go_up_and_come_back(gpu: CudaDevice) -> None:
     """Those that were named, in one copy for all mirrors; the others stay as they are on either side."""
-    table, column = gpu.mirror(np.zeros((6, 5), np.int32)), gpu.mirror(np.arange(9, dtype=np.int64))
+    table, column = gpu.buffer(np.zeros((6, 5), np.int32)), gpu.buffer(np.arange(9, dtype=np.int64))
     table.array[:], column.array[:] = 7, 1
     for mirror, *which in ((table, 1, 2), (table, 5, 6), (column, 8), (table, 1, 3), (table, 2, 2)):
         mirror.upload(*which)
@@ -212,7 +212,7 @@ def test_what_is_larger_than_the_pinned_memory_goes_up_in_parts(
 ) -> None:
     monkeypatch.setattr(cuda_mirror, "STAGING_BYTES", 1000)
     gpu = CudaDevice(gpu.library)
-    table, column = gpu.mirror(np.zeros((7, 100), np.int32)), gpu.mirror(np.zeros(3, np.int64))
+    table, column = gpu.buffer(np.zeros((7, 100), np.int32)), gpu.buffer(np.zeros(3, np.int64))
     for first in (1, 1000):
         table.array[:], column.array[:] = first + np.arange(700).reshape(7, 100), first
         table.upload(0, 6)
@@ -226,7 +226,7 @@ def test_what_is_larger_than_the_pinned_memory_goes_up_in_parts(
 
 def test_a_fetch_waits_for_nothing_that_was_started_since(gpu: CudaDevice) -> None:
     """Two copies of a mirror are under way at once, each of what was there when it was started."""
-    table, begun, ended = gpu.mirror(np.zeros(5, np.int32)), gpu.mark(), gpu.mark()
+    table, begun, ended = gpu.buffer(np.zeros(5, np.int32)), gpu.event(), gpu.event()
     fetchers = [table.fetcher() for _ in range(2)]
     begun.record()
     for value, fetcher in enumerate(fetchers, 1):
@@ -250,7 +250,7 @@ def test_what_could_not_be_sent_goes_up_with_the_next_try(gpu: CudaDevice, monke
     def fail() -> NoReturn:
         raise ValueError("a copy was refused")
 
-    table = gpu.mirror(np.zeros((4, 5), np.int32))
+    table = gpu.buffer(np.zeros((4, 5), np.int32))
     table.array[:] = 7
     table.upload(1, 2)
     with monkeypatch.context() as patch:
@@ -267,7 +267,7 @@ def test_what_could_not_be_sent_goes_up_with_the_next_try(gpu: CudaDevice, monke
 def test_columns_in_one_piece_have_twins_in_one_piece(gpu: CudaDevice) -> None:
     piece = np.zeros(256, np.uint8)
     ids, slots = piece[:64].view(np.int32), piece[128:192].view(np.int64)
-    mirror = gpu.mirror(piece)
+    mirror = gpu.buffer(piece)
     ids[:], slots[:] = 3, -1
     mirror.upload()
     gpu.transfers.send()

@@ -8,7 +8,7 @@ one another in memory of the device, or puts it from there in its places. Two ru
     steps that are started follow the copies of blocks     they wait for the batch's event: have_steps_follow
     that they read or overwrite
 
-Knows no layers' meaning, no scheduling and no thread: whoever uses a BlockLane says what its threads may do when.
+Knows no layers' meaning, no scheduling and no thread: whoever uses a CopyStream says what its threads may do when.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class StagedBatch(CopyBatch):
         self._memory, self.address = device.memory.take(num_bytes)
 
 
-class BlockLane:
+class CopyStream:
     """A stream of copies between blocks and staged batches, one behind the other.
 
     Args:

@@ -1,9 +1,9 @@
-"""Host arrays and their twins on a GPU: what changed on the host goes up as one copy, what kernels wrote comes back.
+"""Buffers of host and GPU: changed rows are uploaded in one copy, and what kernels wrote is copied back.
 
-All pieces that were noted go up together: they are gathered in pinned memory, copied, and put in their places by one
-kernel. The host goes on meanwhile, and may write the arrays again: the pinned memory has what they held. There are some
-pieces of pinned memory in turn, so the host waits only where a copy of some steps ago has not been made. Their size is
-fixed, so that no step wants more memory than there was at the start; what is larger goes up in several copies.
+An upload gathers all changed pieces in pinned memory, copies them, and one kernel scatters them to their places. The
+host goes on meanwhile and may write the arrays again, as the pinned memory holds their content. Several pinned
+buffers are used in turn, so the host waits only for a copy of some steps ago. Their size is fixed, so that no step
+needs more memory than the server had at its start; a larger upload takes several copies.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.arrays import Array, address
+from fastdeploy_sd.device.buffer import offset_in
+from fastdeploy_sd.device.cuda.handles import CudaEvent
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.mark import CudaMark
-from fastdeploy_sd.device.cuda.memory import CudaMemory, pinned_zeros
-from fastdeploy_sd.device.cuda.staging import StagingMemory
+from fastdeploy_sd.device.cuda.memory import CudaMemory, StagingMemory, pinned_zeros
 from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.buffer import offset_in
 from fastdeploy_sd.types import Bytes
 
 _WORD = 4
 # More than a step of some thousand tokens has.
 STAGING_BYTES = 1 << 20
-# Of two steps, each of which sends itself and then the sizes of its drafting.
+# For two steps; each uploads its plan and then the sizes of its drafting.
 NUM_STAGING = 4
 
 
-class CudaMirror:
-    """See Mirror.
+class CudaBuffer:
+    """See HostDeviceBuffer.
 
     Args:
         transfers: of the device.
@@ -53,21 +52,17 @@ class CudaMirror:
         self._pinned: Bytes | None = None
 
     def of(self, view: Array) -> DeviceTensor:
-        """See Mirror."""
         return self.tensor.at(offset_in(self.array, view), element_of(view.dtype), view.shape)
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
-        """See Mirror."""
         self._transfers.up.append(self._piece(begin, end))
 
     def download(self, begin: int = 0, end: int | None = None) -> None:
-        """See Mirror."""
         if self._pinned is None:
             self._pinned = self._transfers.pinned(self.array.nbytes)
         self._transfers.start_download(self._piece(begin, end), self._pinned)
 
     def fetcher(self) -> CudaFetcher:
-        """See Mirror."""
         return CudaFetcher(self._transfers, self._piece(0, None))
 
     def _piece(self, begin: int, end: int | None) -> Piece:
@@ -82,7 +77,7 @@ class CudaMirror:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Bytes [begin, end) of a mirror: whole words.
+    """Bytes [begin, end) of a buffer: whole words.
 
     Attributes:
         tensor: the device's whole array. host: the host's, as bytes.
@@ -95,12 +90,12 @@ class Piece:
 
     @property
     def address(self) -> int:
-        """Where they are on the device."""
+        """Address on the device."""
         return self.tensor.address + self.begin
 
     @property
     def num_bytes(self) -> int:
-        """How many there are."""
+        """Length in bytes."""
         return self.end - self.begin
 
 
@@ -110,22 +105,20 @@ class CudaFetcher:
     def __init__(self, transfers: CudaTransfers, piece: Piece) -> None:
         self._transfers, self._piece = transfers, piece
         self._pinned = transfers.pinned(piece.num_bytes)
-        self._copied = transfers.mark()
+        self._copied = transfers.event()
 
     def start(self) -> None:
-        """See Fetcher."""
         self._transfers.start_copy_back(self._piece, self._pinned)
         self._copied.record()
 
     def take(self) -> None:
-        """See Fetcher."""
         self._copied.wait()
         self._transfers.verify()
         self._piece.host[self._piece.begin : self._piece.end] = self._pinned
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
-    """Return the same bytes in pieces that have none in common, as the order in which they are put in place is open."""
+    """Return the same bytes in disjoint pieces, as the kernel scatters them in any order."""
     merged: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: piece.address):
         last = merged[-1] if merged else None
@@ -137,7 +130,7 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
 
 
 def _parts(pieces: list[Piece], num_bytes: int, row_bytes: int) -> Iterator[list[Piece]]:
-    """Yield the same bytes in lists that have room in so many bytes, with a row of a table for each piece of a list."""
+    """Yield the same bytes in lists that fit into `num_bytes`, each piece with a table row of `row_bytes`."""
     part, left = list[Piece](), num_bytes
     for piece in pieces:
         begin = piece.begin
@@ -155,12 +148,11 @@ def _parts(pieces: list[Piece], num_bytes: int, row_bytes: int) -> Iterator[list
 
 
 class CudaTransfers:
-    """What goes up and comes back, in order with everything else on the device's stream.
+    """Uploads and downloads, in order with all other work on the device's stream.
 
     Attributes:
-        up: pieces that were noted and not sent yet.
-        on_wait: called when what was started has been waited for, before its results are used; raises ValueError where
-            they are of no use.
+        up: pieces to upload.
+        on_wait: called after a wait and before results are used; raises ValueError if the results are invalid.
     """
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
@@ -174,11 +166,10 @@ class CudaTransfers:
         self.on_wait: Callable[[], None] | None = None
 
     def send(self) -> None:
-        """Send what was noted.
+        """Upload all pieces.
 
         Raises:
-            ValueError: a copy was refused. All is still noted: whoever noted it may not know that it has not arrived,
-                and what runs next must not run without it.
+            ValueError: a copy was refused. All pieces stay in `up`: the next call must not run without them.
         """
         if not self.up:
             return
@@ -205,32 +196,29 @@ class CudaTransfers:
         call("event_record", staging.event.address, self._stream)
 
     def pinned(self, num_bytes: int) -> Bytes:
-        """Return u8[num_bytes] for what comes back; raises MemoryError."""
+        """Return u8[num_bytes] for downloads; raises MemoryError."""
         return pinned_zeros(self._library, num_bytes)
 
-    def mark(self) -> CudaMark:
-        """Return a mark of the stream."""
-        return CudaMark(self._library, self._stream)
+    def event(self) -> CudaEvent:
+        """Return an event of the stream."""
+        return CudaEvent(self._library, self._stream)
 
     def start_copy_back(self, piece: Piece, pinned: Bytes) -> None:
-        """Start copying a piece to pinned memory of its size, behind what was started."""
+        """Start to copy a piece to pinned memory of its size, after the calls so far."""
         self._library.call("start_copy", address(pinned), piece.address, ctypes.c_int64(piece.num_bytes), self._stream)
 
     def start_download(self, piece: Piece, pinned: Bytes) -> None:
-        """Start copying a piece back to pinned memory, as large as its mirror, behind what was started.
-
-        `finish` takes it from there.
-        """
+        """Start to copy a piece to pinned memory after the calls so far. `finish` completes it."""
         pinned = pinned[piece.begin : piece.end]
         self.start_copy_back(piece, pinned)
         self._down.append((piece.host[piece.begin : piece.end], pinned))
 
     def finish(self) -> None:
-        """Wait for the device, and put what came back in its arrays.
+        """Wait for the device, and put downloads in their arrays.
 
         Raises:
             ValueError: as `on_wait`.
-            DeviceLost: a kernel went wrong; nothing came back.
+            DeviceLost: a kernel failed; nothing was downloaded.
         """
         arrived: Sequence[tuple[Bytes, Bytes]] = self._down
         self._down = []

@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.device.library import CParams
 from fastdeploy_sd.device.program.native_program import create_params
@@ -39,7 +39,7 @@ class Workspace:
         return self._address if num_bytes else 0
 
 
-def rehearse(library: CudaLibrary, program: int, workspace: int, stream: int) -> None:
+def dry_run(library: CudaLibrary, program: int, workspace: int, stream: int) -> None:
     """Capture a program's calls without running them or keeping the graph: what one refuses shows, kernels are loaded.
 
     Raises:
@@ -76,7 +76,7 @@ class DeviceCall:
     def __init__(self, device: CallDevice, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:
         self._device, self._op, self._arrays = device, op, arrays
         self.params: Any = params
-        self._rehearse()
+        self._dry_run()
 
     def run(self) -> None:
         """Start the op, behind what was started, on what was uploaded.
@@ -88,12 +88,12 @@ class DeviceCall:
         workspace = self._workspace_bytes()
         self._device.library.launch(self._op, self.params, workspace, self._device.stream)
 
-    def _rehearse(self) -> None:
+    def _dry_run(self) -> None:
         """Have the op say now what it refuses, and load its kernels."""
         library, create = self._device.library, create_params([(self._op, self.params)], [], 0)
         program = library.made("program_create", ctypes.byref(create))
         try:
-            rehearse(library, program, self._workspace_bytes(), self._device.stream)
+            dry_run(library, program, self._workspace_bytes(), self._device.stream)
         finally:
             library.functions.fdsd_cuda_program_destroy(ctypes.c_void_p(program))
 

@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.device.arrays import Array, address
+from fastdeploy_sd.device.cuda.buffer import CudaBuffer, CudaTransfers
 from fastdeploy_sd.device.cuda.call import DeviceCall, Workspace
-from fastdeploy_sd.device.cuda.handles import new_stream
+from fastdeploy_sd.device.cuda.handles import CudaEvent, new_stream
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.mark import CudaMark
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.cuda.buffer import CudaMirror, CudaTransfers
 from fastdeploy_sd.device.cuda.program import CudaProgram
 from fastdeploy_sd.device.cuda.uploads import CudaUploads
 from fastdeploy_sd.device.device_array import DeviceArray
@@ -126,9 +125,9 @@ class CudaDevice:
         """See Device."""
         return CudaProgram(self, recording, inputs, self.arena(recording.num_bytes) if arena is None else arena)
 
-    def mirror(self, array: Array) -> CudaMirror:
+    def buffer(self, array: Array) -> CudaBuffer:
         """See Device."""
-        return CudaMirror(self.transfers, array, self.wrap(array))
+        return CudaBuffer(self.transfers, array, self.wrap(array))
 
     def bind(self, op: HostOp, **arguments: Any) -> DeviceCall:
         """See Device."""
@@ -143,9 +142,9 @@ class CudaDevice:
         params = op.params_of(arguments, look, DeviceArray.data_ptr)
         return DeviceCall(self, name, params, arguments)
 
-    def mark(self) -> CudaMark:
+    def event(self) -> CudaEvent:
         """See Device."""
-        return CudaMark(self.library, self.stream)
+        return CudaEvent(self.library, self.stream)
 
     def wait(self) -> None:
         """See Device."""

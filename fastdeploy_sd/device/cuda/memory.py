@@ -1,8 +1,8 @@
 """Memory of a GPU and pinned memory of the host. A piece is given back when nothing over it is left.
 
-The driver is slow to give memory and rounds up, so small requests are cut out of larger pieces, one behind the other,
-and large ones have a piece each. Nothing is cut out of what came back: what is allocated stays for as long as the
-server, or is one of a few large things. Knows no tensors.
+The driver allocates slowly and rounds sizes up. Small requests are therefore cut out of larger pieces, one after the
+other; a large request has a piece of its own. Freed memory is not cut up again: small allocations live as long as the
+server.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.device.cuda.handles import new_event
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.device_array import DeviceMemory
 
@@ -80,3 +81,21 @@ def pinned_zeros(library: CudaLibrary, num_bytes: int) -> npt.NDArray[np.uint8]:
     array: npt.NDArray[np.uint8] = np.frombuffer(raw, np.uint8)
     array[:] = 0
     return array
+
+
+class StagingMemory:
+    """Pinned memory of the host and as much of the GPU's, for uploads.
+
+    Attributes:
+        host: u8[num_bytes], pinned.
+        address: of num_bytes of the GPU's memory. memory: keeps them.
+        event: the user records it after each use of the memory, and waits for it before the next.
+
+    Raises:
+        MemoryError: there is no pinned memory, or none of the GPU's.
+    """
+
+    def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:
+        self.host = pinned_zeros(library, num_bytes)
+        self.memory, self.address = memory.take(num_bytes)
+        self.event = new_event(library)

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from fastdeploy_sd.device.arrays import Array, address
-from fastdeploy_sd.device.cuda.call import CallDevice, Workspace, rehearse
+from fastdeploy_sd.device.cuda.call import CallDevice, Workspace, dry_run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows
 from fastdeploy_sd.device.cuda.sizes import rounded, sizes_up_to
@@ -65,7 +65,7 @@ class CudaProgram:
             addresses[tensor.index] = _address(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
         columns = Columns(recording, inputs)
         num_own: Array = np.zeros(max(len(columns.sizes), 1), np.int32)
-        self._num_own, self._padded = device.mirror(num_own), columns.sizes
+        self._num_own, self._padded = device.buffer(num_own), columns.sizes
         self._tables = [device.wrap(table) for table in columns.tables()]
         self._sizes = (*recording.symbols, *columns.sizes)
         calls = [
@@ -90,7 +90,7 @@ class CudaProgram:
             arena.at(recording.offsets[output.index], _element(output.dtype), recording.shape_of(output))
             for output in recording.outputs
         )
-        self._rehearse()
+        self._dry_run()
 
     def run(self, sizes: Counts) -> None:
         """Start the pass, behind what was started, on what was uploaded.
@@ -137,8 +137,8 @@ class CudaProgram:
         self._device.library.call("program_timed_launch", *where, address(nanoseconds))
         return self._names, nanoseconds[: len(self._names)]
 
-    def _rehearse(self) -> None:
-        """Capture the pass at all sizes from 1 to the bounds that have a graph, as `rehearse` does.
+    def _dry_run(self) -> None:
+        """Capture the pass at all sizes from 1 to the bounds that have a graph, as `dry_run` does.
 
         What an op refuses shows now, and not in a step, and the workspace is as large as it gets.
         """
@@ -146,7 +146,7 @@ class CudaProgram:
         most = max([1, *bounds.values()])
         for size in sizes_up_to(most) if self._padded else sorted({1, most}):
             self._set({name: min(size, bound) for name, bound in bounds.items()})
-            rehearse(self._device.library, self._native, self._workspace_address(), self._device.stream)
+            dry_run(self._device.library, self._native, self._workspace_address(), self._device.stream)
 
     def _set(self, sizes: Counts) -> None:
         bounds = self._recording.bounds

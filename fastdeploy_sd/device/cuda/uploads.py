@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fastdeploy_sd.device import library as kernels
 from fastdeploy_sd.device.arrays import Array, address
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.memory import ALIGNMENT, CudaMemory
-from fastdeploy_sd.device.cuda.staging import StagingMemory
+from fastdeploy_sd.device.cuda.memory import ALIGNMENT, CudaMemory, StagingMemory
 from fastdeploy_sd.types import Bytes
 
 PIECE_BYTES = 64 << 20

@@ -53,7 +53,7 @@ class AsyncPasses:
         block_size = model.caches[0].block_size
         self._replayed = DraftMemory(len(memory.begin), self._num_layers, num_steps)
         self._replay = StepPlan(self._replayed, next_slot, num_begun, num_steps, block_size)
-        self._slots, self._begun = device().mirror(next_slot), device().mirror(num_begun)
+        self._slots, self._begun = device().buffer(next_slot), device().buffer(num_begun)
         # i32[S], by how many slots the last step that was started may have left a row behind.
         self._num_behind = np.zeros_like(next_slot)
         self._is_stale = False

@@ -15,9 +15,9 @@ from typing import Any
 import paddle
 
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
-from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
@@ -48,7 +48,7 @@ class RecordedPasses:
     ) -> None:
         self._target, self._memory, self._min_prob, self._max_steps = target, memory, min_prob, max_steps
         self._device = device()
-        self._columns = self._device.mirror(memory.columns)
+        self._columns = self._device.buffer(memory.columns)
         self._columns.download()  # which takes the pinned memory for it, now and not in a step
         self._device.wait()
         recordings = {

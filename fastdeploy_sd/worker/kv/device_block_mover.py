@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks
+from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, CopyStream, CudaBlocks
 from fastdeploy_sd.types import Bytes
 
 # Of a batch, unless a block is larger: its copy takes a fraction of a millisecond, and a step that overwrites one of
@@ -30,7 +30,7 @@ class DeviceBlockMover:
     def __init__(self, blocks: CudaBlocks) -> None:
         self.block_bytes = blocks.block_bytes
         self.max_blocks = min(max(_BATCH_BYTES // self.block_bytes, 1), MAX_COPIED_BLOCKS, blocks.num_blocks)
-        self._lanes = [BlockLane(blocks, self.max_blocks * self.block_bytes, 2)]  # one, until `close`
+        self._lanes = [CopyStream(blocks, self.max_blocks * self.block_bytes, 2)]  # one, until `close`
         self._layers = range(blocks.num_layers)
         self._lock = threading.Lock()
         self._turn = 0
@@ -85,7 +85,7 @@ class DeviceBlockMover:
             self._lanes.pop().close()
 
     @property
-    def _lane(self) -> BlockLane:
+    def _lane(self) -> CopyStream:
         [lane] = self._lanes
         return lane
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, BlockLane, CudaBlocks, StagedBatch
+from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, CopyStream, CudaBlocks, StagedBatch
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.kv.device_port import CudaPort
@@ -47,8 +47,8 @@ class DevicePages:
         self._blocks: CudaBlocks | None = CudaBlocks(device, layers, are_shared=len(ranks) > 1)
         self.num_blocks = self.blocks.num_blocks
         self._batch_bytes = max([_BATCH_BYTES, *map(self.page_bytes, range(self.num_layers))])
-        self._reading = BlockLane(self.blocks, self._batch_bytes, 1) if is_read else None
-        self._writing = BlockLane(self.blocks, self._batch_bytes, 2) if is_written else None
+        self._reading = CopyStream(self.blocks, self._batch_bytes, 1) if is_read else None
+        self._writing = CopyStream(self.blocks, self._batch_bytes, 2) if is_written else None
         lane = self._reading or self._writing
         self._port = None if lane is None else CudaPort(self.blocks, lane, self._verify)
         self._staged: list[int] = []  # blocks whose pages wait in the batch, all of one layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fastdeploy_sd.device.cuda.blocks import BlockLane, CopyBatch, CudaBlocks
+from fastdeploy_sd.device.cuda.blocks import CopyBatch, CopyStream, CudaBlocks
 from fastdeploy_sd.device.cuda.sharing import handle_of, open_verified, take_shareable
 from fastdeploy_sd.device.device_array import DeviceMemory
 
@@ -17,7 +17,7 @@ class CudaPort:
         verify: raises IndexError where there is no such layer or block.
     """
 
-    def __init__(self, blocks: CudaBlocks, lane: BlockLane, verify: Callable[[int, int], None]) -> None:
+    def __init__(self, blocks: CudaBlocks, lane: CopyStream, verify: Callable[[int, int], None]) -> None:
         self._blocks, self._lane, self._verify = blocks, lane, verify
         self._library = blocks.device.library
         self._batch = CopyBatch(self._library)

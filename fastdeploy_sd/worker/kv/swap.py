@@ -17,8 +17,8 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.draft_model import DraftWeights
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
-from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_mover
+from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.swap_file import SwapFile, slot_stride
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 

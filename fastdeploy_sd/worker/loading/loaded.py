@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
-from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.decoder_config import DecoderConfig
@@ -38,7 +38,7 @@ from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass
 from fastdeploy_sd.worker.step.kept_hidden import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.request_table import RequestTable
-from fastdeploy_sd.worker.step.step_buffers import StepTwins
+from fastdeploy_sd.worker.step.step_buffers import StepBuffers
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -73,7 +73,7 @@ class Loaded:
     weight_bytes: int
     enforce_eager: bool
     signals: LayerSignals | None
-    twins: Twins
+    buffers: DeviceBuffers
     is_ahead: bool
 
     def proposer_context(self, agree: Callable[[], None], over_ranks: OverRanks = keep_local) -> ProposerContext:
@@ -86,8 +86,8 @@ class Loaded:
                 rotary=make_rotary(self.draft_weights[name].config, self.kv.max_tokens),
                 kept_hidden=self.kept_hidden[name],
                 hidden=self.forward.hidden,
-                token_table=self.twins.of(self.table.tokens),
-                block_table=self.twins.of(self.table.blocks),
+                token_table=self.buffers.of(self.table.tokens),
+                block_table=self.buffers.of(self.table.blocks),
                 enforce_eager=self.enforce_eager,
                 agree=agree,
                 step=self._step_columns(),
@@ -102,7 +102,9 @@ class Loaded:
         if not self.is_ahead:
             return None
         arrays = {name: getattr(self.memory, name) for name in _STEP_COLUMNS}
-        return {name: self.twins.of(array) for name, array in (arrays | {"num_blocks": self.table.num_blocks}).items()}
+        return {
+            name: self.buffers.of(array) for name, array in (arrays | {"num_blocks": self.table.num_blocks}).items()
+        }
 
 
 def load(config: Config, group: RankGroup) -> Loaded:
@@ -130,7 +132,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
     memory = StepMemory(limits, vocab_size)
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
-    twins = HOST_TWINS if is_host else StepTwins(device(), memory, table)
+    buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens)
     # A GPU's pages leave when the step is over: its layers have nobody to signal to while it runs.
     sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0
@@ -149,7 +151,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     if config.model.enforce_eager:
         forward: Forward = EagerForward(forward_pass, memory, table.blocks)
     else:
-        forward = RecordedForward(forward_pass, memory, table.blocks, twins, known)
+        forward = RecordedForward(forward_pass, memory, table.blocks, buffers, known)
     return Loaded(
         checkpoint=checkpoint,
         draft_weights=draft_weights,
@@ -166,7 +168,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         weight_bytes=model.weight_bytes,
         enforce_eager=config.model.enforce_eager,
         signals=signals,
-        twins=twins,
+        buffers=buffers,
         is_ahead=known is not None,
     )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
-from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets
@@ -98,13 +98,13 @@ class BatchBuilder:
 
     Args:
         table: the requests and their tokens.
-        twins: of the table on a device, which gets the output there.
+        buffers: of the table on a device, which gets the output there.
     """
 
-    def __init__(self, table: RequestTable, memory: StepMemory, twins: Twins = HOST_TWINS) -> None:
+    def __init__(self, table: RequestTable, memory: StepMemory, buffers: DeviceBuffers = HOST_BUFFERS) -> None:
         m = self._memory = memory
         self._table = table
-        is_host = twins is HOST_TWINS
+        is_host = buffers is HOST_BUFFERS
         # Of a device's steps: committed, or on their way.
         self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
         self._prepare = PREPARE_BATCH.bind(
@@ -141,7 +141,7 @@ class BatchBuilder:
             "max_draft_len": m.max_draft_len,
         }
         self._append = APPEND_TOKENS.bind(**appended)
-        self._append_there: Call | None = None if is_host else twins.bind(APPEND_TOKENS, **appended)
+        self._append_there: Call | None = None if is_host else buffers.bind(APPEND_TOKENS, **appended)
         if not is_host:
             self._open_output = _OpenOutput(m.limits)
             self._append_open = APPEND_TOKENS.bind(**appended | vars(self._open_output))

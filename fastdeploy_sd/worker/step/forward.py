@@ -17,10 +17,10 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers, RowsOnDevice
 from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.device_buffers import HOST_TWINS, RowsOnDevice, Twins
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
@@ -126,7 +126,7 @@ class RecordedForward:
 
     Args:
         forward_pass: what `on_stored` and `on_hidden` call is recorded too.
-        twins: of the memory and the tables, where the model is on a device.
+        buffers: of the memory and the tables, where the model is on a device.
         known: by what the pass first moves the step to where it belongs, where the device has tokens before the host.
 
     Raises:
@@ -139,7 +139,7 @@ class RecordedForward:
         forward_pass: ForwardPass,
         memory: StepMemory,
         block_tables: I32,
-        twins: Twins = HOST_TWINS,
+        buffers: DeviceBuffers = HOST_BUFFERS,
         known: KnownTokens | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
@@ -164,16 +164,16 @@ class RecordedForward:
             "num_requests": limits.num_requests,
             "num_logits": limits.num_logits,
         }
-        self._memory, self._twins = memory, twins
+        self._memory, self._buffers = memory, buffers
         self.program = device().program(
             Recording(recorder, outputs, bounds, {name: value for name, value in _PADDING.items() if name in inputs}),
-            {name: twins.of(array) for name, array in arrays.items()},
+            {name: buffers.of(array) for name, array in arrays.items()},
         )
         self.hidden, logits = self.program.outputs
         [self.logits] = logit_rows(logits)
 
     def __call__(self) -> None:
-        self._twins.send_plan()
+        self._buffers.send_plan()
         self.program.run(self.sizes)
 
     @property

@@ -21,8 +21,8 @@ from types import TracebackType
 
 import numpy as np
 
-from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
+from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.text.guidance.mask_cost import STEP_S, share_s
 from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.bisection import run_in_parts
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats
@@ -60,7 +60,7 @@ class ModelRunner:
         board: what the proposer is told of steps, and what it tells.
         guided: the requests with a grammar.
         lead: of the other ranks, if there are any. signals: of the forward pass, None = it gives none.
-        twins: of the memory and the table, where the model is on a device.
+        buffers: of the memory and the table, where the model is on a device.
     """
 
     def __init__(  # noqa: PLR0913 (what a step goes through)
@@ -76,15 +76,15 @@ class ModelRunner:
         guided: GuidedRows,
         lead: Lead | None = None,
         signals: LayerSignals | None = None,
-        twins: Twins = HOST_TWINS,
+        buffers: DeviceBuffers = HOST_BUFFERS,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._logits = forward.logits
         self._speculation, self._lead, self._signals = speculation, lead or Alone(), signals
         self._step_stats, self._memory, self._guided = step_stats, memory, guided
         self._ended = time.perf_counter()
-        self._batches = BatchBuilder(table, memory, twins)
-        self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits, twins)
+        self._batches = BatchBuilder(table, memory, buffers)
+        self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits, buffers)
         self._ahead = AheadDrafting(proposer, self._proposer, table, is_lossy=rule.is_lossy)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
 

@@ -1,4 +1,4 @@
-"""The twins of a step's memory and of the request table on a device; see runtime.twins. Knows columns, and no op."""
+"""The device's copies of a step's memory and of the request table. Knows columns and no op."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.device.buffer import HostDeviceBuffer
 from fastdeploy_sd.device.device import Device
-from fastdeploy_sd.device.buffer import Mirror
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.program.bound_call import Call
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
-# Columns of the request table that calls of a step read, beside its blocks and the counts of tokens.
+# Columns of the request table that calls of a step read, besides its blocks and the counts of tokens.
 _COLUMNS = (
     "tokens", "num_tokens", "max_total", "count_rows", "temperature", "top_k", "top_p", "min_p", "repetition",
     "presence", "frequency", "seed", "num_bias", "bias_token_ids", "bias_values",
 )  # fmt: skip
 
 
-# Of the step whose output is taken, of the one before it, with which the device went idle, and of the one begun since.
+# Of the step whose output is taken, the step before it (after which the device was idle), and the step begun since.
 _NUM_ENDS = 3
 
 
 class _StepEnd:
     """See Output."""
 
-    def __init__(self, device: Device, output: Mirror) -> None:
+    def __init__(self, device: Device, output: HostDeviceBuffer) -> None:
         self.idle_s = 0.0
         self.is_over = False
-        self._begun, self._ended, self._fetcher = device.mark(), device.mark(), output.fetcher()
-        self._drafted = device.mark()
+        self._begun, self._ended, self._fetcher = device.event(), device.event(), output.fetcher()
+        self._drafted = device.event()
         self._last = self._ended
         self._before: _StepEnd | None = None
 
@@ -43,7 +43,7 @@ class _StepEnd:
         self._begun.record()
 
     def start(self, before: _StepEnd) -> None:
-        """Start the copy, behind the step that began last; `before` is that of the step before it."""
+        """Start the copy after the latest step; `before` is the end of the step before it."""
         self._fetcher.start()
         self._ended.record()
         self._before, self._last = before, self._ended
@@ -60,8 +60,8 @@ class _StepEnd:
         self.idle_s = max(self._begun.seconds_since(before._last), 0.0) if is_known and before is not None else 0.0
 
 
-class StepTwins:
-    """See Twins. The host's columns are the truth; whoever gets a table row, or blocks, is copied with the next step.
+class StepBuffers:
+    """See DeviceBuffers. The host writes the columns; changed table rows and blocks are copied with the next step.
 
     Args:
         memory: of the steps. table: of the requests.
@@ -72,12 +72,12 @@ class StepTwins:
 
     def __init__(self, device: Device, memory: StepMemory, table: RequestTable) -> None:
         self._device, self._memory, self._table = device, memory, table
-        self._plan, self._output = device.mirror(memory.inputs), device.mirror(memory.outputs)
-        self._num_blocks = device.mirror(table.num_blocks)
-        self._blocks, self._counts = device.mirror(table.blocks), device.mirror(table.counts.table)
-        self._columns = [device.mirror(getattr(table, name)) for name in _COLUMNS]
-        self._forbidden = device.mirror(memory.mask_token_ids)
-        self._allowed = device.mirror(memory.allowed_rows), device.mirror(memory.allowed_bits)
+        self._plan, self._output = device.buffer(memory.inputs), device.buffer(memory.outputs)
+        self._num_blocks = device.buffer(table.num_blocks)
+        self._blocks, self._counts = device.buffer(table.blocks), device.buffer(table.counts.table)
+        self._columns = [device.buffer(getattr(table, name)) for name in _COLUMNS]
+        self._forbidden = device.buffer(memory.mask_token_ids)
+        self._allowed = device.buffer(memory.allowed_rows), device.buffer(memory.allowed_bits)
         self._ends = [_StepEnd(device, self._output) for _ in range(_NUM_ENDS)]
         self._turn = 0
         self._num_allowed = 0  # rows of allowed_rows that a step has sent and may not be -1
@@ -94,14 +94,14 @@ class StepTwins:
         }
 
     def of(self, array: npt.NDArray[Any]) -> Any:
-        """Return the twin, as large as the array; one that was unknown gets one with what is in it now."""
+        """Return the device's copy of an array; a new array gets one with its present content."""
         known = self._whole.get(id(array))
         if known is not None:
             return known.tensor
         for piece in (self._plan, self._output):
             if np.may_share_memory(array, piece.array):
                 return piece.of(array)
-        mirror = self._whole[id(array)] = self._device.mirror(array)
+        mirror = self._whole[id(array)] = self._device.buffer(array)
         return mirror.tensor
 
     def bind(self, op: HostOp, **arguments: Any) -> Call:

@@ -11,7 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.device_buffers import HOST_TWINS
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, keep_local
@@ -21,8 +21,8 @@ from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits, measure_limits
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
-from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_pages
+from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.swap import open_block_store
 from fastdeploy_sd.worker.loading.device_choice import choose_device
 from fastdeploy_sd.worker.loading.grammars import open_grammars
@@ -184,7 +184,7 @@ def _created(
         guided=guided,
         lead=lead,
         signals=loaded.signals,
-        twins=loaded.twins,
+        buffers=loaded.buffers,
     )
     pages = open_pages(config, loaded.kv.ranks)
     store = open_block_store(config, pages, identity, loaded.checkpoint, [*loaded.draft_weights.values()])
@@ -215,8 +215,8 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     methods = {name: create_method(name, config.speculative, context) for name in context.draft_models}
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
-    twins = loaded.twins if methods else HOST_TWINS  # only draft layers read tokens where the model runs
-    return ModelFollower(loaded.forward, loaded.memory, loaded.table, methods, group.collectives, twins)
+    buffers = loaded.buffers if methods else HOST_BUFFERS  # only draft layers read tokens where the model runs
+    return ModelFollower(loaded.forward, loaded.memory, loaded.table, methods, group.collectives, buffers)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

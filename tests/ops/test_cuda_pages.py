@@ -8,14 +8,14 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.cuda.blocks import BlockLane
+from fastdeploy_sd.device.cuda.blocks import CopyStream
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.worker.kv import device_pages
 from fastdeploy_sd.worker.kv.device_pages import DevicePages
+from fastdeploy_sd.worker.kv.kv_access import open_mover
 from fastdeploy_sd.worker.kv.kv_memory import DraftLayerKv, RankKv
-from fastdeploy_sd.worker.kv.kv_reach import open_mover
 from tests.ops.cuda_device import emulated
 
 NUM_BLOCKS = 6
@@ -82,7 +82,7 @@ def test_without_memory_for_what_is_on_its_way_the_start_ends(kv: Kv, monkeypatc
     def refuse(*_: object) -> NoReturn:
         raise MemoryError("no pinned memory")
 
-    monkeypatch.setattr(BlockLane, "__init__", refuse)
+    monkeypatch.setattr(CopyStream, "__init__", refuse)
     wanted = "kv_cache_memory_gb, swap_space: expected blocks on their way that .* has memory for, got no pinned memory"
     with pytest.raises(ConfigError, match=wanted):
         open_mover(kv.pages)
@@ -108,9 +108,9 @@ def test_what_a_write_waits_for_is_waited_for_before(kv: Kv) -> None:
 @pytest.mark.parametrize("wait", ["have_steps_follow", "follow_steps"])
 def test_a_wait_that_is_left_out_shows(monkeypatch: pytest.MonkeyPatch, wait: str) -> None:
     kv = Kv(CudaDevice(emulated().device.library))
-    monkeypatch.setattr(BlockLane, wait, lambda *_: None)
+    monkeypatch.setattr(CopyStream, wait, lambda *_: None)
     page, before = kv.page(0, 0), kv.page(0, 3)
-    mirror = kv.gpu.mirror(np.zeros(4, np.int32))  # what goes up allocates memory, which waits for everything
+    mirror = kv.gpu.buffer(np.zeros(4, np.int32))  # what goes up allocates memory, which waits for everything
     for _ in range(2):
         mirror.upload()
         kv.gpu.transfers.send()

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.program.recorder import SymbolicTensor
-from fastdeploy_sd.device.twins import RowsOnDevice
 from fastdeploy_sd.models.draft_model import DraftOutput
 from fastdeploy_sd.models.layers.attention import AttentionInputs, OutputRows
 from fastdeploy_sd.ops.batch import gather_output_rows

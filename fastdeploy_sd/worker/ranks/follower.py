@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
 from fastdeploy_sd.device.step_memory import StepMemory
-from fastdeploy_sd.device.device_buffers import HOST_TWINS, Twins
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.types import SchedulerOutput
@@ -37,7 +37,7 @@ class ModelFollower:
         forward, memory, table: as a ModelRunner's.
         methods: those that run a draft model, by name. Other methods draft on rank 0 only.
         collectives: what the pass exchanges values through.
-        twins: of the memory and the table, where draft layers are on a device.
+        buffers: of the memory and the table, where draft layers are on a device.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class ModelFollower:
         table: RequestTable,
         methods: Mapping[str, Proposer],
         collectives: Collectives,
-        twins: Twins = HOST_TWINS,
+        buffers: DeviceBuffers = HOST_BUFFERS,
     ) -> None:
         self.collectives = collectives
         self._forward, self._memory, self._table, self._methods = forward, memory, table, methods
-        self._batches, self._twins = BatchBuilder(table, memory, twins), twins
+        self._batches, self._buffers = BatchBuilder(table, memory, buffers), buffers
         self._draft_inputs = DraftInputs(table, memory, has_target=True)
         self._plan: SchedulerOutput | None = None
         self._ran: SchedulerOutput | None = None
@@ -69,7 +69,7 @@ class ModelFollower:
                 m, num_rows = self._memory, len(command.cu_num_output)
                 m.output_token_ids[: len(command.token_ids)] = command.token_ids
                 m.cu_num_output[:num_rows] = command.cu_num_output
-                self._twins.send_output()  # draft layers read the tokens where the model runs
+                self._buffers.send_output()  # draft layers read the tokens where the model runs
                 self._batches.commit()
             case BeginDrafts(method, requests):
                 self._methods[method].begin(requests)

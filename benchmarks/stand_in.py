@@ -13,8 +13,8 @@ import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
+from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_proposer
 from fastdeploy_sd.spec_decode.proposer import ProposerContext
-from fastdeploy_sd.spec_decode.router import available_methods, create_proposer
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.types import I64, ModelInfo, SpeculationInfo
 from fastdeploy_sd.worker.executor import LocalExecutor

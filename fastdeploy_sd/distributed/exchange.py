@@ -118,11 +118,11 @@ class FirstExchange(_NodeExchange):
             return len(others) == self._num_nodes - 1
 
         self._wait(is_there, lambda: self._names(others))
-        everybodys = b"".join((data, *(others[node] for node in sorted(others))))
+        gathered = b"".join((data, *(others[node] for node in sorted(others))))
         for node in others:
-            if self._send(node, self._frame(_DATA, everybodys)) is not Delivery.QUEUED:
+            if self._send(node, self._frame(_DATA, gathered)) is not Delivery.QUEUED:
                 raise ExchangeError(f"node {node} has closed its connection")
-        return everybodys
+        return gathered
 
     def fail(self) -> None:
         for node in self._identities:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.distributed.process import DEFAULT_FOLLOWER
+from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
 from fastdeploy_sd.distributed.starting import threads_per_rank
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
@@ -18,7 +18,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.types.draft_methods import METHODS
-from fastdeploy_sd.worker.ranks.lead import GroupEnded
+from fastdeploy_sd.worker.ranks.coordinator import GroupEnded
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def create_executor(config: Config, make_proposer: MakeProposer | None = None) -
     executor: KvExecutor = (
         load(config)
         if config.parallel.tensor_parallel_size == 1
-        else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_FOLLOWER)
+        else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_RANK_WORKER)
     )
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
@@ -143,12 +143,12 @@ def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
         raise
 
 
-def start_ranks(config: Config, create_first: CreateFirst, follower: str) -> MultiProcessExecutor:
+def start_ranks(config: Config, create_first: CreateFirst, rank_worker: str) -> MultiProcessExecutor:
     """Start the other ranks, and load rank 0's part of the model meanwhile.
 
     Args:
         create_first: makes rank 0's executor.
-        follower: see RankProcesses.
+        rank_worker: see RankProcesses.
 
     Raises:
         CheckpointError, ConfigError: a rank cannot load the model as configured.
@@ -159,7 +159,7 @@ def start_ranks(config: Config, create_first: CreateFirst, follower: str) -> Mul
         from fastdeploy_sd.worker.loading.device_choice import choose_device  # brings in Paddle
 
         config = replace(config, device=choose_device(config).kind)
-    others = RankProcesses(config, follower)
+    others = RankProcesses(config, rank_worker)
     first: KvExecutor | None = None
     parallel = config.parallel
     try:

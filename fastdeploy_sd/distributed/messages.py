@@ -1,9 +1,13 @@
 """What goes over the sockets between rank 0 and the other ranks, as msgpack frames. Knows no socket.
 
-A frame to a rank is a list of orders, each a list of its tag and its fields; a frame from a rank holds one reply. Where
-ranks have a GPU each, Given -> Everybodys comes first, and again where rank 0 reaches everybody's KV. While the model
-loads: Loaded -> Measure -> Measured -> Smallest, unless the configuration says how large the KV cache is; then Ready.
-After that each attempt is answered by Done. In place of any reply Failed says that the rank ends.
+A frame to a rank is a list of orders, each a list of its tag and its fields; a frame from a rank holds one reply.
+
+    ranks have a GPU each          Contribution -> AllGathered, and again where rank 0 reaches the KV of all ranks
+    the model is loaded            Loaded -> Measure -> Measurement -> AllReducedMin -> Ready
+    the size of KV is configured   Loaded -> Ready
+    an attempt                     Done
+
+In place of any reply Failed says that the rank ends.
 """
 
 from __future__ import annotations
@@ -32,8 +36,8 @@ from fastdeploy_sd.worker.ranks.commands import (
 
 
 @dataclass(frozen=True, slots=True)
-class Everybodys:
-    """What all ranks gave, in their order."""
+class AllGathered:
+    """The contributions of all ranks, in their order."""
 
     data: tuple[bytes, ...]
 
@@ -44,8 +48,8 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Smallest:
-    """What the ranks measured at least."""
+class AllReducedMin:
+    """The smallest of the measurements."""
 
     value: int
 
@@ -59,8 +63,8 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What a rank has for all others while it loads."""
+class Contribution:
+    """The bytes that a rank gives to all ranks while it loads."""
 
     data: bytes
 
@@ -71,7 +75,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """Answer to Measure."""
 
     value: int
@@ -100,8 +104,8 @@ class Failed:
     error: WireError
 
 
-Order = Command | Everybodys | Measure | Smallest | Stop
-Reply = Given | Loaded | Measured | Ready | Done | Failed
+Order = Command | AllGathered | Measure | AllReducedMin | Stop
+Reply = Contribution | Loaded | Measurement | Ready | Done | Failed
 
 _TYPE_OF_TAG: dict[int, Any] = dict(
     enumerate(
@@ -114,15 +118,15 @@ _TYPE_OF_TAG: dict[int, Any] = dict(
             DraftRows,
             DraftOutcome,
             Measure,
-            Smallest,
+            AllReducedMin,
             Stop,
             Loaded,
-            Measured,
+            Measurement,
             Ready,
             Done,
             Failed,
-            Everybodys,
-            Given,
+            AllGathered,
+            Contribution,
         )
     )
 )

@@ -22,10 +22,10 @@ from fastdeploy_sd.distributed.node_messages import (
     MAX_MESSAGE_BYTES,
     Alive,
     Beat,
+    Disconnect,
     Ended,
     FromFirst,
     FromOther,
-    Goodbye,
     Join,
     Kill,
     LinkBytes,
@@ -34,7 +34,7 @@ from fastdeploy_sd.distributed.node_messages import (
     decode_from_first,
     encode,
 )
-from fastdeploy_sd.distributed.process import DEFAULT_FOLLOWER
+from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.starting import ExchangeStart, RankStarter
 from fastdeploy_sd.distributed.watch import LocalRank, look_pause_s
 from fastdeploy_sd.errors import ConfigError, FdsdError, InternalError
@@ -60,17 +60,17 @@ class _EndingError(Exception):
         self.status = status
 
 
-def run(config: Config, follower: str = DEFAULT_FOLLOWER) -> int:
+def run(config: Config, rank_worker: str = DEFAULT_RANK_WORKER) -> int:
     """Be one of the nodes until the first one ends; return the exit status. A failure has its line on standard error.
 
     Args:
-        follower: as in RankProcesses.
+        rank_worker: as in RankProcesses.
     """
     configure_logging("node")
     stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
     try:
         with _stopped_by_signals(stop_fd):
-            _Node(config, follower, stop_fd).run()
+            _Node(config, rank_worker, stop_fd).run()
     except _EndingError as ending:
         if str(ending):
             print(f"error: {ending}", file=sys.stderr)
@@ -105,9 +105,9 @@ class _LocalEnd:
 class _Node:
     """One node's conversation with the first; one thread."""
 
-    def __init__(self, config: Config, follower: str, stop_fd: int) -> None:
+    def __init__(self, config: Config, rank_worker: str, stop_fd: int) -> None:
         parallel = config.parallel
-        self._config, self._follower, self._stop_fd = config, follower, stop_fd
+        self._config, self._rank_worker, self._stop_fd = config, rank_worker, stop_fd
         self._number = parallel.own_node()
         self._host, self._port = resolve(parallel.ips[0]), parallel.node_port
         self._silence_s = parallel.rank_timeout_s
@@ -181,7 +181,7 @@ class _Node:
                             return group
                         case Refused(text):
                             raise ConfigError(f"node 0 refuses this node: {text}")
-                        case Goodbye(text):
+                        case Disconnect(text):
                             raise ConnectionError(text or "it has ended")
                         case _:
                             has_answered = True  # it has a deadline of its own for the others
@@ -195,7 +195,7 @@ class _Node:
         parallel = self._config.parallel
         exchange = ExchangeStart.of(self._keys, f"tcp://{self._host}:{self._port + 1}", group, self._number)
         per_node = parallel.ranks_per_node
-        with contextlib.closing(RankStarter(self._config, self._follower, exchange)) as starter:
+        with contextlib.closing(RankStarter(self._config, self._rank_worker, exchange)) as starter:
             for rank in range(self._number * per_node, (self._number + 1) * per_node):
                 child, relay = starter.start_relayed(rank)
                 process = LocalRank(child)
@@ -255,10 +255,10 @@ class _Node:
             case Kill(ranks):
                 for rank in ranks:
                     self._ranks[rank].process.kill()
-            case Goodbye(""):
+            case Disconnect(""):
                 logger.info("node %d ends with node 0", self._number)
                 raise _EndingError(EXIT_OK)
-            case Goodbye(reason):
+            case Disconnect(reason):
                 raise _EndingError(EXIT_FAILED, f"node 0 has ended: {reason}")
             case Alive():
                 pass

@@ -77,7 +77,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Goodbye:
+class Disconnect:
     """Everything ends. reason: the error, "" = it was asked for."""
 
     reason: str
@@ -91,9 +91,9 @@ class LinkBytes:
     data: bytes
 
 
-FromFirst = Refused | Start | Alive | Kill | Goodbye | LinkBytes
+FromFirst = Refused | Start | Alive | Kill | Disconnect | LinkBytes
 FromOther = Join | Beat | Ended | LinkBytes
-_TYPES: tuple[type, ...] = (Join, Refused, Start, Alive, Beat, Ended, Kill, Goodbye, LinkBytes)
+_TYPES: tuple[type, ...] = (Join, Refused, Start, Alive, Beat, Ended, Kill, Disconnect, LinkBytes)
 _TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
 
 

@@ -21,9 +21,9 @@ from fastdeploy_sd.distributed.node_messages import (
     MAX_MESSAGE_BYTES,
     Alive,
     Beat,
+    Disconnect,
     Ended,
     FromFirst,
-    Goodbye,
     Join,
     Kill,
     LinkBytes,
@@ -252,7 +252,7 @@ class Nodes:
         """Tell everybody to end, and wait until they have hung up: what is queued is dropped when a socket closes."""
         deadline = time.monotonic() + _GOODBYE_S
         for node in self._nodes.values():
-            self._send(node, Goodbye(reason))
+            self._send(node, Disconnect(reason))
         while not all(node.is_lost for node in self._nodes.values()) and time.monotonic() < deadline:
             self._hub.wait(_RETRY_S)
             for _ in self._listener.receive():

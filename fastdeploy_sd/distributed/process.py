@@ -15,17 +15,17 @@ from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.device import library
 from fastdeploy_sd.distributed.link import Link, LinkClosedError
 from fastdeploy_sd.distributed.messages import (
+    AllGathered,
+    AllReducedMin,
+    Contribution,
     Done,
-    Everybodys,
     Failed,
-    Given,
     Loaded,
     Measure,
-    Measured,
+    Measurement,
     Order,
     Ready,
     Reply,
-    Smallest,
     Stop,
     decode,
     encode,
@@ -53,14 +53,14 @@ from fastdeploy_sd.worker.ranks.commands import (
     TakeOutput,
     TakePlan,
 )
-from fastdeploy_sd.worker.ranks.lead import Collectives, RankError
+from fastdeploy_sd.worker.ranks.coordinator import Collectives, RankError
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
 
 
-class Follower(Protocol):
-    """What a rank computes with; see worker.follower.ModelFollower.
+class RankComputation(Protocol):
+    """What a rank computes with; see worker.rank_worker.RankWorker.
 
     Attributes:
         collectives: what is told of every attempt.
@@ -72,12 +72,12 @@ class Follower(Protocol):
 
     def run(self, attempt: Attempt) -> None: ...
 
-    def settle(self) -> None: ...
+    def drain(self) -> None: ...
 
 
-FollowerFactory = Callable[[Config, RankGroup], Follower]
+RankWorkerFactory = Callable[[Config, RankGroup], RankComputation]
 
-DEFAULT_FOLLOWER = "fastdeploy_sd.worker.executor:create_follower"
+DEFAULT_RANK_WORKER = "fastdeploy_sd.worker.executor:create_rank_worker"
 
 
 def main() -> int:
@@ -91,8 +91,8 @@ def main() -> int:
     try:
         configure_logging(f"rank-{rank}")
         library.set_isa(start["isa"])  # another level has other bytes
-        module, name = start["follower"].split(":")
-        create: FollowerFactory = getattr(importlib.import_module(module), name)
+        module, name = start["rank_worker"].split(":")
+        create: RankWorkerFactory = getattr(importlib.import_module(module), name)
         group = RankGroup(
             rank,
             size,
@@ -103,13 +103,13 @@ def main() -> int:
             exchange=session.exchange,
             kv_files={rank: int(start["kv_file"])} if "kv_file" in start else {},
         )
-        follower = create(from_json(start["config"]), group)
+        rank_worker = create(from_json(start["config"]), group)
         gc.collect()
         gc.freeze()  # as in the engine process: what is loaded stays
         session.answer(Ready())
         if exchange is not None:
             exchange.connect()
-        session.serve(follower)
+        session.serve(rank_worker)
         return EXIT_OK
     except LinkClosedError:
         return EXIT_FAILED
@@ -140,18 +140,18 @@ class _Session:
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
         """See RankGroup.exchange."""
-        self.answer(Given(data))
+        self.answer(Contribution(data))
         order = self._next()
-        assert isinstance(order, Everybodys), f"expected Everybodys, got {order}"
+        assert isinstance(order, AllGathered), f"expected AllGathered, got {order}"
         return order.data
 
     def smallest(self, measure: Callable[[], int]) -> int:
         """See RankGroup.smallest."""
         self.answer(Loaded())
         self._expect(Measure)
-        self.answer(Measured(measure()))
+        self.answer(Measurement(measure()))
         order = self._next()
-        assert isinstance(order, Smallest), f"expected Smallest, got {order}"
+        assert isinstance(order, AllReducedMin), f"expected AllReducedMin, got {order}"
         return order.value
 
     def agree(self) -> None:
@@ -164,7 +164,7 @@ class _Session:
         if not self._outcome():
             raise RankError("another rank could not run the draft layers")
 
-    def serve(self, follower: Follower) -> None:
+    def serve(self, rank_worker: RankComputation) -> None:
         """Do what rank 0 says until it says stop.
 
         Raises:
@@ -175,20 +175,20 @@ class _Session:
             order = self._next()
             match order:
                 case RunRows() | DraftRows():
-                    self._run(follower, order)
+                    self._run(rank_worker, order)
                 case TakePlan() | TakeOutput() | BeginDrafts() | ForgetDrafts():
-                    follower.take(order)
+                    rank_worker.take(order)
                 case Stop():
                     return
                 case _:
                     raise ProtocolError(f"expected an order between two attempts, got {type(order).__name__}")
 
-    def _run(self, follower: Follower, attempt: Attempt) -> None:
+    def _run(self, rank_worker: RankComputation, attempt: Attempt) -> None:
         self._has_answered = False
         failure = ""
         try:
-            follower.collectives.begin(attempt.attempt)
-            follower.run(attempt)
+            rank_worker.collectives.begin(attempt.attempt)
+            rank_worker.run(attempt)
         except LinkClosedError:
             raise
         except Exception as error:
@@ -197,8 +197,8 @@ class _Session:
                     raise  # the others assume that this rank has run the attempt
             else:
                 logger.exception("attempt %d failed", attempt.attempt)
-                follower.collectives.fail()
-                follower.settle()
+                rank_worker.collectives.fail()
+                rank_worker.drain()
                 failure = repr(error)
         if not self._has_answered:
             self._end_attempt(failure)

@@ -15,15 +15,15 @@ from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.distributed.exchange import ExchangeError
 from fastdeploy_sd.distributed.link import Link, LinkClosedError
 from fastdeploy_sd.distributed.messages import (
+    AllGathered,
+    AllReducedMin,
+    Contribution,
     Done,
-    Everybodys,
     Failed,
-    Given,
     Loaded,
     Measure,
-    Measured,
+    Measurement,
     Ready,
-    Smallest,
     Stop,
     decode,
     encode,
@@ -37,11 +37,11 @@ from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker.kv.kv_file import create_kv_file
 from fastdeploy_sd.worker.ranks.commands import Attempt, Command
-from fastdeploy_sd.worker.ranks.lead import GroupEnded
+from fastdeploy_sd.worker.ranks.coordinator import GroupEnded
 
 logger = logging.getLogger(__name__)
 
-ReplyT = TypeVar("ReplyT", Done, Given, Loaded, Measured, Ready)
+ReplyT = TypeVar("ReplyT", Done, Contribution, Loaded, Measurement, Ready)
 
 # From a closed link to the end of its process.
 _END_S = 5.0
@@ -54,14 +54,14 @@ class RankProcesses:
     """All ranks but the first, running from the constructor to `close`. OtherRanks of rank 0's worker; one thread's.
 
     Args:
-        follower: "module:function" that makes what a rank computes with, a `process.FollowerFactory`.
+        rank_worker: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
 
     Attributes:
         communicator: rank 0's end of what the ranks exchange.
         kv_files: see RankGroup.
     """
 
-    def __init__(self, config: Config, follower: str) -> None:
+    def __init__(self, config: Config, rank_worker: str) -> None:
         parallel = config.parallel
         self._nodes = Nodes(config) if parallel.num_nodes > 1 else None
         self._links: dict[int, Link] = {}
@@ -71,7 +71,7 @@ class RankProcesses:
         self._posted: list[bytes] = []
         self._is_ready = False
         num_local = parallel.ranks_per_node
-        with contextlib.closing(RankStarter(config, follower)) as starter:
+        with contextlib.closing(RankStarter(config, rank_worker)) as starter:
             self._local = starter.local_communicator(0)
             in_files = config.copies_kv and config.device == "cpu"
             self.kv_files = {rank: create_kv_file() for rank in range(1, num_local)} if in_files else {}
@@ -100,18 +100,18 @@ class RankProcesses:
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
         """See RankGroup.exchange."""
-        given = self._receive_all(Given)
-        everybodys = (data, *(given[rank].data for rank in sorted(given)))
-        self._send_all(frame_of([encode(Everybodys(everybodys))]))
-        return everybodys
+        given = self._receive_all(Contribution)
+        gathered = (data, *(given[rank].data for rank in sorted(given)))
+        self._send_all(frame_of([encode(AllGathered(gathered))]))
+        return gathered
 
     def smallest(self, measure: Callable[[], int]) -> int:
         """See RankGroup.smallest."""
         self._receive_all(Loaded)
         self._send_all(frame_of([encode(Measure())]))
         own = measure()
-        value = min(own, *(reply.value for reply in self._receive_all(Measured).values()))
-        self._send_all(frame_of([encode(Smallest(value))]))
+        value = min(own, *(reply.value for reply in self._receive_all(Measurement).values()))
+        self._send_all(frame_of([encode(AllReducedMin(value))]))
         return value
 
     def wait_ready(self) -> None:

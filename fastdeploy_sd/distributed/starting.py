@@ -47,13 +47,13 @@ class RankStarter:
     """Starts processes of the ranks of this node, until `close`.
 
     Args:
-        follower: "module:function" that makes what a rank computes with, a `process.FollowerFactory`.
+        rank_worker: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
         exchange: for the first rank of another node than the first.
     """
 
-    def __init__(self, config: Config, follower: str, exchange: ExchangeStart | None = None) -> None:
+    def __init__(self, config: Config, rank_worker: str, exchange: ExchangeStart | None = None) -> None:
         parallel = config.parallel
-        self._config, self._follower, self._exchange = config, follower, exchange
+        self._config, self._rank_worker, self._exchange = config, rank_worker, exchange
         self._size, self._per_node = parallel.tensor_parallel_size, parallel.ranks_per_node
         self._timeout_s = exchange_timeout_s(parallel)
         self._segment = shared_segment() if self._per_node > 1 else None
@@ -92,7 +92,7 @@ class RankStarter:
         fds = [theirs.fileno()]
         start = {
             "config": to_json(self._config),
-            "follower": self._follower,
+            "rank_worker": self._rank_worker,
             "rank": str(rank),
             "size": str(self._size),
             "per_node": str(self._per_node),

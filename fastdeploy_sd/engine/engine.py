@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.engine.ahead_scheduler import AheadScheduler
 from fastdeploy_sd.engine.arrival_fds import ArrivalFds
+from fastdeploy_sd.engine.async_scheduler import AsyncScheduler
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.interfaces.executor import Executor, FallibleExecutor, LaunchingExecutor
 from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
@@ -47,7 +47,7 @@ class Engine:
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
         self._pipeline: StepPipeline | None = None
         if launcher is not None:
-            ahead = AheadScheduler(self._scheduler, drafts_ahead=launcher.drafts_ahead)
+            ahead = AsyncScheduler(self._scheduler, drafts_async=launcher.drafts_async)
             self._pipeline = StepPipeline(self._scheduler, ahead, launcher)
 
     @property

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastdeploy_sd.engine.ahead_scheduler import AheadScheduler
+from fastdeploy_sd.engine.async_scheduler import AsyncScheduler
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.interfaces.executor import Launcher
 from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
@@ -60,7 +60,7 @@ class StepPipeline:
         launcher: starts what it planned.
     """
 
-    def __init__(self, scheduler: Scheduler, ahead: AheadScheduler, launcher: Launcher) -> None:
+    def __init__(self, scheduler: Scheduler, ahead: AsyncScheduler, launcher: Launcher) -> None:
         self._scheduler, self._ahead, self._launcher = scheduler, ahead, launcher
         self._pool = scheduler.pool
         self._current: _InFlightStep | None = None
@@ -87,7 +87,7 @@ class StepPipeline:
                 self._commit(ahead)
                 self._current = None
             elif ahead is not None:
-                self._current = replace(ahead, plan=ahead.plan.settled(self._num_tokens(ahead.states)))
+                self._current = replace(ahead, plan=ahead.plan.with_lengths(self._num_tokens(ahead.states)))
         if self._current is None:
             self._current = self._start(self._scheduler.schedule())
         return outputs

@@ -13,7 +13,15 @@ from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, I64,
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.program.op import Op
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
+from fastdeploy_sd.ops.mtp_batch import (
+    DraftBatch,
+    HiddenRows,
+    HiddenStateBuffer,
+    MtpInputs,
+    MtpPass,
+    NextInputs,
+    RowMaps,
+)
 
 # See `reference.mtp.mtp_plan`.
 MTP_PLAN = HostOp(
@@ -168,7 +176,7 @@ def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any]) ->
     )
 
 
-def keep_hidden_(blocks: RequestBlocks[Any], maps: RowMaps, hidden: Any, kept: KeptRows[Any]) -> None:
+def keep_hidden_(blocks: RequestBlocks[Any], maps: RowMaps, hidden: Any, kept: HiddenStateBuffer[Any]) -> None:
     """Keep a pass's newest hidden rows for passes of draft layers in later steps, in place.
 
     The meaning is `reference.mtp.keep_hidden_`.

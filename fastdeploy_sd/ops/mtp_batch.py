@@ -65,7 +65,7 @@ class MtpPass:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptRows(Generic[A]):
+class HiddenStateBuffer(Generic[A]):
     """Hidden rows of one source layer, the target or a draft layer, that outlive their step. f32, bf16 or f16.
 
     Attributes:
@@ -86,7 +86,7 @@ class HiddenRows(Generic[A]):
     """Hidden rows of one source layer: this step's, [rows, H], and those kept from earlier ones."""
 
     step: A
-    kept: KeptRows[A]
+    kept: HiddenStateBuffer[A]
 
 
 class RowMaps(Protocol):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _no_method(name: str) -> Proposer:
-    raise InternalError(f"other_method: expected a router, which has methods, got a request for {name!r}")
+    raise InternalError(f"other_method: expected a dispatcher, which has methods, got a request for {name!r}")
 
 
 OverRanks = Callable[[str, "Proposer"], "Proposer"]
@@ -42,7 +42,7 @@ class ProposerContext:
         board: where a method that chooses finds what steps take, and says what it chose.
         other_method: another method of the server, by name, for one that chooses among them.
         over_ranks: makes a method that runs a model, given its name, run on all ranks.
-        partial_methods: sources of drafts that only some requests have, in the order in which they are asked.
+        per_request_methods: sources of drafts that only some requests have, in the order in which they are asked.
     """
 
     max_num_seqs: int
@@ -52,7 +52,7 @@ class ProposerContext:
     step_stats: StepStats = field(default_factory=StepStats)
     other_method: Callable[[str], Proposer] = field(default=_no_method)
     over_ranks: OverRanks = keep_local
-    partial_methods: tuple[PartialMethod, ...] = ()
+    per_request_methods: tuple[PerRequestMethod, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class DraftRequest:
         num_draft_slots: leading KV slots of the draft layers that are filled. They end with a block, or one token past
             those that the target has run: then the hidden row before the next slot comes with the next step.
         cache_salt: nothing learnt from a request may be used for one with another salt.
-        method: which method it chose, resolved; matters to the router only.
+        method: which method it chose, resolved; matters to the dispatcher only.
         end_token_ids, min_tokens: output number n, from 1, is its last one when it is one of these ids and
             n >= min_tokens. The row may go on after it for a step: accepted drafts are committed uncut.
         is_guided: whether it has a grammar.
@@ -150,7 +150,7 @@ class ProposeInput(StepView):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenStep(StepView):
+class PendingStep(StepView):
     """A step that runs on a device, whose output nobody else knows. Row r is that of the step everywhere.
 
     Attributes:
@@ -175,10 +175,10 @@ class OpenStep(StepView):
     follows: npt.NDArray[np.bool_]
 
 
-class AheadDrafter(Protocol):
+class AsyncDrafter(Protocol):
     """Drafts on the device, behind a step before its tokens are known to the host: the next one finds them there."""
 
-    def start(self, step: OpenStep) -> None:
+    def start(self, step: PendingStep) -> None:
         """Start to draft behind the step that was started last.
 
         Raises:
@@ -203,15 +203,15 @@ class AheadDrafter(Protocol):
 
 
 @runtime_checkable
-class DraftsAhead(Protocol):
+class DraftsAsync(Protocol):
     """A proposer that may draft ahead."""
 
     @property
-    def ahead(self) -> AheadDrafter | None:
+    def async_drafter(self) -> AsyncDrafter | None:
         """What does so, for some of its steps; constant, None = nothing."""
         ...
 
-    def is_ahead(self, table_rows: I32) -> bool:
+    def is_async(self, table_rows: I32) -> bool:
         """Whether a step of these rows, i32[n], can be drafted for ahead."""
         ...
 
@@ -258,7 +258,7 @@ class Proposer(Protocol):
         return
 
 
-class PartialMethod(Protocol):
+class PerRequestMethod(Protocol):
     """Drafts for some requests only; what it does for these is that of `Proposer`, and it runs no model.
 
     It sees no rows but those of requests that it serves, and `ProposeInput.prefix` of who is asked before it. One that

@@ -82,7 +82,7 @@ class SchedulerOutput:
             preempted_ids=(),
         )
 
-    def settled(self, num_tokens: I32) -> SchedulerOutput:
+    def with_lengths(self, num_tokens: I32) -> SchedulerOutput:
         """Return the plan over the tokens that there are: a row starts at its request's newest one at the latest.
 
         Args:

@@ -14,8 +14,8 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_method, create_proposer
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, keep_local
-from fastdeploy_sd.spec_decode.router import available_methods, create_method, create_proposer
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
@@ -29,10 +29,10 @@ from fastdeploy_sd.worker.loading.grammars import open_grammars
 from fastdeploy_sd.worker.loading.kernel_threads import set_kernel_threads
 from fastdeploy_sd.worker.loading.loaded import Loaded, load
 from fastdeploy_sd.worker.loading.loading_errors import loading
-from fastdeploy_sd.worker.ranks.follower import ModelFollower
+from fastdeploy_sd.worker.ranks.coordinator import GroupCoordinator
 from fastdeploy_sd.worker.ranks.gpu_ranks import leave_gpus, with_gpus
-from fastdeploy_sd.worker.ranks.lead import GroupLead
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+from fastdeploy_sd.worker.ranks.rank_worker import RankWorker
 from fastdeploy_sd.worker.step.forced_tokens import ForcedTokens
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
@@ -144,13 +144,13 @@ def _created(
     kernels = None if is_host else f"CUDA, {device().text}"
     identity = KvIdentity.of(config, loaded.config, loaded.kv.format.kv_dtype, loaded.checkpoint, drafts, kernels)
     s, table = config.speculative, loaded.table
-    lead = None if group.others is None else GroupLead(group.others, group.collectives)
-    agree, over_ranks = (lambda: None, keep_local) if lead is None else (lead.agree, lead.over_ranks)
+    ranks = None if group.others is None else GroupCoordinator(group.others, group.collectives)
+    agree, over_ranks = (lambda: None, keep_local) if ranks is None else (ranks.agree, ranks.over_ranks)
     grammars = open_grammars(config, loaded.vocab_size, loaded.eos_token_ids)
     guided = GuidedRows(grammars, loaded.memory, config.scheduler.max_num_seqs)
-    partial_methods = (ForcedTokens(guided),)
+    per_request_methods = (ForcedTokens(guided),)
     context = replace(
-        loaded.proposer_context(agree, over_ranks), step_stats=step_stats, partial_methods=partial_methods
+        loaded.proposer_context(agree, over_ranks), step_stats=step_stats, per_request_methods=per_request_methods
     )
     proposer = make_proposer(s, context)
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
@@ -182,7 +182,7 @@ def _created(
         rule=rule,
         step_stats=step_stats,
         guided=guided,
-        lead=lead,
+        ranks=ranks,
         signals=loaded.signals,
         buffers=loaded.buffers,
     )
@@ -193,14 +193,14 @@ def _created(
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     executor = LocalExecutor(runner, info, pages, identity, store, loaded.signals)
     executor.grammars, executor.group = grammars, group
-    is_alone = lead is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
+    is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
     if not is_host and is_alone and config.scheduler.async_scheduling:
         executor.launcher = StepLauncher(runner, table)
     return executor
 
 
 @loading()
-def create_follower(config: Config, group: RankGroup) -> ModelFollower:
+def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
     """Load what another rank than 0 has of the configured model.
 
     Raises:
@@ -216,7 +216,7 @@ def create_follower(config: Config, group: RankGroup) -> ModelFollower:
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
     buffers = loaded.buffers if methods else HOST_BUFFERS  # only draft layers read tokens where the model runs
-    return ModelFollower(loaded.forward, loaded.memory, loaded.table, methods, group.collectives, buffers)
+    return RankWorker(loaded.forward, loaded.memory, loaded.table, methods, group.collectives, buffers)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

@@ -143,7 +143,7 @@ class ToyExecutor:
         """Have a request's first step bring drafts that came with its KV."""
         self._arrived_drafts[request_id] = [(token_id, int(DraftSource.HANDED_OVER)) for token_id in token_ids]
 
-    def settled(self, plan: SchedulerOutput) -> SchedulerOutput:
+    def with_lengths(self, plan: SchedulerOutput) -> SchedulerOutput:
         """The plan as it runs, once the step before it has: what that gave less moves a row up, and drafts are its own.
 
         Drafts that were not made are any tokens.

@@ -17,7 +17,7 @@ class ToyLauncher:
     Args:
         late_rate: of the steps that run only when somebody waits for them.
         open_rate: of the open ones behind which another one may be started.
-        drafts_ahead: whether nobody but the executor gets to know the drafts of open steps.
+        drafts_async: whether nobody but the executor gets to know the drafts of open steps.
 
     Attributes:
         finished: plans, as they were run. num_ahead: steps that were started before the one before them was finished.
@@ -30,7 +30,7 @@ class ToyLauncher:
         late_rate: float = 0.7,
         open_rate: float = 0.9,
         *,
-        drafts_ahead: bool = False,
+        drafts_async: bool = False,
     ) -> None:
         self._executor, self._rng = executor, random.Random(seed)
         self._late_rate, self._open_rate = late_rate, open_rate
@@ -38,7 +38,7 @@ class ToyLauncher:
         self._run: list[tuple[SchedulerOutput, StepResult]] = []
         self._may_follow = True
         self.finished: list[SchedulerOutput] = []
-        self.drafts_ahead = drafts_ahead
+        self.drafts_async = drafts_async
         self.num_ahead = 0
 
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
@@ -65,10 +65,10 @@ class ToyLauncher:
 
     def _run_first(self) -> None:
         plan, is_open = self._waiting.pop(0)
-        if self.drafts_ahead:
-            plan = self._executor.settled(plan)
+        if self.drafts_async:
+            plan = self._executor.with_lengths(plan)
         result = self._executor.execute(plan)
-        if self.drafts_ahead and is_open:
+        if self.drafts_async and is_open:
             result = replace(result, drafts=_hidden(result.drafts))
         self._run.append((plan, result))
 

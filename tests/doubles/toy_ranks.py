@@ -17,7 +17,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.ranks.commands import Attempt, BeginDrafts, ForgetDrafts, RunRows, TakeOutput, TakePlan
-from fastdeploy_sd.worker.ranks.lead import Collectives, GroupLead
+from fastdeploy_sd.worker.ranks.coordinator import Collectives, GroupCoordinator
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.doubles.toy_executor import ToyExecutor
 
@@ -30,7 +30,7 @@ _STEP_S = 0.005
 class ToyFirst:
     """Rank 0: a toy executor that the other ranks follow."""
 
-    def __init__(self, toy: ToyExecutor, lead: GroupLead) -> None:
+    def __init__(self, toy: ToyExecutor, lead: GroupCoordinator) -> None:
         self._toy, self._lead = toy, lead
 
     @property
@@ -60,7 +60,7 @@ class ToyFirst:
         self._toy.shutdown()
 
 
-class ToyFollower:
+class ToyRankWorker:
     """Another rank.
 
     Args:
@@ -91,7 +91,7 @@ class ToyFollower:
         self._before_step(self._plan)
         self._result = self._toy.execute(self._plan)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Nothing is under way."""
 
 
@@ -101,14 +101,14 @@ def create_first(config: Config, group: RankGroup) -> ToyFirst:
     assert group.smallest(lambda: 10) == 10 - (group.size - 1)
     # Steps take so long that requests of the longest kind run whenever a test acts on them.
     toy = ToyExecutor(INFO, before_step=lambda plan: time.sleep(_STEP_S))
-    return ToyFirst(toy, GroupLead(group.others, group.collectives))
+    return ToyFirst(toy, GroupCoordinator(group.others, group.collectives))
 
 
-def create_follower(config: Config, group: RankGroup) -> ToyFollower:
+def create_rank_worker(config: Config, group: RankGroup) -> ToyRankWorker:
     """Another rank; rank r measures 10 - r."""
     assert group.smallest(lambda: 10 - group.rank) == 10 - (group.size - 1)
     fault = _fault if group.rank == 1 else lambda plan: None
-    return ToyFollower(ToyExecutor(INFO), fault, group.collectives)
+    return ToyRankWorker(ToyExecutor(INFO), fault, group.collectives)
 
 
 def _fault(plan: SchedulerOutput) -> None:
@@ -126,31 +126,31 @@ def _fault(plan: SchedulerOutput) -> None:
                     pass
 
 
-def create_misconfigured(config: Config, group: RankGroup) -> ToyFollower:
+def create_misconfigured(config: Config, group: RankGroup) -> ToyRankWorker:
     """Fails as a wrong checkpoint does."""
     raise ConfigError("model: expected a checkpoint with weights, got none", param="model")
 
 
-def create_misconfigured_beside_one_that_loads(config: Config, group: RankGroup) -> ToyFollower:
+def create_misconfigured_beside_one_that_loads(config: Config, group: RankGroup) -> ToyRankWorker:
     """Rank 2 fails as a wrong checkpoint does, and rank 1 does not come to an end."""
     if group.rank == 1:
         time.sleep(1000)
     return create_misconfigured(config, group)
 
 
-def create_broken(config: Config, group: RankGroup) -> ToyFollower:
+def create_broken(config: Config, group: RankGroup) -> ToyRankWorker:
     """Fails as a bug does."""
     raise RuntimeError("the toy cannot be loaded")
 
 
-def create_broken_at_last(config: Config, group: RankGroup) -> ToyFollower:
+def create_broken_at_last(config: Config, group: RankGroup) -> ToyRankWorker:
     """Fails as a bug does, with memory for its KV, when rank 0 may have loaded already."""
     assert list(group.kv_files) == [group.rank]
-    create_follower(config, group)
+    create_rank_worker(config, group)
     return create_broken(config, group)
 
 
-def create_ending(config: Config, group: RankGroup) -> ToyFollower:
+def create_ending(config: Config, group: RankGroup) -> ToyRankWorker:
     """Ends without a word."""
     sys.stderr.flush()
     os._exit(7)

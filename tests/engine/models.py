@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fastdeploy_sd.cli.verify import Method, Reference, make_reference, run_alone
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SpeculativeConfig
-from fastdeploy_sd.spec_decode.router import create_proposer
+from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.types import Request
 from tests.doubles.proposers import (
     Continuations,

@@ -9,8 +9,8 @@ import pytest
 
 from fastdeploy_sd.cli.verify import Method, Way, run_cell
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, Speculation
 from tests.engine.models import References
 

@@ -12,9 +12,9 @@ import pytest
 from fastdeploy_sd.cli.verify import Method, Reference, Way, open_engine, quick_ways, standard_methods
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.spec_decode import router
+from fastdeploy_sd.spec_decode import dispatcher as router
+from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput
 from fastdeploy_sd.worker.step.launched_step import LaunchedStep
 from fastdeploy_sd.worker.step.runner import ModelRunner

@@ -25,7 +25,7 @@ from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker.loading import loaded
-from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.launched_step import LaunchedStep
 from fastdeploy_sd.worker.step.runner import _NOT_FINITE, ModelRunner
 from tests.doubles.engines import Transcript, run_to_end
@@ -180,7 +180,7 @@ def test_a_step_whose_tokens_the_device_alone_has_runs_again() -> None:
         want = {request_id: answer.token_ids for request_id, answer in run(engine, requests).items()}
     with open_engine(tiny_config(), BATCH, PLAIN) as engine:
         batches = runner_of(engine)._batches
-        for phase, is_done in (("open", True), ("commit_open", False)):
+        for phase, is_done in (("open", True), ("commit_pending", False)):
             with pytest.MonkeyPatch.context() as patch:
                 failing = FailingOnce(getattr(batches, phase), is_done=is_done)
                 patch.setattr(batches, phase, failing)
@@ -214,16 +214,16 @@ def test_a_table_row_is_given_away_while_a_step_of_its_last_owner_runs(monkeypat
     with open_engine(tiny_config(), replace(BATCH, max_num_seqs=1), PLAIN) as engine:
         want = run(engine, [second])["a"].token_ids
         batches = runner_of(engine)._batches
-        commit, owners, failures = batches.commit_open, list[int](), list[MemoryError]()
+        commit, owners, failures = batches.commit_pending, list[int](), list[MemoryError]()
 
-        def noted(rows: OpenRows, result: VerifyResult) -> None:
+        def noted(rows: PendingRows, result: VerifyResult) -> None:
             if not rows.is_kept.all():
                 owners.append(rows.num_requests)
                 if failures:
                     raise failures.pop()
             commit(rows, result)
 
-        monkeypatch.setattr(batches, "commit_open", noted)
+        monkeypatch.setattr(batches, "commit_pending", noted)
         for number in (1, 2):
             failures += [MemoryError("once")] * (number - 1)
             engine.submit(first)
@@ -329,7 +329,7 @@ def test_a_kernel_that_goes_wrong_ends_the_engine(kind: str) -> None:
         build, running = runner._batches.build, note_requests(runner)
         num_steps = 0
 
-        def build_wrongly(plan: SchedulerOutput, before: OpenRows | None = None) -> None:
+        def build_wrongly(plan: SchedulerOutput, before: PendingRows | None = None) -> None:
             nonlocal num_steps
             build(plan, before)
             if len(running) == 2 and runner._memory.num_logits:

@@ -21,7 +21,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutput
-from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.step_launcher import StepLauncher
 from tests.doubles.engines import Transcript, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, gpu_device, note_drafts, short_requests, tiny_config
@@ -81,14 +81,14 @@ class Guesses:
         start = StepLauncher._start
 
         def counted(launcher: StepLauncher, plan: SchedulerOutput, *, is_open: bool) -> bool:
-            is_behind = bool(launcher._under_way)
+            is_behind = bool(launcher._in_flight)
             may_follow = start(launcher, plan, is_open=is_open)
-            self.num_ahead += is_behind and launcher._under_way[-1].launched is not None
+            self.num_ahead += is_behind and launcher._in_flight[-1].launched is not None
             return may_follow
 
         patch.setattr(StepLauncher, "_start", counted)
 
-    def __call__(self, rows: OpenRows) -> None:
+    def __call__(self, rows: PendingRows) -> None:
         self._start(rows)
         num_tokens, drafts = device().read(self._num_tokens), device().read(self._made_drafts)
         names = {row: name for name, row in self._table._table_row_of.items()}
@@ -172,7 +172,7 @@ def test_a_step_whose_drafts_the_device_alone_has_runs_again(
     with open_engine(tiny_config(model_with_layers(tmp_path, 1)), BATCH, MTP) as engine:
         guesses = Guesses(engine, texts_of(requests, want), monkeypatch)
         runner = runner_of(engine)
-        phases = ((runner._batches, "commit_open", False), (runner._ahead, "start", True))
+        phases = ((runner._batches, "commit_pending", False), (runner._ahead, "start", True))
         for owner, phase, is_done in phases:
             with pytest.MonkeyPatch.context() as patch:
                 failing = FailingOnce(getattr(owner, phase), is_done=is_done)

@@ -24,7 +24,7 @@ from fastdeploy_sd.distributed.executor import MultiProcessExecutor
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.types import FinishReason, RequestId
 from fastdeploy_sd.worker.executor import LocalExecutor
-from tests.doubles import faulty_followers
+from tests.doubles import faulty_rank_workers as faulty_followers
 from tests.doubles.engines import run_to_end
 from tests.engine.gpu import BATCH, TIGHT, note_drafts, short_requests, tiny_config, two_gpus
 from tests.engine.test_gpu import in_order
@@ -85,7 +85,7 @@ def test_draft_layers_run_on_both(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
 def test_a_pass_that_one_rank_cannot_start_ends_on_the_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0's GPU waits for it, is told, and runs the others' rows again."""
     culprit = REQUESTS[1].request_id
-    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:create_failing_model")
+    monkeypatch.setattr(ranks, "DEFAULT_RANK_WORKER", f"{faulty_followers.__name__}:create_failing_model")
     monkeypatch.setenv(faulty_followers.CULPRITS, culprit)
     with open_engine(on_gpus(tiny_config()), BATCH, PLAIN) as engine:
         for request in REQUESTS:
@@ -101,7 +101,7 @@ def test_a_gpu_that_waits_in_vain_costs_nobody_a_token(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 0's gives up a pass that the other rank begins late; that one ends too, and both run the rows again."""
-    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:create_late_model")
+    monkeypatch.setattr(ranks, "DEFAULT_RANK_WORKER", f"{faulty_followers.__name__}:create_late_model")
     monkeypatch.setenv(faulty_followers.CULPRITS, REQUESTS[1].request_id)
     with open_engine(on_gpus(tiny_config(), timeout_s=5.0), BATCH, PLAIN) as engine:
         for request in REQUESTS:

@@ -11,7 +11,7 @@ import pytest
 
 from fastdeploy_sd.cli.verify import compare
 from fastdeploy_sd.distributed import executor as ranks
-from tests.doubles import faulty_followers
+from tests.doubles import faulty_rank_workers as faulty_followers
 from tests.engine.handover_pairs import open_pair
 from tests.engine.models import References
 from tests.engine.test_handover import DECODE, PREFILL, method, with_drafts
@@ -49,7 +49,7 @@ def test_pages_of_any_number_of_ranks_fit_any_other(
 
 def test_a_layer_leaves_when_every_rank_has_stored_it(references: References, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 stores late. What is in a page when it is sent is what is in it when the step is over."""
-    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:create_slow_stores")
+    monkeypatch.setattr(ranks, "DEFAULT_RANK_WORKER", f"{faulty_followers.__name__}:create_slow_stores")
     reference, naive = references.get("demo"), method("naive")
     requests = reference.requests[:3]
     eager = replace(PREFILL, enforce_eager=True)

@@ -19,7 +19,7 @@ from fastdeploy_sd.errors import BadRequest, InternalError
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request, RequestId
-from tests.doubles import faulty_followers
+from tests.doubles import faulty_rank_workers as faulty_followers
 from tests.engine.models import References
 from tests.engine.test_failing_rows import WAY, check, long_ones, run
 
@@ -72,7 +72,7 @@ def culprits(
     references: References, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> list[RequestId]:
     """Requests that fail on rank 1, where the parameter says."""
-    monkeypatch.setattr(ranks, "DEFAULT_FOLLOWER", f"{faulty_followers.__name__}:{request.param}")
+    monkeypatch.setattr(ranks, "DEFAULT_RANK_WORKER", f"{faulty_followers.__name__}:{request.param}")
     found = long_ones(references.get("demo"), 2)
     monkeypatch.setenv(faulty_followers.CULPRITS, " ".join(found))
     return found

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.methods.suffix import SuffixProposer
 from fastdeploy_sd.spec_decode.proposer import ProposerContext
-from fastdeploy_sd.spec_decode.router import create_method
 from tests.models import golden
 from tests.models.mtp_runs import make_engine, make_requests, run
 

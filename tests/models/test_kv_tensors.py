@@ -14,8 +14,8 @@ from fastdeploy_sd.config import SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
-from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.worker.executor import create_executor
 from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv

@@ -13,9 +13,9 @@ import pytest
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.mtp import MtpModel
+from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.model_based.proposer import ModelProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
-from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import DraftTokens, Speculation
 from fastdeploy_sd.worker.executor import create_executor
 from tests.models.mtp_models import MtpReference, make_model

@@ -57,12 +57,12 @@ def create_misconfigured(config: Config) -> ToyExecutor:
 
 def create_ranks(config: Config) -> Executor:
     """Four processes that compute the same; a hang is noticed soon."""
-    return _ranks(config, "create_follower")
+    return _ranks(config, "create_rank_worker")
 
 
 def create_nodes(config: Config) -> Executor:
     """Ranks as configured, some of them on another host."""
-    return start_ranks(config, toy_ranks.create_first, f"{toy_ranks.__name__}:create_follower")
+    return start_ranks(config, toy_ranks.create_first, f"{toy_ranks.__name__}:create_rank_worker")
 
 
 def create_misconfigured_ranks(config: Config) -> Executor:
@@ -75,6 +75,6 @@ def create_broken_ranks(config: Config) -> Executor:
     return _ranks(config, "create_broken")
 
 
-def _ranks(config: Config, follower: str) -> Executor:
+def _ranks(config: Config, rank_worker: str) -> Executor:
     config = replace(config, parallel=ParallelConfig(tensor_parallel_size=4, rank_timeout_s=2.0))
-    return start_ranks(config, toy_ranks.create_first, f"{toy_ranks.__name__}:{follower}")
+    return start_ranks(config, toy_ranks.create_first, f"{toy_ranks.__name__}:{rank_worker}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
-from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.batch import PendingRows
 
 _POLL_S = 0.005
 
@@ -89,7 +89,7 @@ def create_losing_gpu(config: Config) -> LocalExecutor:
     assert runner is not None
     build, memory = runner._batches.build, runner._memory
 
-    def build_wrongly(plan: SchedulerOutput, before: OpenRows | None = None) -> None:
+    def build_wrongly(plan: SchedulerOutput, before: PendingRows | None = None) -> None:
         build(plan, before)
         if memory.num_logits and order.exists():
             memory.logits_indices[0] = 1 << 20

@@ -37,12 +37,14 @@ class Node(Program):
 
     Args:
         options: of the server.
-        follower: a function of tests/doubles/toy_ranks.py.
+        rank_worker: a function of tests/doubles/toy_ranks.py.
     """
 
-    def __init__(self, golden_dir: Path, options: Mapping[str, object], follower: str = "create_follower") -> None:
+    def __init__(
+        self, golden_dir: Path, options: Mapping[str, object], rank_worker: str = "create_rank_worker"
+    ) -> None:
         options = {"model": str(golden_dir / "qwen3-tiny"), "node_rank": 1, **options}
-        super().__init__([sys.executable, "-c", _SCRIPT, json.dumps(options), f"tests.doubles.toy_ranks:{follower}"])
+        super().__init__([sys.executable, "-c", _SCRIPT, json.dumps(options), f"tests.doubles.toy_ranks:{rank_worker}"])
 
     def ranks(self, count: int = 1) -> list[int]:
         """Process ids of its ranks, once there are so many."""
@@ -65,9 +67,11 @@ def first_node(golden_dir: Path, options: Mapping[str, object]) -> Iterator[Serv
 
 
 @contextlib.contextmanager
-def second_node(golden_dir: Path, options: Mapping[str, object], follower: str = "create_follower") -> Iterator[Node]:
+def second_node(
+    golden_dir: Path, options: Mapping[str, object], rank_worker: str = "create_rank_worker"
+) -> Iterator[Node]:
     """The second host; killed at the end, should it still run then."""
-    with contextlib.closing(Node(golden_dir, options, follower)) as node:
+    with contextlib.closing(Node(golden_dir, options, rank_worker)) as node:
         yield node
 
 

@@ -25,8 +25,8 @@ from fastdeploy_sd.spec_decode.control.cost import CostModel, LinearCost, StepTi
 from fastdeploy_sd.spec_decode.control.policy import MAX_DRAFT_LEN
 from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer, OfferingMethod
+from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
-from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE, DraftSource, methods_reading
 
 _METHODS = {method.name: method for method in METHODS.values() if method.is_replayable}

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.spec_decode.proposer import MakeProposer
-from fastdeploy_sd.spec_decode.router import create_proposer
 from fastdeploy_sd.types import Request, Speculation
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 

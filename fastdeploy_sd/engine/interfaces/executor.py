@@ -60,7 +60,7 @@ class Launcher(Protocol):
     """Runs steps while its caller does something else. They are finished in the order in which they were started."""
 
     @property
-    def drafts_ahead(self) -> bool:
+    def drafts_async(self) -> bool:
         """Whether drafts of open steps stay where they are made; constant. The plan of a later step has
         `MADE_ON_DEVICE` in their place, as many as the step before it planned for the row, or fewer."""
         ...

@@ -9,7 +9,15 @@ import numpy as np
 
 from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpInputs, MtpPass, NextInputs, RowMaps
+from fastdeploy_sd.ops.mtp_batch import (
+    DraftBatch,
+    HiddenRows,
+    HiddenStateBuffer,
+    MtpInputs,
+    MtpPass,
+    NextInputs,
+    RowMaps,
+)
 from fastdeploy_sd.types import F32, I32, I64, offsets
 
 
@@ -200,7 +208,7 @@ def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) 
     )
 
 
-def keep_hidden_(blocks: RequestBlocks[Array], maps: RowMaps, hidden: Array, kept: KeptRows[Array]) -> None:
+def keep_hidden_(blocks: RequestBlocks[Array], maps: RowMaps, hidden: Array, kept: HiddenStateBuffer[Array]) -> None:
     """Keep a pass's newest hidden rows for passes of draft layers in later steps, in place.
 
     Of every request the last `num_kept`, and those that end a block. A position that is computed again, as its token

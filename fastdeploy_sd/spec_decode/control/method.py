@@ -63,7 +63,7 @@ class AutoMethod(Proposer):
             context.max_num_seqs,
             config.num_speculative_tokens,
             None if layers is None else layers.method.source,
-            [(m.source, cast(NativeMethod, m.proposer)) for m in context.partial_methods if not m.is_certain],
+            [(m.source, cast(NativeMethod, m.proposer)) for m in context.per_request_methods if not m.is_certain],
         )
         if context.step_stats.phase_seconds is not None:
             self._auto.policy.measure(context.step_stats.phase_seconds)

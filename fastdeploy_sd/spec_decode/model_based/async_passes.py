@@ -22,12 +22,12 @@ from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
 from fastdeploy_sd.spec_decode.model_based.step_plan import StepPlan
-from fastdeploy_sd.spec_decode.proposer import OpenStep, ProposeInput
+from fastdeploy_sd.spec_decode.proposer import PendingStep, ProposeInput
 from fastdeploy_sd.types import I32, MADE_ON_DEVICE, DraftSource, DraftTokens
 
 
 class AsyncPasses:
-    """See the module, and proposer.AheadDrafter.
+    """See the module, and proposer.AsyncDrafter.
 
     Args:
         columns: of the step on the device, by their names in StepMemory; see LoadedDraftModel.step.
@@ -120,11 +120,11 @@ class AsyncPasses:
             self._begun.upload(row, row + 1)
 
     def restart(self) -> None:
-        """See AheadDrafter: what the device has may not be what the host knows."""
+        """See AsyncDrafter: what the device has may not be what the host knows."""
         self._is_stale = True
 
-    def start(self, step: OpenStep) -> None:
-        """See AheadDrafter."""
+    def start(self, step: PendingStep) -> None:
+        """See AsyncDrafter."""
         if self._is_stale:
             self._slots.upload()
             self._is_stale = False
@@ -138,7 +138,7 @@ class AsyncPasses:
         self._passes.start(n, *sizes)
         self._hold.run()
 
-    def _sizes(self, step: OpenStep) -> tuple[list[int], list[int]]:
+    def _sizes(self, step: PendingStep) -> tuple[list[int], list[int]]:
         """Rows of each layer's first pass, and requests that get more than i drafts, at most."""
         rows, most = step.table_rows, self._max_behind
         next_slot = self._next_slot.take(rows)
@@ -156,7 +156,7 @@ class AsyncPasses:
         return [num_tokens + layer * num_drafting[layer] for layer in range(self._num_layers)], num_drafting
 
     def finish(self, x: ProposeInput) -> DraftTokens:
-        """See AheadDrafter."""
+        """See AsyncDrafter."""
         assert x.target is not None, "a draft model reads what the target ran"
         self._replay.make(x, x.target)
         cu = self._replayed.cu_num_draft[: len(x.table_rows) + 1].copy()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fastdeploy_sd.models.draft_model import DraftModel
     from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
-    from fastdeploy_sd.ops.mtp_batch import KeptRows
+    from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class LoadedDraftModel:
     model: DraftModel
     caches: Sequence[KvCache[Tensor]]
     rotary: Rotary[Tensor]
-    kept_hidden: Sequence[KeptRows[Tensor]]
+    kept_hidden: Sequence[HiddenStateBuffer[Tensor]]
     hidden: Tensor
     token_table: Any
     block_table: Any

@@ -55,7 +55,7 @@ class ModelProposer:
         model: that drafts.
 
     Attributes:
-        ahead: drafts on the device before the host knows the tokens of a step; None where that cannot be.
+        async_drafter: drafts on the device before the host knows the tokens of a step; None where that cannot be.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext, model: LoadedDraftModel) -> None:
@@ -82,10 +82,10 @@ class ModelProposer:
             self._least_acceptance = _LEAST if self._can_end else 0.0
         columns = self._next_slot, self._num_begun
         self._plan = StepPlan(self._memory, *columns, self._num_steps, self._model.caches[0].block_size)
-        self.ahead: AsyncPasses | None = None
+        self.async_drafter: AsyncPasses | None = None
         if isinstance(self._passes, RecordedPasses) and self._model.step is not None and not config.draft_p_min:
             self._memory.min_survival[:] = self._least_acceptance
-            self.ahead = AsyncPasses(
+            self.async_drafter = AsyncPasses(
                 self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps
             )
 
@@ -93,21 +93,21 @@ class ModelProposer:
     def num_lookahead_slots(self) -> int:
         return self._num_steps
 
-    def is_ahead(self, table_rows: I32) -> bool:
-        """See DraftsAhead."""
-        return self.ahead is not None
+    def is_async(self, table_rows: I32) -> bool:
+        """See DraftsAsync."""
+        return self.async_drafter is not None
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
             self._next_slot[request.table_row] = request.num_draft_slots
             self._num_begun[request.table_row] = request.num_tokens
-        if self.ahead is not None:
-            self.ahead.send([request.table_row for request in requests])
+        if self.async_drafter is not None:
+            self.async_drafter.send([request.table_row for request in requests])
 
     def forget(self, table_rows: I32) -> None:
         self._next_slot[table_rows] = _NOT_OURS
-        if self.ahead is not None:
-            self.ahead.send(table_rows.tolist())
+        if self.async_drafter is not None:
+            self.async_drafter.send(table_rows.tolist())
 
     def close(self) -> None:
         """Nothing to save."""
@@ -115,8 +115,8 @@ class ModelProposer:
     def propose(self, x: ProposeInput) -> DraftTokens:
         """See Proposer.propose. Rows that already have a prefix get no drafts: it was not run through the layers."""
         assert x.target is not None, "a draft model reads what the target ran"
-        if self.ahead is not None:
-            self.ahead.restart()
+        if self.async_drafter is not None:
+            self.async_drafter.restart()
         if not self._plan.make(x, x.target):
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count

@@ -18,7 +18,7 @@ from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights
 from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops.mtp_batch import KeptRows
+from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 from fastdeploy_sd.rules.requests import producible_eos
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import OverRanks, ProposerContext, keep_local
@@ -35,7 +35,7 @@ from fastdeploy_sd.worker.loading.model_loading import load_model
 from fastdeploy_sd.worker.loading.rotary import make_rotary
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass, KnownTokens, RecordedForward
-from fastdeploy_sd.worker.step.kept_hidden import allocate_kept_hidden, keeping
+from fastdeploy_sd.worker.step.hidden_states import allocate_kept_hidden, keeping
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.step_buffers import StepBuffers
@@ -55,7 +55,7 @@ class Loaded:
 
     Attributes:
         draft_weights, drafts, kept_hidden: of the draft models, by method.
-        is_ahead: whether steps may begin before the host knows the tokens of those before them.
+        is_async: whether steps may begin before the host knows the tokens of those before them.
     """
 
     checkpoint: Checkpoint
@@ -63,7 +63,7 @@ class Loaded:
     config: DecoderConfig
     kv: KvMemory
     drafts: Mapping[str, DraftModel]
-    kept_hidden: Mapping[str, Sequence[KeptRows[Tensor]]]
+    kept_hidden: Mapping[str, Sequence[HiddenStateBuffer[Tensor]]]
     forward: Forward
     memory: StepMemory
     table: RequestTable
@@ -74,7 +74,7 @@ class Loaded:
     enforce_eager: bool
     signals: LayerSignals | None
     buffers: DeviceBuffers
-    is_ahead: bool
+    is_async: bool
 
     def proposer_context(self, agree: Callable[[], None], over_ranks: OverRanks = keep_local) -> ProposerContext:
         """Return what drafting methods are made for; see ProposerContext and LoadedDraftModel."""
@@ -99,7 +99,7 @@ class Loaded:
 
     def _step_columns(self) -> Mapping[str, Any] | None:
         """See LoadedDraftModel.step."""
-        if not self.is_ahead:
+        if not self.is_async:
             return None
         arrays = {name: getattr(self.memory, name) for name in _STEP_COLUMNS}
         return {
@@ -169,7 +169,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         enforce_eager=config.model.enforce_eager,
         signals=signals,
         buffers=buffers,
-        is_ahead=known is not None,
+        is_async=known is not None,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
-from fastdeploy_sd.worker.ranks.lead import Collectives, OtherRanks
+from fastdeploy_sd.worker.ranks.coordinator import Collectives, OtherRanks
 
 # What ranks that have nothing to say measure.
 _MOST = 1 << 62

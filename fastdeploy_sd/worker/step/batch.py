@@ -16,7 +16,7 @@ from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 
-class OpenRows:
+class PendingRows:
     """The rows of a step that runs, of which the next one is prepared before their tokens are known.
 
     A row that is due gets as many tokens as its drafts are right, and one, unless it fails.
@@ -34,7 +34,7 @@ class OpenRows:
         follows: bool[R], whether the step before, which is not over, has the row too.
     """
 
-    def __init__(self, memory: StepMemory, table: RequestTable, num_tokens: I32, before: OpenRows | None) -> None:
+    def __init__(self, memory: StepMemory, table: RequestTable, num_tokens: I32, before: PendingRows | None) -> None:
         n = self.num_requests = memory.num_requests
         self.table_rows, self.cu_num_logits = memory.table_rows[:n].copy(), memory.cu_num_logits[: n + 1].copy()
         self.num_computed, self.num_new = memory.num_computed[:n].copy(), memory.num_new[:n].copy()
@@ -51,7 +51,7 @@ class OpenRows:
         """Note that the requests of some table rows were dropped."""
         self.is_kept &= ~np.isin(self.table_rows, table_rows)
 
-    def settle(self, num_tokens: I32) -> None:
+    def resolve_lengths(self, num_tokens: I32) -> None:
         """Note where rows began, when the step before is over.
 
         Args:
@@ -66,7 +66,7 @@ class OpenRows:
         return most
 
 
-class _OpenOutput:
+class _PendingOutput:
     """The output of open rows, as APPEND_TOKENS reads it.
 
     Args:
@@ -81,7 +81,7 @@ class _OpenOutput:
         self.token_ids = np.zeros(limits.num_logits, np.int32)
         self.cu_num_output = np.zeros(num_requests + 1, np.int32)
 
-    def take(self, rows: OpenRows, result: VerifyResult) -> int:
+    def take(self, rows: PendingRows, result: VerifyResult) -> int:
         """Write the output of the rows that are kept; returns how many these are."""
         counts = np.diff(result.cu_num_output)
         token_ids = result.token_ids[np.repeat(rows.is_kept, counts)]
@@ -143,10 +143,10 @@ class BatchBuilder:
         self._append = APPEND_TOKENS.bind(**appended)
         self._append_there: Call | None = None if is_host else buffers.bind(APPEND_TOKENS, **appended)
         if not is_host:
-            self._open_output = _OpenOutput(m.limits)
-            self._append_open = APPEND_TOKENS.bind(**appended | vars(self._open_output))
+            self._pending_output = _PendingOutput(m.limits)
+            self._append_pending = APPEND_TOKENS.bind(**appended | vars(self._pending_output))
 
-    def build(self, plan: SchedulerOutput, before: OpenRows | None = None) -> None:
+    def build(self, plan: SchedulerOutput, before: PendingRows | None = None) -> None:
         """Write a step's plan, maps and masks into the memory.
 
         Args:
@@ -184,14 +184,14 @@ class BatchBuilder:
         m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
         self._write_masks()
 
-    def open(self, before: OpenRows | None = None) -> OpenRows:
+    def open(self, before: PendingRows | None = None) -> PendingRows:
         """Start to append the step's output where the device has the table, before the host knows it.
 
         Args:
             before: as `build`'s.
         """
         self._start_append()
-        return OpenRows(self._memory, self._table, self._num_tokens, before)
+        return PendingRows(self._memory, self._table, self._num_tokens, before)
 
     def commit(self) -> None:
         """Append every row's output tokens, and say in the memory how many it has and how many may be drafted.
@@ -207,7 +207,7 @@ class BatchBuilder:
         except Exception as error:
             raise DeviceLost(f"the GPU's table of requests is behind the host's: {error}") from error
 
-    def commit_open(self, rows: OpenRows, result: VerifyResult) -> tuple[I32, I32]:
+    def commit_pending(self, rows: PendingRows, result: VerifyResult) -> tuple[I32, I32]:
         """Append the output of a step that was opened, where another one may be in the memory.
 
         Returns:
@@ -216,10 +216,10 @@ class BatchBuilder:
         Raises:
             ValueError: as `commit`.
         """
-        out, kept = self._open_output, rows.is_kept
-        rows.settle(self._table.num_tokens)
-        n = self._append_open.params.num_requests = out.take(rows, result)
-        self._append_open.run()
+        out, kept = self._pending_output, rows.is_kept
+        rows.resolve_lengths(self._table.num_tokens)
+        n = self._append_pending.params.num_requests = out.take(rows, result)
+        self._append_pending.run()
         num_committed, max_draft_len = np.zeros((2, rows.num_requests), np.int32)
         num_committed[kept], max_draft_len[kept] = out.num_committed[:n], out.max_draft_len[:n]
         return num_committed, max_draft_len

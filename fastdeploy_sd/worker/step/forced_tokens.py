@@ -1,4 +1,4 @@
-"""Drafts for requests with a grammar: the tokens that it forces. See PartialMethod."""
+"""Drafts for requests with a grammar: the tokens that it forces. See PerRequestMethod."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ class RecordedForward:
         recorder, limits = Recorder(), memory.limits
         arrays, shapes = _inputs(memory, block_tables), _SHAPES
         if known is not None:
-            shapes = _SHAPES | _SETTLED_SHAPES
-            arrays |= {name: getattr(memory, name) for name in (*_SETTLED_SHAPES, "draft_token_ids")}
+            shapes = _SHAPES | _RESOLVED_SHAPES
+            arrays |= {name: getattr(memory, name) for name in (*_RESOLVED_SHAPES, "draft_token_ids")}
             arrays |= {"token_table": known.tokens, "num_known": known.num_tokens, "made_drafts": known.made_drafts}
         inputs = {
             name: recorder.add_input(
@@ -157,7 +157,7 @@ class RecordedForward:
             for name, array in arrays.items()
         }
         if known is not None:
-            _settle(inputs, forward_pass.caches[0].block_size)
+            _resolve_lengths(inputs, forward_pass.caches[0].block_size)
         outputs = forward_pass.run(inputs)
         bounds = {
             "num_tokens": limits.num_tokens,
@@ -193,18 +193,18 @@ _SHAPES = {
     "logits_indices": Size("num_logits"),
 }
 # What is moved besides where a step begins before the host knows the tokens of the one before it.
-_SETTLED_SHAPES = {
+_RESOLVED_SHAPES = {
     "num_computed": Size("num_requests"),
     "output_positions": Size("num_logits"),
     "cu_num_logits": Size("num_requests") + 1,
     "cu_num_draft": Size("num_requests") + 1,
 }
-_SETTLED = (
+_RESOLVED = (
     "input_ids", "positions", "slot_mapping", "num_computed", "seq_lens", "output_positions", "draft_token_ids",
 )  # fmt: skip
 # What fills rows behind a step's own, where a device rounds sizes up: they are nobody's, and write nothing.
 _PADDING: Padding = {
-    **dict.fromkeys(_SHAPES | _SETTLED_SHAPES, 0),
+    **dict.fromkeys(_SHAPES | _RESOLVED_SHAPES, 0),
     **dict.fromkeys(("query_start_loc", "cu_num_logits", "cu_num_draft"), "last"),
     "slot_mapping": -1,
 }
@@ -215,8 +215,8 @@ def _inputs(memory: StepMemory, block_tables: I32) -> dict[str, Array]:
     return {name: getattr(memory, name) for name in _SHAPES} | {"block_tables": block_tables}
 
 
-def _settle(inputs: Mapping[str, Any], block_size: int) -> None:
+def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
     """Move the step to where it belongs; see ops.reference.batch.settle_step_."""
     tables = KnownTokens(*(inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts")))
     offsets = inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]
-    settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in _SETTLED})
+    settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in _RESOLVED})

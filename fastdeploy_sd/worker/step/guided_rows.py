@@ -74,7 +74,7 @@ class GuidedRows:
                     refused[request.request.request_id] = error
         return refused or _NOBODY
 
-    def settle(self, dropped: I32, added: Sequence[tuple[NewRequest, int]]) -> None:
+    def update(self, dropped: I32, added: Sequence[tuple[NewRequest, int]]) -> None:
         """Forget the requests of table rows that were given up, i32[n]; keep the matchers of those that got one."""
         for table_row in dropped.tolist():
             if request := self._requests.pop(table_row, None):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.device.device_buffers import Output
 from fastdeploy_sd.types import SchedulerOutput
-from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.batch import PendingRows
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class LaunchedStep:
 
     plan: SchedulerOutput
     output: Output
-    rows: OpenRows | None
+    rows: PendingRows | None
     num_tokens: int
     num_requests: int
     num_logits: int

@@ -31,9 +31,9 @@ from fastdeploy_sd.types import (
     offsets,
 )
 from fastdeploy_sd.worker.ranks.commands import RunRows, TakeOutput
-from fastdeploy_sd.worker.ranks.lead import Alone, Lead
-from fastdeploy_sd.worker.step.ahead_drafting import AheadDrafting
-from fastdeploy_sd.worker.step.batch import BatchBuilder, OpenRows
+from fastdeploy_sd.worker.ranks.coordinator import RankCoordinator, SingleRank
+from fastdeploy_sd.worker.step.async_drafting import AsyncDrafting
+from fastdeploy_sd.worker.step.batch import BatchBuilder, PendingRows
 from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.step.forward import Forward
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
@@ -59,7 +59,7 @@ class ModelRunner:
         rule: how drafts are verified.
         board: what the proposer is told of steps, and what it tells.
         guided: the requests with a grammar.
-        lead: of the other ranks, if there are any. signals: of the forward pass, None = it gives none.
+        ranks: coordinates the other ranks, if there are any. signals: of the forward pass, None = it gives none.
         buffers: of the memory and the table, where the model is on a device.
     """
 
@@ -74,18 +74,18 @@ class ModelRunner:
         rule: VerifyRule,
         step_stats: StepStats,
         guided: GuidedRows,
-        lead: Lead | None = None,
+        ranks: RankCoordinator | None = None,
         signals: LayerSignals | None = None,
         buffers: DeviceBuffers = HOST_BUFFERS,
     ) -> None:
         self._forward, self._table, self._proposer = forward, table, DraftGuard(proposer)
         self._logits = forward.logits
-        self._speculation, self._lead, self._signals = speculation, lead or Alone(), signals
+        self._speculation, self._ranks, self._signals = speculation, ranks or SingleRank(), signals
         self._step_stats, self._memory, self._guided = step_stats, memory, guided
         self._ended = time.perf_counter()
         self._batches = BatchBuilder(table, memory, buffers)
         self._verifier = Verifier(rule, memory, table.sampling(memory), forward.logits, buffers)
-        self._ahead = AheadDrafting(proposer, self._proposer, table, is_lossy=rule.is_lossy)
+        self._ahead = AsyncDrafting(proposer, self._proposer, table, is_lossy=rule.is_lossy)
         self._draft_inputs = DraftInputs(table, memory, has_target=proposer.num_lookahead_slots > 0)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
@@ -95,7 +95,7 @@ class ModelRunner:
         running the step without them: nothing of a request has changed before its output is appended, and KV is written
         again where it was. The others get what they would get anyway, as no row depends on those beside it.
         """
-        refused, _ = self.take_in(plan)
+        refused, _ = self.update_requests(plan)
         if not plan.request_ids:
             return StepResult(plan.step_id, (), _NO_OUTPUT, DraftTokens.none(0))
         if not refused:
@@ -129,13 +129,15 @@ class ModelRunner:
         Args:
             rows: which these are of the plan that was taken in; None = all.
         """
-        with self._lead.attempt(lambda number: RunRows(number, rows)):
+        with self._ranks.attempt(lambda number: RunRows(number, rows)):
             step = self.launch(plan)
             step.wait_begin = step.launched
             found = self._wait(step)
         return self._complete(step, *found)
 
-    def launch(self, plan: SchedulerOutput, before: OpenRows | None = None, *, is_open: bool = False) -> LaunchedStep:
+    def launch(
+        self, plan: SchedulerOutput, before: PendingRows | None = None, *, is_open: bool = False
+    ) -> LaunchedStep:
         """Run a plan up to its tokens, or have a device start to.
 
         Args:
@@ -159,7 +161,7 @@ class ModelRunner:
         return LaunchedStep(plan, output, rows, *sizes, begin, built, computed, time.perf_counter())
 
     @property
-    def drafts_ahead(self) -> bool:
+    def drafts_async(self) -> bool:
         """See engine.executor.Launcher."""
         return self._ahead.is_available
 
@@ -183,7 +185,7 @@ class ModelRunner:
         return self._complete(step, *self._wait(step))
 
     def _wait(self, step: LaunchedStep) -> tuple[VerifyResult, tuple[int, ...]]:
-        at: StepMemory | OpenRows = step.rows or self._memory
+        at: StepMemory | PendingRows = step.rows or self._memory
         has_reports = step.rows is None and self._table.num_reports > 0
         return self._verifier.finish(step.output, at.num_requests, at.cu_num_logits, has_reports=has_reports)
 
@@ -198,9 +200,9 @@ class ModelRunner:
         if step.rows is None:
             self._batches.commit()
         else:
-            committed = self._batches.commit_open(step.rows, result)
+            committed = self._batches.commit_pending(step.rows, result)
         self._guided.advance(result)
-        self._lead.post(TakeOutput(result.token_ids, result.cu_num_output))
+        self._ranks.post(TakeOutput(result.token_ids, result.cu_num_output))
         self._step_stats.num_prompt_tokens_ahead = plan.num_prompt_tokens_ahead
         begin = max(step.begin, self._ended)  # one that began before the step before it was over ran behind that one
         self._tell_step_stats(step, verified - begin, begin - self._ended)
@@ -230,7 +232,7 @@ class ModelRunner:
         # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
         b.num_prompt_tokens = step.num_tokens - step.num_logits
 
-    def take_in(self, plan: SchedulerOutput) -> tuple[Mapping[RequestId, Exception], I32]:
+    def update_requests(self, plan: SchedulerOutput) -> tuple[Mapping[RequestId, Exception], I32]:
         """Let the table and the drafting method know who came and went.
 
         Returns:
@@ -242,8 +244,8 @@ class ModelRunner:
             taken = replace(plan, new=tuple(new for new in plan.new if new.request.request_id not in unmatched))
         changes = self._table.apply(taken)
         refused = {**unmatched, **changes.refused}
-        self._lead.take_plan(plan, tuple(refused))
-        self._guided.settle(changes.dropped, changes.added)
+        self._ranks.take_plan(plan, tuple(refused))
+        self._guided.update(changes.dropped, changes.added)
         if len(changes.dropped):
             self._proposer.forget(changes.dropped)
         if changes.added:

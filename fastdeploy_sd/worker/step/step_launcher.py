@@ -14,7 +14,7 @@ import numpy as np
 
 from fastdeploy_sd.errors import InternalError, device_lost_as_error
 from fastdeploy_sd.types import RequestId, SchedulerOutput, StepResult
-from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.launched_step import LaunchedStep
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.runner import ModelRunner
@@ -34,7 +34,7 @@ class _Started:
     plan: SchedulerOutput
     refused: Mapping[RequestId, Exception]
     launched: LaunchedStep | None = None
-    rows: OpenRows | None = None
+    rows: PendingRows | None = None
 
 
 class StepLauncher:
@@ -47,11 +47,11 @@ class StepLauncher:
 
     def __init__(self, runner: ModelRunner, table: RequestTable) -> None:
         self._runner, self._table = runner, table
-        self._under_way: list[_Started] = []
+        self._in_flight: list[_Started] = []
 
     @property
-    def drafts_ahead(self) -> bool:
-        return self._runner.drafts_ahead
+    def drafts_async(self) -> bool:
+        return self._runner.drafts_async
 
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
         with device_lost_as_error():
@@ -63,16 +63,16 @@ class StepLauncher:
 
     def close(self) -> None:
         """Let go of the model; nothing is started or finished afterwards."""
-        self._under_way.clear()
+        self._in_flight.clear()
         del self._runner, self._table
 
     def _start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
-        before = self._under_way[-1].rows if self._under_way else None
-        refused, dropped = self._runner.take_in(plan)
+        before = self._in_flight[-1].rows if self._in_flight else None
+        refused, dropped = self._runner.update_requests(plan)
         if before is not None and len(dropped):
             before.drop(dropped)
-        step, is_behind = _Started(plan, refused), any(step.launched is None for step in self._under_way)
-        self._under_way.append(step)
+        step, is_behind = _Started(plan, refused), any(step.launched is None for step in self._in_flight)
+        self._in_flight.append(step)
         if refused or is_behind:
             return False
         try:
@@ -86,24 +86,24 @@ class StepLauncher:
         return is_open
 
     def _finish(self) -> StepResult:
-        step = self._under_way.pop(0)
+        step = self._in_flight.pop(0)
         if step.launched is not None:
             try:
                 return self._runner.finish(step.launched)
             except Exception:
                 _log.exception("a step of %d requests failed; trying them apart", len(step.plan.request_ids))
                 self._start_again()
-        return self._runner.run_apart(self._settled(step.plan), {**step.refused, **_dropped(step)})
+        return self._runner.run_apart(self._with_known_lengths(step.plan), {**step.refused, **_dropped(step)})
 
     def _start_again(self) -> None:
         """Have the device know what the host does, and run what was launched since when it is finished."""
-        for step in self._under_way:
+        for step in self._in_flight:
             step.launched = None
         self._runner.restart()
 
-    def _settled(self, plan: SchedulerOutput) -> SchedulerOutput:
+    def _with_known_lengths(self, plan: SchedulerOutput) -> SchedulerOutput:
         """Return a plan that counts the tokens that there are; see `Launcher.start`."""
-        return plan.settled(np.array([self._table.num_tokens_of(name) for name in plan.request_ids], np.int32))
+        return plan.with_lengths(np.array([self._table.num_tokens_of(name) for name in plan.request_ids], np.int32))
 
 
 def _dropped(step: _Started) -> Mapping[RequestId, Exception]:

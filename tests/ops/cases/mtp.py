@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.ops import mtp as ops
 from fastdeploy_sd.ops.bf16 import narrow
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, KeptRows, MtpPass, NextInputs
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, HiddenStateBuffer, MtpPass, NextInputs
 from fastdeploy_sd.ops.reference import mtp as reference
 from tests.ops.cases.case import OpCases
 
@@ -83,7 +83,11 @@ def preprocess_case(rng: np.random.Generator, kinds: Sequence[Kind], block_size:
         for n in (int(cu_hidden[-1]) + 2, num_blocks, num_table_rows * num_kept)
     )
     todo = MtpPass(begin, end, source, hidden_begin, cu_hidden, int((end - begin).sum()))
-    return {"batch": batch, "todo": todo, "hidden": HiddenRows(step, KeptRows(blocks, requests, block_size, num_kept))}
+    return {
+        "batch": batch,
+        "todo": todo,
+        "hidden": HiddenRows(step, HiddenStateBuffer(blocks, requests, block_size, num_kept)),
+    }
 
 
 def preprocess_cases() -> dict[str, dict[str, Any]]:
@@ -130,7 +134,7 @@ def keep_case(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int, 
         "blocks": RequestBlocks(batch.table_rows, batch.block_table),
         "maps": maps,
         "hidden": hidden,
-        "kept": KeptRows(blocks, requests, block_size, num_kept),
+        "kept": HiddenStateBuffer(blocks, requests, block_size, num_kept),
     }
 
 

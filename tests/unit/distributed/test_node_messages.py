@@ -10,10 +10,10 @@ from fastdeploy_sd.distributed.node_messages import (
     PROTOCOL_VERSION,
     Alive,
     Beat,
+    Disconnect,
     Ended,
     FromFirst,
     FromOther,
-    Goodbye,
     Join,
     Kill,
     LinkBytes,
@@ -26,7 +26,7 @@ from fastdeploy_sd.distributed.node_messages import (
 from fastdeploy_sd.wire.codec import ProtocolError
 
 OF_FIRST: list[FromFirst] = [
-    Refused("why"), Start("group"), Alive(), Kill((2, 3)), Goodbye(""), LinkBytes(3, bytes(range(256))),
+    Refused("why"), Start("group"), Alive(), Kill((2, 3)), Disconnect(""), LinkBytes(3, bytes(range(256))),
     LinkBytes(1, b""),
 ]  # fmt: skip
 OF_OTHERS: list[FromOther] = [Join(1, {"version": "1"}), Beat(1.5, (2,)), Ended(1, "ended"), LinkBytes(255, b"\0")]

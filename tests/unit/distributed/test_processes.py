@@ -21,7 +21,7 @@ from fastdeploy_sd.distributed.executor import MultiProcessExecutor, start_ranks
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.types import FinishReason
-from fastdeploy_sd.worker.ranks.lead import RankError
+from fastdeploy_sd.worker.ranks.coordinator import RankError
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.doubles.engines import run_to_end, toy_config, toy_request
 from tests.doubles.toy_model import ToyModel
@@ -31,9 +31,9 @@ WAIT_S = 120.0
 _DOUBLES = "tests.doubles.toy_ranks"
 
 
-def start(size: int = 2, timeout_s: float = WAIT_S, follower: str = "create_follower") -> MultiProcessExecutor:
+def start(size: int = 2, timeout_s: float = WAIT_S, rank_worker: str = "create_rank_worker") -> MultiProcessExecutor:
     config = replace(toy_config(), parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=timeout_s))
-    return start_ranks(config, create_first, f"{_DOUBLES}:{follower}")
+    return start_ranks(config, create_first, f"{_DOUBLES}:{rank_worker}")
 
 
 def children(pid: int | None = None) -> dict[int, str]:
@@ -202,12 +202,12 @@ def test_a_rank_that_breaks_at_last_leaves_nothing_of_the_first_one() -> None:
     assert len(os.listdir("/proc/self/fd")) <= num_fds
 
 
-@pytest.mark.parametrize("follower", ["create_misconfigured", "create_misconfigured_beside_one_that_loads"])
+@pytest.mark.parametrize("rank_worker", ["create_misconfigured", "create_misconfigured_beside_one_that_loads"])
 def test_what_is_wrong_with_the_configuration_is_said_as_on_one_rank(
-    capfd: pytest.CaptureFixture[str], follower: str
+    capfd: pytest.CaptureFixture[str], rank_worker: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        start(4, follower=follower)
+        start(4, rank_worker=rank_worker)
     assert (caught.value.message, caught.value.param) == (
         "model: expected a checkpoint with weights, got none",
         "model",
@@ -217,13 +217,13 @@ def test_what_is_wrong_with_the_configuration_is_said_as_on_one_rank(
 
 
 @pytest.mark.parametrize(
-    ("follower", "error"),
+    ("rank_worker", "error"),
     [
         ("create_broken", r"rank 1 failed: RuntimeError\('the toy cannot be loaded'\)"),
         ("create_ending", r"rank 1 ended \(exit status 7\)"),
     ],
 )
-def test_a_rank_that_breaks_at_start_ends_the_start(follower: str, error: str) -> None:
+def test_a_rank_that_breaks_at_start_ends_the_start(rank_worker: str, error: str) -> None:
     with pytest.raises(InternalError, match=error):
-        start(follower=follower)
+        start(rank_worker=rank_worker)
     assert not children()

@@ -62,7 +62,7 @@ def build_scenario(
     *,
     has_store: bool = False,
     launches: bool = False,
-    drafts_ahead: bool = False,
+    drafts_async: bool = False,
 ) -> Scenario:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
@@ -73,7 +73,7 @@ def build_scenario(
     max_num_seqs = rng.randint(1, 6)
     max_draft_tokens = min(rng.choice([1, 3, 7]), max(budget // max_num_seqs, budget // 2, 1) - 1)
     num_lookahead_slots = rng.choice([0, 1, max_draft_tokens]) if max_draft_tokens else 0
-    if launches and not drafts_ahead and seed % 4 > 1:
+    if launches and not drafts_async and seed % 4 > 1:
         max_draft_tokens = num_lookahead_slots = 0
     requests = _requests(rng, min(40, num_blocks * block_size), max_draft_tokens)
     if launches and seed % 4:
@@ -101,10 +101,10 @@ def build_scenario(
         model=model,
         failures=failing,
         before_step=before_step,
-        rests=(lambda: rng.choice([0, 0, 1, 5])) if launches and not drafts_ahead else None,
+        rests=(lambda: rng.choice([0, 0, 1, 5])) if launches and not drafts_async else None,
     )
     if launches:
-        executor.launcher = ToyLauncher(executor, seed, drafts_ahead=drafts_ahead)
+        executor.launcher = ToyLauncher(executor, seed, drafts_async=drafts_async)
     executor.step_ms = lambda plan: 0.5 + 0.1 * int(plan.num_new_tokens.sum())
     config = toy_config(
         max_num_seqs=max_num_seqs,

@@ -50,7 +50,7 @@ def test_any_number_of_right_drafts_gives_the_plain_tokens(proposer: str) -> Non
     """How many there are is known when the next step is under way."""
     seen = Counter[str]()
     for seed in range(60):
-        scenario = build_scenario(seed, proposer, has_store=seed % 3 == 0, launches=True, drafts_ahead=True)
+        scenario = build_scenario(seed, proposer, has_store=seed % 3 == 0, launches=True, drafts_async=True)
         rng = random.Random(seed + 1)
         transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.2]))
         check_outcome(scenario, transcript, aborted)

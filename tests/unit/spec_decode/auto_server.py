@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, PartialMethod, ProposeInput, ProposerContext
-from fastdeploy_sd.spec_decode.router import MethodRouter
+from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, PerRequestMethod, ProposeInput, ProposerContext
 from fastdeploy_sd.types import DraftTokens
 
 NUM_SEQS, MAX_LEN, VOCAB, K = 4, 512, 1000, 6
@@ -23,11 +23,11 @@ class Server:
         texts: Sequence[Sequence[int]],
         num_prompt: int = 24,
         methods: Sequence[str] = (),
-        partial_methods: tuple[PartialMethod, ...] = (),
+        per_request_methods: tuple[PerRequestMethod, ...] = (),
     ) -> None:
         self.texts = texts
-        self.context = ProposerContext(NUM_SEQS, MAX_LEN, VOCAB, partial_methods=partial_methods)
-        self.router = MethodRouter(SpeculativeConfig(method="auto", num_speculative_tokens=K), self.context)
+        self.context = ProposerContext(NUM_SEQS, MAX_LEN, VOCAB, per_request_methods=per_request_methods)
+        self.router = MethodDispatcher(SpeculativeConfig(method="auto", num_speculative_tokens=K), self.context)
         self.step_stats = self.context.step_stats
         self.table = np.zeros((NUM_SEQS, MAX_LEN), np.int32)
         self.num_tokens = [num_prompt] * len(texts)

@@ -58,7 +58,7 @@ def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
     monkeypatch.setattr(OnlineEstimator, "observe_and_decide", demand)
     monkeypatch.setattr(AutoProposer, "decide", decide_on)
     text = repeated()
-    server = Server([text], partial_methods=(Foretold(text),))
+    server = Server([text], per_request_methods=(Foretold(text),))
     steps = [StepSample(rows, 1, 8, 1.0 + 0.9 * (rows - 1)) for rows in (1, 2, 8)]  # a guess brings 1.05 times plain
     server.step_stats.profile = CostProfile({}, {}, tuple(steps))
     server.step(80, row_s=0.9e-3)
@@ -82,7 +82,7 @@ def test_a_row_with_a_certain_draft_in_every_step_keeps_no_other_from_guesses(mo
     """Also when it is time for a plain step, to compare the others with."""
     monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
     text = random_text()
-    server = Server([text, repeated()], partial_methods=(AlwaysForetold(text),))
+    server = Server([text, repeated()], per_request_methods=(AlwaysForetold(text),))
     server.step(3, limit=0)
     for _ in range(2):
         before = list(server.num_tokens)
@@ -96,7 +96,7 @@ def test_a_row_with_a_certain_draft_in_every_step_keeps_no_other_from_guesses(mo
 
 def test_certain_drafts_say_nothing_of_guesses() -> None:
     text = random_text()
-    server = Server([text], partial_methods=(Foretold(text),))
+    server = Server([text], per_request_methods=(Foretold(text),))
     server.step(100)
     assert server.num_tokens[0] > 24 + 3 * 100
     assert server.step_stats.report is not None

@@ -10,8 +10,8 @@ import pytest
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.dispatcher import available_methods
 from fastdeploy_sd.spec_decode.proposer import DraftRequest
-from fastdeploy_sd.spec_decode.router import available_methods
 from fastdeploy_sd.types.draft_methods import METHODS
 from tests.unit.spec_decode.auto_server import PHRASE, K, Server, random_text, repeated
 

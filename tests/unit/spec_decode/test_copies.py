@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import DraftTokens
 
 SOURCE = list(range(10, 40))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
-from fastdeploy_sd.spec_decode.router import MethodRouter
 from fastdeploy_sd.types import I32, DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.values import rows_of
@@ -52,9 +52,9 @@ class Forced(Proposer):
         self.begun.difference_update(table_rows.tolist())
 
 
-def router(method: str, *partial: Forced) -> MethodRouter:
+def router(method: str, *partial: Forced) -> MethodDispatcher:
     config = SpeculativeConfig(method=method, num_speculative_tokens=8)
-    return MethodRouter(config, replace(ProposerContext(4, MAX_LEN, 100), partial_methods=partial))
+    return MethodDispatcher(config, replace(ProposerContext(4, MAX_LEN, 100), per_request_methods=partial))
 
 
 def step(num_tokens: int, max_draft_len: Sequence[int]) -> ProposeInput:
@@ -70,7 +70,7 @@ def step(num_tokens: int, max_draft_len: Sequence[int]) -> ProposeInput:
     )
 
 
-def begin(made: MethodRouter, salts: Sequence[str]) -> None:
+def begin(made: MethodDispatcher, salts: Sequence[str]) -> None:
     made.begin([DraftRequest(f"r{r}", r, 1, 1, cache_salt=salt) for r, salt in enumerate(salts)])
 
 

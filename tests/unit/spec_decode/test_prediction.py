@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher
 from fastdeploy_sd.spec_decode.methods.native.prediction import PredictionDrafter
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.spec_decode.router import MethodRouter
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, offsets
 
 WINDOW, NEAR, TRUSTED, LONGEST, GRAM = 64, 8, 4, 8, 4
@@ -193,7 +193,7 @@ def test_wrong_arguments_are_refused(changes: dict[str, Sequence[int]], text: st
 @pytest.mark.parametrize("method", ["ngram", "auto"])
 def test_requests_with_a_prediction_draft_from_it_under_any_method(method: str) -> None:
     config = SpeculativeConfig(method=method, num_speculative_tokens=6)
-    router = MethodRouter(config, ProposerContext(2, 64, 1000))
+    router = MethodDispatcher(config, ProposerContext(2, 64, 1000))
     text = list(range(100, 140))
     router.begin([DraftRequest("a", 0, 2, 2, prediction_token_ids=i32(text)), DraftRequest("b", 1, 2, 2)])
     table = np.zeros((2, 64), np.int32)

@@ -4,8 +4,8 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.spec_decode.proposer import ProposerContext
-from fastdeploy_sd.spec_decode.router import create_proposer
 
 CONTEXT = ProposerContext(max_num_seqs=4, max_model_len=8, vocab_size=100)
 

@@ -81,7 +81,7 @@ class Step:
         kept = [
             n for n in zip(new, self.table_rows.tolist(), strict=True) if n[0].request.request_id not in self.refused
         ]
-        self.guided.settle(np.zeros(0, np.int32), kept)
+        self.guided.update(np.zeros(0, np.int32), kept)
 
     def run(self, drafts: Sequence[Sequence[int]]) -> list[list[int] | None]:
         """The bits of every row of logits, None = all are allowed."""
@@ -206,7 +206,7 @@ def test_a_grammar_too_complex_for_a_step_fails_its_request() -> None:
         grammar='start: ("a" | "b" "c" | /[d-z]+/ "e")+',
     )
     assert not step.guided.admit([NewRequest(new, np.array([FREE], np.int32), 1, ())])
-    step.guided.settle(step.table_rows[1:2], [(NewRequest(new, np.array([FREE], np.int32), 1, ()), 3)])
+    step.guided.update(step.table_rows[1:2], [(NewRequest(new, np.array([FREE], np.int32), 1, ()), 3)])
     first, second = step.run_when_ready([[], []])
     assert first is None
     assert second is not None

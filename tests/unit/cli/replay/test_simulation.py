@@ -11,8 +11,8 @@ from fastdeploy_sd.cli.replay.counts import ReplayCounts
 from fastdeploy_sd.cli.replay.recording import Conversation
 from fastdeploy_sd.cli.replay.simulation import Replay, max_len, vocab_size
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.spec_decode.router import create_method
 from fastdeploy_sd.types import I32, DraftTokens
 
 

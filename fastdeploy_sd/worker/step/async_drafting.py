@@ -7,15 +7,15 @@ import logging
 import numpy as np
 
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
-from fastdeploy_sd.spec_decode.proposer import DraftsAhead, OpenStep, ProposeInput, Proposer, TargetStep
+from fastdeploy_sd.spec_decode.proposer import DraftsAsync, PendingStep, ProposeInput, Proposer, TargetStep
 from fastdeploy_sd.types import I32, DraftTokens, RequestId, VerifyResult, offsets
-from fastdeploy_sd.worker.step.batch import OpenRows
+from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 _log = logging.getLogger(__name__)
 
 
-class AheadDrafting:
+class AsyncDrafting:
     """Has a method draft behind open steps, if it can do so.
 
     Args:
@@ -25,9 +25,9 @@ class AheadDrafting:
     """
 
     def __init__(self, proposer: Proposer, guard: DraftGuard, table: RequestTable, *, is_lossy: bool) -> None:
-        self._proposer = proposer if isinstance(proposer, DraftsAhead) and not is_lossy else None
+        self._proposer = proposer if isinstance(proposer, DraftsAsync) and not is_lossy else None
         self._guard = guard
-        self._drafter = None if self._proposer is None else self._proposer.ahead
+        self._drafter = None if self._proposer is None else self._proposer.async_drafter
         self._table = table
 
     @property
@@ -39,9 +39,9 @@ class AheadDrafting:
         """Whether a step of these requests can be."""
         if self._drafter is None or self._proposer is None:
             return False
-        return self._proposer.is_ahead(self._table.table_rows(request_ids))
+        return self._proposer.is_async(self._table.table_rows(request_ids))
 
-    def start(self, rows: OpenRows) -> None:
+    def start(self, rows: PendingRows) -> None:
         """Start to draft behind the step that was launched last.
 
         Raises:
@@ -49,7 +49,7 @@ class AheadDrafting:
         """
         assert self._drafter is not None, "nothing drafts ahead"
         max_total = self._table.max_total.take(rows.table_rows)
-        step = OpenStep(
+        step = PendingStep(
             table_rows=rows.table_rows,
             num_computed=rows.num_computed,
             num_new=rows.num_new,
@@ -63,12 +63,12 @@ class AheadDrafting:
         self._drafter.start(step)
 
     def finish(
-        self, request_ids: tuple[RequestId, ...], rows: OpenRows, result: VerifyResult, committed: tuple[I32, I32]
+        self, request_ids: tuple[RequestId, ...], rows: PendingRows, result: VerifyResult, committed: tuple[I32, I32]
     ) -> DraftTokens:
         """Return what was made, once the step's output is committed. Where that fails, nobody drafts for them any more.
 
         Args:
-            committed: see BatchBuilder.commit_open.
+            committed: see BatchBuilder.commit_pending.
         """
         assert self._drafter is not None, "nothing drafts ahead"
         num_committed, max_draft_len = committed

@@ -12,7 +12,7 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.mtp import keep_hidden_
-from fastdeploy_sd.ops.mtp_batch import KeptRows
+from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 from fastdeploy_sd.worker.step.forward import OnHidden
 
 _ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {
@@ -24,7 +24,7 @@ _ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {
 
 def allocate_kept_hidden(
     block_hidden: Sequence[Tensor], block_size: int, max_num_seqs: int, num_drafts: int
-) -> list[KeptRows[Tensor]]:
+) -> list[HiddenStateBuffer[Tensor]]:
     """Return memory per hidden source, for what the rows of full blocks do not hold.
 
     Draft layers compute a block's slots at the latest when the block is full, so a request needs the rows of its newest
@@ -36,10 +36,10 @@ def allocate_kept_hidden(
     """
     num_kept = block_size + num_drafts + 1
     kept = [device().zeros((max_num_seqs * num_kept, rows.shape[1]), _ROW_DTYPES[rows.dtype]) for rows in block_hidden]
-    return [KeptRows(*memory, block_size, num_kept) for memory in zip(block_hidden, kept, strict=True)]
+    return [HiddenStateBuffer(*memory, block_size, num_kept) for memory in zip(block_hidden, kept, strict=True)]
 
 
-def keeping(sources: Sequence[KeptRows[Tensor]]) -> OnHidden | None:
+def keeping(sources: Sequence[HiddenStateBuffer[Tensor]]) -> OnHidden | None:
     """Return what makes a pass keep its hidden rows in every one of these; None = there are none."""
 
     def keep(maps: AttentionInputs, hidden: Tensor) -> None:

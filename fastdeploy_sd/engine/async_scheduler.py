@@ -23,7 +23,7 @@ from fastdeploy_sd.types import I32, MADE_ON_DEVICE, DraftTokens, Rows, Schedule
 from fastdeploy_sd.types.draft_methods import METHODS
 
 
-class AheadScheduler:
+class AsyncScheduler:
     """One rule: a step gives each of its rows that is due its drafts at most and a token, and the next plan needs no
     more.
 
@@ -33,11 +33,11 @@ class AheadScheduler:
     about to get.
 
     Args:
-        drafts_ahead: see engine.executor.Launcher.
+        drafts_async: see engine.executor.Launcher.
     """
 
-    def __init__(self, scheduler: Scheduler, *, drafts_ahead: bool) -> None:
-        self._scheduler, self._pool, self._drafts_ahead = scheduler, scheduler.pool, drafts_ahead
+    def __init__(self, scheduler: Scheduler, *, drafts_async: bool) -> None:
+        self._scheduler, self._pool, self._drafts_async = scheduler, scheduler.pool, drafts_async
 
     def is_open(self, plan: SchedulerOutput) -> bool:
         """Whether there may be a plan behind this one, which was just made, before its result is known."""
@@ -45,7 +45,7 @@ class AheadScheduler:
         rests = pool.speculation.max_draft_tokens == 0 or (
             pool.drafts.skip_draft_steps > 0 and not len(plan.draft.token_ids)
         )
-        return (rests or self._drafts_ahead) and pool.num_text_bound == 0
+        return (rests or self._drafts_async) and pool.num_text_bound == 0
 
     def schedule(self, plan: SchedulerOutput, states: Sequence[RequestState]) -> SchedulerOutput | None:
         """Plan the step behind one that is under way.

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.draft_rows import select_rows
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, PartialMethod, ProposeInput
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, PerRequestMethod, ProposeInput
 from fastdeploy_sd.types import I32, DraftTokens
 
 
-class Overlay:
+class PerRequestDrafts:
     """Asks partial methods, one after the other, for the rows that they serve.
 
     Each is guarded by itself: one that fails on a request leaves it to the others.
@@ -27,7 +27,7 @@ class Overlay:
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
     """
 
-    def __init__(self, methods: Sequence[PartialMethod], max_num_seqs: int) -> None:
+    def __init__(self, methods: Sequence[PerRequestMethod], max_num_seqs: int) -> None:
         self._methods = list(methods)
         self._guards = [DraftGuard(method.proposer, method.source) for method in methods]
         # bool[methods, max_num_seqs]: whose requests were begun, and those of them that are asked for here.

@@ -15,11 +15,11 @@ from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.methods.hybrid import HybridProposer
 from fastdeploy_sd.spec_decode.methods.prediction import PredictionProposer
-from fastdeploy_sd.spec_decode.overlay import Overlay, behind, joined
+from fastdeploy_sd.spec_decode.per_request_drafts import PerRequestDrafts, behind, joined
 from fastdeploy_sd.spec_decode.proposer import (
-    AheadDrafter,
+    AsyncDrafter,
     DraftRequest,
-    DraftsAhead,
+    DraftsAsync,
     ProposeInput,
     Proposer,
     ProposerContext,
@@ -71,15 +71,15 @@ def create_method(name: str, config: SpeculativeConfig, context: ProposerContext
 
 
 def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make what a server needs: nothing that drafts under `naive`, else a router to every method requests may name.
+    """Make what a server needs: nothing that drafts under `naive`, else a dispatcher to every method requests may name.
 
     Raises:
         ConfigError: as `create_method`.
     """
-    return create_method(NAIVE, config, context) if config.method == NAIVE else MethodRouter(config, context)
+    return create_method(NAIVE, config, context) if config.method == NAIVE else MethodDispatcher(config, context)
 
 
-class MethodRouter:
+class MethodDispatcher:
     """Hands every request to its own method, and puts the drafts of all methods together.
 
     A method sees its own requests only, except one that writes KV: it gets all rows of the step, as the model ran them,
@@ -87,7 +87,7 @@ class MethodRouter:
     others when the first request asks for them. Each is guarded by itself: a second try for a row must not repeat what
     another method has done for it.
 
-    What only some requests have, `ProposerContext.partial_methods` and predicted outputs, is drafted first, and the
+    What only some requests have, `ProposerContext.per_request_methods` and predicted outputs, is drafted first, and the
     request's method goes on behind it. A method that chooses is given what is certain as a prefix, which it may
     shorten: it returns whole rows.
 
@@ -100,11 +100,14 @@ class MethodRouter:
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
-        partial = (*context.partial_methods, PredictionProposer(context.max_num_seqs))
-        self._config, self._context = config, replace(context, other_method=self._unguarded, partial_methods=partial)
+        partial = (*context.per_request_methods, PredictionProposer(context.max_num_seqs))
+        self._config, self._context = (
+            config,
+            replace(context, other_method=self._unguarded, per_request_methods=partial),
+        )
         self._names = available_methods(config)
         self._made: dict[int, Proposer] = {}
-        self._overlay = Overlay(partial, context.max_num_seqs)
+        self._per_request = PerRequestDrafts(partial, context.max_num_seqs)
         self._step_stats = context.step_stats
         self._chooses = np.array([METHODS[name].chooses for name in self._names])
         # i8[max_num_seqs], index into _names
@@ -123,9 +126,9 @@ class MethodRouter:
             if name in context.draft_models:  # nothing is recorded once requests run
                 self._method(index)
         self._naive = self._names.index(NAIVE) if NAIVE in self._names else self._configured
-        self._ahead: AheadDrafter | None = None
-        if isinstance(configured, DraftGuard) and isinstance(configured.method, DraftsAhead):
-            self._ahead = configured.method.ahead
+        self._async_drafter: AsyncDrafter | None = None
+        if isinstance(configured, DraftGuard) and isinstance(configured.method, DraftsAsync):
+            self._async_drafter = configured.method.async_drafter
         self._num_lookahead_slots = max(made.num_lookahead_slots for made in self._made.values())
         # The input of a step whose requests all have this method and nothing besides: the same value comes step after
         # step.
@@ -137,13 +140,13 @@ class MethodRouter:
         return self._num_lookahead_slots
 
     @property
-    def ahead(self) -> AheadDrafter | None:
-        """See DraftsAhead: of the configured method, where it alone drafts."""
-        return self._ahead
+    def async_drafter(self) -> AsyncDrafter | None:
+        """See DraftsAsync: of the configured method, where it alone drafts."""
+        return self._async_drafter
 
-    def is_ahead(self, table_rows: I32) -> bool:
-        """See DraftsAhead: nobody drafts but the configured method; for rows that were given up nobody does."""
-        if self._ahead is None or not self._overlay.is_idle:
+    def is_async(self, table_rows: I32) -> bool:
+        """See DraftsAsync: nobody drafts but the configured method; for rows that were given up nobody does."""
+        if self._async_drafter is None or not self._per_request.is_idle:
             return False
         return set(self._method_of_row.take(table_rows).tolist()) <= {self._configured, self._naive, _NO_METHOD}
 
@@ -161,7 +164,7 @@ class MethodRouter:
             groups.setdefault(method, []).append(request)
         for method, group in groups.items():
             self._method(method).begin(group)
-        self._overlay.begin(requests, [self._chooses.item(method) for method in methods])
+        self._per_request.begin(requests, [self._chooses.item(method) for method in methods])
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Let every method draft for its requests, behind what these have besides.
@@ -178,9 +181,9 @@ class MethodRouter:
         if self._naive in present and self._chooses[self._configured]:
             present = self._with_chooser(owners, present)
         is_whole = len(present) == 1 and self._step_stats.num_forbidden == 0
-        if is_whole and self._overlay.is_idle:
+        if is_whole and self._per_request.is_idle:
             self._only = x, self._made[present[0]]
-        head = self._overlay.propose(x)
+        head = self._per_request.propose(x)
         rest = behind(x, head)
         if is_whole:
             tail = self._made[present[0]].propose(rest)
@@ -206,12 +209,12 @@ class MethodRouter:
         present = set(owners.tolist())
         for method in sorted(present - {_NO_METHOD}):
             self._made[method].forget(table_rows if len(present) == 1 else table_rows[owners == method])
-        self._overlay.forget(table_rows)
+        self._per_request.forget(table_rows)
         self._method_of_row[table_rows] = _NO_METHOD
 
     def close(self) -> None:
         """Close every method that was made."""
-        self._overlay.close()
+        self._per_request.close()
         for proposer in self._made.values():
             proposer.close()
 

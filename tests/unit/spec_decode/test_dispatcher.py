@@ -9,6 +9,7 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError, InternalError
+from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher, available_methods, create_proposer
 from fastdeploy_sd.spec_decode.methods.naive import NaiveProposer
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import (
@@ -18,7 +19,6 @@ from fastdeploy_sd.spec_decode.proposer import (
     ProposerContext,
     TargetStep,
 )
-from fastdeploy_sd.spec_decode.router import MethodRouter, available_methods, create_proposer
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens
 from fastdeploy_sd.types.draft_methods import METHODS
 from tests.values import i32, rows_of
@@ -123,7 +123,7 @@ def test_available_methods(config: SpeculativeConfig, methods: tuple[str, ...]) 
 
 def test_a_server_without_speculation_has_no_router() -> None:
     assert type(create_proposer(SpeculativeConfig(), CONTEXT)) is NaiveProposer
-    assert type(create_proposer(SpeculativeConfig(method="ngram"), CONTEXT)) is MethodRouter
+    assert type(create_proposer(SpeculativeConfig(method="ngram"), CONTEXT)) is MethodDispatcher
 
 
 def test_an_unknown_configured_method_is_refused() -> None:

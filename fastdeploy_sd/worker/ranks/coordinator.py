@@ -72,7 +72,7 @@ class OtherRanks(Protocol):
         ...
 
 
-class Lead(Protocol):
+class RankCoordinator(Protocol):
     """What a ModelRunner does besides when it is one of several."""
 
     def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
@@ -91,8 +91,8 @@ class Lead(Protocol):
         ...
 
 
-class Alone:
-    """A Lead without other ranks."""
+class SingleRank:
+    """A RankCoordinator without other ranks."""
 
     def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
         """Nobody is told."""
@@ -105,8 +105,8 @@ class Alone:
         return nullcontext()
 
 
-class GroupLead:
-    """A Lead of other ranks."""
+class GroupCoordinator:
+    """A RankCoordinator of other ranks."""
 
     def __init__(self, others: OtherRanks, collectives: Collectives) -> None:
         self._others, self._collectives = others, collectives
@@ -114,7 +114,7 @@ class GroupLead:
         self._running: _RunningAttempt | None = None
 
     def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
-        """See Lead.take_plan."""
+        """See RankCoordinator.take_plan."""
         if plan.draft.logprobs is not None:
             plan = replace(plan, draft=replace(plan.draft, logprobs=None))
         self._others.post(TakePlan(plan, tuple(refused_ids)))
@@ -124,7 +124,7 @@ class GroupLead:
         self._others.post(command)
 
     def attempt(self, make: MakeAttempt) -> _RunningAttempt:
-        """See Lead.attempt."""
+        """See RankCoordinator.attempt."""
         self._num_attempts += 1
         self._running = _RunningAttempt(self._others, self._collectives, self._num_attempts, make)
         return self._running
@@ -144,7 +144,7 @@ class GroupLead:
 
 
 class _RunningAttempt:
-    """See Lead.attempt."""
+    """See RankCoordinator.attempt."""
 
     def __init__(self, others: OtherRanks, collectives: Collectives, number: int, make: MakeAttempt) -> None:
         self._others, self._collectives = others, collectives
@@ -184,8 +184,8 @@ class _RunningAttempt:
 class _SharedProposer(Proposer):
     """A method that runs a model, on every rank alike; the drafts are this rank's, and the others' the same."""
 
-    def __init__(self, name: str, method: Proposer, lead: GroupLead) -> None:
-        self._name, self._method, self._lead = name, method, lead
+    def __init__(self, name: str, method: Proposer, ranks: GroupCoordinator) -> None:
+        self._name, self._method, self._ranks = name, method, ranks
 
     @property
     def num_lookahead_slots(self) -> int:
@@ -193,7 +193,7 @@ class _SharedProposer(Proposer):
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         # What only this rank drafts from stays here.
-        self._lead.post(BeginDrafts(self._name, tuple(replace(r, prediction_token_ids=EMPTY_I32) for r in requests)))
+        self._ranks.post(BeginDrafts(self._name, tuple(replace(r, prediction_token_ids=EMPTY_I32) for r in requests)))
         self._method.begin(requests)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
@@ -201,11 +201,11 @@ class _SharedProposer(Proposer):
         if x.prefix is not None:  # a row that has one gets nothing behind it
             limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
         least = None if x.probabilities is None else x.probabilities.min_survival
-        with self._lead.attempt(lambda number: DraftRows(number, self._name, x.table_rows, limits, least)):
+        with self._ranks.attempt(lambda number: DraftRows(number, self._name, x.table_rows, limits, least)):
             return self._method.propose(x)
 
     def forget(self, table_rows: I32) -> None:
-        self._lead.post(ForgetDrafts(self._name, table_rows))
+        self._ranks.post(ForgetDrafts(self._name, table_rows))
         self._method.forget(table_rows)
 
     def close(self) -> None:

@@ -23,14 +23,14 @@ from fastdeploy_sd.worker.ranks.commands import (
     TakeOutput,
     TakePlan,
 )
-from fastdeploy_sd.worker.ranks.lead import Collectives
+from fastdeploy_sd.worker.ranks.coordinator import Collectives
 from fastdeploy_sd.worker.step.batch import BatchBuilder
 from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.step.forward import Forward
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 
-class ModelFollower:
+class RankWorker:
     """Keeps the tables that rank 0 keeps, by the same changes in the same order, and runs the same rows.
 
     Args:
@@ -88,7 +88,7 @@ class ModelFollower:
         else:
             self._methods[attempt.method].propose(self._draft_input(attempt))
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait for what was started of an attempt that failed: rank 0 may copy the blocks that it writes to.
 
         Called when the attempt has failed for all, so that nothing of it waits for others any more.

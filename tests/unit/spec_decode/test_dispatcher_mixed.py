@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.spec_decode.dispatcher import create_method, create_proposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.spec_decode.router import create_method, create_proposer
 from fastdeploy_sd.types import DraftSource
 
 CONTEXT = ProposerContext(max_num_seqs=6, max_model_len=300, vocab_size=10)

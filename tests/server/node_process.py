@@ -48,7 +48,7 @@ class Node(Program):
 
     def ranks(self, count: int = 1) -> list[int]:
         """Process ids of its ranks, once there are so many."""
-        return self.wait_for_children("ranks.process", count)
+        return self.wait_for_children("distributed.process", count)
 
 
 def node_options(**options: object) -> dict[str, object]:

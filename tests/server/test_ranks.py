@@ -21,7 +21,7 @@ def ranks_of(server: Program, num_ranks: int = NUM_RANKS) -> list[int]:
     """Process ids of all ranks but the first, which is the engine."""
     [engine] = server.children("engine_process")
     pids = [int(pid) for pid in Path(f"/proc/{engine}/task/{engine}/children").read_text().split()]
-    found = [pid for pid in pids if "ranks.process" in Path(f"/proc/{pid}/cmdline").read_text()]
+    found = [pid for pid in pids if "distributed.process" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(found) == num_ranks - 1
     return found
 

@@ -61,7 +61,7 @@ class Instance:
     def rank(self) -> tuple[int, int]:
         """Return the process id of the other of two ranks, and a descriptor that is readable once it has ended."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        [pid] = [int(pid) for pid in children if "ranks.process" in Path(f"/proc/{pid}/cmdline").read_text()]
+        [pid] = [int(pid) for pid in children if "distributed.process" in Path(f"/proc/{pid}/cmdline").read_text()]
         return pid, os.pidfd_open(pid)
 
     async def wait_until_idle(self) -> None:

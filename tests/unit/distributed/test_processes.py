@@ -43,7 +43,7 @@ def children(pid: int | None = None) -> dict[int, str]:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with contextlib.suppress(OSError):
             found[int(child)] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
-    return {child: line for child, line in found.items() if "ranks.process" in line}
+    return {child: line for child, line in found.items() if "distributed.process" in line}
 
 
 def wait_for_ends(fds: list[int]) -> None:

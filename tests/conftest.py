@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,66 +40,13 @@ def hangup_ends_processes() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# What takes a minute or more: begun last, it would leave the other processes without work.
-LONG = ("tests/ops/test_cuda_build.py", "tests/fuzz/test_soak.py", "tests/clients/", "tests/engine/test_gpu")
-# What `--fast` leaves out: tests that start processes, compile, fuzz or go over a whole matrix, ...
-SLOW = (
-    "tests/benchmarks/test_compare.py",
-    "tests/benchmarks/test_gpu_kernels.py",
-    "tests/benchmarks/test_peers_report.py",
-    "tests/benchmarks/test_peers_run.py",
-    "tests/benchmarks/test_peers_servers.py",
-    "tests/benchmarks/test_speculation.py",
-    "tests/clients/",
-    "tests/conformance/",
-    "tests/e2e/",
-    "tests/engine/",
-    "tests/fuzz/",
-    "tests/models/",
-    "tests/ops/test_arena.py",
-    "tests/ops/test_attention_int8.py",
-    "tests/ops/test_collectives.py::test_sums_are_those_of_the_tree_on_every_rank",
-    "tests/ops/test_cuda",  # all of the emulated GPU
-    "tests/ops/test_operators.py",
-    "tests/ops/test_row_invariance_attention.py",
-    "tests/ops/test_tile_instructions.py",
-    "tests/server/",
-    "tests/splitwise/",
-    "tests/test_architecture.py",  # part of `scripts/dev check`
-    "tests/unit/engine/test_engine_properties.py",
-    "tests/unit/engine/test_step_pipeline.py::test_any_number_of_right_drafts_gives_the_plain_tokens",
-    "tests/unit/engine/test_step_pipeline.py::test_any_schedule_gives_the_plain_tokens",
-    "tests/unit/text/test_hostile_template.py",
-    "tests/unit/text/test_hostile_tokenizer.py",
-    "tests/unit/entrypoints/test_openapi.py::test_a_value_is_taken_exactly_where_the_schema_allows_it",
-    "tests/unit/entrypoints/test_preparer.py",
-    "tests/unit/entrypoints/test_request_bodies.py::test_a_million_wrong_entries_are_one_fault",
-    "tests/unit/text/test_sentencepiece.py::test_damaged_models_are_refused_or_served",
-    "tests/unit/entrypoints/test_step_sizes.py",
-    "tests/unit/entrypoints/test_worker_pool.py",
-    "tests/unit/text/guidance/test_reasoning_grammar.py::test_rolled_back_a_matcher_is_as_if_it_had_not_gone_on",
-    "tests/unit/engine/ipc/test_engine_process.py",
-    "tests/unit/process/test_forked.py",
-    "tests/unit/distributed/",
-    "tests/unit/cluster/redis/",
-    "tests/unit/spec_decode/verification/test_joint_law.py",
-    "tests/unit/spec_decode/test_ngram.py::test_random_steps_follow_the_definition",
-    "tests/unit/spec_decode/test_prediction.py::test_follows_as_the_definition_does",
-    "tests/unit/spec_decode/test_suffix_reference.py",
-    "tests/unit/cli/test_cli.py",
-)
-# ... and what of that stays: logits of every architecture, every method equal to plain decoding, a real server.
-FAST = (
-    "tests/engine/test_exactness.py::test_the_promise_holds_at_every_isa_level",
-    "tests/models/test_golden.py",
-    "tests/models/test_mtp_weights.py",
-    "tests/server/test_api.py::test_many_requests_at_once_get_what_they_get_alone",
-    "tests/server/test_api_e2e.py::test_greedy_completions_are_the_reference",
-)
+# A module that is slow as a whole: `--fast` does not even import it, unless some of its tests are marked fast.
+_SLOW_MODULE = re.compile(r"^pytestmark = .*pytest\.mark\.(slow|long)\b", re.MULTILINE)
+_FAST_TEST = "@pytest.mark.fast\n"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="leave out what takes long, as tests/conftest.py says")
+    parser.addoption("--fast", action="store_true", help="leave out tests marked slow or long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -118,18 +66,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which nothing stays are not even imported."""
-    name = collection_path.relative_to(config.rootpath).as_posix() + ("/" if collection_path.is_dir() else "")
-    stays = any(test.startswith(name) or name.startswith(test) for test in FAST)
-    return True if config.getoption("fast") and name.startswith(SLOW) and not stays else None
+    """Leave out modules without a test of the fast tier: importing them takes seconds."""
+    if not config.getoption("fast") or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if _SLOW_MODULE.search(text) and _FAST_TEST not in text else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long comes first; what `--fast` leaves out is left out.
+    """Begin with what takes long; leave out what `--fast` leaves out.
 
-    Ops are tested fast in one way: on NumPy arrays, at this machine's best instruction-set level.
+    The fast tier runs ops in one way: on NumPy arrays, at this machine's best instruction-set level.
     """
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))  # the order within is as it was
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)  # the order within is as it was
     if not config.getoption("fast"):
         return
     other_ways = {*library.ISA_LEVELS, "paddle"} - {library.isa()}
@@ -138,7 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         callspec = getattr(item, "callspec", None)
         values = () if callspec is None else callspec.params.values()
         in_another_way = any(isinstance(value, str) and value in other_ways for value in values)
-        return in_another_way or (item.nodeid.startswith(SLOW) and not item.nodeid.startswith(FAST))
+        is_marked = any(item.get_closest_marker(name) for name in ("slow", "long"))
+        return in_another_way or (is_marked and not item.get_closest_marker("fast"))
 
     left_out = [item for item in items if is_slow(item)]
     config.hook.pytest_deselected(items=left_out)

@@ -18,6 +18,8 @@ import pytest
 import fastdeploy_sd
 from fastdeploy_sd.types.draft_methods import METHODS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fastdeploy_sd"
 TOP_LEVEL = ("fastdeploy_sd", "custom_ops", "benchmarks", "scripts", "tests", "docs")

@@ -18,6 +18,8 @@ from fastdeploy_sd.errors import InternalError
 from tests.doubles.engines import toy_config, toy_info
 from tests.doubles.toy_executor import ToyExecutor
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--rounds", "1", "--context", "20", "--prompt", "30", "--model", "demo", "--num-threads", "1"]
 

@@ -13,6 +13,8 @@ from benchmarks.gpu_kernels import PEERS, GpuRates, Timer, cost_of, measure_case
 from benchmarks.gpu_peers import AttentionWork, GpuPeer, LinearWork, SamplingWork, Work
 from tests.ops.cuda_device import emulated
 
+pytestmark = pytest.mark.slow
+
 SIZES = GpuSizes(
     vocab_size=300,
     requests=3,

@@ -21,6 +21,8 @@ from benchmarks.peers.counting import (
 from benchmarks.peers.report import tables, write_report
 from benchmarks.peers.results import Case, Group, speed_ratios
 
+pytestmark = pytest.mark.slow
+
 STATE = {"read_gb_per_s": 40.0, "core_latency_ns": 30.0, "matmul_gflops": 200.0, "foreign_cpus": 0.1}
 
 

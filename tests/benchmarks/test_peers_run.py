@@ -23,6 +23,8 @@ from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(batches=(1, 3), steps=4, rows=(1, 5), contexts=(64,), rounds=3, copy_prompts=2, copy_output_len=40)
 Start = Callable[..., Worker]
 

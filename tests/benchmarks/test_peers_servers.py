@@ -15,6 +15,8 @@ from benchmarks.peers.over_http import Server, Texts, measure_http
 from benchmarks.peers.process import PeerError
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(concurrency=(1, 3), http_requests=2, prompt_len=16, output_len=24, server_rounds=2)
 Start = Callable[[str], Server]
 

@@ -27,6 +27,8 @@ from tests.doubles.proposers import OracleProposer
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [np.array([5, 6, 7], np.int32), np.array([9, 9], np.int32)]
 
 

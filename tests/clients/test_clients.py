@@ -18,6 +18,8 @@ from tests.clients import environments
 from tests.clients.programs.conversation import FIRST, MAX_TOKENS, MODEL, OVERFLOWS, SECOND, STOP
 from tests.e2e.server_process import running_server
 
+pytestmark = pytest.mark.long
+
 PROGRAMS = environments.HERE / "programs"
 PROGRAM_TIMEOUT_S = 300
 # Program -> the environment it runs in; "" = the one of the tests, which has another version of the package.

@@ -19,6 +19,8 @@ from tests.clients.programs.guided import EVENT_QUESTION, MAX_TOKENS, WEATHER_QU
 from tests.clients.test_clients import PROGRAMS, python, run
 from tests.e2e.server_process import running_server
 
+pytestmark = pytest.mark.long
+
 # Program, the environment it runs in ("" = that of the tests), and how many calls and objects it reports.
 PYTHON_PROGRAMS = [
     ("openai_tools.py", "", 8),

@@ -7,8 +7,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.clients.environments import HERE, python_with
 from tests.doubles.modelscope_server import running_modelscope
+
+pytestmark = pytest.mark.long
 
 NAME = "some/model"
 CHECKPOINT = {"config.json": b"{}", "model.safetensors": b"a" * 3000, "tokenizer.json": b"{ }"}

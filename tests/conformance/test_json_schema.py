@@ -18,6 +18,8 @@ from fastdeploy_sd.errors import BadRequest
 from tests.fuzz.guided_sampling import GuidedSampler
 from tests.fuzz.json_schemas import fault_of
 
+pytestmark = pytest.mark.slow
+
 SUITE = Path(__file__).parent / "json_schema_suite"
 DRAFTS = {"draft2020-12": jsonschema.Draft202012Validator, "draft7": jsonschema.Draft7Validator}
 NUM_OUTPUTS = 1

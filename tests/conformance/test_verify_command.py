@@ -34,6 +34,8 @@ from tests.models import rewrite
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED, GPU
 
+pytestmark = pytest.mark.slow
+
 WAY = Way("batch of 7", max_num_seqs=7, arrivals_per_step=2)
 WAY_THAT_PREEMPTS = "batch 64, chunks of 16, preemption"
 DRAFTING = SpeculativeConfig(method="ngram", num_speculative_tokens=3)

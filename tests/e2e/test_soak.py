@@ -13,6 +13,8 @@ import pytest
 from tests.e2e.server_process import ServerProcess, running_server
 from tests.e2e.soak_client import Answer, Prompt, Visit, draw_visits, visit, visit_all
 
+pytestmark = pytest.mark.slow
+
 NUM_CLIENTS = 200
 NUM_PROMPTS = 40
 NUM_BLOCKS = 64

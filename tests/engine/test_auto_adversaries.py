@@ -18,6 +18,8 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request
 from fastdeploy_sd.worker.executor import create_executor
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS, NUM_DRAFTS = 400, 16
 # What a draft is taken to cost of a step where nothing was measured, as here.
 COST = 0.1

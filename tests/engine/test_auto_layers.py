@@ -14,6 +14,8 @@ from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Propo
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, Speculation
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 WAYS = [
     Way("prefix cache", max_num_seqs=6, enable_prefix_caching=True, num_passes=2, must_hit=True),
     Way(

@@ -18,6 +18,8 @@ from fastdeploy_sd.worker.autotune.cost_measurement import measure_costs
 from fastdeploy_sd.worker.autotune.monotone_fit import monotone_fit
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Config(
     ModelConfig("demo", max_model_len=512),
     cache=CacheConfig(num_blocks=256),

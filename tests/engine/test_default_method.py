@@ -10,6 +10,8 @@ import pytest
 
 from fastdeploy_sd import LLM, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add(a"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=96, ignore_eos=True, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=96, ignore_eos=True, logprobs=3)

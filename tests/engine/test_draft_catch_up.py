@@ -17,6 +17,8 @@ from fastdeploy_sd.types import I32, DraftTokens, RequestId
 from tests.doubles.proposers import RandomLengthProposer
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 # Request and number of committed tokens -> what the layers drafted.
 Seen = dict[tuple[RequestId, int], list[int]]
 

@@ -29,6 +29,8 @@ from tests.models import golden
 from tests.ops.backends import LEVELS, isa
 from tests.ops.cuda_device import GPU
 
+pytestmark = pytest.mark.slow
+
 DraftHead = Literal["target", "wint8", "wint4"]
 # Where a step's budget, not a request's chunk, cuts the prompts; the number of kernel threads.
 OTHER_WAYS = [
@@ -181,6 +183,7 @@ def test_every_strategy_is_lossless_at_temperature_0(
     assert 0 < cell.num_accepted < cell.num_drafts
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_promise_holds_at_every_isa_level(references: References, level: str) -> None:
     if references.device == "gpu":

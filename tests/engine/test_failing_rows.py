@@ -21,7 +21,7 @@ from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.doubles.engines import Transcript
 from tests.engine.models import References, double
 
-pytestmark = pytest.mark.usefixtures("expects_step_failures")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("expects_step_failures")]
 
 # Chunks, a prefix cache and preemption; prompts and outputs share steps.
 WAY = replace(quick_ways()[1], num_blocks=24, num_requests=None)

@@ -14,6 +14,8 @@ from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.sampling_params import SamplingParams
 from tests.models import golden
 
+pytestmark = pytest.mark.slow
+
 NAME = "llama-tiny"
 VOCAB = 4096
 

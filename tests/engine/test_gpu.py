@@ -36,7 +36,7 @@ from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import GPU, loses_the_device
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
 NUM_DRAFTS = 3
 

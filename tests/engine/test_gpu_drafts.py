@@ -26,7 +26,7 @@ from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import in_order
 from tests.models.mtp_models import make_model
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
 
 @dataclass

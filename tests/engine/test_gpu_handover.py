@@ -24,7 +24,7 @@ from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams
 from tests.engine.gpu_prefill_process import config_of
 from tests.models.mtp_models import make_model
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0

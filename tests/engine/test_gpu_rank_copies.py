@@ -17,7 +17,7 @@ from tests.engine.test_gpu_ranks import on_gpus
 from tests.engine.test_gpu_swap import WAY, again, settle
 from tests.models.mtp_models import make_model
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from tests.ops.cuda_device import EMULATED
 REQUESTS = short_requests()[:4]
 
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from fastdeploy_sd.types import RequestId
 from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, tiny_config
 from tests.models.mtp_models import make_model
 
-pytestmark = pytest.mark.usefixtures("kind")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
 DEADLINE_S = 120.0
 # Room for one request, or two that begin alike: nothing stays in the first level for long.

@@ -44,6 +44,8 @@ from tests.engine.test_swap import WAY as SWAPPING
 from tests.engine.test_swap import check as check_passes
 from tests.engine.test_swap import swapping
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 24
 # Chunks, prefix hits, preemption; budgets that cut prompts.
 CHUNKS, BUDGET = quick_ways()[1], OTHER_WAYS[1]

@@ -14,6 +14,8 @@ from fastdeploy_sd.types import FinishReason
 from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 # Chunks of 16 tokens on the prefill instance, so that pages leave while the prompt is computed.
 PREFILL = Way("prefill", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
 DECODE = Way("decode", max_num_seqs=9, enable_prefix_caching=True)

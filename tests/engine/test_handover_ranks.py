@@ -16,6 +16,8 @@ from tests.engine.handover_pairs import open_pair
 from tests.engine.models import References
 from tests.engine.test_handover import DECODE, PREFILL, method, with_drafts
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 12
 
 

@@ -22,6 +22,8 @@ from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
 from fastdeploy_sd.worker.kv.kv_access import AnyPages
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 WAY = Way("roomy", max_num_seqs=9, enable_prefix_caching=True)
 
 

@@ -17,6 +17,8 @@ from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 WAY = Way("chunks", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
 DEADLINE_S = 120.0
 

@@ -9,6 +9,8 @@ from fastdeploy_sd.cli.verify.runs import engine_config
 from tests.engine.models import References
 from tests.server.node_process import on_nodes, second_node_of
 
+pytestmark = pytest.mark.slow
+
 # Chunks, prefix hits, preemption, everybody in turn.
 WAY = quick_ways()[1]
 NUM_REQUESTS = 16

@@ -13,6 +13,8 @@ from fastdeploy_sd.cli.verify import Reference, open_engine, quick_ways, run_cel
 from fastdeploy_sd.types import Request
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 MAX_PREDICTED = 200  # the references' max_model_len is a little more
 TIGHT, WIDE = quick_ways()[1], quick_ways()[4]
 

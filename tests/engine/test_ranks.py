@@ -23,6 +23,8 @@ from tests.doubles import faulty_rank_workers as faulty_followers
 from tests.engine.models import References
 from tests.engine.test_failing_rows import WAY, check, long_ones, run
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 24
 # Chunks, prefix hits, preemption, everybody in turn.
 WAYS = [quick_ways()[1], quick_ways()[4]]

@@ -15,6 +15,8 @@ from fastdeploy_sd.types import FinishReason, Request
 from tests.doubles.proposers import Continuations
 from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, References, double, double_with_draft_kv
 
+pytestmark = pytest.mark.slow
+
 BLOCK_SIZE = 16
 # The last block reaches past it.
 MAX_MODEL_LEN = 61

@@ -14,6 +14,8 @@ from fastdeploy_sd.cli.verify.runs import open_engine, run
 from fastdeploy_sd.types import Request
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 WAYS = [Way("roomy", max_num_seqs=9), replace(quick_ways()[1], name="tight", num_requests=None, must_hit=False)]
 
 

@@ -15,6 +15,8 @@ from fastdeploy_sd.spec_decode.proposer import ProposerContext
 from tests.models import golden
 from tests.models.mtp_runs import make_engine, make_requests, run
 
+pytestmark = pytest.mark.slow
+
 MODEL = str(golden.ROOT / "qwen3-tiny")
 PROMPT = np.arange(4, 24, dtype=np.int32)
 NUM_TOKENS = 24

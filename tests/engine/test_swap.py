@@ -23,6 +23,8 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import Request, Speculation
 from tests.engine.models import References
 
+pytestmark = pytest.mark.slow
+
 # Room for one long request or two short ones, so that nothing stays in the first level for long.
 WAY = Way("tiny first level", max_num_seqs=3, num_blocks=20, enable_prefix_caching=True, max_num_batched_tokens=64)
 METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed", "auto", "auto-mtp"]

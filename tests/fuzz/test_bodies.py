@@ -10,6 +10,8 @@ from fastdeploy_sd.errors import BadRequest
 from tests.fuzz.bodies import CHAT, BodyMaker, fault_of, run
 from tests.fuzz.harness import server_at
 
+pytestmark = pytest.mark.slow
+
 COUNT = 1000
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fuzz.checkpoints import Worker, run_starts
+
+pytestmark = pytest.mark.slow
 
 COUNT = 60
 

@@ -12,6 +12,8 @@ from tests.fuzz.trial_requests import RequestMaker
 from tests.fuzz.trial_ways import WAYS
 from tests.server.answers import Answer, Choice
 
+pytestmark = pytest.mark.slow
+
 
 def test_other_ways_give_the_bytes_of_plain_decoding() -> None:
     runner = Runner("demo", {}, "python -m tests.fuzz.differential")

@@ -8,6 +8,8 @@ from tests.fuzz.guided_sampling import GuidedSampler, Output
 from tests.fuzz.json_schemas import fault_of, run
 from tests.fuzz.schema_maker import SchemaMaker
 
+pytestmark = pytest.mark.slow
+
 COUNT = 300
 
 

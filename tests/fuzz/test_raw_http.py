@@ -11,6 +11,8 @@ from tests.fuzz.harness import Report, Watch
 from tests.fuzz.raw_http import SERVER_OPTIONS, Exchange, ExchangeMaker, faults_of, fuzz
 from tests.server.toy_process import serving
 
+pytestmark = pytest.mark.slow
+
 _ERROR = b'{"error":{"message":"","type":"","param":null,"code":""}}'
 RIGHT = b"HTTP/1.1 400 X\r\ncontent-length: %d\r\n\r\n" % len(_ERROR) + _ERROR
 

@@ -8,6 +8,8 @@ from tests.fuzz.soak import soak
 from tests.fuzz.soak_load import Load, make_asks
 from tests.server.answers import Answer, Choice
 
+pytestmark = pytest.mark.long
+
 
 def test_nothing_is_lost_while_processes_die_and_hang() -> None:
     run = soak(seed=12, seconds=30, period_s=4)

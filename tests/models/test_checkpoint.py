@@ -17,6 +17,8 @@ from fastdeploy_sd.models.weights.packer import WeightPacker
 from tests.models import golden, rewrite
 from tests.models.harness import SingleSequence
 
+pytestmark = pytest.mark.slow
+
 PROMPT = np.arange(5, 45, dtype=np.int32)
 
 

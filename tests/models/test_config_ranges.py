@@ -17,6 +17,8 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.rope_table import YarnScaling
 from tests.models import golden, rewrite
 
+pytestmark = pytest.mark.slow
+
 HUGE = 10**400
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
          "num_key_value_heads", "max_position_embeddings")  # fmt: skip

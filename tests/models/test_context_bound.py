@@ -6,8 +6,12 @@ import json
 import pathlib
 import shutil
 
+import pytest
+
 from fastdeploy_sd import LLM, SamplingParams
 from tests.models import golden
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_claim_of_two_thousand_million_positions_takes_no_memory(tmp_path: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
@@ -11,6 +12,8 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.text.added_tokens import Segment
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from tests.models.harness import SingleSequence
+
+pytestmark = pytest.mark.slow
 
 PATH = ModelConfig(model=DEMO_MODEL).path
 CODE = "import os\nimport sys\n\n\ndef main():\n    if len(sys.argv) != 2:\n        return 1\n    return 0\n"

@@ -16,6 +16,8 @@ from tests.doubles.early_exit import EARLY_EXIT
 from tests.models.mtp_models import make_model
 from tests.models.mtp_runs import make_engine, make_requests, run
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS, NUM_PROMPTS = 3, 2
 METHOD_NAMES = ("mtp", EARLY_EXIT.name)
 _MTP = METHODS["mtp"]

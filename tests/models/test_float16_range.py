@@ -12,6 +12,8 @@ from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.ops.bf16 import to_bf16, widen
 from fastdeploy_sd.ops.weight_matrix import FloatPart
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = [0.0, -1.0, 65280.0, 65504.0, 65519.996, -65519.996, 65520.0, -65520.0, 65536.0, -7e4, 3e38, np.inf, -np.inf]
 
 

@@ -27,6 +27,8 @@ from tests.engine.gpu import gpu_device
 from tests.models import golden, rewrite
 from tests.ops.cuda_device import EMULATED, emulated
 
+pytestmark = pytest.mark.slow
+
 DESCRIPTION = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 NAME = "qwen3-tiny"
 Array = npt.NDArray[Any]

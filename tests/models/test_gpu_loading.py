@@ -30,6 +30,8 @@ from tests.models import rewrite
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED
 
+pytestmark = pytest.mark.slow
+
 
 def loaded(config: Config) -> LoadedModel:
     choose_device(config)

@@ -32,6 +32,8 @@ from tests.models import golden
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

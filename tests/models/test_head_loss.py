@@ -13,6 +13,8 @@ from fastdeploy_sd.config import DEMO_MODEL, ModelConfig, QuantizationFormats
 from fastdeploy_sd.config.quantization import WeightFormat
 from tests.models.harness import SingleSequence
 
+pytestmark = pytest.mark.slow
+
 PATH = ModelConfig(DEMO_MODEL).path
 TEXT = Path(__file__).parent / "texts" / "ferry.txt"
 CHARS = 2000

@@ -18,6 +18,8 @@ from fastdeploy_sd.worker.kv.kv_pages import KvPages
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from tests.models.test_kv_tensors import CONFIG, FORMATS
 
+pytestmark = pytest.mark.slow
+
 NUM_BLOCKS = 3
 NUM_DRAFT_LAYERS = 2
 

@@ -21,6 +21,8 @@ from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from tests.models import golden
 
+pytestmark = pytest.mark.slow
+
 CONFIG = read_decoder_config(Checkpoint(golden.ROOT / "qwen3-tiny").config)
 LAYERS = LayerKv.of_decoder(CONFIG)
 # Of a draft model: one head of another size with a hidden row, and twice the target's heads without.

@@ -7,6 +7,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import sys
 from fastdeploy_sd import LLM, SamplingParams

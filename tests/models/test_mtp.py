@@ -15,6 +15,8 @@ from tests.models import golden
 from tests.models.mtp_models import LAYOUTS, MtpReference, make_model
 from tests.models.mtp_runs import Event, make_engine, make_requests, run
 
+pytestmark = pytest.mark.slow
+
 CLEAR_MARGIN = 1e-3
 OTHER_LAYOUTS = [("ernie4_5_moe-tiny", "ernie-inside"), ("qwen3-tiny", "numbered-own")]
 # Lengths around the borders of blocks; the first and the last share a prefix of two blocks.

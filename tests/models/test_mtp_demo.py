@@ -18,6 +18,8 @@ from tests.models import rewrite
 from tests.models.mtp_models import MtpParts, MtpReference
 from tests.models.mtp_runs import make_engine, make_requests
 
+pytestmark = pytest.mark.slow
+
 DEMO = ModelConfig(model="demo").path
 TEXT = pathlib.Path(__file__).parent / "texts" / "ferry.txt"
 NUM_STEPS, MAX_TOKENS = 3, 60

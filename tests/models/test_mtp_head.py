@@ -27,6 +27,8 @@ from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.models.mtp_models import MtpReference, make_model
 from tests.models.mtp_runs import Event, make_engine, make_requests, run
 
+pytestmark = pytest.mark.slow
+
 NAME = "qwen3-tiny"
 
 

@@ -21,6 +21,8 @@ from fastdeploy_sd.worker.executor import create_executor
 from tests.models.mtp_models import MtpReference, make_model
 from tests.models.mtp_runs import BLOCK_SIZE, make_engine, make_requests, run
 
+pytestmark = pytest.mark.slow
+
 NAME, NUM_STEPS = "ernie4_5-tiny", 3
 
 

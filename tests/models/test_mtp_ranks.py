@@ -26,6 +26,8 @@ from fastdeploy_sd.worker.loading.model_loading import load_model
 from tests.models.mtp_models import make_model
 from tests.models.ranks import Rank, rank_groups, together
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS, BLOCK_SIZE = 70, 64
 
 Loaded = tuple[DraftModel, DecoderConfig]

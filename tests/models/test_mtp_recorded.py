@@ -15,6 +15,8 @@ from fastdeploy_sd.types import DraftTokens, Request
 from tests.models.mtp_models import make_model
 from tests.models.mtp_runs import make_engine, make_requests, run
 
+pytestmark = pytest.mark.slow
+
 Drafts = list[tuple[list[int], list[int], np.ndarray]]
 
 

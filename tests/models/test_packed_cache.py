@@ -24,6 +24,8 @@ from tests.models.mtp_models import make_model
 from tests.models.packed_weights import SCHEME, damage_byte, load, only_file, warnings_of
 from tests.ops.backends import isa
 
+pytestmark = pytest.mark.slow
+
 
 def test_what_was_kept_is_what_was_packed(folder: pathlib.Path, model: pathlib.Path) -> None:
     want, _ = load(None, model)

@@ -13,6 +13,8 @@ import pytest
 from fastdeploy_sd.models.weights.packed_file import PackedFile, PackedFileError, write_packed_file
 from tests.models.packed_weights import damage_byte, load, only_file, warnings_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("position", "text"),

@@ -19,6 +19,8 @@ from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.weights.packed_cache import packed_matrices
 from tests.models.packed_weights import SCHEME, Loaded, load, only_file, packed_parts
 
+pytestmark = pytest.mark.slow
+
 
 def replace_under_lock(source: str, target: pathlib.Path) -> None:
     """Fail where the lock is free while a file gets its name."""

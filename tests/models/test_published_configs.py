@@ -14,6 +14,8 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from tests.models.published_configs import REFUSED, SERVED
 
+pytestmark = pytest.mark.slow
+
 
 def read(folder: pathlib.Path, values: dict[str, object]) -> DecoderConfig:
     (folder / "config.json").write_text(json.dumps(values))

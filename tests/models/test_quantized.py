@@ -15,6 +15,8 @@ from tests.models import golden
 from tests.models.harness import SingleSequence
 from tests.models.numpy_decoder import NumpyDecoder
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 24
 
 

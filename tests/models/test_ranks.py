@@ -19,6 +19,8 @@ from tests.models.ranks import rank_groups, together
 from tests.models.steps import STEPS, Model, batches, cache_bits
 from tests.ops.backends import isa, threads
 
+pytestmark = pytest.mark.slow
+
 
 class Run(NamedTuple):
     """What steps came to on one rank."""

@@ -23,6 +23,8 @@ from tests.models import golden
 from tests.models.steps import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, STEPS, Model, batches, cache_bits
 from tests.ops.backends import isa, threads
 
+pytestmark = pytest.mark.slow
+
 
 def assert_same(model: Model, steps: Sequence[tuple[list[int], bool]]) -> None:
     for step in batches(steps):

@@ -26,6 +26,8 @@ from tests.models import golden, rewrite
 from tests.models.packed_weights import SCHEME, only_file, warnings_of
 from tests.models.ranks import rank_groups
 
+pytestmark = pytest.mark.slow
+
 NAME, MOE_NAME = "ernie4_5-tiny", "ernie4_5_moe-tiny"
 
 

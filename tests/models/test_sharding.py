@@ -16,6 +16,8 @@ from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slice
 from fastdeploy_sd.types.ranges import SliceRule
 from fastdeploy_sd.types.shard import Shard
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config(golden_dir: Path) -> DecoderConfig:

@@ -20,6 +20,8 @@ from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.models.mtp_models import make_model
 from tests.models.mtp_runs import make_engine, make_requests
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS, MAX_NUM_SEQS = 50, 16384
 # A column with a value per request takes 64 KiB; what a step of four requests needs besides is far less.
 ALLOWED_BYTES = 48 << 10

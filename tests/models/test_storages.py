@@ -24,6 +24,8 @@ from tests.models import rewrite
 from tests.models.harness import SingleSequence
 from tests.models.test_sharded_loading import Loaded
 
+pytestmark = pytest.mark.slow
+
 NAME = "qwen3_moe-tiny"
 DESCRIPTION = {"quant_method": "int8_rows"}
 

@@ -16,6 +16,8 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.types.ranges import WHOLE
 
+pytestmark = pytest.mark.slow
+
 FORMATS: tuple[Quantization | None, ...] = (None, "wint8", "wint4", QuantizationFormats("wint4", "none", "wint4"))
 
 

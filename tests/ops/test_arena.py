@@ -9,6 +9,8 @@ import pytest
 
 from fastdeploy_sd.device.program.arena import ALIGNMENT, Lifetime, place
 
+pytestmark = pytest.mark.slow
+
 
 def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]

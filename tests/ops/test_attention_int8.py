@@ -20,6 +20,8 @@ from tests.ops.cases.attention_int8 import CASCADE_APPEND_ATTENTION_INT8, blunt,
 from tests.ops.cases.rope import random_norm
 from tests.ops.chunks import chunk, run_chunks
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 700
 GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (16, 1, 16, 32)]
 DTYPES = [np.float32, np.uint16]

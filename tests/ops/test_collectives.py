@@ -47,6 +47,7 @@ def gathered(parts: Sequence[Any], ends: Sequence[Communicator], columns: int, u
     return on_threads(len(ends), lambda rank: ops.all_gather(parts[rank], ends[rank], columns, unit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("num_bytes", [SMALL_SEGMENT, 1 << 21])
 def test_sums_are_those_of_the_tree_on_every_rank(size: int, num_bytes: int) -> None:

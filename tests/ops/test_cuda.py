@@ -19,6 +19,8 @@ from tests.ops.cuda_device import OpRunner, emulated
 from tests.ops.sampling_arrays import build_sampling_arrays
 from tests.ops.test_ops import BY_ROW, OPS, assert_same, bits
 
+pytestmark = pytest.mark.slow
+
 ON_CUDA = [name for name, op in OPS.items() if emulated().has(name.split()[0])]
 
 

@@ -20,6 +20,8 @@ from tests.ops.cases.trees import as_chain, path_of, random_tree
 from tests.ops.cuda_device import OpRunner, emulated
 from tests.ops.test_ops import OPS
 
+pytestmark = pytest.mark.slow
+
 # Type of activations and of the cache.
 CACHES = ["bf16", "float32", "float16", "int8", "float8", "int8 beside float16"]
 

@@ -21,6 +21,8 @@ from tests.ops.cuda_device import OpRunner, emulated
 from tests.ops.cuda_layouts import LAYOUTS
 from tests.ops.test_cuda_attention import CACHES, dtype_of, over
 
+pytestmark = pytest.mark.slow
+
 # Tokens in the cache before, and new ones. Requests 0 to 4 share up to a border of a partition, 5 and 6 up to behind
 # one, 7 and 8 up to before one; 9 and 10 have more rows than may share, 11 is alone.
 REQUESTS = [(512, 1), (600, 8), (515, 3), (512, 2), (700, 1), (300, 5), (257, 1)]

@@ -20,6 +20,8 @@ from tests.ops.cuda_device import emulated
 from tests.ops.test_cuda_blocks import Cache
 from tests.unit.worker.test_block_copier import BLOCK_SIZE, DEADLINE_S, Setup, content
 
+pytestmark = pytest.mark.slow
+
 
 class DeviceSetup(Setup):
     """A copier over a cache, whose copies to the host the GPU makes when a test lets it, or what follows them does."""

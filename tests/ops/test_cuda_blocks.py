@@ -18,6 +18,8 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device_tensor import DeviceTensor
 from tests.ops.cuda_device import emulated
 
+pytestmark = pytest.mark.slow
+
 NUM_BLOCKS = 7
 Layers = list[list[npt.NDArray[Any]]]
 

@@ -16,6 +16,8 @@ from fastdeploy_sd.device.program.operator_source import operator_source
 from fastdeploy_sd.ops.operators import declared_ops
 from tests.ops.cuda_device import gpu_refusal
 
+pytestmark = pytest.mark.long
+
 # Static shared memory that every block may have.
 MAX_SHARED_BYTES = 48 * 1024
 MAX_REGISTERS = 255

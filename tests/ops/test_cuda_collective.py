@@ -22,6 +22,8 @@ from tests.ops.gpu_rank_process import columns_of
 from tests.ops.rank_process import digest, values
 from tests.ops.ranks import TIMEOUT_S, RankProcess, rank_processes
 
+pytestmark = pytest.mark.slow
+
 # More than an exchange carries, less, one element, and none.
 SHAPES = [(75, 270), (3, 17), (1, 1), (0, 8)]
 

@@ -13,6 +13,8 @@ import pytest
 from custom_ops import cuda_build
 from tests.ops.cuda_device import emulated
 
+pytestmark = pytest.mark.slow
+
 MAP_FIXED_NOREPLACE = 0x100000  # of mmap: Python has no name for it
 RunFault = Callable[[str], str | None]
 FAULTS = {

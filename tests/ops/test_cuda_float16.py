@@ -19,6 +19,8 @@ from tests.ops.cuda_device import GPU, OpRunner, emulated, runner
 from tests.ops.test_cuda import TOO_LARGE
 from tests.ops.test_ops import BY_ROW, OPS, assert_same, bits
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     "cast", "rms_norm", "concat_rms_norm", "swiglu", "linear", "moe_ffn", "all_reduce", "all_gather",
     "rope_store_kv", "rope_store_kv to int8", "cascade_append_attention", "cascade_append_attention over int8",

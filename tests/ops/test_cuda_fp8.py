@@ -17,6 +17,8 @@ from tests.ops.cases import moe as moe_cases
 from tests.ops.cuda_device import GPU, OpRunner, emulated, runner
 from tests.ops.test_ops import assert_same, bits
 
+pytestmark = pytest.mark.slow
+
 # Of an operator's inputs, those that are cases of this format.
 OPS = {
     "linear": (linear_cases.LINEAR, linear_cases.inputs(["fp8"])),

@@ -20,6 +20,8 @@ from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.types import F32
 
+pytestmark = pytest.mark.slow
+
 WIDTH, MAX_TOKENS, MAX_ROWS, VOCAB = 32, 21, 9, 13
 TABLE = np.random.default_rng(0).standard_normal((VOCAB, WIDTH)).astype(np.float32)
 PADDING: dict[str, int | Literal["last"]] = {"input_ids": 0, "indices": 0, "slots": -1, "offsets": "last"}

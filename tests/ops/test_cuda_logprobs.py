@@ -10,6 +10,8 @@ from fastdeploy_sd.ops.logprob_rows import LogprobRows
 from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
 
+pytestmark = pytest.mark.slow
+
 ROWS, VOCAB = 9, 3001
 
 

@@ -13,6 +13,8 @@ from tests.ops.cases.case import OpCases, arrays
 from tests.ops.cases.mtp import MTP_POSTPROCESS, MTP_PREPROCESS
 from tests.ops.cuda_device import emulated
 
+pytestmark = pytest.mark.slow
+
 MORE = 3
 
 

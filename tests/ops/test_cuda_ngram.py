@@ -12,6 +12,8 @@ from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cuda_device import emulated
 
+pytestmark = pytest.mark.slow
+
 TABLE_ROWS, COLUMNS = 12, 4500
 
 

@@ -19,6 +19,8 @@ from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cuda_device import emulated, loses_the_device
 from tests.ops.test_packing import special_weights, weights
 
+pytestmark = pytest.mark.slow
+
 FORMATS = (*LINEAR_FORMATS, *GPU_FORMATS)
 
 

@@ -18,6 +18,8 @@ from fastdeploy_sd.worker.kv.kv_access import open_mover
 from fastdeploy_sd.worker.kv.kv_memory import DraftLayerKv, RankKv
 from tests.ops.cuda_device import emulated
 
+pytestmark = pytest.mark.slow
+
 NUM_BLOCKS = 6
 
 

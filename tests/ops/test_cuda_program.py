@@ -25,6 +25,8 @@ from fastdeploy_sd.ops.sampling import TOKEN_LOGPROBS
 from fastdeploy_sd.types import F32, I32
 from tests.ops.cuda_device import gpu_refusal, loses_the_device
 
+pytestmark = pytest.mark.slow
+
 WIDTH, MAX_TOKENS, MAX_ROWS = 32, 20, 7
 WEIGHT = np.linspace(0.5, 2.0, WIDTH, dtype=np.float32)
 

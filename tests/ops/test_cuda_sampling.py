@@ -12,6 +12,8 @@ from fastdeploy_sd.ops.reference import sampling as reference
 from tests.ops.cuda_device import emulated
 from tests.ops.sampling_arrays import build_sampling_arrays
 
+pytestmark = pytest.mark.slow
+
 # Five chunks of 4096 tokens, the last one not whole.
 VOCAB, ROWS = 17000, 4
 

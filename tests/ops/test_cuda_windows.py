@@ -10,6 +10,8 @@ import pytest
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.sharing import handle_of, open_verified, take_shareable
 
+pytestmark = pytest.mark.slow
+
 _NUM_BYTES = 2 << 20
 # Shares so much, says how, and waits.
 _SHARES = f"""

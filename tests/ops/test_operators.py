@@ -18,6 +18,8 @@ from fastdeploy_sd.device.program.operator_source import operator_source
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.operators import declared_ops
 
+pytestmark = pytest.mark.slow
+
 SOURCE = '#include "paddle_binding.h"\n'
 PADDLE = operator_files.PaddleInstall(pathlib.Path("paddle"), "3.1.0", "abc")
 

@@ -17,6 +17,8 @@ from tests.ops.backends import LEVELS, isa, threads
 from tests.ops.cases.attention import Geometry, batch, own_blocks, select, shared_batches
 from tests.ops.chunks import chunk, run_chunks
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 1100
 # query heads, KV heads, head size, block size: groups of 1, 2, 5 and 16; two sizes at most on the slow scalar level.
 GEOMETRIES = [(2, 1, 32, 16), (5, 1, 48, 64), (3, 3, 16, 48), (16, 1, 16, 32)]

@@ -13,6 +13,8 @@ from custom_ops.build import BuildError, find_compiler
 from fastdeploy_sd.device import library
 from tests.ops.backends import LEVELS
 
+pytestmark = pytest.mark.slow
+
 TRAPS = Path(__file__).with_name("tile_traps.cc")
 
 

@@ -27,6 +27,8 @@ from tests.server.toy_server import (
     toy_tokens,
 )
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 PROMPT: dict[str, Any] = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
@@ -334,6 +336,7 @@ async def test_a_reader_that_dawdles_does_not_delay_others(served: Served) -> No
     assert len({a["choices"][0]["text"] for a in answers}) == 1
 
 
+@pytest.mark.fast
 async def test_many_requests_at_once_get_what_they_get_alone(served: Served) -> None:
     prompts = [[5 + i, 6, 7] for i in range(12)]
     asks = [{"prompt": p, "max_tokens": 6, "temperature": 0, "return_token_ids": True} for p in prompts]

@@ -23,6 +23,8 @@ import pytest
 from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 from tests.models.golden import NAMES, cases
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 START_S = 300
 STOP_S = 60
@@ -107,6 +109,7 @@ def test_other_architectures_give_the_reference_tokens(name: str) -> None:
         assert running.stop() == 0
 
 
+@pytest.mark.fast
 def test_greedy_completions_are_the_reference(server: RunningServer) -> None:
     verify_reference(server, "qwen3-tiny")
 

@@ -15,6 +15,8 @@ from fastdeploy_sd.errors import InternalError, Unavailable
 from tests.doubles.toy_executor import ToyExecutor
 from tests.server.toy_server import DEADLINE_S, INFO, MODEL, Served, read_events, serve, server_config
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 PROMPT: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}

@@ -11,6 +11,8 @@ import pytest
 from tests.e2e.server_process import ServerProcess, running_server
 from tests.server.attacks import Attack, large_attacks, run_attack, small_attacks
 
+pytestmark = pytest.mark.slow
+
 WARM_UP_S = 120
 LARGE_BYTES = 4 << 20
 MAX_GROWTH = 10  # times the body

@@ -11,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server_process import running_server
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 120.0
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add(a"
 

@@ -16,6 +16,8 @@ from fastdeploy_sd.errors import ConfigError
 from tests.server.test_api_errors import COMPLETION, PROMPT, error_of
 from tests.server.toy_server import DEADLINE_S, MODEL, Served, serve, server_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def served() -> Any:

@@ -18,6 +18,8 @@ import pytest
 
 from tests.server.toy_process import WAIT_S, Server, serving
 
+pytestmark = pytest.mark.slow
+
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 BODY = json.dumps({"prompt": [5, 6], "max_tokens": 2, "temperature": 0}).encode()
 ENDLESS = json.dumps({"prompt": [5, 6], "max_tokens": 4000, "temperature": 0}).encode()

@@ -20,6 +20,8 @@ from tests.doubles.ports import free_port, free_ports
 from tests.doubles.redis_server import running_redis
 from tests.server.node_process import IPS, SECRET
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "deploy"
 TIMEOUT_S = 120
 

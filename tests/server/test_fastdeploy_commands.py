@@ -22,6 +22,8 @@ from tests.doubles.redis_server import running_redis
 from tests.e2e.server_process import ServerProcess, running_server
 from tests.server.redis_deployment import until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 YAML = ROOT / "benchmarks" / "yaml"
 TIMEOUT_S = 120.0

@@ -20,6 +20,8 @@ from tests.server.split_deployment import ModelServer
 from tests.server.test_ranks import ranks_of
 from tests.server.toy_process import WAIT_S, Stream, complete, error_of
 
+pytestmark = pytest.mark.slow
+
 LOSING = f"{create_losing_gpu.__module__}:{create_losing_gpu.__name__}"
 NUM_TOKENS = 400
 

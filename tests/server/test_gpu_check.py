@@ -23,6 +23,8 @@ from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 from scripts import gpu_aims, gpu_check, served_answers, step_costs
 from tests.models import golden
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 120
 # Starts a process that has its output, and waits for it.
 HANGS = """

@@ -17,6 +17,8 @@ import pytest
 
 from tests.server.toy_process import WAIT_S, Stream, complete, error_of, is_complete, serving
 
+pytestmark = pytest.mark.slow
+
 
 def _wait_ended(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):

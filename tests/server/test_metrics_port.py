@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.server_process import running_server
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 120.0
 
 

@@ -11,6 +11,8 @@ from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from tests.doubles.hub_server import COMMIT, running_hub
 from tests.e2e.server_process import running_server
 
+pytestmark = pytest.mark.slow
+
 NAME = "some/demo"
 WEIGHTS = "model.safetensors"
 CUT = 15 << 20  # behind the first 10 MiB, which are written at once

@@ -15,6 +15,8 @@ import pytest
 from tests.server.node_process import IPS, SECRET, first_node, node_options, second_node, stop
 from tests.server.toy_process import WAIT_S, Server, Stream, complete, error_of, is_complete
 
+pytestmark = pytest.mark.slow
+
 # {"rank": 0}
 PICKLED = b"\x80\x04\x95\x0d\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x04rank\x94K\x00s."
 

@@ -10,6 +10,8 @@ import pytest
 from fastdeploy_sd.config import ServerConfig
 from tests.server.toy_server import MODEL, TOKENIZER, serve, server_config, text_of, toy_tokens
 
+pytestmark = pytest.mark.slow
+
 MESSAGES: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 CHAT_PROMPT = TOKENIZER.encode(
     "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n",

@@ -12,6 +12,8 @@ from tests.e2e.server_process import ServerProcess, running_server
 from tests.server.test_api import CHAT, post
 from tests.server.toy_server import serve
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 120.0
 CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n"
 ASK: Any = {

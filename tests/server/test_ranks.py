@@ -14,6 +14,8 @@ import pytest
 
 from tests.server.toy_process import WAIT_S, Program, Server, Stream, complete, error_of, is_complete, serving
 
+pytestmark = pytest.mark.slow
+
 NUM_RANKS = 4
 
 

@@ -15,6 +15,8 @@ import fastdeploy_sd
 from fastdeploy_sd import LLM, SamplingParams
 from tests.server.test_api_e2e import RunningServer
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(fastdeploy_sd.__file__).parent / "demo_model"
 OPENING, CLOSING = 3, 0  # tokens that the demo model has no other use for
 PROMPT = {"messages": [{"role": "user", "content": "Once upon a time, in a land far away, there was a king."}]}

@@ -26,6 +26,8 @@ from tests.server.redis_deployment import (
 )
 from tests.server.toy_process import complete
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_server_starts_without_redis_and_shares_when_it_comes(
     deployment: Deployment, redis: RedisServer, want: str

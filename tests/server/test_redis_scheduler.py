@@ -29,6 +29,8 @@ from tests.server.redis_deployment import (
 )
 from tests.server.toy_process import complete
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 2 * EXPIRE_MS / 1000
 
 

@@ -15,6 +15,8 @@ from tests.doubles.redis_server import PASSWORD, running_redis
 from tests.e2e.server_process import ServerProcess, running_server
 from tests.server.redis_deployment import until
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 120.0
 ALONE = ("--model", "demo", "--num-threads", "1")
 PROMPT = "def add(a, b):\n    return a + b\n" * 12

@@ -16,6 +16,8 @@ from fastdeploy_sd.text.chat_template import Message
 from tests.server.test_openai_client import CHAT_PROMPT
 from tests.server.toy_server import MODEL, TOKENIZER, Served, serve, text_of, toy_tokens
 
+pytestmark = pytest.mark.slow
+
 ASK: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 8}
 BRIEF: dict[str, Any] = {"instructions": "be brief", "input": "hello"}
 EVENTS = ["created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"]

@@ -18,6 +18,8 @@ from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.types import KvSource
 from tests.server.toy_server import MODEL, Served, serve, server_config, text_of, toy_tokens
 
+pytestmark = pytest.mark.slow
+
 KEY, INSTANCE = b"r" * 32, "this one"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USAGE = {"stream_options": {"include_usage": True}}

@@ -32,6 +32,8 @@ from tests.server.router_process import (
 )
 from tests.server.toy_process import WAIT_S, Server
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hi there"}]
 LONG = 150  # tokens: 1.5 s of a slow toy, and more

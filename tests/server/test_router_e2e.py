@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.doubles.ports import free_port
 from tests.server.router_process import Router, kill, wait_until
 from tests.server.split_deployment import START_S, ModelServer
+
+pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 300.0
 NUM_TOKENS = 600

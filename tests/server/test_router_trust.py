@@ -20,6 +20,8 @@ from tests.server.router_process import Fleet, Router, kill, wait_until
 from tests.server.toy_process import WAIT_S, complete
 from tests.unit.cluster.router.registrations import SAID
 
+pytestmark = pytest.mark.slow
+
 NONSENSE = [b"", b"\x80\x04N.", b"\xff" * 1000, b"{}", b"\xc1", b"\x91" * 10_000, b"x" * 70_000]
 
 

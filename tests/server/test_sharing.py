@@ -9,6 +9,8 @@ import pytest
 from fastdeploy_sd.config import ServerConfig
 from tests.server.toy_server import serve, server_config
 
+pytestmark = pytest.mark.slow
+
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 1}
 
 

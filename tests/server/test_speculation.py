@@ -17,6 +17,8 @@ from tests.doubles.toy_executor import ToyExecutor
 from tests.server.test_api import CHAT, COMPLETION, post, post_stream
 from tests.server.toy_server import INFO, MODEL, TOKENIZER, Served, serve, server_config, toy_tokens
 
+pytestmark = pytest.mark.slow
+
 K = 3
 SPECULATION = SpeculationInfo("mtp", ("naive", "ngram", "mtp"), K, has_draft_logprobs=True)
 PROMPT = [5, 6, 7]

@@ -38,6 +38,8 @@ from tests.server.split_deployment import (
     suspend,
 )
 
+pytestmark = pytest.mark.slow
+
 COMPLETIONS = "/v1/completions"
 PROMPT_TOKENS = 400  # in steps of 32
 OPTIONS: dict[str, Any] = {

@@ -15,6 +15,8 @@ import pytest
 
 from tests.server.toy_process import WAIT_S, Server, Stream, complete, error_of, is_complete, serving
 
+pytestmark = pytest.mark.slow
+
 
 def engine_of(server: Server) -> int:
     (pid,) = server.children("engine_process")

@@ -17,6 +17,8 @@ from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.errors import BadRequest
 from tests.server.test_api_e2e import GOLDEN, RunningServer
 
+pytestmark = pytest.mark.slow
+
 NAME = "qwen3-tiny"
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server_process import ServerProcess, running_server
+
+pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 120
 PROMPT = "def first(items):\n    return items[0]\n\n\n" * 40

@@ -12,6 +12,8 @@ import pytest
 from fastdeploy_sd import LLM, SamplingParams
 from tests.server.test_api_e2e import RunningServer
 
+pytestmark = pytest.mark.slow
+
 MODEL = "demo"
 PARAMETERS: dict[str, Any] = {
     "type": "object",

@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 120
 MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 3, "enable_draft_logprob": True})
 SMALL = ["--model", "demo", "--port", "0", "--num-gpu-blocks-override", "64"]

@@ -28,6 +28,8 @@ from tests.splitwise.instances import (
 )
 from tests.splitwise.raw_peers import MAX_FRAME_BYTES, RawDecode, RawPrefill
 
+pytestmark = pytest.mark.slow
+
 PICKLE = b"\x80\x04\x95\x12\0\0\0\0\0\0\0}\x94\x8c\x08transfer\x94K\x01s."
 GARBAGE: dict[str, bytes] = {
     "nothing": b"",

@@ -19,6 +19,8 @@ from fastdeploy_sd.disaggregation.transports.transport import TransportError
 from fastdeploy_sd.errors import DeviceLost
 from tests.splitwise.instances import PrefillEngine, connectors, request, source_of, wait_for
 
+pytestmark = pytest.mark.slow
+
 NUM_SLOTS, SLOT_BYTES = 4, 64
 
 

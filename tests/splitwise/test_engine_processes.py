@@ -26,6 +26,8 @@ from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.types import KvSource, Request, RequestId
 from fastdeploy_sd.wire.channel import private_address
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 120.0
 WAY = Way("processes", max_num_seqs=9, long_prefill_token_threshold=32, enable_prefix_caching=True, num_threads=1)
 SECRET = "a secret of at least 16 characters"

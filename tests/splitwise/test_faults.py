@@ -40,6 +40,8 @@ from tests.splitwise.instances import (
 )
 from tests.splitwise.instances import PROTOCOLS as BUILT_IN
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_MOONCAKE = pytest.mark.skipif(not has_mooncake(), reason="needs the extra [rdma] and libibverbs")
 PROTOCOLS = (*BUILT_IN, pytest.param("rdma", marks=NEEDS_MOONCAKE))

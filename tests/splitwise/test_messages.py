@@ -12,6 +12,8 @@ from fastdeploy_sd.disaggregation.transfer import messages as m
 from fastdeploy_sd.wire.codec import ProtocolError
 from tests.splitwise.instances import describe, request
 
+pytestmark = pytest.mark.slow
+
 ORDER = m.Fetch("ab" * 16, request(3, 4), 1, 3, 2.5)
 FROM_DECODE: tuple[m.FromDecode, ...] = (
     m.Hello("d0", describe(), ("ipc", "tcp")),

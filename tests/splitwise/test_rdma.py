@@ -26,6 +26,8 @@ from tests.splitwise.instances import (
     source_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(not has_mooncake(), reason="needs the extra [rdma] and libibverbs")
 def test_pages_arrive() -> None:

@@ -33,6 +33,8 @@ from tests.splitwise.instances import (
     source_of,
 )
 
+pytestmark = pytest.mark.slow
+
 WAYS = {protocol: WayStats() for protocol in ("ipc", "tcp", "rdma", "cuda")}
 
 

@@ -22,6 +22,8 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.roofline import Roofline
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Peer:

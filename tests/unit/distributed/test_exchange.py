@@ -16,6 +16,8 @@ from fastdeploy_sd.distributed.exchange import ExchangeError, FirstExchange, Oth
 from fastdeploy_sd.wire.sockets import CurveKeys
 from tests.doubles.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 KEYS = CurveKeys.of(b"s" * 32, b"c" * 32)

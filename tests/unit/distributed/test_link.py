@@ -10,6 +10,8 @@ import pytest
 
 from fastdeploy_sd.distributed.link import Link, LinkClosedError
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 120.0
 
 

@@ -19,6 +19,8 @@ from fastdeploy_sd.worker.ranks import commands as c
 from tests.doubles.engines import toy_request
 from tests.values import i32
 
+pytestmark = pytest.mark.slow
+
 
 def plan(logprobs: LogprobArrays | None = None) -> SchedulerOutput:
     sampling = SamplingParams(temperature=0.5, logit_bias={3: -1.5}, stop_token_ids=(9,))

@@ -25,6 +25,8 @@ from fastdeploy_sd.distributed.node_messages import (
 )
 from fastdeploy_sd.wire.codec import ProtocolError
 
+pytestmark = pytest.mark.slow
+
 OF_FIRST: list[FromFirst] = [
     Refused("why"), Start("group"), Alive(), Kill((2, 3)), Disconnect(""), LinkBytes(3, bytes(range(256))),
     LinkBytes(1, b""),

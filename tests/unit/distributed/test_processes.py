@@ -27,6 +27,8 @@ from tests.doubles.engines import run_to_end, toy_config, toy_request
 from tests.doubles.toy_model import ToyModel
 from tests.doubles.toy_ranks import COMPUTE_S, INFO, ToyFirst, create_first
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 120.0
 _DOUBLES = "tests.doubles.toy_ranks"
 

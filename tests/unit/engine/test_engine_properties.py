@@ -27,6 +27,8 @@ from tests.doubles.toy_logprobs import toy_logprob
 from tests.doubles.toy_model import ToyModel
 from tests.doubles.toy_store import ToyStore
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 97
 PROPOSERS = ("none", "oracle", "wrong", "random")
 

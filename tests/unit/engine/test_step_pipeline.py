@@ -19,6 +19,7 @@ from tests.doubles.toy_launcher import ToyLauncher
 from tests.unit.engine.test_engine_properties import build_scenario, check_outcome, drive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connector_rate", [0.0, 0.5])
 def test_any_schedule_gives_the_plain_tokens(connector_rate: float) -> None:
     """Also with KV from elsewhere, which is written when it comes, and not in the order of the steps."""
@@ -45,6 +46,7 @@ def test_any_schedule_gives_the_plain_tokens(connector_rate: float) -> None:
     assert min(seen.values()) >= 5, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposer", ["oracle", "random"])
 def test_any_number_of_right_drafts_gives_the_plain_tokens(proposer: str) -> None:
     """How many there are is known when the next step is under way."""

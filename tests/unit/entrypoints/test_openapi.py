@@ -93,6 +93,7 @@ def test_the_document_names_the_routes_and_only_known_schemas() -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
+@pytest.mark.slow
 def test_a_value_is_taken_exactly_where_the_schema_allows_it() -> None:
     num_taken = 0
     for path, validator, _ in validators():

@@ -37,6 +37,8 @@ from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.wire.packing import pack
 from tests.unit.text.vocabularies import GOLDEN
 
+pytestmark = pytest.mark.slow
+
 INFO = ModelInfo("m", vocab_size=4096, max_model_len=4096, eos_token_ids=(2,), block_size=16, num_blocks=512)
 CONFIG = Config(model=ModelConfig(model=str(GOLDEN)))
 SMALL = json.dumps({"prompt": "hello world", "seed": 5, "bad_words": ["foo"], "echo": True}).encode()

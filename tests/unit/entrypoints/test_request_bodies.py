@@ -319,6 +319,7 @@ def test_an_empty_name_is_shown() -> None:
     assert refusal(CompletionBody, stream).message == 'stream_options."": unknown field'
 
 
+@pytest.mark.slow
 def test_a_million_wrong_entries_are_one_fault() -> None:
     assert (
         refusal(ChatCompletionBody, {"messages": [1] * 1_000_000}).message == "messages[0]: expected an object, got 1"

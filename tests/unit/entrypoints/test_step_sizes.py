@@ -15,6 +15,8 @@ from fastdeploy_sd.types import FinishReason, SpeculationInfo
 from tests.unit.entrypoints.scripted_app import CHAT, COMPLETION, EOS, METRICS, Script, ScriptedApp
 from tests.unit.text.vocabularies import golden_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TEXT = "def f(x):\n    return x\n\ndef g(y):\n    return \u20ac\U0001f680 y"
 TOKENS = golden_tokenizer().encode(TEXT, add_special_tokens=False)
 APP = ScriptedApp()

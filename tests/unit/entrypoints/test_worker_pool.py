@@ -16,6 +16,8 @@ from fastdeploy_sd.entrypoints import worker_pool
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.process.child import ChildProcess, end_with_parent, read_start
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 120.0
 MODULE = "tests.unit.entrypoints.test_worker_pool"
 

@@ -14,6 +14,8 @@ import pytest
 from fastdeploy_sd.process.fork_worker import WorkerLimits
 from fastdeploy_sd.process.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
 
+pytestmark = pytest.mark.slow
+
 LIMITS = WorkerLimits(nice=3, memory_bytes=64 << 20, cpu_s=1)
 DEADLINE_S = 120.0
 

@@ -97,6 +97,7 @@ def test_drafts_are_limited_by_what_agreed() -> None:
 # ---- against the definition -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("alphabet", "sizes"), [(2, range(1, 4)), (3, range(2, 6)), (7, range(2, 4)), (3, range(4, 9))]

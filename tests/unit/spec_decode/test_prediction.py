@@ -85,6 +85,7 @@ def edited(rng: random.Random, text: Sequence[int], rate: float, num_tokens: int
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [3, 12, 1000])
 def test_follows_as_the_definition_does(num_tokens: int) -> None:
     rng = random.Random(num_tokens)

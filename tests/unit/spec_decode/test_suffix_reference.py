@@ -13,6 +13,8 @@ from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.suffix_reference import Output, Reference
 
+pytestmark = pytest.mark.slow
+
 NUM_SLOTS = 3
 MAX_LEN = 60
 NUM_STEPS = 100

@@ -14,6 +14,8 @@ from fastdeploy_sd.text.chat_template import MAX_CHARS, ChatTemplate, Message
 from fastdeploy_sd.text.template_environment import Sandbox
 from fastdeploy_sd.text.template_process import TemplateProcess
 
+pytestmark = pytest.mark.slow
+
 HELLO = [Message("user", "hello<pad>")]
 # Each takes gigabytes or ages when it is computed.
 HUGE = [

@@ -17,6 +17,8 @@ from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.text.prompt import PromptEncoder
 from tests.unit.text.vocabularies import GOLDEN
 
+pytestmark = pytest.mark.slow
+
 SPEC: dict[str, Any] = json.loads((GOLDEN / "tokenizer.json").read_text())
 MODEL = SPEC["model"]
 VOCAB = MODEL["vocab"]

@@ -162,6 +162,7 @@ def test_no_text_has_fewer_tokens_than_the_bound_allows(tmp_path: Path) -> None:
     assert all(len(t) <= bound * len(BARE.encode(t, add_special_tokens=False)) for t in seeded_texts(2000))
 
 
+@pytest.mark.slow
 def test_damaged_models_are_refused_or_served(tmp_path: Path) -> None:
     """Nothing but a CheckpointError comes of any damage, and what loads encodes and decodes."""
     sentencepiece_files(tmp_path, "bpe-prefix", tokenizer_config=ROLES)

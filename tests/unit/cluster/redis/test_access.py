@@ -18,6 +18,8 @@ from fastdeploy_sd.metrics import RedisStats
 from tests.doubles.certificates import Certificates, make_certificates
 from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 120.0
 
 

@@ -24,6 +24,8 @@ from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
 from tests.unit.engine.ipc.hosts import WAIT_S, hosted
 
+pytestmark = pytest.mark.slow
+
 Role = Literal["mixed", "prefill", "decode"]
 KV = KvDescription("CPU", "model", 4, "bfloat16", 2, 2, 16, (512, 512))
 DRAFTING = replace(KV, page_bytes=(512, 512, 768), draft_fingerprint="mtp")

@@ -10,6 +10,8 @@ from fastdeploy_sd.errors import Overloaded
 from fastdeploy_sd.types import FinishReason, RequestOutput
 from fastdeploy_sd.wire.codec import ProtocolError
 
+pytestmark = pytest.mark.slow
+
 SEALER = Sealer(b"k" * 32, "topic", 10_000)
 PLACE = "results.me"
 ANSWERS = Answers(

@@ -22,6 +22,8 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, RequestOutput
 from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 120.0
 INSTANCE = "instance"
 SEALER = Sealer(b"k" * 32, "t", 1 << 20)

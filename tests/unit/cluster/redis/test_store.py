@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from fastdeploy_sd.cluster.redis.store import Store
 from fastdeploy_sd.config import RedisConfig
 from fastdeploy_sd.metrics import RedisStats
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_cancellation_reaches_its_task_whatever_the_client_library_does_with_it() -> None:

@@ -23,6 +23,8 @@ from tests.doubles.toy_model import ToyModel
 from tests.unit.engine.ipc import hosts
 from tests.unit.engine.ipc.hosts import WAIT_S, collect, tokens_of
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.asynccontextmanager
 async def engine_process(factory: Callable[..., object]) -> AsyncIterator[tuple[ChildProcess, EngineClient]]:

@@ -19,6 +19,8 @@ from tests.unit.spec_decode.verification.joint_law import (
     exact_law,
 )
 
+pytestmark = pytest.mark.slow
+
 NUM_DRAWS = 200_000
 PARAMS = {
     "plain": Params(),

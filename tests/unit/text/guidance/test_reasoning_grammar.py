@@ -125,6 +125,7 @@ def test_a_limit_counts_tokens_and_forces_the_closing_mark(tmp_path: Path, is_sp
     assert model.thinking.wrap("", INSIDE) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [None, 4])
 @pytest.mark.parametrize("start", [INSIDE, MAYBE])
 def test_rolled_back_a_matcher_is_as_if_it_had_not_gone_on(model: Model, start: Start, max_tokens: int | None) -> None:

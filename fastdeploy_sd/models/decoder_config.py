@@ -1,10 +1,9 @@
-"""DecoderConfig: what the decoder-only architectures have in common, read from config.json by models/<family>.py."""
+"""DecoderConfig: a decoder and each of its layers, read from config.json by models/<family>.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
 from fastdeploy_sd.models.rope_config import THETA, read_rope, scaled_context
@@ -16,12 +15,53 @@ MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Self-attention of a layer.
+
+    Attributes:
+        qkv_bias, output_bias: whether the projections have a bias.
+        qk_norm: RMS norm of every q and k head before the rotary embedding.
+        window: tokens that a token attends to, itself included; None = all tokens before it.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    window: int | None = None
+
+    @property
+    def q_size(self) -> int:
+        """Rows of the q projection."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of the k projection, and of the v projection."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Rows of the fused q, k, v projection."""
+        return self.q_size + 2 * self.kv_size
+
+
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    """A dense feed-forward network; `bias`: whether its linear layers have one."""
+
+    intermediate_size: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """The mixture-of-experts feed-forward layers of a model.
+    """A mixture-of-experts feed-forward network. Its linear layers have no bias.
 
     Attributes:
         num_experts_field: what config.json calls `num_experts`, for errors.
-        layers: the layer indices that have one; the others have a dense feed-forward network.
         shared_intermediate_size: of the experts every token uses, 0 = none.
         normalize, norm_min: divide the chosen weights by max(their sum, norm_min).
         selection_bias: a bias is added to the probabilities for choosing experts only.
@@ -30,7 +70,6 @@ class MoeConfig:
     num_experts: int
     top_k: int
     intermediate_size: int
-    layers: frozenset[int]
     shared_intermediate_size: int = 0
     normalize: bool = True
     norm_min: float = 0.0
@@ -39,40 +78,44 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """One decoder layer. The layers of a model may differ."""
+
+    attention: AttentionConfig
+    mlp: DenseConfig | MoeConfig
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """One decoder-only transformer.
 
     Attributes:
+        dense, moe: the feed-forward networks that config.json describes. Each layer has one of them, draft layers too.
         max_position: the longest context, with what rotary scaling adds.
         rope_scaling: None = plain.
         rope_interleaved: pairs (2i, 2i+1) instead of (i, i + rotary_dim / 2).
-        qkv_bias, output_bias, mlp_bias: which linear layers have one.
-        qk_norm: RMS norm of every q and k head before the rotary embedding.
     """
 
     vocab_size: int
     hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
+    layers: tuple[LayerConfig, ...]
+    dense: DenseConfig
     max_position: int
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
     rope_interleaved: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
     tie_word_embeddings: bool = False
     moe: MoeConfig | None = None
 
     @property
-    def qkv_size(self) -> int:
-        """Rows of the fused q, k, v projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def with_experts(self, moe: MoeConfig, layers: Collection[int]) -> DecoderConfig:
+        """Return the decoder whose layers of these numbers are mixtures of experts."""
+        changed = [replace(layer, mlp=moe) if i in layers else layer for i, layer in enumerate(self.layers)]
+        return replace(self, layers=tuple(changed), moe=moe)
 
 
 def integer_fields(low: int, high: int, *names: str) -> dict[str, Integer]:
@@ -127,11 +170,19 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def read_common(reader: FieldReader, activations: tuple[str, ...] = ("silu",)) -> dict[str, Any]:
-    """Return the DecoderConfig fields every family writes under the same names.
+def read_decoder(
+    reader: FieldReader,
+    activations: tuple[str, ...] = ("silu",),
+    *,
+    mlp_bias: bool = False,
+    rope_interleaved: bool = False,
+    **attention: bool,
+) -> DecoderConfig:
+    """Read what every family writes under the same names: a decoder whose layers are alike and dense.
 
     Args:
         activations: names of SiLU.
+        attention: flags of AttentionConfig.
 
     Raises:
         CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
@@ -142,20 +193,20 @@ def read_common(reader: FieldReader, activations: tuple[str, ...] = ("silu",)) -
     _verify_layer_types(reader)
     num_kv_heads, head_dim = _read_heads(reader, num_heads, hidden_size)
     theta, scaling = read_rope(reader, max_position)
-    return {
-        "vocab_size": reader.integer("vocab_size"),
-        "hidden_size": hidden_size,
-        "num_layers": reader.integer("num_hidden_layers"),
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": reader.integer("intermediate_size"),
-        "max_position": scaled_context(scaling, max_position),
-        "norm_eps": reader.number("rms_norm_eps"),
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        "tie_word_embeddings": reader.boolean("tie_word_embeddings"),
-    }
+    dense = DenseConfig(reader.integer("intermediate_size"), mlp_bias)
+    layer = LayerConfig(AttentionConfig(num_heads, num_kv_heads, head_dim, **attention), dense)
+    return DecoderConfig(
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=hidden_size,
+        layers=(layer,) * reader.integer("num_hidden_layers"),
+        dense=dense,
+        max_position=scaled_context(scaling, max_position),
+        norm_eps=reader.number("rms_norm_eps"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rope_interleaved=rope_interleaved,
+        tie_word_embeddings=reader.boolean("tie_word_embeddings"),
+    )
 
 
 def verify_top_k(reader: FieldReader, name: str, top_k: int, num_experts: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastdeploy_sd.models.checkpoint.fields import FieldReader, is_token_id
-from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_common, verify_top_k
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_decoder, verify_top_k
 
 # What a config.json may leave out; the published modelling code's own values.
 MOE_DEFAULTS: Mapping[str, Any] = {"rope_theta": 500000.0, "tie_word_embeddings": True}
@@ -47,7 +47,7 @@ def read_ernie4_5(reader: FieldReader) -> DecoderConfig:
         CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
     reader.require_neutral({"moe_num_experts": (0,)})
-    return DecoderConfig(**_read_dense(reader))
+    return _read_dense(reader)
 
 
 def read_ernie4_5_mtp(reader: FieldReader) -> DecoderConfig:
@@ -59,28 +59,26 @@ def read_ernie4_5_moe(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Ernie4_5_MoeForCausalLM; raises as read_ernie4_5."""
     reader.require_neutral(_MOE_NEUTRAL)
     dense = _read_dense(reader)
-    first, last = _moe_layers(reader, dense["num_layers"])
+    first, last = _moe_layers(reader, dense.num_layers)
     interval, expert_size = reader.integer("moe_layer_interval"), reader.integer("moe_intermediate_size")
     num_experts = reader.integer("moe_num_experts")
     moe = MoeConfig(
         num_experts=num_experts,
         top_k=verify_top_k(reader, "moe_k", reader.integer("moe_k"), num_experts),
         intermediate_size=expert_size,
-        layers=frozenset(i for i in range(first, last + 1) if (i + 1) % interval == 0),
         shared_intermediate_size=expert_size * reader.integer("moe_num_shared_experts"),
         normalize=reader.boolean("moe_norm_gate_logits"),
         norm_min=reader.number("moe_norm_min"),
         selection_bias=reader.boolean("moe_use_aux_free"),
         num_experts_field="moe_num_experts",
     )
-    return DecoderConfig(**dense, moe=moe)
+    return dense.with_experts(moe, [i for i in range(first, last + 1) if (i + 1) % interval == 0])
 
 
-def _read_dense(reader: FieldReader) -> dict[str, Any]:
+def _read_dense(reader: FieldReader) -> DecoderConfig:
     reader.require_neutral(_NEUTRAL)
     bias = reader.boolean("use_bias")
-    flags = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, "rope_interleaved": True}
-    return read_common(reader, _ACTIVATIONS) | flags
+    return read_decoder(reader, _ACTIVATIONS, mlp_bias=bias, rope_interleaved=True, qkv_bias=bias, output_bias=bias)
 
 
 def _moe_layers(reader: FieldReader, num_layers: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.program.constants import constant
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
 from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear
@@ -42,14 +42,14 @@ class LayerBuilder:
 
     def layer(self, weights: LayerWeights, i: int) -> DecoderLayer:
         """Build layer i; raises CheckpointError as the weights do."""
-        eps, norms = self._config.norm_eps, weights.qk_norms(i)
+        eps, norms, config = self._config.norm_eps, weights.qk_norms(i), self._config.layers[i].attention
         qk_norm = None
         if norms is not None:
             qk_norm = QkNorm(constant(norms[0]), constant(norms[1]), eps)
         attention = Attention(
-            self._outputs(weights.qkv(i), self._shard.qkv()),
-            self._summed(weights.output(i), self._shard.attention()),
-            self._config.head_dim,
+            self._outputs(weights.qkv(i), self._shard.qkv(config)),
+            self._summed(weights.output(i), self._shard.attention(config)),
+            config.head_dim,
             qk_norm,
         )
         return DecoderLayer(
@@ -68,14 +68,14 @@ class LayerBuilder:
         return self._gathered(weight_and_bias, self._scheme.linear, self._shard.hidden())
 
     def _feed_forward(self, weights: LayerWeights, i: int) -> FeedForward:
-        moe = self._config.moe
-        if moe is None or i not in moe.layers:
-            size = self._config.intermediate_size
+        moe = self._config.layers[i].mlp
+        if isinstance(moe, DenseConfig):
+            size = moe.intermediate_size
             return self._dense(weights, i, "mlp", size, self._shard.feed_forward(size))
         shared = None
         if moe.shared_intermediate_size > 0:
             size = moe.shared_intermediate_size
-            shared = self._dense(weights, i, "mlp.shared_experts", size, self._shard.shared_experts())
+            shared = self._dense(weights, i, "mlp.shared_experts", size, self._shard.shared_experts(moe))
         weight, bias = weights.router(i, moe)
         selection_bias = None if bias is None else constant(bias)
         router = Router(constant(weight), selection_bias, moe.top_k, moe.normalize, moe.norm_min)
@@ -89,7 +89,7 @@ class LayerBuilder:
         )
 
     def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:
-        own = self._shard.experts()
+        own = self._shard.experts(moe)
         parts = expert_parts(moe)[own.inputs.start : own.inputs.stop]
         gate_up = [weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
         down = [weights.down(i, part, moe.intermediate_size)[0] for part in parts]

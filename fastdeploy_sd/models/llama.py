@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
-from fastdeploy_sd.models.decoder_config import DecoderConfig, read_common
+from fastdeploy_sd.models.decoder_config import DecoderConfig, read_decoder
 
 
 def read_config(reader: FieldReader) -> DecoderConfig:
@@ -13,4 +13,4 @@ def read_config(reader: FieldReader) -> DecoderConfig:
         CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
     bias = reader.boolean("attention_bias")
-    return DecoderConfig(**read_common(reader), qkv_bias=bias, output_bias=bias, mlp_bias=reader.boolean("mlp_bias"))
+    return read_decoder(reader, mlp_bias=reader.boolean("mlp_bias"), qkv_bias=bias, output_bias=bias)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
 from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.checkpoint.fields import is_token_id
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig
 from fastdeploy_sd.models.draft_model import FINAL_NORM
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_draft_config
@@ -112,11 +112,12 @@ class MtpWeights(LayerWeights):
         self.checkpoint, self.path = checkpoint, checkpoint.path
         self.num_layers, self._names = len(names.numbers), names
         self.feeds_normed = names.output_norm is None
-        has_router = frozenset(j for j in range(self.num_layers) if self.has_router(j))
+        layer = LayerConfig(config.layers[0].attention, config.dense)
+        own = replace(config, layers=(layer,) * self.num_layers)
+        has_router = [j for j in range(self.num_layers) if self.has_router(j)]
         if has_router and config.moe is None:
             raise CheckpointError(f"{checkpoint.path}: config.json: expected the experts of the MTP layers, found none")
-        self.config = config if config.moe is None else replace(config, moe=replace(config.moe, layers=has_router))
-        self._config = self.config
+        self.config = self._config = own if config.moe is None else own.with_experts(config.moe, has_router)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -234,8 +235,17 @@ def _choose(target: Checkpoint, directory: str | None) -> tuple[Checkpoint, str]
 
 
 def _verify_fits(path: pathlib.Path, draft: DecoderConfig, target_path: pathlib.Path, target: DecoderConfig) -> None:
-    for name in ("hidden_size", "vocab_size", "num_kv_heads", "head_dim"):
-        got, wanted = getattr(draft, name), getattr(target, name)
+    sizes = [
+        {
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "num_kv_heads": config.layers[0].attention.num_kv_heads,
+            "head_dim": config.layers[0].attention.head_dim,
+        }
+        for config in (draft, target)
+    ]
+    for name, got in sizes[0].items():
+        wanted = sizes[1][name]
         if got != wanted:
             raise CheckpointError(
                 f"{path}: {name}: expected {wanted} as in the target {target_path}, whose KV blocks, embedding and "

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
-from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_common, verify_top_k
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_decoder, verify_top_k
 
 # What a config.json of Qwen3ForCausalLM may leave out; the published modelling code's own value.
 QWEN3_DEFAULTS = {"head_dim": 128}
@@ -17,36 +15,31 @@ def read_qwen2(reader: FieldReader) -> DecoderConfig:
     Raises:
         CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
-    return DecoderConfig(**read_common(reader), qkv_bias=True)
+    return read_decoder(reader, qkv_bias=True)
 
 
 def read_qwen3(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Qwen3ForCausalLM; raises as read_qwen2."""
-    return DecoderConfig(**_read_dense(reader))
+    bias = reader.boolean("attention_bias")
+    return read_decoder(reader, qkv_bias=bias, output_bias=bias, qk_norm=True)
 
 
 def read_qwen3_moe(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Qwen3MoeForCausalLM; raises as read_qwen2."""
-    dense = _read_dense(reader)
+    dense = read_qwen3(reader)
     step, without = reader.integer("decoder_sparse_step"), set(_layer_numbers(reader))
     num_experts = reader.integer("num_experts", reader.integer("num_local_experts"))
-    layers = [i for i in range(dense["num_layers"]) if i not in without and step > 0 and (i + 1) % step == 0]
+    layers = [i for i in range(dense.num_layers) if i not in without and step > 0 and (i + 1) % step == 0]
     if num_experts == 0 or not layers:
-        return DecoderConfig(**dense)
+        return dense
     moe = MoeConfig(
         num_experts=num_experts,
         top_k=verify_top_k(reader, "num_experts_per_tok", reader.integer("num_experts_per_tok"), num_experts),
         intermediate_size=reader.integer("moe_intermediate_size"),
-        layers=frozenset(layers),
         normalize=reader.boolean("norm_topk_prob"),
         num_experts_field="num_experts" if reader.values.get("num_experts") is not None else "num_local_experts",
     )
-    return DecoderConfig(**dense, moe=moe)
-
-
-def _read_dense(reader: FieldReader) -> dict[str, Any]:
-    bias = reader.boolean("attention_bias")
-    return read_common(reader) | {"qkv_bias": bias, "output_bias": bias, "qk_norm": True}
+    return dense.with_experts(moe, layers)
 
 
 def _layer_numbers(reader: FieldReader) -> list[int]:

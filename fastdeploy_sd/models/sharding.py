@@ -7,11 +7,10 @@ see types/ranges.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.types.ranges import COUNTS, SliceRule, halved
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
@@ -36,16 +35,16 @@ class SumPart:
     slices: SliceRule
 
 
-def attention_slices(config: DecoderConfig) -> SliceRule:
+def attention_slices(attention: AttentionConfig) -> SliceRule:
     """Return how the sum over the heads of the attention output projection is cut: at heads, KV heads with theirs."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
     if heads % 4 == 0 and (kv_heads % 4 == 0 or kv_heads in (1, 2)):
         count = 4
     elif heads % 2 == 0 and (kv_heads % 2 == 0 or kv_heads == 1):
         count = 2
     else:
         count = 1
-    return SliceRule(count, heads * config.head_dim // count)
+    return SliceRule(count, attention.q_size // count)
 
 
 def feed_forward_slices(size: int) -> SliceRule:
@@ -75,37 +74,36 @@ class DecoderShard:
     def __init__(self, config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> None:
         self._config, self._shard = config, shard
 
-    def verify(self, layers: Iterable[int]) -> None:
-        """Look at everything that is shared out of these layers: what is impossible shows before long work."""
-        self.attention()
+    def verify(self) -> None:
+        """Check everything that is shared out: what is impossible shows before long work."""
         self.vocabulary()
-        moe = self._config.moe
-        for layer in layers:
-            if moe is None or layer not in moe.layers:
-                self.feed_forward(self._config.intermediate_size)
+        for layer in dict.fromkeys(self._config.layers):
+            self.attention(layer.attention)
+            if isinstance(layer.mlp, DenseConfig):
+                self.feed_forward(layer.mlp.intermediate_size)
             else:
-                self.experts()
-                if moe.shared_intermediate_size > 0:
-                    self.shared_experts()
+                self.experts(layer.mlp)
+                if layer.mlp.shared_intermediate_size > 0:
+                    self.shared_experts(layer.mlp)
 
-    def attention(self) -> SumPart:
+    def attention(self, attention: AttentionConfig) -> SumPart:
         """Return the inputs Hq * D of the output projection that are the rank's heads."""
-        c, rule = self._config, attention_slices(self._config)
-        heads = f"{c.num_heads} query heads over {c.num_kv_heads} KV heads"
+        rule = attention_slices(attention)
+        heads = f"{attention.num_heads} query heads over {attention.num_kv_heads} KV heads"
         self._verify(rule.count, "num_attention_heads, num_key_value_heads", heads)
-        return self._part(c.num_heads * c.head_dim, rule)
+        return self._part(attention.q_size, rule)
 
-    def kv_heads(self) -> range:
+    def kv_heads(self, attention: AttentionConfig) -> range:
         """Return the KV heads that the rank's query heads read; where there are fewer than ranks, several have one."""
-        num_kv_heads, rank, size = self._config.num_kv_heads, self._shard.rank, self._shard.size
+        num_kv_heads, rank, size = attention.num_kv_heads, self._shard.rank, self._shard.size
         begin = rank * num_kv_heads // size
         return range(begin, begin + max(num_kv_heads // size, 1))
 
-    def qkv(self) -> tuple[range, range, range]:
+    def qkv(self, attention: AttentionConfig) -> tuple[range, range, range]:
         """Return the rank's rows of the fused q, k, v projection."""
-        c, heads, kv_heads = self._config, self.attention().inputs, self.kv_heads()
-        num_q, num_kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        k = range(num_q + kv_heads.start * c.head_dim, num_q + kv_heads.stop * c.head_dim)
+        heads, kv_heads = self.attention(attention).inputs, self.kv_heads(attention)
+        num_q, num_kv, dim = attention.q_size, attention.kv_size, attention.head_dim
+        k = range(num_q + kv_heads.start * dim, num_q + kv_heads.stop * dim)
         return heads, k, range(k.start + num_kv, k.stop + num_kv)
 
     def feed_forward(self, size: int, field: str = "intermediate_size") -> SumPart:
@@ -114,16 +112,12 @@ class DecoderShard:
         self._verify(rule.count, field, size)
         return self._part(size, rule)
 
-    def shared_experts(self) -> SumPart:
+    def shared_experts(self, moe: MoeConfig) -> SumPart:
         """Return the rank's part of the inner width of the experts that every token uses."""
-        moe = self._config.moe
-        assert moe is not None, "a decoder with experts"
         return self.feed_forward(moe.shared_intermediate_size, "moe_intermediate_size * moe_num_shared_experts")
 
-    def experts(self) -> SumPart:
+    def experts(self, moe: MoeConfig) -> SumPart:
         """Return the rank's experts."""
-        moe = self._config.moe
-        assert moe is not None, "a decoder with experts"
         rule = expert_slices(moe.num_experts)
         self._verify(rule.count, moe.num_experts_field, moe.num_experts)
         return self._part(moe.num_experts, rule)

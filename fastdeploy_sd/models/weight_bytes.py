@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
 from fastdeploy_sd.ops.bf16 import storage
@@ -20,10 +20,11 @@ def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | N
     The embedding table is left out (a step reads one row per token of it), and so are the norms (a few kilobytes).
     None for a mixture of experts: which experts are read depends on the tokens.
     """
-    if config.moe is not None:
+    if any(isinstance(layer.mlp, MoeConfig) for layer in config.layers):
         return None
-    layer = sum(packed_bytes(k, n, scheme.linear, slices) for k, n, slices in layer_shapes(config))
-    return config.num_layers * layer + packed_bytes(config.hidden_size, config.vocab_size, scheme.lm_head)
+    shapes = [shape for layer in config.layers for shape in layer_shapes(config.hidden_size, layer)]
+    layers = sum(packed_bytes(k, n, scheme.linear, slices) for k, n, slices in shapes)
+    return layers + packed_bytes(config.hidden_size, config.vocab_size, scheme.lm_head)
 
 
 def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WHOLE_MODEL) -> int:
@@ -32,7 +33,7 @@ def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WH
     Raises:
         ConfigError: as DecoderShard.
     """
-    layers = sum(layer_bytes(config, scheme, i, shard) for i in range(config.num_layers))
+    layers = sum(layer_bytes(config, scheme, layer, shard) for layer in config.layers)
     head = packed_bytes(config.hidden_size, len(DecoderShard(config, shard).vocabulary()), scheme.lm_head)
     embedding = config.vocab_size * config.hidden_size * storage(scheme.dtype).itemsize
     return layers + head + embedding
@@ -53,22 +54,22 @@ def draft_bytes(
     own, hidden = DecoderShard(config, shard), config.hidden_size
     projection = packed_bytes(2 * hidden, len(own.hidden()), scheme.linear)
     copy = 0 if head is None else packed_bytes(hidden, len(own.vocabulary()), head)
-    return copy + sum(projection + layer_bytes(config, scheme, j, shard) for j in range(num_layers))
+    return copy + sum(projection + layer_bytes(config, scheme, layer, shard) for layer in config.layers[:num_layers])
 
 
-def layer_bytes(config: DecoderConfig, scheme: QuantScheme, layer: int, shard: Shard = WHOLE_MODEL) -> int:
+def layer_bytes(config: DecoderConfig, scheme: QuantScheme, layer: LayerConfig, shard: Shard = WHOLE_MODEL) -> int:
     """Return the bytes of the matrices that a rank has of a decoder layer; raises as resident_bytes."""
-    hidden, moe, own = config.hidden_size, config.moe, DecoderShard(config, shard)
-    attention = own.attention()
-    total = packed_bytes(hidden, sum(map(len, own.qkv())), scheme.linear)
+    hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard)
+    attention = own.attention(layer.attention)
+    total = packed_bytes(hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
     total += packed_bytes(len(attention.inputs), hidden, scheme.linear, attention.slices)
-    if moe is None or layer not in moe.layers:
-        return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(config.intermediate_size))
-    if moe.shared_intermediate_size > 0:
-        total += _dense_bytes(hidden, scheme.linear, own.shared_experts())
-    expert = packed_bytes(hidden, 2 * moe.intermediate_size, scheme.experts)
-    expert += packed_bytes(moe.intermediate_size, hidden, scheme.experts)
-    return total + len(own.experts().inputs) * expert + 4 * moe.num_experts * hidden
+    if isinstance(mlp, DenseConfig):
+        return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(mlp.intermediate_size))
+    if mlp.shared_intermediate_size > 0:
+        total += _dense_bytes(hidden, scheme.linear, own.shared_experts(mlp))
+    expert = packed_bytes(hidden, 2 * mlp.intermediate_size, scheme.experts)
+    expert += packed_bytes(mlp.intermediate_size, hidden, scheme.experts)
+    return total + len(own.experts(mlp).inputs) * expert + 4 * mlp.num_experts * hidden
 
 
 def _dense_bytes(hidden_size: int, fmt: LinearFormat, own: SumPart) -> int:
@@ -77,10 +78,10 @@ def _dense_bytes(hidden_size: int, fmt: LinearFormat, own: SumPart) -> int:
     return packed_bytes(hidden_size, 2 * size, fmt) + packed_bytes(size, hidden_size, fmt, own.slices)
 
 
-def layer_shapes(config: DecoderConfig) -> Iterator[tuple[int, int, SliceRule]]:
-    """Yield inputs, outputs and slices of the linear layers of one dense decoder layer."""
-    hidden, attention = config.hidden_size, config.num_heads * config.head_dim
-    yield hidden, config.qkv_size, WHOLE
-    yield attention, hidden, attention_slices(config)
-    yield hidden, 2 * config.intermediate_size, WHOLE
-    yield config.intermediate_size, hidden, feed_forward_slices(config.intermediate_size)
+def layer_shapes(hidden_size: int, layer: LayerConfig) -> Iterator[tuple[int, int, SliceRule]]:
+    """Yield inputs, outputs and slices of the linear layers of a dense decoder layer."""
+    attention, size = layer.attention, layer.mlp.intermediate_size
+    yield hidden_size, attention.qkv_size, WHOLE
+    yield attention.q_size, hidden_size, attention_slices(attention)
+    yield hidden_size, 2 * size, WHOLE
+    yield size, hidden_size, feed_forward_slices(size)

@@ -40,7 +40,7 @@ class EarlyExitWeights:
     reads = (FINAL_NORM,)
 
     def __init__(self, target: Checkpoint, target_config: DecoderConfig, directory: str | None) -> None:
-        self.checkpoint, self.config = target, replace(target_config, num_layers=1)
+        self.checkpoint, self.config = target, replace(target_config, layers=target_config.layers[:1])
 
     def verify(self, num_steps: int) -> None:
         """The target is verified by itself."""
@@ -49,7 +49,7 @@ class EarlyExitWeights:
         return 1
 
     def num_bytes(self, scheme: QuantScheme, num_steps: int, head: LinearFormat | None, shard: Shard) -> int:
-        return layer_bytes(self.config, scheme, 0, shard)
+        return layer_bytes(self.config, scheme, self.config.layers[0], shard)
 
 
 class EarlyExit:

@@ -47,7 +47,10 @@ class SingleSequence:
             blocks=RequestBlocks(
                 from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(blocks, dtype=np.int32)[None].copy())
             ),
-            rotary=Rotary(from_numpy(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling)), c.rope_interleaved),
+            rotary=Rotary(
+                from_numpy(rope_table(n, c.layers[0].attention.head_dim, c.rope_theta, c.rope_scaling)),
+                c.rope_interleaved,
+            ),
         )
         hidden = self.decoder.forward(np.ascontiguousarray(token_ids, np.int32), caches, inputs)
         return np.asarray(self.decoder.logits(hidden).numpy())

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder_config import DenseConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
@@ -84,31 +85,31 @@ class NumpyDecoder:
         return f32(linear(x, weight.to_array(), self._format, bias, slices=slices))
 
     def _attention(self, x: F32, i: int) -> F32:
-        c, n = self._config, len(x)
-        heads = self._linear(x, self.weights.qkv(i)).reshape(n, -1, c.head_dim)
-        q, k, v = np.split(heads, [c.num_heads, c.num_heads + c.num_kv_heads], axis=1)
+        c, a, n = self._config, self._config.layers[i].attention, len(x)
+        heads = self._linear(x, self.weights.qkv(i)).reshape(n, -1, a.head_dim)
+        q, k, v = np.split(heads, [a.num_heads, a.num_heads + a.num_kv_heads], axis=1)
         norms = self.weights.qk_norms(i)
         if norms is not None:
             q, k = (
-                normalize(np.ascontiguousarray(h).reshape(-1, c.head_dim), w, c.norm_eps).reshape(h.shape)
+                normalize(np.ascontiguousarray(h).reshape(-1, a.head_dim), w, c.norm_eps).reshape(h.shape)
                 for h, w in zip((q, k), norms, strict=True)
             )
         positions = np.arange(n, dtype=np.int32)
-        rotary = Rotary(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling), c.rope_interleaved)
+        rotary = Rotary(rope_table(n, a.head_dim, c.rope_theta, c.rope_scaling), c.rope_interleaved)
         q, k = rotate(q, positions, rotary), rotate(k, positions, rotary)
-        group = c.num_heads // c.num_kv_heads
+        group = a.num_heads // a.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), k) * c.head_dim**-0.5
+        scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), k) * a.head_dim**-0.5
         scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         y = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
         rows = y.reshape(n, -1).astype(np.float32)
-        return self._linear(rows, self.weights.output(i), attention_slices(c))
+        return self._linear(rows, self.weights.output(i), attention_slices(a))
 
     def _feed_forward(self, x: F32, i: int) -> F32:
-        moe, w = self._config.moe, self.weights
-        if moe is None or i not in moe.layers:
-            return self._dense(x, i, "mlp", self._config.intermediate_size)
+        moe, w = self._config.layers[i].mlp, self.weights
+        if isinstance(moe, DenseConfig):
+            return self._dense(x, i, "mlp", moe.intermediate_size)
         router, selection_bias = w.router(i, moe)
         parts = [f"mlp.experts.{e}" for e in range(moe.num_experts)]
         gate_up = np.stack([w.gate_up(i, part, moe.intermediate_size)[0].to_array() for part in parts])

@@ -16,6 +16,7 @@ from fastdeploy_sd.device.cuda import uploads as cuda_uploads
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder_config import MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes
@@ -102,10 +103,10 @@ def test_bytes_of_weights_are_told_before_they_are_loaded(
     head = draft_head_format(config, scheme.lm_head)
     told = resident_bytes(decoder, scheme) - decoder.vocab_size * decoder.hidden_size * 2
     told += draft_bytes(draft_config, own_scheme(config), 1, None if head == scheme.lm_head else head)
-    routers = 4 * decoder.hidden_size * sum(
-        c.moe.num_experts * len([i for i in c.moe.layers if i < count])
-        for c, count in ((decoder, decoder.num_layers), (draft_config, 1)) if c.moe is not None
-    )  # fmt: skip
+    experts = [
+        layer.mlp.num_experts for layer in (*decoder.layers, draft_config.layers[0]) if isinstance(layer.mlp, MoeConfig)
+    ]
+    routers = 4 * decoder.hidden_size * sum(experts)
     assert load_model(config, checkpoint, decoder, drafts).weight_bytes == told - routers
 
 

@@ -28,12 +28,13 @@ def ranks_of(size: int, fmt: KvCacheFormat) -> list[RankKv]:
     """The same model's KV on so many ranks, target and draft layers; it has two KV heads."""
     ranks = []
     for shard in (Shard(rank, size) for rank in range(size)):
-        draft, heads = LayerKv.of_draft_layers(CONFIG, NUM_DRAFT_LAYERS, shard), DecoderShard(CONFIG, shard).kv_heads()
+        draft = LayerKv.of_draft_layers(CONFIG, NUM_DRAFT_LAYERS, shard)
+        heads = DecoderShard(CONFIG, shard).kv_heads(CONFIG.layers[0].attention)
         caches = kv_tensors.allocate(draft, NUM_BLOCKS, fmt)
         hidden = kv_tensors.allocate_block_hidden(draft, NUM_BLOCKS, fmt)
         ranks.append(
             RankKv(
-                heads,
+                [heads] * CONFIG.num_layers,
                 kv_tensors.allocate(LayerKv.of_decoder(CONFIG, shard), NUM_BLOCKS, fmt),
                 {"mtp": [DraftLayerKv(heads, *layer) for layer in zip(caches, hidden, strict=True)]},
             )
@@ -69,7 +70,7 @@ def test_every_rank_has_its_heads_of_the_pages_of_one(fmt: KvCacheFormat, size: 
             )
     for rank in ranks:
         for mine, whole in zip(arrays(rank), arrays(alone), strict=True):
-            heads = slice(None) if mine.ndim == 2 else slice(rank.kv_heads.start, rank.kv_heads.stop)
+            heads = slice(None) if mine.ndim == 2 else slice(rank.kv_heads[0].start, rank.kv_heads[0].stop)
             for block in (0, 2):
                 assert mine[block].tobytes() == whole[block, heads].tobytes()
             assert not mine[1].view(np.uint8).any()

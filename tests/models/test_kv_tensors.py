@@ -25,8 +25,9 @@ pytestmark = pytest.mark.slow
 
 CONFIG = read_decoder_config(Checkpoint(golden.ROOT / "qwen3-tiny").config)
 LAYERS = LayerKv.of_decoder(CONFIG)
+ATTENTION = CONFIG.layers[0].attention
 # Of a draft model: one head of another size with a hidden row, and twice the target's heads without.
-OTHER_LAYERS = [LayerKv(1, 32, 1, 48), LayerKv(2 * CONFIG.num_kv_heads, CONFIG.head_dim)]
+OTHER_LAYERS = [LayerKv(1, 32, 1, 48), LayerKv(2 * ATTENTION.num_kv_heads, ATTENTION.head_dim)]
 FORMATS = [
     *(KvCacheFormat(16, "float32", kv) for kv in ("auto", "int8")),
     *(KvCacheFormat(16, "bfloat16", kv) for kv in ("auto", "int8", "fp8")),
@@ -54,8 +55,8 @@ def test_the_bytes_of_a_block_are_those_allocated(fmt: KvCacheFormat, draft_laye
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_draft_layers_have_a_geometry_of_their_own(fmt: KvCacheFormat) -> None:
     *target, narrow, wide = kv_tensors.allocate(LAYERS + OTHER_LAYERS, 3, fmt)
-    assert {cache.k.shape[1] for cache in target} == {CONFIG.num_kv_heads}
-    assert [cache.k.shape[1] for cache in (narrow, wide)] == [1, 2 * CONFIG.num_kv_heads]
+    assert {cache.k.shape[1] for cache in target} == {ATTENTION.num_kv_heads}
+    assert [cache.k.shape[1] for cache in (narrow, wide)] == [1, 2 * ATTENTION.num_kv_heads]
     assert [cache.first_key for cache in (*target, narrow, wide)] == [0] * len(target) + [1, 0]
     assert num_bytes(narrow.k) + num_bytes(narrow.v) == 3 * 2 * fmt.block_size * 32 * np.dtype(fmt.kv_storage).itemsize
     assert num_bytes(wide.k) == 2 * num_bytes(target[0].k)
@@ -64,7 +65,7 @@ def test_draft_layers_have_a_geometry_of_their_own(fmt: KvCacheFormat) -> None:
 
 def test_int8_takes_a_byte_per_element_and_four_per_token_and_head() -> None:
     one = kv_sizing.block_bytes(LAYERS, KvCacheFormat(16, "bfloat16", "int8"))
-    assert one == 2 * CONFIG.num_layers * CONFIG.num_kv_heads * 16 * (CONFIG.head_dim + 4)
+    assert one == 2 * CONFIG.num_layers * ATTENTION.num_kv_heads * 16 * (ATTENTION.head_dim + 4)
 
 
 def test_memory_that_the_system_does_not_give_is_an_error() -> None:

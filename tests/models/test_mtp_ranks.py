@@ -58,7 +58,10 @@ def bits(loaded: Loaded, rank: Rank, dtype: str) -> list[np.ndarray]:
             query_start_loc=from_numpy(np.array([0, n - first], np.int32)),
             seq_lens=from_numpy(np.array([n], np.int32)),
             blocks=RequestBlocks(from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(2, dtype=np.int32)[None])),
-            rotary=Rotary(from_numpy(rope_table(n, c.head_dim, c.rope_theta, c.rope_scaling)), c.rope_interleaved),
+            rotary=Rotary(
+                from_numpy(rope_table(n, c.layers[0].attention.head_dim, c.rope_theta, c.rope_scaling)),
+                c.rope_interleaved,
+            ),
         )
         token_ids = rng.integers(4, 4096, n - first).astype(np.int32)
         values = rng.standard_normal((n - first, c.hidden_size)).astype(np.float32)

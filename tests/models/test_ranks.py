@@ -53,7 +53,8 @@ def assert_ranks_agree(
         for rank, got in zip(ranks, together(works), strict=True):
             for rows, wanted in zip(got.rows, want.rows, strict=True):
                 np.testing.assert_array_equal(rows, wanted)
-            heads = DecoderShard(alone.decoder.config, rank.group.shard).kv_heads()
+            config = alone.decoder.config
+            heads = DecoderShard(config, rank.group.shard).kv_heads(config.layers[0].attention)
             for kv_part, wanted in zip(got.kv, want.kv, strict=True):
                 np.testing.assert_array_equal(kv_part, wanted[:, heads.start : heads.stop])
 

@@ -65,7 +65,7 @@ def test_ranks_read_every_byte_once(name: str, size: int) -> None:
     """But for KV heads that several ranks have; routers and norms are no packed matrices."""
     tensors, config = rewrite.read(name), read_decoder_config(Checkpoint(golden.ROOT / name).config)
     num_bytes = sum(t.nbytes for n, t in tensors.items() if t.ndim == 2 and not n.endswith((".gate.weight", "_bias")))
-    copies = max(size // config.num_kv_heads, 1)
+    copies = max(size // config.layers[0].attention.num_kv_heads, 1)
     kv_names = ("k_proj.weight", "v_proj.weight")
     num_bytes += (copies - 1) * sum(t.nbytes for n, t in tensors.items() if n.endswith(kv_names))
     assert sum(Loaded(golden.ROOT / name, Shard(rank, size)).num_bytes for rank in range(size)) == num_bytes
@@ -93,13 +93,13 @@ def expected_parts(
     config: DecoderConfig, shard: Shard
 ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray], range]:
     """Which rows and columns of matrices a rank of two has, written out for the two models here, and its experts."""
-    rank, dim = shard.rank, config.head_dim
+    rank, attention = shard.rank, config.layers[0].attention
 
     def half(count: int) -> np.ndarray:
         return np.arange(count) // (count // 2) == rank
 
-    width = config.intermediate_size
-    heads, kv_heads = half(config.num_heads * dim), half(config.num_kv_heads * dim)
+    width = config.dense.intermediate_size
+    heads, kv_heads = half(attention.q_size), half(attention.kv_size)
     rows = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
     shared = ".shared_experts" if config.moe is not None else ".none"
     rows |= {f".mlp.{part}_proj": half(width) for part in ("gate", "up")}

@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, expert_slices, feed_forward_slices
 from fastdeploy_sd.types.ranges import SliceRule
@@ -21,7 +21,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def config(golden_dir: Path) -> DecoderConfig:
-    return replace(read_decoder_config(Checkpoint(golden_dir / "qwen3-tiny").config), head_dim=64)
+    return read_decoder_config(Checkpoint(golden_dir / "qwen3-tiny").config)
+
+
+ATTENTION, DENSE = AttentionConfig(8, 2, 64), DenseConfig(896)
 
 
 def ranks(config: DecoderConfig, size: int) -> list[DecoderShard]:
@@ -33,10 +36,9 @@ def ranks(config: DecoderConfig, size: int) -> list[DecoderShard]:
     [(16, 8, 4), (8, 4, 4), (8, 2, 4), (8, 1, 4), (4, 1, 4), (12, 6, 2), (14, 2, 2), (6, 1, 2), (12, 3, 1), (7, 7, 1)],
 )
 def test_attention_is_cut_at_heads_whose_kv_heads_can_be_shared_out(
-    config: DecoderConfig, num_heads: int, num_kv_heads: int, count: int
+    num_heads: int, num_kv_heads: int, count: int
 ) -> None:
-    config = replace(config, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    assert attention_slices(config) == SliceRule(count, num_heads * 64 // count)
+    assert attention_slices(AttentionConfig(num_heads, num_kv_heads, 64)) == SliceRule(count, num_heads * 64 // count)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +57,16 @@ def test_experts_are_cut_into_as_many_slices_as_divide_them() -> None:
 
 
 def test_heads_go_with_the_kv_heads_they_read(config: DecoderConfig) -> None:
-    config = replace(config, num_heads=8, num_kv_heads=2, head_dim=16)
-    assert [r.kv_heads() for r in ranks(config, 2)] == [range(1), range(1, 2)]
+    heads = AttentionConfig(8, 2, 16)
+    assert [r.kv_heads(heads) for r in ranks(config, 2)] == [range(1), range(1, 2)]
     # Of two KV heads over four ranks, two ranks have the same one.
-    assert [r.kv_heads() for r in ranks(config, 4)] == [range(1), range(1), range(1, 2), range(1, 2)]
-    assert ranks(config, 4)[2].qkv() == (range(64, 96), range(144, 160), range(176, 192))
-    assert ranks(config, 4)[2].attention() == SumPart(range(64, 96), SliceRule(1, 32))
-    assert ranks(config, 2)[1].attention() == SumPart(range(64, 128), SliceRule(2, 32))
+    assert [r.kv_heads(heads) for r in ranks(config, 4)] == [range(1), range(1), range(1, 2), range(1, 2)]
+    assert ranks(config, 4)[2].qkv(heads) == (range(64, 96), range(144, 160), range(176, 192))
+    assert ranks(config, 4)[2].attention(heads) == SumPart(range(64, 96), SliceRule(1, 32))
+    assert ranks(config, 2)[1].attention(heads) == SumPart(range(64, 128), SliceRule(2, 32))
     whole = DecoderShard(config)
-    assert whole.qkv() == (range(128), range(128, 160), range(160, 192))
-    assert whole.attention() == SumPart(range(128), SliceRule(4, 32))
+    assert whole.qkv(heads) == (range(128), range(128, 160), range(160, 192))
+    assert whole.attention(heads) == SumPart(range(128), SliceRule(4, 32))
 
 
 def test_wide_networks_are_shared_out_by_groups(config: DecoderConfig) -> None:
@@ -75,13 +77,13 @@ def test_wide_networks_are_shared_out_by_groups(config: DecoderConfig) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_ranks_have_everything_once(config: DecoderConfig, size: int) -> None:
-    config = replace(config, vocab_size=1000, hidden_size=192, moe=MoeConfig(8, 2, 64, frozenset({1}), 128))
+    config, moe = replace(config, vocab_size=1000, hidden_size=192), MoeConfig(8, 2, 64, 128)
     group = ranks(config, size)
     for ranges, count in (
-        ([r.attention().inputs for r in group], config.num_heads * 64),
+        ([r.attention(ATTENTION).inputs for r in group], 8 * 64),
         ([r.feed_forward(896).inputs for r in group], 896),
-        ([r.experts().inputs for r in group], 8),
-        ([r.shared_experts().inputs for r in group], 128),
+        ([r.experts(moe).inputs for r in group], 8),
+        ([r.shared_experts(moe).inputs for r in group], 128),
         ([r.vocabulary() for r in group], 1000),
         ([r.hidden() for r in group], 192),
     ):
@@ -89,40 +91,47 @@ def test_ranks_have_everything_once(config: DecoderConfig, size: int) -> None:
         assert all(len(part) > 0 for part in ranges)
 
 
-MOE = MoeConfig(6, 2, 64, frozenset({1}), 128, num_experts_field="moe_num_experts")
-ODD_SHARED = MoeConfig(8, 2, 33, frozenset({1}), 99)
+MOE = MoeConfig(6, 2, 64, 128, num_experts_field="moe_num_experts")
+ODD_SHARED = MoeConfig(8, 2, 33, 99)
 
 
 @pytest.mark.parametrize(
     ("change", "size", "told"),
     [
         (
-            {"num_heads": 14},
+            AttentionConfig(14, 2, 64),
             4,
             "at most 2, .* num_attention_heads, num_key_value_heads: 14 query heads over 2 KV heads",
         ),
-        ({"num_heads": 12, "num_kv_heads": 3}, 2, "at most 1, .* num_attention_heads, num_key_value_heads: 12 query"),
-        ({"intermediate_size": 770}, 4, "at most 2, .* intermediate_size: 770"),
-        ({"moe": MOE}, 4, "at most 2, .* moe_num_experts: 6"),
-        ({"moe": ODD_SHARED}, 2, "at most 1, .* moe_intermediate_size [*] moe_num_shared_experts: 99"),
-        ({"vocab_size": 100}, 4, "at most 3, .* vocab_size: 100"),
+        (AttentionConfig(12, 3, 64), 2, "at most 1, .* num_attention_heads, num_key_value_heads: 12 query"),
+        (DenseConfig(770), 4, "at most 2, .* intermediate_size: 770"),
+        (MOE, 4, "at most 2, .* moe_num_experts: 6"),
+        (ODD_SHARED, 2, "at most 1, .* moe_intermediate_size [*] moe_num_shared_experts: 99"),
+        (100, 4, "at most 3, .* vocab_size: 100"),
     ],
 )
 def test_what_cannot_be_shared_out_is_named(
-    config: DecoderConfig, change: dict[str, int], size: int, told: str
+    config: DecoderConfig, change: AttentionConfig | DenseConfig | MoeConfig | int, size: int, told: str
 ) -> None:
-    config = replace(config, **change)  # type: ignore[arg-type]
+    """Also where only the last layer is so."""
+    layer = LayerConfig(ATTENTION, DENSE)
+    if isinstance(change, int):
+        config, last = replace(config, vocab_size=change), layer
+    else:
+        last = LayerConfig(change, DENSE) if isinstance(change, AttentionConfig) else LayerConfig(ATTENTION, change)
+    config = replace(config, layers=(layer, layer, last))
     with pytest.raises(ConfigError) as refusal:
-        DecoderShard(config, Shard(0, size)).verify(range(config.num_layers))
+        DecoderShard(config, Shard(0, size)).verify()
     expected = rf"tensor_parallel_size: expected {told}.*, got {size}"
     assert re.fullmatch(expected, refusal.value.message), refusal.value.message
     assert refusal.value.param == "tensor_parallel_size"
-    DecoderShard(config).verify(range(config.num_layers))
+    DecoderShard(config).verify()
 
 
 def test_layers_of_experts_alone_need_no_dense_width(config: DecoderConfig) -> None:
-    experts = replace(MOE, num_experts=8, layers=frozenset(range(config.num_layers)), shared_intermediate_size=0)
-    DecoderShard(replace(config, intermediate_size=771, moe=experts), Shard(0, 4)).verify(range(config.num_layers))
+    config = replace(config, layers=(LayerConfig(ATTENTION, DENSE),) * 2, dense=DenseConfig(771))
+    config = config.with_experts(replace(MOE, num_experts=8, shared_intermediate_size=0), range(2))
+    DecoderShard(config, Shard(0, 4)).verify()
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ def test_counts_every_packed_matrix_once(golden_dir: Path, model: str, scheme: Q
     weights = DecoderWeights(checkpoint, config)
     parts = [
         (weights.qkv, WHOLE),
-        (weights.output, attention_slices(config)),
+        (weights.output, attention_slices(config.layers[0].attention)),
         (weights.gate_up, WHOLE),
-        (weights.down, feed_forward_slices(config.intermediate_size)),
+        (weights.down, feed_forward_slices(config.dense.intermediate_size)),
     ]
     packed = [
         pack_linear(part(layer)[0], scheme.linear, slices)

@@ -36,7 +36,7 @@ class Kv:
         self.tensors = [[gpu.wrap(array) for array in layer] for layer in self.arrays]
         (k, v, ks, vs), (dk, dv, dks, dvs, hidden) = self.tensors
         draft = DraftLayerKv(range(1), KvCache(dk, dv, 0, dks, dvs), hidden)
-        kv = RankKv(range(1), [KvCache(k, v, 0, ks, vs)], {"mtp": [draft]})
+        kv = RankKv([range(1)], [KvCache(k, v, 0, ks, vs)], {"mtp": [draft]})
         self.pages = DevicePages(gpu, [kv], is_read=True, is_written=True)
 
     def page(self, layer: int, block_id: int) -> bytes:

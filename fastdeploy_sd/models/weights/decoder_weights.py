@@ -12,7 +12,7 @@ import re
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.weights.source import Weights, WeightSource
 from fastdeploy_sd.models.weights.storages.registry import has_weight, read_weight
 from fastdeploy_sd.ops.bf16 import widen
@@ -42,22 +42,23 @@ class LayerWeights:
 
     def qkv(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return [(Hq + 2 * Hkv) * D, H] and its bias f32[(Hq + 2 * Hkv) * D] or None."""
-        c, name = self._config, f"{self._layer(layer)}.self_attn"
-        sizes = {"q_proj": c.num_heads * c.head_dim, "k_proj": c.num_kv_heads * c.head_dim}
-        sizes["v_proj"] = sizes["k_proj"]
-        return self._fused(name, "qkv_proj", sizes, c.qkv_bias)
+        attention, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn"
+        sizes = {"q_proj": attention.q_size, "k_proj": attention.kv_size, "v_proj": attention.kv_size}
+        return self._fused(name, "qkv_proj", sizes, attention.qkv_bias)
 
     def output(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return the attention output projection [H, Hq * D] and its bias or None."""
-        c, name = self._config, f"{self._layer(layer)}.self_attn.o_proj"
-        weight = self._matrix(name, c.hidden_size, c.num_heads * c.head_dim)
-        return weight, self._vector(f"{name}.bias", c.hidden_size) if c.output_bias else None
+        attention, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn.o_proj"
+        hidden = self._config.hidden_size
+        weight = self._matrix(name, hidden, attention.q_size)
+        return weight, self._vector(f"{name}.bias", hidden) if attention.output_bias else None
 
     def qk_norms(self, layer: int) -> tuple[Weights, Weights] | None:
-        """Return the f32[D] norms of q and k heads, None when the model has none."""
-        if not self._config.qk_norm:
+        """Return the f32[D] norms of q and k heads, None when the layer has none."""
+        attention = self._config.layers[layer].attention
+        if not attention.qk_norm:
             return None
-        name, dim = f"{self._layer(layer)}.self_attn", self._config.head_dim
+        name, dim = f"{self._layer(layer)}.self_attn", attention.head_dim
         return self._vector(f"{name}.q_norm.weight", dim), self._vector(f"{name}.k_norm.weight", dim)
 
     def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
@@ -65,17 +66,17 @@ class LayerWeights:
 
         Args:
             part: "mlp", "mlp.shared_experts" or "mlp.experts.<e>".
-            size: I when it is not the dense intermediate size.
+            size: I when it is not the `intermediate_size` of the layer's network.
         """
-        size = self._config.intermediate_size if size is None else size
+        size = self._config.layers[layer].mlp.intermediate_size if size is None else size
         sizes = {"gate_proj": size, "up_proj": size}
-        return self._fused(f"{self._layer(layer)}.{part}", "up_gate_proj", sizes, self._config.mlp_bias)
+        return self._fused(f"{self._layer(layer)}.{part}", "up_gate_proj", sizes, self._has_mlp_bias(layer))
 
     def down(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return the down projection [H, I] and its bias or None; arguments as gate_up."""
-        size = self._config.intermediate_size if size is None else size
+        size = self._config.layers[layer].mlp.intermediate_size if size is None else size
         name, hidden = f"{self._layer(layer)}.{part}.down_proj", self._config.hidden_size
-        bias = self._vector(f"{name}.bias", hidden) if self._config.mlp_bias else None
+        bias = self._vector(f"{name}.bias", hidden) if self._has_mlp_bias(layer) else None
         return self._matrix(name, hidden, size), bias
 
     def router(self, layer: int, moe: MoeConfig) -> tuple[Weights, Weights | None]:
@@ -91,9 +92,9 @@ class LayerWeights:
         """Look for every tensor of a layer, without reading large ones: what is missing shows before long work."""
         for look_up in (self.input_norm, self.qkv, self.qk_norms, self.output, self.post_attention_norm):
             look_up(layer)
-        moe = self._config.moe
-        if moe is None or layer not in moe.layers:
-            parts = [("mlp", self._config.intermediate_size)]
+        moe = self._config.layers[layer].mlp
+        if isinstance(moe, DenseConfig):
+            parts = [("mlp", moe.intermediate_size)]
         else:
             self.router(layer, moe)
             parts = [(part, moe.intermediate_size) for part in expert_parts(moe)]
@@ -105,6 +106,10 @@ class LayerWeights:
     def has_router(self, layer: int) -> bool:
         """Whether the layer's feed-forward network is a mixture of experts."""
         return has_weight(self._source, f"{self._layer(layer)}.mlp.gate")
+
+    def _has_mlp_bias(self, layer: int) -> bool:
+        mlp = self._config.layers[layer].mlp
+        return isinstance(mlp, DenseConfig) and mlp.bias
 
     def _layer(self, layer: int) -> str:
         return f"{self._prefix}.{layer}"

@@ -79,8 +79,8 @@ class KvIdentity:
             kv_format,
             config.cache.block_size,
             target.num_layers,
-            target.num_kv_heads,
-            target.head_dim,
+            target.layers[0].attention.num_kv_heads,
+            target.layers[0].attention.head_dim,
         )
 
     def output_fingerprint(self, rule: VerifyRule) -> str:

@@ -49,13 +49,13 @@ class RankKv:
     """What one rank has of the KV of all layers, over the same blocks as every other.
 
     Attributes:
-        kv_heads: of the model, that the target's layers have here. Where there are fewer than ranks, several ranks have
-            the same.
+        kv_heads: of the model, that each of the target's layers has here. Where there are fewer than ranks, several
+            ranks have the same.
         caches: of the target's layers.
         drafts: method -> layers of its draft model, in their order in a block.
     """
 
-    kv_heads: range
+    kv_heads: Sequence[range]
     caches: Sequence[KvCache[Tensor]]
     drafts: Mapping[str, Sequence[DraftLayerKv]] = field(default_factory=dict)
 
@@ -167,15 +167,16 @@ class _Layers:
         layers, shard = self.of_rank(rank), Shard(rank, self._num_ranks)
         caches = kv_tensors.allocate(layers, num_blocks, fmt, zeros)
         hidden = iter(kv_tensors.allocate_block_hidden(layers, num_blocks, fmt, zeros))
-        target = DecoderShard(self._target, shard).kv_heads(), caches[: self._target.num_layers]
-        left, drafts = iter(caches[self._target.num_layers :]), dict[str, list[DraftLayerKv]]()
+        own = DecoderShard(self._target, shard)
+        heads = [own.kv_heads(layer.attention) for layer in self._target.layers]
+        left, drafts = iter(caches[len(heads) :]), dict[str, list[DraftLayerKv]]()
         for name, weights in self._drafts.items():
-            heads = DecoderShard(weights.config, shard).kv_heads()
+            own = DecoderShard(weights.config, shard)
             drafts[name] = [
-                DraftLayerKv(heads, next(left), next(hidden) if weights.reads else None)
-                for _ in range(weights.num_kv_layers(self._num_steps))
+                DraftLayerKv(own.kv_heads(layer.attention), next(left), next(hidden) if weights.reads else None)
+                for layer in weights.config.layers[: weights.num_kv_layers(self._num_steps)]
             ]
-        return RankKv(*target, drafts)
+        return RankKv(heads, caches[: len(heads)], drafts)
 
 
 def _zeros_of_ranks(

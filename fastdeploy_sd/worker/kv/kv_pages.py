@@ -116,7 +116,7 @@ def verify_page(layer: int, block_id: int, num_layers: int, num_blocks: int) -> 
 
 def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:
     """Return the parts of every layer in the order of a page, [num_blocks, ...] each, of every rank that has it."""
-    targets = [[(rank.kv_heads, cache) for cache in rank.caches] for rank in ranks]
+    targets = [list(zip(rank.kv_heads, rank.caches, strict=True)) for rank in ranks]
     layers = [_pieces(layer) for layer in zip(*targets, strict=True)]
     for drafts in zip(*(rank.draft_layers for rank in ranks), strict=True):
         hidden = tuple(layer.hidden for layer in drafts if layer.hidden is not None)

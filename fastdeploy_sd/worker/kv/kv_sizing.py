@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
@@ -86,7 +86,7 @@ class LayerKv:
     @staticmethod
     def of_decoder(config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> list[LayerKv]:
         """Return what the layers of a decoder keep on a rank."""
-        return [LayerKv(_num_kv_heads(config, shard), config.head_dim)] * config.num_layers
+        return [LayerKv(*_geometry(config, layer.attention, shard)) for layer in config.layers]
 
     @staticmethod
     def of_draft_layers(
@@ -98,12 +98,15 @@ class LayerKv:
             reads_hidden: whether they read the target's hidden rows. Layer j's first key is that of token j + 1 then,
                 the first it can be run for.
         """
-        geometry, hidden_size = (_num_kv_heads(config, shard), config.head_dim), config.hidden_size * reads_hidden
-        return [LayerKv(*geometry, (j + 1) * reads_hidden, hidden_size) for j in range(num_layers)]
+        hidden_size = config.hidden_size * reads_hidden
+        return [
+            LayerKv(*_geometry(config, layer.attention, shard), (j + 1) * reads_hidden, hidden_size)
+            for j, layer in enumerate(config.layers[:num_layers])
+        ]
 
 
-def _num_kv_heads(config: DecoderConfig, shard: Shard) -> int:
-    return len(DecoderShard(config, shard).kv_heads())
+def _geometry(config: DecoderConfig, attention: AttentionConfig, shard: Shard) -> tuple[int, int]:
+    return len(DecoderShard(config, shard).kv_heads(attention)), attention.head_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from fastdeploy_sd.device.cuda.sizes import sizes_up_to
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
 from fastdeploy_sd.device.step_memory import StepLimits
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.linear_format import format_code
@@ -90,7 +90,7 @@ def step_bytes(
         total += 2 * _workspace_bytes(library, config, layer, num_rows, max_num_seqs, max_tokens)
     table = max_num_seqs * (max_tokens * 4 + decoder.vocab_size * 4 + 4096)
     masks = num_logits * (decoder.vocab_size // 8 + 4096)
-    rotary = max_tokens * decoder.head_dim * 4 * (1 + len(drafts))
+    rotary = max_tokens * decoder.layers[0].attention.head_dim * 4 * (1 + len(drafts))
     staging = _STAGING_BYTES + _COPY_BYTES * config.copies_kv
     total_memory, _ = library.memory_bytes()
     return total + table + masks + rotary + staging + int(min(_GRAPH_BYTES, total_memory * _GRAPH_SHARE))
@@ -98,10 +98,17 @@ def step_bytes(
 
 def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: int) -> int:
     """Of the activations that live at the same time, and of the logits."""
-    inner = config.intermediate_size if config.moe is None else config.moe.shared_intermediate_size
-    widest = max(3 * inner, config.qkv_size + 2 * config.num_heads * config.head_dim)
+    widest = max(
+        max(3 * _inner_size(layer), layer.attention.qkv_size + 2 * layer.attention.q_size) for layer in config.layers
+    )
     per_token = config.hidden_size * (4 + 3 * item) + widest * item
     return num_tokens * per_token + num_logits * (config.hidden_size * item + config.vocab_size * 4)
+
+
+def _inner_size(layer: LayerConfig) -> int:
+    """Of the feed-forward network that every token goes through."""
+    mlp = layer.mlp
+    return mlp.intermediate_size if isinstance(mlp, DenseConfig) else mlp.shared_intermediate_size
 
 
 def _workspace_bytes(
@@ -120,32 +127,32 @@ def _calls(
 ) -> Iterator[tuple[str, Any]]:
     dtype, max_num_seqs = DTYPE_CODES[config.model.dtype], config.scheduler.max_num_seqs
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-    hidden, attention = decoder.hidden_size, decoder.num_heads * decoder.head_dim
-    for rows, inputs, outputs, fmt in (
-        (num_tokens, hidden, decoder.qkv_size, scheme.linear),
-        (num_tokens, attention, hidden, scheme.linear),
-        (num_tokens, decoder.intermediate_size, hidden, scheme.linear),
-        (num_logits, hidden, decoder.vocab_size, scheme.lm_head),
-    ):
+    hidden, layers = decoder.hidden_size, dict.fromkeys(decoder.layers)
+    shapes = [(num_logits, hidden, decoder.vocab_size, scheme.lm_head)]
+    for layer in layers:
+        shapes.append((num_tokens, hidden, layer.attention.qkv_size, scheme.linear))
+        shapes.append((num_tokens, layer.attention.q_size, hidden, scheme.linear))
+        shapes.append((num_tokens, _inner_size(layer) or hidden, hidden, scheme.linear))
+    for rows, inputs, outputs, fmt in shapes:
         params = struct_type("LinearParams")()
         params.num_rows, params.in_features, params.out_features = rows, inputs, outputs
         params.format, params.num_slices, params.slice_unit = format_code(fmt), 1, 1
         params.x_dtype = params.y_dtype = dtype
         yield "linear", params
-    params = struct_type("CascadeAppendAttentionParams")()
-    params.num_blocks, params.num_kv_heads, params.head_dim = 1, decoder.num_kv_heads, decoder.head_dim
-    params.block_size, params.dtype, params.kv_dtype = config.cache.block_size, dtype, dtype
-    params.num_requests, params.num_table_rows = min(num_tokens, max_num_seqs), max_num_seqs
-    params.num_tokens, params.num_heads = num_tokens, decoder.num_heads
-    params.max_blocks = -(-max_tokens // config.cache.block_size)
-    params.group_rows = 1  # any address: requests may share prefixes
-    yield "cascade_append_attention", params
+    for attention in dict.fromkeys(layer.attention for layer in layers):
+        params = struct_type("CascadeAppendAttentionParams")()
+        params.num_blocks, params.num_kv_heads, params.head_dim = 1, attention.num_kv_heads, attention.head_dim
+        params.block_size, params.dtype, params.kv_dtype = config.cache.block_size, dtype, dtype
+        params.num_requests, params.num_table_rows = min(num_tokens, max_num_seqs), max_num_seqs
+        params.num_tokens, params.num_heads = num_tokens, attention.num_heads
+        params.max_blocks = -(-max_tokens // config.cache.block_size)
+        params.group_rows = 1  # any address: requests may share prefixes
+        yield "cascade_append_attention", params
 
 
 def _expert_bytes(config: Config, decoder: DecoderConfig, num_tokens: int) -> int:
     """Of the pairs of tokens and experts that go through experts together."""
-    if decoder.moe is None:
-        return 0
-    item = storage(config.model.dtype).itemsize
-    row = 3 * decoder.moe.intermediate_size * item + decoder.hidden_size * (4 + 2 * item)
-    return min(num_tokens, 2048) * decoder.moe.top_k * row
+    item, hidden = storage(config.model.dtype).itemsize, decoder.hidden_size
+    experts = {layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)}
+    rows = [moe.top_k * (3 * moe.intermediate_size * item + hidden * (4 + 2 * item)) for moe in experts]
+    return min(num_tokens, 2048) * max(rows, default=0)

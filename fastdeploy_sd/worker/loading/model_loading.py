@@ -53,10 +53,10 @@ def load_model(
     """
     _verify_experts(config, decoder_config)
     folder, shard = config.model.packed_weights_folder, group.shard
-    DecoderShard(decoder_config, shard).verify(range(decoder_config.num_layers))
+    DecoderShard(decoder_config, shard).verify()
     for weights in draft_weights.values():
         draft_shard = DecoderShard(weights.config, shard)
-        draft_shard.verify(range(weights.num_layers))
+        draft_shard.verify()
         draft_shard.hidden()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     with (

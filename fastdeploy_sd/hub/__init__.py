@@ -1,4 +1,4 @@
-"""Models by name: finds a model in a hub's cache on this machine, or fetches it. Loads nothing and executes nothing."""
+"""Finds models by name in a hub's cache on this machine, or fetches them. Loads and executes nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Models of the Hugging Face Hub, through the package huggingface_hub, which keeps the cache and speaks to the hub.
+"""Fetches models of the Hugging Face Hub with the package huggingface_hub, which keeps the cache.
 
-What it downloads is resumed while a start lasts; the next start keeps whole files. A commit that lies in the cache
-complete is used without asking anybody; for a branch the hub is asked what it is now, and where it cannot be reached
-what the cache knows is used, with a line in the log.
+A broken download is resumed within a start; the next start keeps whole files. A complete commit in the cache is used
+without asking the hub. For a branch the hub is asked; where it cannot be reached the cache is used, with a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def fetch(wanted: WantedModel) -> Path:
 
     Raises:
         ConfigError: there is no such model or revision, it has no safetensors files, the hub cannot be reached, or
-            nothing may be fetched and the cache has it not, or not all of it.
+            nothing may be fetched and the cache lacks a file.
     """
     from huggingface_hub import HfApi, constants
 
@@ -59,12 +58,12 @@ def fetch(wanted: WantedModel) -> Path:
 
 
 def _cached(wanted: WantedModel) -> Path | None:
-    """The folder that the cache has for the revision, whether it is complete or not."""
+    """Return the cache's folder of the revision, complete or not; None = there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        # The pattern: what else the repository may have is not missing.
+        # The pattern: the repository's other files are not missing.
         found = snapshot_download(
             wanted.name,
             revision=wanted.revision,
@@ -78,7 +77,7 @@ def _cached(wanted: WantedModel) -> Path | None:
 
 
 def _without_hub(wanted: WantedModel, error: Exception) -> Path:
-    """What the cache knows, where the hub cannot be asked; a hub that says no is final."""
+    """Return the cache's folder where the hub does not answer; raises ConfigError where it refuses."""
     from huggingface_hub import constants
 
     status = getattr(getattr(error, "response", None), "status_code", _SERVER_ERRORS)
@@ -96,7 +95,7 @@ def _without_hub(wanted: WantedModel, error: Exception) -> Path:
 
 
 def _download(wanted: WantedModel, commit: str, sizes: dict[str, int]) -> Path:
-    """Fetch those of the files that the cache has not."""
+    """Fetch the files that the cache lacks."""
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
     cache = wanted.folder or Path(constants.HF_HUB_CACHE)
@@ -129,7 +128,7 @@ def _download(wanted: WantedModel, commit: str, sizes: dict[str, int]) -> Path:
 
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
-    """The package draws no bars of its own."""
+    """Switch the package's own progress bars off."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     has_bars = not are_progress_bars_disabled()
@@ -172,7 +171,7 @@ def _not_cached(wanted: WantedModel, folder: Path | None) -> ConfigError:
 
 
 def _in_cache(wanted: WantedModel, folder: Path | None) -> str:
-    """What the cache has of a model."""
+    """Say what the cache has of a model."""
     from huggingface_hub import constants
 
     cache = wanted.folder or constants.HF_HUB_CACHE
@@ -185,6 +184,6 @@ def _in_cache(wanted: WantedModel, folder: Path | None) -> str:
 
 
 def _cause(error: Any) -> str:
-    """A line of what a library raised."""
+    """Return a line about a library's exception."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,7 +1,6 @@
-"""A configuration whose model is a name -> one whose model is a folder on this machine. Knows no hub by itself.
+"""Turns a configuration whose model is a name into one whose model is a folder on this machine.
 
-Whoever starts a model calls this once, in its first process: ranks and other processes get the folder, so a machine
-fetches a model once.
+The first process of a start calls this once and gives the folder to all others, so a machine fetches a model once.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _DEFAULT_BRANCHES = (None, "master")  # the second is FastDeploy's default, what
 
 
 def located(config: Config, *, may_fetch: bool = True) -> Config:
-    """Return the configuration with the folder of its model; what has been a folder stays as it is.
+    """Return the configuration with the folder of its model; a folder stays as it is.
 
     Args:
-        may_fetch: False = look only into what has been fetched before.
+        may_fetch: False = use only what was fetched before.
 
     Raises:
         ConfigError: the model cannot be found or fetched; the text says what to do.

@@ -1,6 +1,6 @@
-"""Models of ModelScope, through the package modelscope, which is installed apart.
+"""Fetches models of ModelScope with the package modelscope, an optional dependency.
 
-It keeps the cache, speaks to ModelScope and resumes what was cut. Subfolders are left out.
+The package keeps the cache and resumes broken downloads. Subfolders are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def fetch(wanted: WantedModel) -> Path:
 
     Raises:
         ConfigError: the package is not installed, there is no such model or revision, ModelScope cannot be reached, or
-            nothing may be fetched and the cache has it not, or not all of it.
+            nothing may be fetched and the cache lacks a file.
     """
     try:
         from modelscope import snapshot_download

@@ -1,6 +1,6 @@
-"""How far fetching a model has come: a bar on a terminal, elsewhere a log line every few seconds.
+"""Shows the progress of fetching a model: a bar on a terminal, elsewhere a log line every few seconds.
 
-Looks at what lies in the folder, so it is the same for every hub and every way of transfer.
+It measures the folder, so it works for every hub and every kind of transfer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.5
-_LOG_EVERY_S = 5.0
+_POLL_S = 0.5
+_LOG_INTERVAL_S = 5.0
 _GB = 1e9
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
 
@@ -52,23 +52,23 @@ class FetchProgress:
         self._bar.close()
 
     def _watch(self) -> None:
-        next_line = time.monotonic() + _LOG_EVERY_S
-        while not self._ended.wait(_LOOK_EVERY_S):
+        next_line = time.monotonic() + _LOG_INTERVAL_S
+        while not self._ended.wait(_POLL_S):
             num_done = min(_num_bytes(self._folder) - self._before, self._total)
             self._bar.update(num_done - self._bar.n)
             if self._bar.disable and time.monotonic() >= next_line:
                 _log.info("fetching %s: %.1f of %.1f GB", self._name, num_done / _GB, self._total / _GB)
-                next_line = time.monotonic() + _LOG_EVERY_S
+                next_line = time.monotonic() + _LOG_INTERVAL_S
 
 
 def _num_bytes(folder: Path) -> int:
-    """What the files below a folder take up; a file that is reserved and not written yet takes nothing."""
+    """Return the bytes that were written of the files below a folder."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
                 found = os.lstat(os.path.join(root, name))
             except OSError:
-                continue  # it has been moved meanwhile
+                continue  # moved meanwhile
             total += min(found.st_size, found.st_blocks * _BLOCK_BYTES)
     return total

@@ -1,6 +1,6 @@
-"""Which files of a repository a checkpoint is made of: weights in safetensors, its configuration, its tokenizer.
+"""Selects the files of a repository that are a checkpoint: weights in safetensors, configuration, tokenizer.
 
-Nothing else is fetched: no pickled weights, no Python code, no other formats of the same weights. Knows no hub.
+Pickled weights, Python code and other formats of the same weights are not fetched. Knows no hub.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastdeploy_sd.process.files import read_json
 
 WEIGHTS = "*.safetensors"
 INDEX = "*.safetensors.index.json"
-# Other shapes of the same weights, which some publishers put beside those of this format.
+# The same weights under other names, which some publishers add.
 _COPIES = ("consolidated*.safetensors",)
 NAMES = (
     "config.json",
@@ -47,7 +47,7 @@ class WantedModel:
     Attributes:
         name: as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit; None = the default branch.
-        folder: that keeps models; None = the hub's own.
+        folder: the cache; None = the hub's own.
         is_offline: fetch nothing.
     """
 
@@ -58,7 +58,7 @@ class WantedModel:
 
 
 def select_files(names: Iterable[str]) -> list[str]:
-    """Return those of a repository's files that a checkpoint consists of, in their order."""
+    """Return the files of a repository that are the checkpoint, in their order."""
     found = [name for name in names if _is_wanted(name)]
     copies = [name for name in found if any(fnmatch.fnmatchcase(name, pattern) for pattern in _COPIES)]
     is_only_form = len(copies) == sum(map(is_weights, found))
@@ -66,7 +66,7 @@ def select_files(names: Iterable[str]) -> list[str]:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file is one of weights."""
+    """Whether a file holds weights."""
     return fnmatch.fnmatchcase(name, WEIGHTS)
 
 
@@ -76,7 +76,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def missing_files(folder: Path) -> Sequence[str]:
-    """Return the files without which the folder is no checkpoint, as far as it says itself; empty = none.
+    """Return the files that a folder lacks to be a checkpoint, by its own index; empty = none.
 
     Raises:
         CheckpointError: the index of its weights is not valid.

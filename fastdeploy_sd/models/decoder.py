@@ -9,7 +9,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
+from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
@@ -19,6 +19,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
@@ -64,21 +65,21 @@ class Decoder:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: WeightSource,
         config: DecoderConfig,
         scheme: QuantScheme,
         packer: WeightPacker | None = None,
         group: TpGroup = ALONE,
     ) -> None:
-        """Load this rank's part; `packer` is the checkpoint's, None = one that packs everything.
+        """Load this rank's part; `packer` is the source's, None = one that packs everything.
 
         Raises:
             CheckpointError: a tensor is missing, has another shape, would not be used, or is not for float16.
         """
         self.config, self.dtype = config, scheme.dtype
-        weights = DecoderWeights(checkpoint, config)
+        weights = DecoderWeights(source, config)
         weights.verify()
-        packer = WeightPacker(checkpoint) if packer is None else packer
+        packer = WeightPacker(source) if packer is None else packer
         builder = LayerBuilder(config, scheme, packer, group)
         self._embedding = Embedding(weights.embedding(), scheme)
         self._layers = [builder.layer(weights, i) for i in range(config.num_layers)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import I32
@@ -38,7 +38,7 @@ class DraftWeights(Protocol):
         reads: the target's hidden rows that it reads besides token ids, by name; () = none.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: ModelSource
     config: DecoderConfig
     num_layers: int
 

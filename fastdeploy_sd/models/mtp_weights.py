@@ -23,6 +23,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes
 from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.shard import Shard
@@ -54,7 +55,7 @@ class MtpNames:
     head: str | None = None
 
 
-def find_names(checkpoint: Checkpoint) -> MtpNames | None:
+def find_names(checkpoint: ModelSource) -> MtpNames | None:
     """Return how a checkpoint names its MTP layers, None where it has none.
 
     Raises:
@@ -74,7 +75,7 @@ def find_names(checkpoint: Checkpoint) -> MtpNames | None:
     return MtpNames(numbers, f"{root}.layers", *parts, *ends)
 
 
-def _numbers(checkpoint: Checkpoint, pattern: re.Pattern[str]) -> tuple[str, tuple[int, ...]] | None:
+def _numbers(checkpoint: ModelSource, pattern: re.Pattern[str]) -> tuple[str, tuple[int, ...]] | None:
     found = [match for match in map(pattern.fullmatch, checkpoint.names()) if match is not None]
     if not found:
         return None
@@ -107,7 +108,7 @@ class MtpWeights(LayerWeights):
         CheckpointError: a tensor is missing or has another shape.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, names: MtpNames) -> None:
+    def __init__(self, checkpoint: ModelSource, config: DecoderConfig, names: MtpNames) -> None:
         super().__init__(checkpoint, config, names.block)
         self.checkpoint, self.path = checkpoint, checkpoint.path
         self.num_layers, self._names = len(names.numbers), names
@@ -198,7 +199,7 @@ class MtpWeights(LayerWeights):
         return super()._layer(self._names.numbers[layer])
 
 
-def open_mtp_weights(target: Checkpoint, target_config: DecoderConfig, directory: str | None) -> MtpWeights:
+def open_mtp_weights(target: ModelSource, target_config: DecoderConfig, directory: str | None) -> MtpWeights:
     """Open the MTP weights that belong to a target.
 
     Args:
@@ -219,7 +220,7 @@ def open_mtp_weights(target: Checkpoint, target_config: DecoderConfig, directory
     return MtpWeights(checkpoint, config, names)
 
 
-def _choose(target: Checkpoint, directory: str | None) -> tuple[Checkpoint, str]:
+def _choose(target: ModelSource, directory: str | None) -> tuple[ModelSource, str]:
     """Return the checkpoint to look into and, for the error, the places that were considered."""
     if directory is not None:
         path = pathlib.Path(directory)

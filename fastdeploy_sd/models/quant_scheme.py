@@ -1,4 +1,4 @@
-"""QuantScheme: which storage format each kind of linear layer gets; weight_packer.py converts to it."""
+"""QuantScheme: the format that each kind of linear layer is multiplied in; weights/packer.py converts to it."""
 
 from __future__ import annotations
 

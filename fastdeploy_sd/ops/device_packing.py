@@ -1,6 +1,6 @@
-"""Packs weight matrices on a GPU, out of the pinned memory that they go up through: the bytes that `pack_into` makes.
+"""Packs weight matrices on a GPU, into the bytes that `pack_into` makes, through pinned memory.
 
-A piece is whole panels of a matrix, and holds their rows as they lie in the checkpoint. Knows no framework.
+A piece is whole panels of a matrix: their rows as the checkpoint stores them. Knows no framework.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 _OP = "pack_linear"
 _PANEL = 32
-# Parts begin where accesses of any width may.
+# Parts begin at multiples of it, where accesses of any width are aligned.
 _ALIGNMENT = 256
 
 
 def pack_on_device(
     device: CudaDevice, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
 ) -> None:
-    """Start packing a matrix into `packed_bytes` bytes of a GPU's memory; its parts have been read at the return.
+    """Start packing a matrix into `packed_bytes` bytes of a GPU's memory; its parts are read at the return.
 
     Args:
         address: 64-byte aligned.
@@ -48,7 +48,7 @@ def pack_on_device(
 
 
 def send_packed(device: CudaDevice, address: int, data: Bytes) -> None:
-    """Start copying a matrix that is packed already; it has been read at the return.
+    """Start copying a matrix that is packed already; it is read at the return.
 
     Raises:
         MemoryError: there is no memory for a piece.
@@ -74,13 +74,13 @@ def _pack(
 
 
 def _staged_bytes(matrix: WeightMatrix) -> int:
-    """Bytes of a piece: a table of its parts, and their elements."""
+    """Return the bytes of a piece: a table of its parts, and their elements."""
     table_bytes = len(matrix.parts) * ctypes.sizeof(struct_type("WeightRows"))
     return _aligned(table_bytes) + sum(_aligned(part.data.nbytes) for part in matrix.float_parts())
 
 
 def _rows_at_once(matrix: WeightMatrix, piece_bytes: int) -> int:
-    """Rows of as many panels as a piece has room for, at least one."""
+    """Return the rows of as many panels as fit into a piece, at least one."""
     row_bytes = matrix.shape[1] * max(part.data.itemsize for part in matrix.float_parts())
     left = piece_bytes - (len(matrix.parts) + 1) * 2 * _ALIGNMENT
     return max(left // max(row_bytes, 1) // _PANEL, 1) * _PANEL

@@ -1,4 +1,4 @@
-"""The forms in which weight matrices are stored and multiplied, by name."""
+"""The formats that kernels multiply weights in, by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 LinearFormat = Literal["float32", "bfloat16", "wint8", "wint4", "fp8", "float16"]
 _CODES: tuple[LinearFormat, ...] = get_args(LinearFormat)
-# What every device multiplies; the others are for GPUs only.
+# Formats of every device, and those of GPUs only.
 LINEAR_FORMATS: tuple[LinearFormat, ...] = ("float32", "bfloat16", "wint8", "wint4")
 GPU_FORMATS: tuple[LinearFormat, ...] = ("fp8", "float16")
 

@@ -1,4 +1,4 @@
-"""Weight matrices in the layout that `linear` and `moe_ffn` stream, and how they get there. Knows no framework."""
+"""Packs weight matrices into the layout that `linear` and `moe_ffn` stream. Knows no framework."""
 
 from __future__ import annotations
 
@@ -173,18 +173,6 @@ def experts_shape(weights: Experts) -> tuple[int, int]:
     return shapes.pop()
 
 
-def pack_experts_into(address: int, weights: Experts, fmt: LinearFormat) -> None:
-    """Pack matrices one after another into memory at a 64-byte aligned address.
-
-    Raises:
-        ValueError: a shape, dtype or the alignment disagrees.
-    """
-    out_features, in_features = experts_shape(weights)
-    size = packed_bytes(in_features, out_features, fmt)
-    for i, weight in enumerate(weights):
-        pack_into(address + i * size, weight, fmt)
-
-
 def pack_experts(weights: Experts, fmt: LinearFormat) -> PackedExperts[npt.NDArray[np.uint8]]:
     """Pack one matrix per expert; see `pack_linear`.
 
@@ -195,6 +183,8 @@ def pack_experts(weights: Experts, fmt: LinearFormat) -> PackedExperts[npt.NDArr
         ValueError: unknown format, no expert, or a shape or dtype disagrees.
     """
     out_features, in_features = experts_shape(weights)
-    data = WeightMemory().take(len(weights) * packed_bytes(in_features, out_features, fmt))
-    pack_experts_into(data.ctypes.data, weights, fmt)
+    size = packed_bytes(in_features, out_features, fmt)
+    data = WeightMemory().take(len(weights) * size)
+    for i, weight in enumerate(weights):
+        pack_into(data.ctypes.data + i * size, weight, fmt)
     return PackedExperts(data, len(weights), in_features, out_features, fmt)

@@ -10,7 +10,6 @@ import pytest
 
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
@@ -155,7 +154,7 @@ def test_eos_ids_may_be_one_several_or_none(tmp_path: pathlib.Path, value: objec
     path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
     rewrite.write_file(path / "model.safetensors", {"a": np.zeros(1, np.float32)})
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    assert read_eos_token_ids(Checkpoint(path)) == ids
+    assert Checkpoint(path).eos_token_ids() == ids
 
 
 def test_a_tensor_that_is_missing_or_too_much_shows_before_anything_is_packed(

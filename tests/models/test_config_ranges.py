@@ -11,7 +11,6 @@ import pytest
 
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.rope_table import YarnScaling
@@ -157,4 +156,4 @@ def test_eos_ids_are_token_ids(tmp_path: pathlib.Path, value: object) -> None:
     with pytest.raises(
         CheckpointError, match=r"generation_config\.json: eos_token_id: expected at most 1024 token ids"
     ):
-        read_eos_token_ids(Checkpoint(path))
+        Checkpoint(path).eos_token_ids()

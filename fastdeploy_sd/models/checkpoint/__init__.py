@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.models.checkpoint.checkpoint import Checkpoint
-from fastdeploy_sd.models.checkpoint.config_file import read_config
+from fastdeploy_sd.models.checkpoint.checkpoint import Checkpoint, read_config
 from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 from fastdeploy_sd.models.weights.source import Weights
 

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.checkpoint.config_file import CONFIG_NAME, read_config
+from fastdeploy_sd.models.checkpoint.fields import MAX_I32, is_token_id
+from fastdeploy_sd.models.checkpoint.quantization import verify_quantization
 from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 from fastdeploy_sd.models.weights.source import ModelSource, TensorInfo, Weights
 from fastdeploy_sd.process.files import read_json
 from fastdeploy_sd.types import Bytes
 
+CONFIG_NAME = "config.json"
 MAX_FILES, MAX_NAME_CHARS = 10_000, 255
+MAX_EOS_TOKEN_IDS = 1024
 
 
 class Checkpoint(ModelSource):
@@ -42,6 +45,19 @@ class Checkpoint(ModelSource):
         super().__init__(path, tensors, path / CONFIG_NAME, config)
         self._is_ernie = any(name.startswith("ernie.") for name in tensors)
 
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Return generation_config.json's, else config.json's, else none."""
+        path = self.path / "generation_config.json"
+        values = read_json(path, missing_ok=True)
+        if "eos_token_id" not in values:
+            path, values = self.config_path, self.config
+        value = values.get("eos_token_id")
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if len(ids) > MAX_EOS_TOKEN_IDS or not all(map(is_token_id, ids)):
+            expected = f"at most {MAX_EOS_TOKEN_IDS} token ids from 0 to {MAX_I32}"
+            raise CheckpointError(f"{path}: eos_token_id: expected {expected}, got {shown(value)}")
+        return tuple(ids)
+
     def is_transposed(self, name: str) -> bool:
         """Paddle stores ERNIE's matrices so; files marked format=pt hold [out, in]."""
         return self._is_ernie and self._files[name].metadata.get("format") != "pt"
@@ -66,6 +82,19 @@ class Checkpoint(ModelSource):
 
     def _tensor(self, name: str) -> Weights:
         return self._files[name].tensor(name)
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+    """Return config.json of a checkpoint whose weights can be read.
+
+    Raises:
+        CheckpointError: no such folder, no readable config.json, or weights in a storage that is not read.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"model: expected a checkpoint directory, got {str(folder)!r}", param="model")
+    config = read_json(folder / CONFIG_NAME)
+    verify_quantization(folder, config)
+    return config
 
 
 def _file_names(path: pathlib.Path) -> list[str]:

@@ -1,6 +1,6 @@
-"""Fields of a checkpoint's JSON files: what type and range each has, and a reader that checks both.
+"""Fields of a checkpoint's JSON files: their types and ranges, and a reader that checks both.
 
-A value that is null counts as absent, as the files' own library has it. Knows no file's keys.
+A value that is null counts as absent, as in the files' own library. Knows no file's keys.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class FieldReader:
         return value
 
     def require_neutral(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
-        """Refuse what asks for a computation that is not there, instead of computing something else.
+        """Refuse values that ask for a computation that is not supported.
 
         Args:
-            neutral: key -> the values that ask for nothing; an absent key never does.
+            neutral: key -> the values that ask for nothing, as an absent key does.
         """
         for name, allowed in neutral.items():
             value = self.values.get(name)

@@ -1,6 +1,6 @@
-"""Tells whether a checkpoint's weights are quantised, and by which method, from what its JSON files say.
+"""Tells from a checkpoint's JSON files whether its weights are quantised, and by which method.
 
-Knows how Hugging Face's and Paddle's tools write that down; knows no tensor.
+Knows how Hugging Face's and Paddle's tools describe that; knows no tensor.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.storages.registry import described_storage
 from fastdeploy_sd.process.files import read_json
 
-# Methods whose name is written otherwise than in the files; any other is named as it is there.
+# Names of methods in errors, where they differ from those in the files.
 _NAMES = {
     "awq": "AWQ", "gptq": "GPTQ", "fp8": "FP8", "fbgemm_fp8": "FBGEMM FP8", "gguf": "GGUF", "hqq": "HQQ",
     "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "NVFP4", "modelopt": "ModelOpt", "quark": "Quark",
     "auto-round": "AutoRound", "torchao": "TorchAO", "bitsandbytes": "bitsandbytes",
 }  # fmt: skip
 _NOTHING = (None, "", "none", "None", "dense", False, 0)
-# Keys whose value is the name of a method, the most telling first.
+# Keys whose value is the name of a method, the most precise first.
 _METHOD_KEYS = (
     "quant_method", "quant_algo", "quantization", "weight_quantize_algo", "moe_quant_type", "dense_quant_type",
 )  # fmt: skip
 _BITS_KEYS = ("bits", "w_bit", "weight_bits")
-# What FastDeploy makes of plain weights as it loads them; the weights themselves are not quantised.
+# How FastDeploy quantises plain weights while it loads them; the stored weights are plain.
 _AT_LOADING = ("wint8", "wint4", "mix_quant")
 _log = logging.getLogger(__name__)
 
 
-def verify_unquantized(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose weights are quantised in another way than e4m3 in blocks, by the name of the method.
+def verify_quantization(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose weights are quantised and in no storage that is read, by the name of the method.
 
     Args:
         folder: of the checkpoint, whose quantize_config.json, quant_config.json and hf_quant_config.json are read too.
@@ -73,7 +73,7 @@ def _method(description: Mapping[str, Any]) -> str | None:
     if description.get("quant_method") == "compressed-tensors" and description.get("format") == "dense":
         return None
     methods = [description[key] for key in _METHOD_KEYS if description.get(key) not in _NOTHING]
-    # One part may stay plain or be quantised at loading while another is stored quantised.
+    # One part may be plain or quantised at loading while another is stored quantised.
     stored = [method for method in methods if method not in _AT_LOADING]
     if stored or methods:
         return str((stored or methods)[0])[:40]

@@ -1,8 +1,7 @@
-"""Finds a decoder's weights in a checkpoint under either naming: Hugging Face (`model.`) or Paddle (`ernie.`).
+"""Finds a decoder's weights by role, under Hugging Face's names (`model.`) or Paddle's (`ernie.`).
 
-Paddle's ERNIE checkpoints store matrices [in, out] and may hold q, k, v and gate, up fused; what comes out of here are
-matrices [out, in] of q | k | v and gate | up, made of parts that lie where the file is mapped. Knows names and shapes,
-not layers.
+Paddle's ERNIE checkpoints store matrices [in, out] and may hold q, k, v and gate, up fused. Here matrices are [out, in]
+of q | k | v and gate | up, in parts that are views of the mapped file. Knows names and shapes, not layers.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class LayerWeights:
         return weight, widen(self._source.tensor(bias_name, (1, experts))).reshape(experts)
 
     def verify_layer(self, layer: int) -> None:
-        """Look for every tensor of a layer, without reading large ones: what is missing shows before long work."""
+        """Look up every tensor of a layer, before the long work, without reading large ones."""
         for look_up in (self.input_norm, self.qkv, self.qk_norms, self.output, self.post_attention_norm):
             look_up(layer)
         moe = self._config.layers[layer].mlp
@@ -172,9 +171,9 @@ class DecoderWeights(LayerWeights):
         return self._vector(f"{self._root}.norm.weight", self._config.hidden_size)
 
     def verify(self) -> None:
-        """Look for every tensor of the decoder, and for weights of it that would not be used.
+        """Look up every tensor of the decoder, and weights of it that would not be used.
 
-        A bias or a layer that config.json does not tell of belongs to another model than the one it describes.
+        A bias or a layer that config.json does not mention belongs to another model than the one it describes.
 
         Raises:
             CheckpointError: a tensor is missing, has another shape, or would not be used.
@@ -193,9 +192,9 @@ class DecoderWeights(LayerWeights):
 
     def _is_of_decoder(self, name: str) -> bool:
         if not name.endswith((".weight", ".bias")):
-            return False  # a table that old files keep, the scale of a quantised KV cache
+            return False  # as tables of old files, or scales of a quantised KV cache
         if name.startswith("lm_head."):
             return name != "lm_head.weight" or not self._config.tie_word_embeddings
         match = re.match(rf"{self._prefix}\.(\d+)\.", name)
-        # Layers with a projection of two rows are draft layers, which some releases number on.
+        # Layers with a projection over two rows are draft layers, which some releases number after the decoder's.
         return match is not None and f"{self._prefix}.{match[1]}.eh_proj.weight" not in self._source

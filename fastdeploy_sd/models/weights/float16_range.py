@@ -1,4 +1,4 @@
-"""Refuses weights that float16 cannot hold, by name: an infinite one would end every request that reads it."""
+"""Refuses weights that float16 cannot hold: an infinite one would end every request that reads it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.weight_matrix import FloatPart
 
 _LARGEST = 65504
-# What is nearer to the next step of float16, which is infinity, than to the largest number; a tie goes there too.
+# From here on numbers are rounded to infinity: half a step above the largest number, where a tie is rounded up.
 _FIRST_INFINITE = 65520.0
-# Rows are looked at in pieces that stay in a cache until they are read again.
+# Rows are read in pieces that a cache holds until the second pass.
 _PIECE_BYTES = 1 << 20
 
 
 def verify_float16(part: FloatPart) -> None:
-    """Raise CheckpointError where a finite or infinite number of a part becomes infinite in float16.
+    """Raise CheckpointError where a number of a part becomes infinite in float16. NaNs pass.
 
-    What is stored in float16 costs nothing, other types one pass. NaNs are not looked for.
+    A part stored in float16 is not read.
     """
     data = part.data
     if data.dtype == np.float16 or not data.size:
@@ -34,10 +34,10 @@ def verify_float16(part: FloatPart) -> None:
 
 
 def _largest(data: npt.NDArray[np.generic]) -> float:
-    """Return the largest magnitude of numbers f32 or bf16 (u16 bits); of NaNs, that of the others.
+    """Return the largest magnitude of numbers f32 or bf16 (u16 bits) that are not NaN.
 
-    Without their sign, bits of numbers are in the numbers' order. As unsigned numbers the negative ones are last, as
-    signed ones the others: two reductions, and no array.
+    Without the sign, bits are in the order of the magnitudes. The largest unsigned bits are of a negative number, the
+    largest signed ones of a positive number: two reductions, and no array.
     """
     bits = data.view(np.dtype(f"u{data.itemsize}"))
     sign = 1 << (8 * data.itemsize - 1)

@@ -1,7 +1,6 @@
 """Keeps packed weights between starts: which file belongs to a checkpoint, when it may be used, and who writes it.
 
-A file that does not fit is not used: a warning says why, the weights are packed from the checkpoint, and the file is
-written anew. Knows no layers.
+A file that does not fit is not used: a warning says why, and the weights are packed and written again. Knows no layers.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import numpy as np
 import fastdeploy_sd
 from fastdeploy_sd.device.checksum import packed_layout_version
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import RULES_VERSION
 from fastdeploy_sd.models.weights.packed_file import Key, PackedFile, PackedFileError, write_packed_file
+from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.process.files import remove_unfinished
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
@@ -34,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 
 class PackedMatrices(Mapping[str, Bytes]):
-    """A PackedStore over what a file holds, which remembers what it lacked: name -> u8[n].
+    """A PackedStore over a file's matrices and those that are added to them: name -> u8[n].
 
-    What is in a device's memory is read whenever it is asked for.
+    A matrix in a device's memory is read each time it is asked for.
     """
 
     def __init__(self, file: PackedFile | None) -> None:
@@ -64,18 +63,17 @@ class PackedMatrices(Mapping[str, Bytes]):
 
 @contextlib.contextmanager
 def packed_matrices(
-    folder: Path | None, checkpoint: Checkpoint, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL
+    folder: Path | None, checkpoint: WeightSource, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL
 ) -> Iterator[PackedMatrices | None]:
-    """Give the packed matrices that a folder holds for a checkpoint; what the body adds is written when it ends well.
+    """Yield the packed matrices that a folder holds for a checkpoint; what the body adds is written at its end.
 
-    Processes that find no usable file take turns, so that one packs and the others read what it wrote; writing what a
-    usable file lacks takes a turn too. A folder without a lock, as one that cannot be written, is used like any other;
-    then every process packs what is not there.
+    Processes that find no usable file take turns, so that one packs and the others read its file. Writing what a usable
+    file lacks takes a turn too. Where the folder has no locks, as one that cannot be written, every process packs.
 
     Args:
-        folder: created if missing; None = nothing is kept and None is given.
-        part: which layers of the checkpoint; each has a file of its own.
-        shard: which rank's part of them; each has a file of its own, so that ranks pack at once.
+        folder: created if missing; None = nothing is kept, and None is yielded.
+        part: which layers of the checkpoint; each has its own file.
+        shard: which rank's part of them; each has its own file, so that ranks pack at the same time.
 
     Raises:
         ConfigError: the folder cannot be created.
@@ -103,20 +101,19 @@ def packed_matrices(
             _save(path, key, found, checkpoint, is_alone)
 
 
-def file_name(checkpoint: Checkpoint, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL) -> str:
-    """Return the name of a checkpoint's file: the same when the checkpoint or the library changes, so that a new file
-    takes an old one's place instead of lying beside it."""
+def file_name(checkpoint: WeightSource, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL) -> str:
+    """Return the name of a checkpoint's file.
+
+    It stays when the checkpoint or the library changes, so that a new file replaces the old one.
+    """
     place = checkpoint.path.resolve()
     digest = hashlib.blake2b(f"{place}\0{asdict(scheme)}".encode(), digest_size=6).hexdigest()
     rank = "" if shard == WHOLE_MODEL else f"-rank{shard.rank}of{shard.size}"
     return f"{place.name}-{part}-{scheme.linear}{rank}-{digest}.packed"
 
 
-def cache_key(checkpoint: Checkpoint, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL) -> Key:
-    """Return everything that decides the packed bytes: what was packed, how, and by which version of what.
-
-    The instruction-set level is not among it: every level packs the same bytes.
-    """
+def cache_key(checkpoint: WeightSource, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL) -> Key:
+    """Return everything that decides the packed bytes. The instruction set does not: every level packs the same."""
     return {
         "checkpoint": checkpoint.identity(),
         "part": part,
@@ -140,7 +137,7 @@ def _open(path: Path, key: Key, level: int) -> PackedFile | None:
 
 @contextlib.contextmanager
 def _turn(path: Path) -> Iterator[bool]:
-    """Wait for whoever packs the same weights. Gives False, at once, where the file system has no lock to offer."""
+    """Wait for the process that packs the same weights; yield False, at once, where the file system has no locks."""
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(open(path.with_suffix(".lock"), "a", encoding="utf-8", opener=_open_at_once))
@@ -159,11 +156,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _wait_for(lock: IO[str]) -> None:
-    """Lock a file; the log says so when that means to wait.
-
-    Raises:
-        OSError: locks are not possible here.
-    """
+    """Lock a file, with a line in the log if that takes waiting; raises OSError where there are no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -171,7 +164,7 @@ def _wait_for(lock: IO[str]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def _save(path: Path, key: Key, found: PackedMatrices, checkpoint: Checkpoint, is_alone: bool) -> None:
+def _save(path: Path, key: Key, found: PackedMatrices, checkpoint: WeightSource, is_alone: bool) -> None:
     """Write the file, if that is possible. `is_alone`: no other process writes it meanwhile."""
     if not checkpoint.is_unchanged():
         _log.warning("%s: %s: not written: the checkpoint changed while it was read", _OPTION, path)

@@ -1,8 +1,8 @@
 """The file that packed matrices are kept in. Knows names and bytes; knows no checkpoint and no format of weights.
 
-Little-endian: magic, u32 version, u64 size and u64 checksum of the header; the header, JSON with the key and, for every
-matrix, its place and the checksums of its chunks; then the matrices, each at a multiple of 4096. A file appears whole
-under its name or not at all, and is never written again. Checksums are XXH64.
+Little-endian: magic, u32 version, u64 size and u64 checksum of the header; the header; the matrices, each at a multiple
+of 4096. The header is JSON with the key and, for every matrix, its place and its chunks' checksums, XXH64. A file
+appears whole under its name or not at all, and is never changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PackedFileError(Exception):
 
 
 class PackedFile:
-    """A file of packed matrices, mapped read-only. Every byte that is handed out was checked when it was opened.
+    """A file of packed matrices, mapped read-only. Every byte is checked when it is opened.
 
     Raises (on construction):
         FileNotFoundError: there is none.
@@ -96,7 +96,7 @@ class PackedFile:
 def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode: int) -> None:
     """Write a file in place of the old one, if any, as `files.replacing` does.
 
-    Each matrix is asked for twice, one at a time: for its checksums, and to be written.
+    Each matrix is read twice: for its checksums, and to be written.
 
     Args:
         key: of JSON values.
@@ -106,7 +106,7 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
         OSError: the folder is missing, cannot be written, or is full.
     """
     begins, header = _header(key, matrices)
-    # Files are not touched in the parts that threads multiply, and stay in the system's cache where they were written.
+    # Threads do not touch a file's pages in the parts that they multiply: pages stay where they were written.
     with replacing(path) as file, spreading_files():
         os.fchmod(file.fileno(), mode & ~_umask())
         file.write(_START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header)
@@ -116,7 +116,7 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
 
 
 def _header(key: Key, matrices: Mapping[str, Bytes]) -> tuple[list[int], bytes]:
-    """Return where each matrix begins, and the header, which says so; its own size decides where the first one does."""
+    """Return where each matrix begins, and the header, whose own size decides where the first one begins."""
     described = [(data.nbytes, chunk_checksums(data, CHUNK_BYTES).tolist()) for data in matrices.values()]
     first = 0
     while True:

@@ -1,4 +1,4 @@
-"""Turns a checkpoint's matrices into packed ones: from the mapped file straight into the form that the kernels stream.
+"""Packs a checkpoint's matrices: straight from the mapped file into the layout that the kernels stream.
 
 Knows names, formats and bytes; knows no layers, and not whether packed matrices are kept anywhere.
 """
@@ -33,20 +33,20 @@ class PackedStore(Protocol):
         ...
 
     def add(self, name: str, data: Bytes | Callable[[], Bytes]) -> None:
-        """Take a freshly packed matrix, which nobody changes any more, or what reads it from where it is."""
+        """Take a freshly packed matrix, which does not change any more, or a function that reads it."""
         ...
 
 
 class WeightPacker:
-    """Packs matrices of one checkpoint one after the other: on all kernel threads, or on the GPU that they are for.
+    """Packs matrices of one source one after the other: on all kernel threads, or on the GPU that they are for.
 
-    A matrix exists once: parts are read where the file is mapped, and its pages are given back when they were read. So
-    loading needs the packed size and little more; of the host's memory, where the model is on a GPU, only what weights
-    go up through. Other storages than numbers become float32, a matrix at a time, unless their codes are packed.
+    A matrix exists once: parts are read where the file is mapped, and their pages are given back after that. So loading
+    needs memory for the packed weights and little more; for a GPU the host needs only the buffer of the uploads. What
+    is not stored as numbers becomes float32, one matrix at a time, unless its codes are packed.
 
     Args:
         store: None = every matrix is packed.
-        on_packed: told of every matrix its bytes in the checkpoint and those it takes packed.
+        on_packed: gets the bytes of every matrix in the source and packed.
     """
 
     def __init__(
@@ -83,56 +83,57 @@ class WeightPacker:
         return PackedExperts(data, len(matrices), in_features, out_features, fmt)
 
     def _packed(self, name: str, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> Tensor:
-        """Return matrices of one shape, one behind the other."""
+        """Return matrices of one shape, one after the other."""
         out_features, in_features = matrices[0].shape
         size = packed_bytes(in_features, out_features, fmt, slices)
         num_bytes = len(matrices) * size
         found = None if self._store is None else self._store.find(name, num_bytes)
-        if found is not None:
-            data = device().wrap(found)
-        else:
-            data = self._newly_packed(name, num_bytes, size, matrices, fmt, slices)
+        data = self._newly_packed(name, size, matrices, fmt, slices) if found is None else device().wrap(found)
         self._on_packed(sum(part.num_bytes for matrix in matrices for part in matrix.parts), num_bytes)
         self._source.release(name for matrix in matrices for part in matrix.parts for name in part.tensors)
         return data
 
     def _newly_packed(
-        self,
-        name: str,
-        num_bytes: int,
-        size: int,
-        matrices: Sequence[WeightMatrix],
-        fmt: LinearFormat,
-        slices: SliceRule,
+        self, name: str, size: int, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule
     ) -> Tensor:
-        where = device()
+        where, num_bytes = device(), len(matrices) * size
         if isinstance(where, CudaDevice):
             tensor = where.empty((num_bytes,), np.uint8)
             for i, matrix in enumerate(matrices):
-                codes = pack_codes(matrix, fmt, slices)
-                if codes is not None:
-                    send_packed(where, tensor.address + i * size, codes)
-                else:
-                    pack_on_device(where, tensor.address + i * size, _numbers(matrix, fmt), fmt, slices)
+                _pack_on_device(where, tensor.address + i * size, matrix, fmt, slices)
             if self._store is not None:
                 self._store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
         data = self._memory.take(num_bytes)
         for i, matrix in enumerate(matrices):
-            codes = pack_codes(matrix, fmt, slices)
-            if codes is not None:
-                data[i * size : (i + 1) * size] = codes
-            else:
-                pack_into(data.ctypes.data + i * size, _numbers(matrix, fmt), fmt, slices)
+            _pack_into(data[i * size : (i + 1) * size], matrix, fmt, slices)
         if self._store is not None:
             self._store.add(name, data)
         return where.wrap(data)
 
 
+def _pack_on_device(
+    where: CudaDevice, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule
+) -> None:
+    codes = pack_codes(matrix, fmt, slices)
+    if codes is not None:
+        send_packed(where, address, codes)
+    else:
+        pack_on_device(where, address, _numbers(matrix, fmt), fmt, slices)
+
+
+def _pack_into(data: Bytes, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule) -> None:
+    codes = pack_codes(matrix, fmt, slices)
+    if codes is not None:
+        data[:] = codes
+    else:
+        pack_into(data.ctypes.data, _numbers(matrix, fmt), fmt, slices)
+
+
 def _numbers(matrix: WeightMatrix, fmt: LinearFormat) -> WeightMatrix:
-    """Return a matrix as numbers, which the format can hold."""
-    parts = matrix.float_parts()
+    """Return a matrix as numbers that the format can hold."""
+    numbers = matrix.numbers()
     if fmt == "float16":
-        for part in parts:
+        for part in numbers.float_parts():
             verify_float16(part)
-    return WeightMatrix(parts)
+    return numbers

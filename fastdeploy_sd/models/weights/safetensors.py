@@ -32,7 +32,7 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
-    # Eight-bit floats are read as bits: such a file is valid, though no model here uses its tensors.
+    # Eight-bit floats are read as bits.
     "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
 }  # fmt: skip
 
@@ -89,10 +89,10 @@ class SafetensorsFile:
         return array if array.flags.aligned else array.copy()
 
     def identity(self) -> dict[str, Any]:
-        """Return what tells the file from others: size, time of the last write, digests of the header and of samples.
+        """Return what identifies the file: size, time of the last write, digests of the header and of samples.
 
-        Two trainings of one base have the same size and header, and the same time where a container image sets it; but
-        almost every tensor differs. Only a change that keeps size and time and misses every sample is not seen.
+        Two trainings of one base have the same size and header, and the same time where a container image sets it, but
+        almost every tensor differs. A change is missed only if it keeps size, time and every sample.
         """
         size, mtime_ns = self._status
         header = hashlib.blake2b(self._map[: self._data_start], digest_size=16).hexdigest()
@@ -114,10 +114,7 @@ class SafetensorsFile:
         return (status.st_size, status.st_mtime_ns) == self._status
 
     def release(self, name: str) -> None:
-        """Let the process forget the pages that lie within one tensor; the system keeps them as long as it likes.
-
-        Views stay valid: touching them maps the file again.
-        """
+        """Unmap the pages that lie within one tensor; views stay valid, and touching them maps the file again."""
         entry = self.entries[name]
         begin = -(-(self._data_start + entry.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (self._data_start + entry.end) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -177,7 +174,7 @@ class SafetensorsFile:
         return TensorEntry(dtype, tuple(shape), begin, end)
 
     def _verify_coverage(self) -> None:
-        """Tensors must not overlap; a file whose tensors share bytes is lying about one of them."""
+        """Raise CheckpointError where tensors share bytes."""
         spans = sorted((e.begin, e.end, name) for name, e in self.entries.items() if e.end > e.begin)
         for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
             if begin < end:

@@ -127,6 +127,10 @@ class ModelSource(WeightSource):
         super().__init__(path, tensors)
         self.config_path, self.config = config_path, config
 
+    @abstractmethod
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Return the ids that end generation; raises CheckpointError where they are no token ids."""
+
     def config_digest(self) -> str:
         """Return a digest of the config's values."""
         return hashlib.blake2b(json.dumps(self.config).encode(), digest_size=16).hexdigest()

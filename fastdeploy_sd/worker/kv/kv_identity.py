@@ -11,8 +11,8 @@ from typing import Any
 import fastdeploy_sd
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
-from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.worker.loading.draft_formats import own_scheme
 from fastdeploy_sd.worker.loading.weights_digest import weights_digest
@@ -46,8 +46,8 @@ class KvIdentity:
         config: Config,
         target: DecoderConfig,
         kv_format: str,
-        checkpoint: Checkpoint,
-        drafts: Sequence[Checkpoint],
+        checkpoint: ModelSource,
+        drafts: Sequence[ModelSource],
         kernels: str | None = None,
     ) -> KvIdentity:
         """Return that of a model as configured; see `weights_digest` on when the weights are read.
@@ -88,7 +88,7 @@ class KvIdentity:
         return _digest({"kv": self.fingerprint, "rule": asdict(rule)}) if rule.is_lossy else self.fingerprint
 
 
-def _content(config: Config, checkpoint: Checkpoint) -> list[str]:
+def _content(config: Config, checkpoint: ModelSource) -> list[str]:
     return [checkpoint.config_digest(), weights_digest(config, checkpoint)]
 
 

@@ -14,8 +14,8 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.draft_model import DraftWeights
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_mover
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_block_store(
-    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, drafts: Sequence[DraftWeights]
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]
 ) -> BlockCopier | None:
     """Return the slots for copies of blocks, and the thread that makes these; None without `--swap-space`.
 
@@ -67,7 +67,7 @@ def open_block_store(
     return BlockCopier(mover, file)
 
 
-def _file_name(config: Config, identity: KvIdentity, checkpoint: Checkpoint, drafts: Sequence[DraftWeights]) -> str:
+def _file_name(config: Config, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]) -> str:
     """Return a name that stays when checkpoint or library change, so that a folder does not fill up."""
     place = checkpoint.path.resolve()
     draft_places = [str(draft.checkpoint.path.resolve()) for draft in drafts]
@@ -77,7 +77,7 @@ def _file_name(config: Config, identity: KvIdentity, checkpoint: Checkpoint, dra
 
 
 def _key(
-    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: Checkpoint, drafts: Sequence[DraftWeights]
+    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]
 ) -> Mapping[str, Any]:
     """Return everything that decides the bytes of a block's KV, beside its tokens; any build of the kernels may."""
     return {

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftModel, DraftWeights
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.types.draft_methods import METHODS
 
 # The target's hidden rows that its pass keeps for draft models.
 _KEPT_ROWS = frozenset({FINAL_NORM})
 
 
-def open_draft_weights(config: Config, target: Checkpoint, target_config: DecoderConfig) -> Mapping[str, DraftWeights]:
+def open_draft_weights(config: Config, target: ModelSource, target_config: DecoderConfig) -> Mapping[str, DraftWeights]:
     """Return method -> weights of every draft model that the configuration needs, found and not read.
 
     Raises:

@@ -12,12 +12,12 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.checkpoint.token_ids import read_eos_token_ids
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights
 from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 from fastdeploy_sd.rules.requests import producible_eos
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
@@ -58,7 +58,7 @@ class Loaded:
         is_async: whether steps may begin before the host knows the tokens of those before them.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: ModelSource
     draft_weights: Mapping[str, DraftWeights]
     config: DecoderConfig
     kv: KvMemory
@@ -118,7 +118,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     checkpoint = Checkpoint(config.model.path)
     decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     max_model_len = kv_sizing.max_model_len(config, decoder_config)
-    eos_token_ids = producible_eos("checkpoint", read_eos_token_ids(checkpoint), decoder_config.vocab_size)
+    eos_token_ids = producible_eos("checkpoint", checkpoint.eos_token_ids(), decoder_config.vocab_size)
     # Opened first: that there are none must not be found out after the target was packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fastdeploy_sd.config import Config, formats_of
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights, TargetParts
@@ -18,6 +17,7 @@ from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packed_cache import packed_matrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, draft_scheme, own_scheme
 from fastdeploy_sd.worker.loading.draft_weights import model_builder
 from fastdeploy_sd.worker.loading.load_progress import LoadProgress
@@ -39,7 +39,7 @@ class LoadedModel:
 
 def load_model(
     config: Config,
-    checkpoint: Checkpoint,
+    checkpoint: ModelSource,
     decoder_config: DecoderConfig,
     draft_weights: Mapping[str, DraftWeights],
     group: TpGroup = ALONE,

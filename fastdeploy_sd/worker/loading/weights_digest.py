@@ -9,7 +9,7 @@ from functools import partial
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.checksum import chunk_checksums
-from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.autotune.kept_measurements import keep, load_json, measurements_folder, save_json
 
 # Smaller checkpoints are read again in less time than it is worth to keep a file for.
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-def weights_digest(config: Config, checkpoint: Checkpoint) -> str:
+def weights_digest(config: Config, checkpoint: ModelSource) -> str:
     """Return a digest of all bytes of the files of a checkpoint's tensors, in the order of their names.
 
     It is kept where measurements are, and is right as long as the files keep size, time and samples.
@@ -38,7 +38,7 @@ def weights_digest(config: Config, checkpoint: Checkpoint) -> str:
     return digest
 
 
-def compute(checkpoint: Checkpoint) -> str:
+def compute(checkpoint: ModelSource) -> str:
     """Return the digest, read from the files: BLAKE2b of the XXH64 of every MiB."""
     digest = hashlib.blake2b(digest_size=16)
     for data in checkpoint.spans(64 * _CHUNK_BYTES):
@@ -47,7 +47,7 @@ def compute(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _name(checkpoint: Checkpoint) -> str:
+def _name(checkpoint: ModelSource) -> str:
     """Return the file's name, which stays when the checkpoint changes."""
     place = checkpoint.path.resolve()
     return f"{place.name}-{hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()}.weights.json"

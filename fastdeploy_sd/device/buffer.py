@@ -31,7 +31,7 @@ class HostDeviceBuffer(Protocol):
         ...
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
-        """Event rows [begin, end) as changed by the host: calls started from here on read what they then hold."""
+        """Mark rows [begin, end) as changed by the host: calls started from here on read what they then hold."""
         ...
 
     def download(self, begin: int = 0, end: int | None = None) -> None:

@@ -20,7 +20,7 @@ from fastdeploy_sd.device.cuda.sizes import rounded, sizes_up_to
 from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.device.device_tensor import DeviceTensor
 from fastdeploy_sd.device.program.native_program import Patch, create_params
-from fastdeploy_sd.device.program.program import Counts, Inputs, Recording, verify_sizes
+from fastdeploy_sd.device.program.program import Counts, Inputs, Recording, addresses_of, bind_calls, verify_sizes
 from fastdeploy_sd.types import I64
 
 _log = logging.getLogger(__name__)
@@ -58,11 +58,7 @@ class CudaProgram:
         for constant in recorder.constants:
             if not isinstance(constant, DeviceTensor):
                 raise ValueError(f"constants: expected tensors of the GPU, got {constant.dtype}{constant.shape}")
-        if inputs.keys() != recorder.inputs.keys():
-            raise ValueError(f"inputs: expected {', '.join(recorder.inputs)}, got {', '.join(inputs)}")
-        addresses = {index: arena.address + offset for index, offset in recording.offsets.items()}
-        for name, tensor in recorder.inputs.items():
-            addresses[tensor.index] = _address(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
+        addresses = addresses_of(recording, inputs, arena.address, _address)
         columns = Columns(recording, inputs)
         num_own: Array = np.zeros(max(len(columns.sizes), 1), np.int32)
         self._num_own, self._padded = device.buffer(num_own), columns.sizes
@@ -73,11 +69,9 @@ class CudaProgram:
             for i, table in enumerate(self._tables)
         ]
         patches = [Patch(i, offset_of_num_rows(), 4, len(recording.symbols) + i) for i in range(len(columns.sizes))]
-        for c, call in enumerate(recorder.calls, len(calls)):
+        for call in recorder.calls:
             library.verify(call.op, type(call.params).__name__)
-            patches += [Patch(c, offset, 4, self._sizes.index(size)) for offset, size in call.sizes]
-            for offset, tensor in call.pointers:
-                call.set_pointer(offset, addresses[tensor.index])
+        patches += bind_calls(recording, addresses, self._sizes, len(calls))
         calls += [(call.op, call.params) for call in recorder.calls]
         self._names = tuple(op for op, _ in calls)
         create = create_params(calls, patches, len(self._sizes))

@@ -9,7 +9,7 @@ runs; programs that never run at the same time share an arena. Does not know wha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -124,20 +124,12 @@ class Program:
     def __init__(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> None:
         self._recording, self._inputs = recording, inputs
         self._arena = allocate_arena(recording.num_bytes) if arena is None else arena
-        recorder, begin = recording.recorder, int(self._arena.data_ptr())
+        recorder = recording.recorder
         for constant in recorder.constants:
             if isinstance(constant, DeviceTensor):
                 raise ValueError(f"constants: expected tensors of the host, got {constant}")
-        if inputs.keys() != recorder.inputs.keys():
-            raise ValueError(f"inputs: expected {', '.join(recorder.inputs)}, got {', '.join(inputs)}")
-        addresses = {index: begin + offset for index, offset in recording.offsets.items()}
-        for name, tensor in recorder.inputs.items():
-            addresses[tensor.index] = _address(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
-        patches = []
-        for c, call in enumerate(recorder.calls):
-            patches += [Patch(c, offset, 4, recording.symbols.index(size)) for offset, size in call.sizes]
-            for offset, tensor in call.pointers:
-                call.set_pointer(offset, addresses[tensor.index])
+        addresses = addresses_of(recording, inputs, int(self._arena.data_ptr()), _address)
+        patches = bind_calls(recording, addresses, recording.symbols)
         symbols = recording.symbols
         counts = [Count(c, symbols.index(size), addresses[tensor.index]) for c, size, tensor in recorder.counts]
         self._native = NativeProgram([(call.op, call.params) for call in recorder.calls], patches, len(symbols), counts)
@@ -167,6 +159,44 @@ class Program:
         verify_sizes(sizes, self._recording.bounds)
         for i, size in enumerate(self._recording.symbols):
             self._native.symbols[i] = sizes[size.name] + size.extra
+
+
+def addresses_of(
+    recording: Recording, inputs: Inputs, arena: int, address_of: Callable[[str, Any, paddle.dtype, Sequence[int]], int]
+) -> dict[int, int]:
+    """Return the address of every tensor of a recording, by its index.
+
+    Args:
+        arena: address of the memory that the recording's own tensors lie in.
+        address_of: returns where an input is; raises ValueError when it is not as declared.
+
+    Raises:
+        ValueError: an input is missing, unknown or not as declared.
+    """
+    declared = recording.recorder.inputs
+    if inputs.keys() != declared.keys():
+        raise ValueError(f"inputs: expected {', '.join(declared)}, got {', '.join(inputs)}")
+    addresses = {index: arena + offset for index, offset in recording.offsets.items()}
+    for name, tensor in declared.items():
+        addresses[tensor.index] = address_of(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
+    return addresses
+
+
+def bind_calls(
+    recording: Recording, addresses: Mapping[int, int], symbols: Sequence[Size], first: int = 0
+) -> list[Patch]:
+    """Write the addresses into the params of all calls, and return the patches for their sizes.
+
+    Args:
+        symbols: sizes in the order of the program's symbols.
+        first: number of the recording's first call in the program.
+    """
+    patches = []
+    for c, call in enumerate(recording.recorder.calls, first):
+        patches += [Patch(c, offset, 4, symbols.index(size)) for offset, size in call.sizes]
+        for offset, tensor in call.pointers:
+            call.set_pointer(offset, addresses[tensor.index])
+    return patches
 
 
 def value_of(dim: Dim, sizes: Counts) -> int:

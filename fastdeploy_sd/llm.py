@@ -138,7 +138,9 @@ class LLM:
             inputs = [_Prompt(self._encode_text(text), text) for text in texts]
         else:
             inputs = [_Prompt(token_ids) for token_ids in token_id_lists(prompt_token_ids)]
-        return self._run(inputs, sampling_params, use_tqdm, _Wishes(speculation, predictions, structured_outputs))
+        return self._run(
+            inputs, sampling_params, use_tqdm, _GenerateOptions(speculation, predictions, structured_outputs)
+        )
 
     def chat(  # noqa: PLR0913
         self,
@@ -183,7 +185,9 @@ class LLM:
         kwargs = chat_template_kwargs or {}
         read = [self._conversations.read(list(turns), options, kwargs, limit) for turns in conversations]
         inputs = [_Prompt(one.token_ids, conversation=one) for one in read]
-        return self._run(inputs, sampling_params, use_tqdm, _Wishes(speculation, predictions, structured_outputs))
+        return self._run(
+            inputs, sampling_params, use_tqdm, _GenerateOptions(speculation, predictions, structured_outputs)
+        )
 
     def close(self) -> None:
         """Free the model; every later call but `close` raises Unavailable."""
@@ -207,20 +211,20 @@ class LLM:
         prompts: Sequence[_Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
-        wishes: _Wishes,
+        options: _GenerateOptions,
     ) -> list[GenerationOutput]:
         if self._engine is None:
             raise Unavailable("this LLM is closed")
         if self._failure is not None:
             raise Unavailable(f"this LLM is unusable, make another: a step of an earlier call raised {self._failure}")
         params = params_per_prompt(sampling_params, len(prompts))
-        predicted = texts_per_prompt("predictions", wishes.predictions, len(prompts))
-        grammars = self._grammars.per_prompt(wishes.structured_outputs, params)
+        predicted = texts_per_prompt("predictions", options.predictions, len(prompts))
+        grammars = self._grammars.per_prompt(options.structured_outputs, params)
         groups, readers = [], []
         for prompt, sampling, text, asked in zip(prompts, params, predicted, grammars, strict=True):
             name = f"llm-{next(self._serials)}"
             reader, grammar = self._conversations.form(prompt.conversation, sampling, asked)
-            group = self._builder.build([prompt.token_ids], sampling, name, speculation=wishes.speculation)
+            group = self._builder.build([prompt.token_ids], sampling, name, speculation=options.speculation)
             groups.append(self._builder.with_prediction(replace(group, grammar=grammar), text))
             readers.append(reader)
         batch = OfflineBatch(self._engine, self._tokenizer, groups, readers)
@@ -258,7 +262,7 @@ class _Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wishes:
+class _GenerateOptions:
     """What a call asks for besides sampling; see LLM.generate."""
 
     speculation: SpeculationOptions

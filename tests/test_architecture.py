@@ -68,7 +68,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "paddlenlp": ("text",),
     "zmq": ("wire/channel.py", "wire/sockets.py"),
     "mooncake": ("disaggregation/transports/rdma.py",),
-    "msgpack": ("wire", "engine/ipc", "distributed/messages.py"),
+    "msgpack": ("wire",),
     "fastapi": ("entrypoints/openai", "cluster/router/app.py", "wire/http"),
     "starlette": ("entrypoints", "cluster/router", "wire/http"),
     "uvicorn": ("entrypoints", "wire/http"),

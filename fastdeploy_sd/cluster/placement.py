@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fastdeploy_sd.cluster.membership import DECODE, InstanceLoad, Member
+
 # An instance that is preferred, because it has the prompt's prefix or the client's connection, is taken while it is
 # fuller than the emptiest by no more than this share of what it runs at once.
 PREFERENCE = 0.25
@@ -24,25 +26,16 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What an instance has to do.
+class Candidate:
+    """An instance that may take a request, and its load with the requests that it may not know yet."""
 
-    Attributes:
-        num_running, num_waiting: its requests, with those that were sent to it and that it may not know yet.
-        capacity: requests it runs at once, at least 1.
-    """
-
-    num_running: int
-    num_waiting: int
-    capacity: int
-
-    @property
-    def share(self) -> float:
-        """Requests per place: below 1 a request runs at once."""
-        return (self.num_running + self.num_waiting) / self.capacity
+    member: Member
+    load: InstanceLoad
 
 
-def choose(loads: Mapping[str, Load], preferred: Sequence[str] = (), rng: random.Random | None = None) -> str | None:
+def choose(
+    loads: Mapping[str, InstanceLoad], preferred: Sequence[str] = (), rng: random.Random | None = None
+) -> str | None:
     """Return the instance that takes the next request; None = there is none.
 
     The emptiest does, by share, and one of them at random when several are. The first of the preferred ones that is
@@ -72,7 +65,7 @@ class PrefixTable:
 
     def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
         self._max_entries = max_entries
-        self._secret = secrets.token_bytes(_DIGEST_BYTES)  # so that nobody can make two beginnings collide
+        self._secret = secrets.token_bytes(_DIGEST_BYTES)  # so that no client can make two beginnings collide
         self._instances: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
     def keys_of(self, prompt: bytes | memoryview, salt: str = "") -> list[bytes]:
@@ -88,7 +81,7 @@ class PrefixTable:
             keys.append(digest.digest())
         return keys
 
-    def choose(self, loads: Mapping[str, Load], keys: Sequence[bytes], home: str | None = None) -> str | None:
+    def choose(self, loads: Mapping[str, InstanceLoad], keys: Sequence[bytes], home: str | None = None) -> str | None:
         """Return the instance that takes a prompt, as `choose` does, and note that it gets it; None = there is none.
 
         Args:
@@ -99,6 +92,33 @@ class PrefixTable:
         if chosen is not None:
             self._note(keys, chosen)
         return chosen
+
+    def place(
+        self,
+        able: Mapping[str, Candidate],
+        others: Mapping[str, Candidate],
+        keys: Sequence[bytes],
+        home: str | None = None,
+    ) -> tuple[str, str | None] | None:
+        """Return the instance that takes a prompt, and the one that computes its KV; None = there is none.
+
+        Args:
+            able: that may take it.
+            others: that may compute its KV, where the instance is a decode instance that takes theirs.
+            keys, home: as `choose`.
+        """
+        name = self.choose({name: found.load for name, found in able.items()}, keys, home)
+        if name is None:
+            return None
+        member = able[name].member
+        if member.role != DECODE:
+            return name, None
+        sources = {
+            other: found.load
+            for other, found in others.items()
+            if found.member.computes_kv and member.kv_mismatch(found.member) is None
+        }
+        return name, self.choose(sources, keys)
 
     def _preferred(self, keys: Sequence[bytes], home: str | None) -> list[str]:
         found: dict[str, None] = {}

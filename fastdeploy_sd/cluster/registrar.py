@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from fastdeploy_sd.cluster import messages as m
+from fastdeploy_sd.cluster.membership import InstanceLoad
 from fastdeploy_sd.errors import FdsdError, InternalError, NotFound
 from fastdeploy_sd.wire.http_client import Ask, HttpClient, Target
-from fastdeploy_sd.wire.packing import pack
-from fastdeploy_sd.wire.signing import SIGNATURE_HEADER, sign
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +42,12 @@ class Registrar:
         routers: Sequence[Target],
         identity: m.Registration,
         key: bytes,
-        load: Callable[[], m.InstanceLoad],
+        load: Callable[[], InstanceLoad],
         clock: Callable[[], m.Clock] = m.Clock.now,
     ) -> None:
         self._routers = routers
         self._identity = identity
-        self._key = key
+        self._codec = m.codec_for(key)
         self._load = load
         self._clock = clock
         self._http = HttpClient(_TIMEOUT_S)
@@ -78,7 +77,7 @@ class Registrar:
         while not self._is_leaving.is_set():
             try:
                 session = await self._register(router)
-                logger.info("registered with the router at %s as %s", router, self._identity.role)
+                logger.info("registered with the router at %s as %s", router, self._identity.member.role)
                 is_known, last_text = True, ""
                 await self._beat(router, session)
             except (FdsdError, TimeoutError, OSError) as error:
@@ -117,9 +116,7 @@ class Registrar:
             return
 
     def _signed(self, path: str, message: m.Registration | m.Heartbeat) -> Ask:
-        body = pack(message)
-        signature = sign(self._key, path, body).encode("ascii")
-        return Ask("POST", path, [(SIGNATURE_HEADER.lower().encode(), signature)], body)
+        return Ask("POST", path, body=self._codec.encode(path, message))
 
     async def _call(self, router: Target, ask: Ask) -> dict[str, Any]:
         async with asyncio.timeout(_TIMEOUT_S):

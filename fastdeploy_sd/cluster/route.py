@@ -1,6 +1,6 @@
 """What a router adds to a client's request: who computes the prompt's KV, and what a stream has shown already.
 
-The header X-Fdsd-Route is `<base64 of msgpack>.<signature>`; it covers the body by its digest, so it is good for this
+The header X-Fdsd-Route is the base64 of a signed frame; it covers the body by its digest, so it is good for this
 request, at this instance, once, for a minute. Times are the instance's: its messages tell the router its monotonic
 clock, so that the clocks of two machines never meet. A stream that is resumed has its progress after the client's body,
 whose length the route says: token ids may be too many for a header. Knows no HTTP library.
@@ -20,18 +20,16 @@ from typing import NamedTuple
 
 from fastdeploy_sd.errors import Forbidden
 from fastdeploy_sd.types import KvSource, TokenLogprob
-from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.packing import pack, unpack
-from fastdeploy_sd.wire.signing import is_signed, sign
+from fastdeploy_sd.wire.codec import ProtocolError, pack, unpack
+from fastdeploy_sd.wire.protocol import Protocol, SignatureError, SignedCodec
 
 logger = logging.getLogger(__name__)
 
 ROUTE_HEADER = "X-Fdsd-Route"
 NOT_AUTHENTIC = "route_not_authentic"
-_PURPOSE = "route"
-_VERSION = 4
 # The headers of a request may take so long to be read by a busy instance.
 LIFE_S = 60.0
+_MAX_ROUTE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class ChoiceProgress:
     """What the client has got of one choice.
 
     Attributes:
-        token_ids: those behind everything that was sent, also where their text is still held back.
+        token_ids: those of everything that was sent, also where their text is still held back.
         is_finished: its last chunk has been sent.
         num_cached_tokens: what its usage says of the prefix cache.
         logprobs: of these tokens, where a later event repeats them; else ().
@@ -85,7 +83,6 @@ class Route:
         client: who sent the request to the router, as `client_of` names it.
     """
 
-    version: int
     instance_id: str
     nonce: str
     expiry: float
@@ -94,6 +91,9 @@ class Route:
     digest: str
     kv_source: KvSource | None = None
     client: str = ""
+
+
+_PROTOCOL = Protocol(5, Route)
 
 
 class Recipient(NamedTuple):
@@ -111,9 +111,12 @@ def make_route(
     digest = hashlib.sha256(content).hexdigest()
     nonce = secrets.token_hex(16)
     expiry = to.now + LIFE_S
-    route = Route(_VERSION, to.instance_id, nonce, expiry, len(body), len(content), digest, kv_source, client)
-    text = base64.urlsafe_b64encode(pack(route)).decode("ascii")
-    return f"{text}.{sign(key, _PURPOSE, text.encode())}", content
+    route = Route(to.instance_id, nonce, expiry, len(body), len(content), digest, kv_source, client)
+    return base64.urlsafe_b64encode(_codec_for(key).encode(ROUTE_HEADER, route)).decode("ascii"), content
+
+
+def _codec_for(key: bytes) -> SignedCodec:
+    return SignedCodec(_PROTOCOL, key, "router", _MAX_ROUTE_BYTES)
 
 
 class RouteReader:
@@ -126,7 +129,7 @@ class RouteReader:
     """
 
     def __init__(self, key: bytes, instance_id: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._key, self._instance_id, self._clock = key, instance_id, clock
+        self._codec, self._instance_id, self._clock = _codec_for(key), instance_id, clock
         self._used: dict[str, float] = {}  # nonce -> expiry; only routers of the deployment can add one
 
     def read(self, header: str) -> Route:
@@ -136,15 +139,13 @@ class RouteReader:
             Forbidden: it is not of a router of this deployment, not for this instance, not of now or was used before;
                 the text says which.
         """
-        text, _, signature = header.rpartition(".")
-        if not is_signed(self._key, _PURPOSE, text.encode("utf-8", "replace"), signature):
-            raise _refused("the signature of a router with this deployment's secret (pd_secret)", "another one")
         try:
-            route = unpack(Route, base64.urlsafe_b64decode(text))
+            route = self._codec.decode(ROUTE_HEADER, Route, base64.urlsafe_b64decode(header))
+        except SignatureError:
+            wanted = "the signature of a router with this deployment's secret (pd_secret)"
+            raise _refused(wanted, "another one") from None
         except (ProtocolError, binascii.Error, ValueError) as error:
-            raise _refused(f"a route of version {_VERSION}", f"another form ({error})") from None
-        if route.version != _VERSION:
-            raise _refused(f"a route of version {_VERSION}", f"version {route.version}")
+            raise _refused(f"a route of version {_PROTOCOL.version}", f"another form ({error})") from None
         if route.instance_id != self._instance_id:
             raise _refused("a route to this instance", "one to another, or to an earlier start of this one")
         self._use(route)
@@ -165,7 +166,7 @@ class RouteReader:
 
 
 def read_content(route: Route, content: bytes) -> tuple[bytes, Progress | None]:
-    """Return the client's body and the progress behind it, if there is any.
+    """Return the client's body and the progress after it, if there is any.
 
     Raises:
         Forbidden: the route was made for another body.

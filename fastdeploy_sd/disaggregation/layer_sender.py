@@ -67,7 +67,7 @@ class LayerSender(Generic[T]):
         os.close(self._wake)
 
     def _run(self) -> None:
-        asleep, awake = select.poll(), select.poll()  # signals of steps that send nothing wake nobody
+        asleep, awake = select.poll(), select.poll()  # signals of steps that send nothing wake no thread
         asleep.register(self._wake, select.POLLIN)
         for fd in (self._wake, self._signals.fd):
             awake.register(fd, select.POLLIN)

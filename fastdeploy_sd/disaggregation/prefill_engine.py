@@ -2,8 +2,8 @@
 
 An order is an ordinary request that ends with its first output token. Its pages go layer by layer: blocks that the
 prefix cache has at once, others as soon as they are full, the last one when the prompt is done; the first token and the
-drafts behind it go last. The blocks of an order are held until the connector has said `Sent`, whatever becomes of the
-request, so nobody else's KV is ever in a page that may still be read. Knows no socket and no memory.
+drafts after it go last. The blocks of an order are held until the connector has said `Sent`, whatever becomes of the
+request, so no other request's KV is ever in a page that may still be read. Knows no socket and no memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fastdeploy_sd.types import (
 from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.types.transfer_stats import TransferStats
 
-# Room behind the first token for as many drafts as there may be, and the token behind them.
+# Room after the first token for as many drafts as there may be, and the token after them.
 _NUM_MORE_TOKENS = 2
 
 
@@ -139,7 +139,7 @@ class PrefillEngine(Engine):
             self._forget(transfer_id)
 
     def close(self) -> None:
-        """End what runs beside the steps. May be called twice."""
+        """End the thread that sends layers. May be called twice."""
         if self._layers is not None:
             self._layers.close()
 
@@ -187,7 +187,7 @@ class PrefillEngine(Engine):
         self._end_request(transfer_id)
 
     def _forget(self, transfer_id: TransferId) -> None:
-        """Nobody reads an order's pages any more."""
+        """An order's pages are not read any more."""
         export = self._exports.pop(transfer_id)
         self._end_request(transfer_id)
         if export.block_ids is not None:

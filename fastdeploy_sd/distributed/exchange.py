@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from fastdeploy_sd.wire.sockets import CurveKeys, Delivery, Hub, Link, Listener
+from fastdeploy_sd.wire.sockets import Connection, CurveKeys, Hub, Listener, SendResult
 
 _HEADER = struct.Struct("<Bq")  # kind, attempt
 _HELLO, _DATA, _FAILED = range(3)
@@ -120,7 +120,7 @@ class FirstExchange(_NodeExchange):
         self._wait(is_there, lambda: self._names(others))
         gathered = b"".join((data, *(others[node] for node in sorted(others))))
         for node in others:
-            if self._send(node, self._frame(_DATA, gathered)) is not Delivery.QUEUED:
+            if self._send(node, self._frame(_DATA, gathered)) is not SendResult.QUEUED:
                 raise ExchangeError(f"node {node} has closed its connection")
         return gathered
 
@@ -131,7 +131,7 @@ class FirstExchange(_NodeExchange):
     def _names(self, there: dict[int, bytes]) -> str:
         return ", ".join(f"node {node}" for node in range(1, self._num_nodes) if node not in there)
 
-    def _send(self, node: int, frame: bytes) -> Delivery:
+    def _send(self, node: int, frame: bytes) -> SendResult:
         return self._listener.send(self._identities[node], frame, [])
 
     def _receive(self) -> bool:
@@ -170,7 +170,7 @@ class OtherExchange(_NodeExchange):
     def __init__(self, keys: CurveKeys, address: str, group: str, node: int, timeout_s: float) -> None:
         super().__init__(keys, timeout_s)
         self._address, self._hello = address, _HEADER.pack(_HELLO, node) + group.encode()
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._got: bytes | None = None
 
     def connect(self) -> None:
@@ -196,7 +196,7 @@ class OtherExchange(_NodeExchange):
 
     def _is_greeted(self) -> bool:
         if self._link is None:
-            self._link = Link(self._hub, self._address, MAX_MESSAGE_BYTES, _MAX_QUEUED)
+            self._link = Connection(self._hub, self._address, MAX_MESSAGE_BYTES, _MAX_QUEUED)
             self._link.send(self._hello)
         try:
             return self._has_answered()

@@ -16,7 +16,7 @@ class LinkClosedError(Exception):
     """The other end is gone."""
 
 
-class Link:
+class RankLink:
     """One end: frames of bytes, in order. Used by one thread, but for `shut`."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -24,10 +24,10 @@ class Link:
         self._buffer = bytearray()
 
     @staticmethod
-    def pair() -> tuple[Link, socket.socket]:
+    def pair() -> tuple[RankLink, socket.socket]:
         """Return our end, and the one to hand to another process."""
         ours, theirs = _connected()
-        return Link(ours), theirs
+        return RankLink(ours), theirs
 
     def send(self, frame: bytes) -> None:
         """Send a frame.

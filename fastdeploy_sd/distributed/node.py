@@ -20,16 +20,16 @@ from fastdeploy_sd.distributed.node_identity import describe, node_keys
 from fastdeploy_sd.distributed.node_messages import (
     CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
-    Alive,
-    Beat,
     Disconnect,
     Ended,
+    FirstNodeHeartbeat,
     FromFirst,
     FromOther,
     Join,
     Kill,
     LinkBytes,
-    Refused,
+    NodeHeartbeat,
+    NodeRefused,
     Start,
     decode_from_first,
     encode,
@@ -39,7 +39,7 @@ from fastdeploy_sd.distributed.starting import ExchangeStart, RankStarter
 from fastdeploy_sd.distributed.watch import LocalRank, look_pause_s
 from fastdeploy_sd.errors import ConfigError, FdsdError, InternalError
 from fastdeploy_sd.process.child import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, stop_signals
-from fastdeploy_sd.wire.sockets import KEYS_REFUSED, Hub, Link, resolve
+from fastdeploy_sd.wire.sockets import KEYS_REFUSED, Connection, Hub, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class _Node:
         self._ranks: dict[int, _LocalEnd] = {}
         self._hub = Hub(self._keys)
         self._hub.watch(stop_fd)
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._silent_s = 0.0
         self._last_beat = time.monotonic()
         self._waiting: list[bytes] = []
@@ -169,7 +169,7 @@ class _Node:
         return f"tcp://{self._host}:{self._port}"
 
     def _ask_to_join(self, deadline: float) -> str:
-        self._link = Link(self._hub, self._address, MAX_MESSAGE_BYTES, _MAX_QUEUED)
+        self._link = Connection(self._hub, self._address, MAX_MESSAGE_BYTES, _MAX_QUEUED)
         self._silent_s = 0.0
         has_answered = False
         try:
@@ -179,7 +179,7 @@ class _Node:
                     match message:
                         case Start(group):
                             return group
-                        case Refused(text):
+                        case NodeRefused(text):
                             raise ConfigError(f"node 0 refuses this node: {text}")
                         case Disconnect(text):
                             raise ConnectionError(text or "it has ended")
@@ -233,7 +233,7 @@ class _Node:
             if not self._waiting:
                 processes = {rank: end.process for rank, end in self._ranks.items()}
                 stopped = tuple(rank for rank, process in processes.items() if process.is_stopped())
-                self._send(Beat(sum(process.cpu_s() for process in processes.values()), stopped))
+                self._send(NodeHeartbeat(sum(process.cpu_s() for process in processes.values()), stopped))
         return messages
 
     def _lose(self, why: str) -> None:
@@ -260,7 +260,7 @@ class _Node:
                 raise _EndingError(EXIT_OK)
             case Disconnect(reason):
                 raise _EndingError(EXIT_FAILED, f"node 0 has ended: {reason}")
-            case Alive():
+            case FirstNodeHeartbeat():
                 pass
             case _:
                 raise InternalError(f"node 0: expected a message to a node that runs, got {type(message).__name__}")

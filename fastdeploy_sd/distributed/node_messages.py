@@ -1,4 +1,4 @@
-"""What goes between the first node and the others, as versioned msgpack frames. Knows no socket.
+"""What goes between the first node and the others, as frames of a Protocol. Knows no socket.
 
 A node joins with a description of what it would compute. It is told when all have; then it starts its ranks. From then
 on the bytes of their links travel as they are, beside signs of life in both directions.
@@ -6,19 +6,14 @@ on the bytes of their links travel as they are, beside signs of life in both dir
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fastdeploy_sd.errors import shown
-from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.packing import pack, unpack
+from fastdeploy_sd.wire.protocol import Protocol
 
-PROTOCOL_VERSION = 1
 # What is taken from a link at once.
 CHUNK_BYTES = 256 << 10
 MAX_MESSAGE_BYTES = CHUNK_BYTES + 1024
-_HEAD_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +25,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NodeRefused:
     """The node cannot be one of them."""
 
     reason: str
@@ -44,12 +39,12 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class FirstNodeHeartbeat:
     """A sign of life of the first node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class NodeHeartbeat:
     """A sign of life of another node.
 
     Attributes:
@@ -91,46 +86,9 @@ class LinkBytes:
     data: bytes
 
 
-FromFirst = Refused | Start | Alive | Kill | Disconnect | LinkBytes
-FromOther = Join | Beat | Ended | LinkBytes
-_TYPES: tuple[type, ...] = (Join, Refused, Start, Alive, Beat, Ended, Kill, Disconnect, LinkBytes)
-_TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
-
-
-def encode(message: FromFirst | FromOther) -> bytes:
-    """Message -> frame."""
-    head = bytes((PROTOCOL_VERSION, _TAGS[type(message)]))
-    if isinstance(message, LinkBytes):
-        return head + bytes((message.rank,)) + message.data
-    return head + pack(message)
-
-
-def decode_from_first(frame: bytes) -> FromFirst:
-    """Return what the first node sent.
-
-    Raises:
-        ProtocolError: another version, unknown tag or malformed value; the only exception there is.
-    """
-    return typing.cast(FromFirst, _decode(frame, typing.get_args(FromFirst)))
-
-
-def decode_from_other(frame: bytes) -> FromOther:
-    """Return what another node sent.
-
-    Raises:
-        ProtocolError: as decode_from_first.
-    """
-    return typing.cast(FromOther, _decode(frame, typing.get_args(FromOther)))
-
-
-def _decode(frame: bytes, allowed: tuple[type, ...]) -> object:
-    if len(frame) < _HEAD_BYTES or frame[0] != PROTOCOL_VERSION:
-        raise ProtocolError(f"frame: expected version {PROTOCOL_VERSION}, got {frame[:1].hex() or 'an empty frame'}")
-    cls = _TYPES[frame[1]] if frame[1] < len(_TYPES) else None
-    if cls is None or cls not in allowed:
-        raise ProtocolError(f"frame: expected a known message, got tag {shown(frame[1])}")
-    if cls is not LinkBytes:
-        return unpack(cls, frame[_HEAD_BYTES:])
-    if len(frame) == _HEAD_BYTES:
-        raise ProtocolError("frame: expected a rank's number, got nothing")
-    return LinkBytes(frame[_HEAD_BYTES], frame[_HEAD_BYTES + 1 :])
+FromFirst = NodeRefused | Start | FirstNodeHeartbeat | Kill | Disconnect | LinkBytes
+FromOther = Join | NodeHeartbeat | Ended | LinkBytes
+_PROTOCOL = Protocol(2, FromFirst, FromOther)
+encode = _PROTOCOL.encode
+decode_from_first: Callable[[bytes], FromFirst] = _PROTOCOL.decoder(FromFirst)
+decode_from_other: Callable[[bytes], FromOther] = _PROTOCOL.decoder(FromOther)

@@ -19,15 +19,15 @@ from fastdeploy_sd.distributed.node_identity import describe, mismatch, node_key
 from fastdeploy_sd.distributed.node_messages import (
     CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
-    Alive,
-    Beat,
     Disconnect,
     Ended,
+    FirstNodeHeartbeat,
     FromFirst,
     Join,
     Kill,
     LinkBytes,
-    Refused,
+    NodeHeartbeat,
+    NodeRefused,
     Start,
     decode_from_other,
     encode,
@@ -37,7 +37,7 @@ from fastdeploy_sd.distributed.starting import exchange_timeout_s
 from fastdeploy_sd.distributed.watch import look_pause_s
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.sockets import Delivery, Hub, Listener
+from fastdeploy_sd.wire.sockets import Hub, Listener, SendResult
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +134,10 @@ class Nodes:
         if refusal or node is None:
             self._refusal = f"node {join.node}: {refusal}"
             logger.warning("refused a node: %s", self._refusal)
-            self._listener.send(identity, encode(Refused(refusal or "")), [])
+            self._listener.send(identity, encode(NodeRefused(refusal or "")), [])
             return
         if node.identity is not None:  # started anew, or it has lost the connection
-            self._listener.send(node.identity, encode(Refused(f"another process has joined as {node.name}")), [])
+            self._listener.send(node.identity, encode(NodeRefused(f"another process has joined as {node.name}")), [])
         node.identity, node.silent_s = identity, 0.0
         logger.info("%s has joined", node.name)
 
@@ -182,7 +182,7 @@ class Nodes:
             return
         node.silent_s = 0.0
         match message:
-            case Beat(cpu_s, stopped):
+            case NodeHeartbeat(cpu_s, stopped):
                 node.cpu_s, node.stopped = cpu_s, stopped
             case LinkBytes(rank, data) if rank in node.ranks:
                 node.ranks[rank].relay.give(data)
@@ -198,7 +198,7 @@ class Nodes:
         if node.silent_s > self._silence_s:
             self._lose(node, f"which has given no sign of life for {node.silent_s:.0f} s")
         elif not node.waiting:
-            self._send(node, Alive())
+            self._send(node, FirstNodeHeartbeat())
 
     def _carry(self) -> None:
         """Send on what is in the links, as far as there is room."""
@@ -225,9 +225,9 @@ class Nodes:
         if node.is_lost or node.identity is None:
             return True
         delivery = self._listener.send(node.identity, frame, [])
-        if delivery is Delivery.GONE:
+        if delivery is SendResult.GONE:
             self._lose(node, "whose connection has ended")
-        return delivery is not Delivery.FULL
+        return delivery is not SendResult.FULL
 
     def _lose(self, node: RemoteNode, why: str) -> None:
         if not self._has_started:  # it may join again
@@ -258,4 +258,4 @@ class Nodes:
             for _ in self._listener.receive():
                 pass
             for node in self._nodes.values():
-                self._send(node, Alive())
+                self._send(node, FirstNodeHeartbeat())

@@ -13,20 +13,20 @@ from typing import Protocol
 
 from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.device import library
-from fastdeploy_sd.distributed.link import Link, LinkClosedError
+from fastdeploy_sd.distributed.link import LinkClosedError, RankLink
 from fastdeploy_sd.distributed.messages import (
     AllGathered,
     AllReducedMin,
+    AttemptDone,
     Contribution,
-    Done,
-    Failed,
     Loaded,
     Measure,
     Measurement,
     Order,
-    Ready,
+    RankFailed,
+    RankReady,
     Reply,
-    Stop,
+    StopRank,
     decode,
     encode,
     frame_of,
@@ -85,7 +85,7 @@ def main() -> int:
     start = read_start()
     end_with_parent()
     rank, size = int(start["rank"]), int(start["size"])
-    link = Link(socket.socket(fileno=int(start["link"])))
+    link = RankLink(socket.socket(fileno=int(start["link"])))
     communicator, exchange = open_communicator(start)
     session = _Session(link)
     try:
@@ -106,7 +106,7 @@ def main() -> int:
         rank_worker = create(from_json(start["config"]), group)
         gc.collect()
         gc.freeze()  # as in the engine process: what is loaded stays
-        session.answer(Ready())
+        session.answer(RankReady())
         if exchange is not None:
             exchange.connect()
         session.serve(rank_worker)
@@ -125,7 +125,7 @@ def main() -> int:
 class _Session:
     """The conversation with rank 0."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RankLink) -> None:
         self._link = link
         self._orders: deque[Order] = deque()
         self._has_answered = False
@@ -136,7 +136,7 @@ class _Session:
     def fail(self, error: FdsdError) -> None:
         """Tell why this process ends, if anybody still listens."""
         with contextlib.suppress(LinkClosedError):
-            self.answer(Failed(WireError.of(error)))
+            self.answer(RankFailed(WireError.of(error)))
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
         """See RankGroup.exchange."""
@@ -178,7 +178,7 @@ class _Session:
                     self._run(rank_worker, order)
                 case TakePlan() | TakeOutput() | BeginDrafts() | ForgetDrafts():
                     rank_worker.take(order)
-                case Stop():
+                case StopRank():
                     return
                 case _:
                     raise ProtocolError(f"expected an order between two attempts, got {type(order).__name__}")
@@ -207,7 +207,7 @@ class _Session:
 
     def _end_attempt(self, failure: str) -> None:
         self._has_answered = True
-        self.answer(Done(failure))
+        self.answer(AttemptDone(failure))
 
     def _outcome(self) -> bool:
         order = self._next()

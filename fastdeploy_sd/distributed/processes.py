@@ -13,18 +13,18 @@ from typing import TypeVar
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.distributed.exchange import ExchangeError
-from fastdeploy_sd.distributed.link import Link, LinkClosedError
+from fastdeploy_sd.distributed.link import LinkClosedError, RankLink
 from fastdeploy_sd.distributed.messages import (
     AllGathered,
     AllReducedMin,
+    AttemptDone,
     Contribution,
-    Done,
-    Failed,
     Loaded,
     Measure,
     Measurement,
-    Ready,
-    Stop,
+    RankFailed,
+    RankReady,
+    StopRank,
     decode,
     encode,
     frame_of,
@@ -41,7 +41,7 @@ from fastdeploy_sd.worker.ranks.coordinator import GroupEnded
 
 logger = logging.getLogger(__name__)
 
-ReplyT = TypeVar("ReplyT", Done, Contribution, Loaded, Measurement, Ready)
+ReplyT = TypeVar("ReplyT", AttemptDone, Contribution, Loaded, Measurement, RankReady)
 
 # From a closed link to the end of its process.
 _END_S = 5.0
@@ -64,7 +64,7 @@ class RankProcesses:
     def __init__(self, config: Config, rank_worker: str) -> None:
         parallel = config.parallel
         self._nodes = Nodes(config) if parallel.num_nodes > 1 else None
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, RankLink] = {}
         self._ranks: dict[int, WatchedRank] = {}
         self._children: list[ChildProcess] = []
         self._timeout_s = parallel.rank_timeout_s
@@ -120,7 +120,7 @@ class RankProcesses:
         Raises:
             GroupEnded: a rank could not load.
         """
-        self._receive_all(Ready)
+        self._receive_all(RankReady)
         if self._nodes is not None:
             try:
                 self._nodes.exchange.wait_connected()
@@ -143,14 +143,14 @@ class RankProcesses:
         self._send_all(frame)
 
     def collect(self) -> Mapping[int, str]:
-        return {rank: done.failure for rank, done in self._receive_all(Done).items() if done.failure}
+        return {rank: done.failure for rank, done in self._receive_all(AttemptDone).items() if done.failure}
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Have the ranks end, with force if need be. Nothing of them is left."""
         self._watch.close()
-        frame = frame_of([*self._posted, encode(Stop())])
+        frame = frame_of([*self._posted, encode(StopRank())])
         for link in self._links.values():
             with contextlib.suppress(LinkClosedError):
                 link.send(frame)
@@ -216,7 +216,7 @@ class RankProcesses:
             [reply] = decode(frame)
         except (ProtocolError, ValueError) as error:
             raise GroupEnded(InternalError(f"rank {rank}: unreadable answer: {error}")) from None
-        if isinstance(reply, Failed):
+        if isinstance(reply, RankFailed):
             raise GroupEnded(reply.error.to_exception())
         if not isinstance(reply, kind):
             name = type(reply).__name__
@@ -230,7 +230,7 @@ class RankProcesses:
             while (frame := link.leftover()) is not None:
                 with contextlib.suppress(ProtocolError):
                     for reply in decode(frame):
-                        if isinstance(reply, Failed):
+                        if isinstance(reply, RankFailed):
                             return GroupEnded(reply.error.to_exception())
         return GroupEnded(InternalError(failure or f"rank {rank} has closed its link"))
 

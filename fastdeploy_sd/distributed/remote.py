@@ -6,11 +6,11 @@ import os
 from collections import deque
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.distributed.link import Link, Relay
+from fastdeploy_sd.distributed.link import RankLink, Relay
 
 
 class RemoteRank:
-    """A rank of another node; see watch.WatchedRank. `end` is the thread's that hears of it, the rest anybody's.
+    """A rank of another node; see watch.WatchedRank. Only the thread that reads the messages calls `end`.
 
     Attributes:
         link: rank 0's end. relay: the other one, the thread's. is_open: whether its bytes are carried.
@@ -18,7 +18,7 @@ class RemoteRank:
 
     def __init__(self, rank: int, node: RemoteNode) -> None:
         self.rank, self._node = rank, node
-        self.link, theirs = Link.pair()
+        self.link, theirs = RankLink.pair()
         self.relay, self.is_open = Relay(theirs), True
         self._how: str | None = None
         self._ended = os.eventfd(0, os.EFD_CLOEXEC)

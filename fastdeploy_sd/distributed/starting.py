@@ -14,7 +14,7 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.device.communicator import Communicator, shared_segment
 from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.distributed.exchange import OtherExchange
-from fastdeploy_sd.distributed.link import Link, Relay
+from fastdeploy_sd.distributed.link import RankLink, Relay
 from fastdeploy_sd.distributed.watch import COMPUTING_TIMEOUTS
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.wire.sockets import CurveKeys
@@ -72,13 +72,13 @@ class RankStarter:
             return None
         return Communicator.shared(self._segment, rank % self._per_node, self._per_node, self._timeout_s)
 
-    def start_linked(self, rank: int, kv_file: int | None = None) -> tuple[ChildProcess, Link]:
+    def start_linked(self, rank: int, kv_file: int | None = None) -> tuple[ChildProcess, RankLink]:
         """Start a rank that is linked with this process.
 
         Args:
             kv_file: see RankGroup.kv_files.
         """
-        link, theirs = Link.pair()
+        link, theirs = RankLink.pair()
         with theirs:
             return self._start(rank, theirs, kv_file), link
 

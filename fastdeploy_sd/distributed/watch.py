@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 from fastdeploy_sd.process.child import ChildProcess, describe_exit
-from fastdeploy_sd.process.life_signs import CpuClock
+from fastdeploy_sd.process.liveness import CpuClock
 
 _LOOKS_PER_TIMEOUT = 8
 _LONGEST_PAUSE_S = 1.0
-# Of the time since the last look, ranks that work have spent at least this share on a processor. Waking up to see
+# Of the time since the last probe, ranks that work have spent at least this share on a processor. Waking up to see
 # whether something has arrived takes far less.
 _WORKING_SHARE = 0.01
 # A rank that computes and does not answer, when rank 0 waits for nothing else.
@@ -86,7 +86,7 @@ class RankWatch:
 
     Args:
         ranks: rank -> process.
-        timeout_s: how long nobody may compute while answers are awaited.
+        timeout_s: how long no rank may compute while answers are awaited.
         on_end: called once, in that thread, when the first rank has ended, with what became of it.
 
     Attributes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 
-from fastdeploy_sd.cluster.messages import PROTOCOL_VERSION, Clock, InstanceLoad, Registration
+from fastdeploy_sd.cluster.membership import InstanceLoad, Member
+from fastdeploy_sd.cluster.messages import Clock, Registration
 from fastdeploy_sd.cluster.registrar import Registrar
 from fastdeploy_sd.cluster.route import RouteReader
 from fastdeploy_sd.config import Config, is_wildcard
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
-from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.wire.http.listeners import Listeners
 from fastdeploy_sd.wire.http_client import Target
 from fastdeploy_sd.wire.secret import deployment_secret, derive_key
@@ -48,38 +48,13 @@ def make_registrar(config: Config, client: EngineClient, listeners: Listeners, i
     model = client.model_info
     host, port = listeners.api.getsockname()[:2]
     identity = Registration(
-        version=PROTOCOL_VERSION,
         challenge="",
-        instance_id=instance_id,
-        role=config.splitwise.splitwise_role,
+        member=Member.of(config, model, instance_id, model.fingerprint),
         host="" if is_wildcard(host) else host,
         port=port,
-        kv_address=model.kv_address,
-        kv=model.kv,
         served_names=tuple(config.model.served_names),
-        max_model_len=model.max_request_tokens,
         created=int(time.time()),
-        fingerprint=model.fingerprint,
         load=InstanceLoad(),
         clock=Clock.now(),
     )
-    return Registrar(routers, identity, key, lambda: _load_of(client))
-
-
-def _load_of(client: EngineClient) -> InstanceLoad:
-    try:
-        client.verify_takes_requests()
-        takes_requests = True
-    except Unavailable:
-        takes_requests = False
-    stats = client.last_stats
-    if stats is None:
-        return InstanceLoad(takes_requests)
-    return InstanceLoad(
-        takes_requests=takes_requests,
-        num_running=stats.num_running,
-        num_waiting=stats.num_waiting,
-        max_num_seqs=max(stats.max_num_seqs, 1),
-        num_blocks=stats.num_blocks,
-        num_available_blocks=stats.num_free_blocks + stats.num_cached_blocks,
-    )
+    return Registrar(routers, identity, key, lambda: InstanceLoad.of(client))

@@ -1,4 +1,4 @@
-"""Child processes of our own: started with values that nobody else can read, ended with their parent.
+"""Child processes of our own: started with values that no other process can read, ended with their parent.
 
 The parent writes one JSON line to the child's standard input and keeps the pipe open; its end tells the child that the
 parent is gone, however it went. Standard error is shared, so that a child's messages reach the console as they happen.
@@ -53,7 +53,7 @@ class ChildProcess:
     ) -> None:
         module, name = function.split(":")
         code = f"import sys; from {module} import {name}; sys.exit({name}())"
-        # bufsize 0: no buffered byte can be left behind when the child ends before it has read the line.
+        # bufsize 0: no buffered byte can be lost when the child ends before it has read the line.
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _IGNORE_SIGNALS + code if ignores_signals else code],
             bufsize=0,

@@ -64,7 +64,7 @@ def _held(directory: str) -> Iterator[None]:
     unlocked, locked = os.path.join(directory, "unlocked"), os.path.join(directory, _LOCK)
     with open(unlocked, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        os.rename(unlocked, locked)  # nobody ever sees it without the lock
+        os.rename(unlocked, locked)  # it never exists without the lock
         yield
 
 
@@ -126,7 +126,7 @@ class ServerChannel:
         self._poller.unregister(fd)
 
     def wait(self, timeout_s: float | None) -> set[int]:
-        """Block until a frame or a watched descriptor is readable, or the time is over (None = no limit, 0 = look).
+        """Block until a frame or a watched descriptor is readable, or the time is over (None = no limit, 0 = no wait).
 
         Returns:
             The readable descriptors among the watched ones.
@@ -177,12 +177,12 @@ class ClientChannel:
         self._loop = asyncio.get_running_loop()
         self._fd = cast(int, self._socket.getsockopt(zmq.FD))
         self._arrival: asyncio.Future[None] | None = None
-        self._loop.add_reader(self._fd, self._look)
+        self._loop.add_reader(self._fd, self._wake_reader)
 
     def send(self, frame: bytes) -> None:
         """Queue a frame and return at once: without a high-water mark the queue always has room."""
         self._socket.send(frame, zmq.NOBLOCK)
-        self._look()
+        self._wake_reader()
 
     async def receive(self) -> bytes:
         """Wait for the next frame; an empty one stands for a message of several parts, which the engine never sends.
@@ -201,7 +201,7 @@ class ClientChannel:
         self._socket.close(linger=round(linger_s * 1000))
         self._context.term()
 
-    def _look(self) -> None:
+    def _wake_reader(self) -> None:
         if self._arrival is not None and not self._arrival.done() and self._has_arrived():
             self._arrival.set_result(None)
 

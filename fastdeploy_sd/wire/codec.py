@@ -1,4 +1,4 @@
-"""Dataclasses <-> plain msgpack values, both ways derived from the type hints and checked on arrival.
+"""Dataclasses <-> msgpack, both ways derived from the type hints and checked on arrival.
 
 A dataclass travels as the list of its field values in declaration order, an array as its little-endian bytes. Nothing
 is guessed on decoding: another number of fields, another type or a value its own constructor refuses is a
@@ -14,17 +14,74 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from fastdeploy_sd.errors import FdsdError, InternalError, shown
 
 Convert = Callable[[Any], Any]
+T = TypeVar("T")
 
 
 class ProtocolError(InternalError):
     """A frame or a value does not have the form that both sides agreed on."""
+
+
+def pack(value: Any) -> bytes:
+    """Return the bytes of a dataclass.
+
+    Raises:
+        ProtocolError: a value has no wire form.
+    """
+    return pack_values(type(value), value)
+
+
+def unpack(cls: type[T], frame: bytes) -> T:
+    """Return the dataclass that `pack` was given.
+
+    Raises:
+        ProtocolError: the frame holds something else.
+    """
+    return decode_values(cls, unpack_values(frame, cls.__name__))
+
+
+def pack_values(cls: type[Any], value: Any, *before: int) -> bytes:
+    """Return the bytes of a dataclass, with integers before its fields.
+
+    Raises:
+        ProtocolError: a value has no wire form.
+    """
+    hint: Any = cls
+    encode = codec_of(hint).encode
+    assert encode is not None, "dataclass codecs always encode"
+    try:
+        return cast(bytes, msgpack.packb([*before, *encode(value)]))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"{cls.__name__}: cannot be sent: {error}") from None
+
+
+def decode_values(cls: type[T], values: Any) -> T:
+    """Return the dataclass of what msgpack found.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    hint: Any = cls
+    return cast(T, codec_of(hint).decode(values))
+
+
+def unpack_values(frame: bytes | memoryview, name: str) -> Any:
+    """Return what msgpack finds in the bytes of `name`.
+
+    Raises:
+        ProtocolError: they are no msgpack.
+    """
+    try:
+        return msgpack.unpackb(frame, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"{name}: not msgpack: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

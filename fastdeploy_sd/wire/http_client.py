@@ -71,7 +71,7 @@ class Exchange:
         self.headers: Headers = ()
 
     def abort(self) -> None:
-        """End the connection now; whoever waits for it gets BrokenError."""
+        """End the connection now; a task that waits for it gets BrokenError."""
         self._connection.abort()
 
     async def read(self) -> bytes:
@@ -113,7 +113,7 @@ class HttpClient:
         A connection that has served before may have been closed at this very moment; then there is another one.
 
         Args:
-            exchanges: holds the exchange from before the first byte on, for whoever wants to abort it.
+            exchanges: holds the exchange from before the first byte on, for a task that wants to abort it.
 
         Raises:
             BrokenError: there is no connection, or it ended before the answer began.

@@ -1,7 +1,7 @@
 """The TCP sockets between instances: ZeroMQ with CURVE, so that every byte is encrypted and both ends hold the secret.
 
 One key pair for all that take orders and one for all that give them, both derived from the deployment's secret. A
-client without the second is refused by the allow-list (ZAP) before a message of it is looked at; a server without the
+client without the second is refused by the allow-list (ZAP) before a message of it is read; a server without the
 first cannot even complete the handshake. The only file here that imports zmq. Knows no message.
 """
 
@@ -46,7 +46,7 @@ class CurveKeys:
         return cls(zmq.curve_public(server), server, zmq.curve_public(client), client)
 
 
-class Delivery(enum.Enum):
+class SendResult(enum.Enum):
     """What became of a message that was to be queued."""
 
     QUEUED = enum.auto()
@@ -142,24 +142,24 @@ class Listener:
         hub.watch(self._socket)
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (identity, frame) of what has arrived; a message of several parts, which nobody sends, as b""."""
+        """Yield (identity, frame) of what has arrived; a message of several parts, which no peer sends, as b""."""
         for _ in range(_FRAMES_PER_TURN):
             if not cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             identity, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
             yield identity, parts[0] if len(parts) == 1 else b""
 
-    def send(self, identity: bytes, frame: bytes, payloads: list[bytearray]) -> Delivery:
+    def send(self, identity: bytes, frame: bytes, payloads: list[bytearray]) -> SendResult:
         """Queue a message, never blocking."""
         try:
             self._socket.send_multipart([identity, frame, *payloads], zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            return Delivery.FULL
+            return SendResult.FULL
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                return Delivery.GONE
+                return SendResult.GONE
             raise
-        return Delivery.QUEUED
+        return SendResult.QUEUED
 
     def close(self) -> None:
         """Close."""
@@ -167,7 +167,7 @@ class Listener:
         self._socket.close(0)
 
 
-class Link:
+class Connection:
     """A connection to one listener. It is not made anew when it is lost.
 
     Args:
@@ -234,7 +234,7 @@ class Link:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, or that of "tcp://host:port", can be reached from this machine only. No name is looked up."""
+    """Whether a host, or that of "tcp://host:port", can be reached from this machine only. No name is resolved."""
     host = address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else address
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fastdeploy_sd.cluster.notes import EventSplitter, ProgressRecord
 from fastdeploy_sd.cluster.route import ROUTE_HEADER, ChoiceProgress, Progress, Recipient, RouteReader, make_route
+from fastdeploy_sd.cluster.stream_metadata import EventSplitter, ResumeState
 from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.types import KvSource
@@ -72,7 +72,7 @@ async def test_a_stream_goes_on_behind_any_of_its_events(served: Served, path: s
     """Sampled without a seed of the client's own: the seed is among what is told."""
     stream = (await post(served, path, body)).content
     events = list(EventSplitter().feed(stream))
-    record = ProgressRecord()
+    record = ResumeState()
     for i, event in enumerate(events[:-1]):
         record.take(event)
         progress = record.progress

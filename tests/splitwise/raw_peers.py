@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.disaggregation.transfer import messages as m
 from fastdeploy_sd.disaggregation.transfer.pages import Bytes
-from fastdeploy_sd.wire.sockets import CurveKeys, Hub, Link, Listener
+from fastdeploy_sd.wire.sockets import Connection, CurveKeys, Hub, Listener
 from tests.splitwise.instances import DEADLINE_S, LAYERS, content, describe, settings
 
 MAX_FRAME_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class RawDecode:
 
     def __init__(self, address: str) -> None:
         self._hub = _hub()
-        self._link = Link(self._hub, address, MAX_FRAME_BYTES, 1000)
+        self._link = Connection(self._hub, address, MAX_FRAME_BYTES, 1000)
 
     def say(self, *messages: m.FromDecode | bytes) -> None:
         for message in messages:
@@ -51,7 +51,7 @@ class RawDecode:
 
     def open(self, num_slots: int = 10) -> None:
         """Agree on tcp with a window of so many pages."""
-        self.say(m.Hello("raw", describe(), ("tcp",)))
+        self.say(m.PeerHello("raw", describe(), ("tcp",)))
         self.hear(m.Welcome)
         self.say(m.Open("tcp", (m.Receiver(num_slots, max(LAYERS)),)))
         self.hear(m.Opened)
@@ -89,7 +89,7 @@ class RawPrefill:
 
     def open(self) -> m.Fetch:
         """Agree on tcp with a decode instance that has ordered something, and return its order."""
-        self.hear(m.Hello)
+        self.hear(m.PeerHello)
         self.say(m.Welcome("raw", describe(), ("tcp",), ""))
         self.hear(m.Open)
         self.say(m.Opened())

@@ -36,12 +36,12 @@ GARBAGE: dict[str, bytes] = {
     "text": b"GET / HTTP/1.1\r\n\r\n",
     "pickle": PICKLE,
     "another version": b"\x63" + m.encode(m.Renew(()))[1:],
-    "an unknown tag": bytes((m.PROTOCOL_VERSION, 200)),
-    "what only the other side says": m.encode(m.Alive()),
+    "an unknown tag": m.encode(m.Renew(()))[:1] + b"\x91\x63",
+    "what only the other side says": m.encode(m.Renewed()),
     "truncated": m.encode(m.Renew(("a", "b")))[:-2],
     "no msgpack": m.encode(m.Renew(()))[:2] + b"\xc1",
-    "deep": m.encode(m.Renew(()))[:2] + b"\x91" * 3000,
-    "wrong types": m.encode(m.Renew(()))[:2] + b"\x91\x91\x05",
+    "deep": m.encode(m.Renew(()))[:3] + b"\x91" * 3000,
+    "wrong types": m.encode(m.Renew(()))[:3] + b"\x91\x05",
     "an empty order": m.encode(m.Cancel("x")).replace(b"x", b""),
 }
 
@@ -70,7 +70,7 @@ def order(transfer_id: str, num_blocks: int = 2) -> m.Fetch:
 def test_garbage_is_refused_and_the_next_order_is_taken(name: str, prefill: KvConnector, raw: RawDecode) -> None:
     raw.open()
     raw.say(GARBAGE[name])
-    raw.hear(m.Refused)
+    raw.hear(m.PeerRefused)
     assert prefill.counters.num_refused == {Refusal.MALFORMED: 1}
     raw.say(order("t"))
     (wanted,) = next_events(prefill)
@@ -97,10 +97,10 @@ def test_too_long_a_frame_ends_the_connection(prefill: KvConnector, raw: RawDeco
 
 def test_nobody_is_heard_before_hello_nor_twice(prefill: KvConnector, raw: RawDecode) -> None:
     raw.say(order("t"))
-    assert raw.hear(m.Refused)[0].reason == "expected Hello first"
+    assert raw.hear(m.PeerRefused)[0].reason == "expected Hello first"
     raw.open()
-    raw.say(m.Hello("again", describe(), ("tcp",)))
-    assert raw.hear(m.Refused)[0].reason == "expected one Hello"
+    raw.say(m.PeerHello("again", describe(), ("tcp",)))
+    assert raw.hear(m.PeerRefused)[0].reason == "expected one Hello"
     raw.say(m.Open("tcp", (m.Receiver(10, max(LAYERS)),)))
     assert raw.hear(m.OpenFailed)[0].reason == "expected one Open, got another"
     assert prefill.take_events() == []
@@ -117,7 +117,7 @@ def test_nobody_is_heard_before_hello_nor_twice(prefill: KvConnector, raw: RawDe
     ],
 )
 def test_windows_that_do_not_fit(raw: RawDecode, protocol: str, receivers: tuple[m.Receiver, ...], reason: str) -> None:
-    raw.say(m.Hello("raw", describe(), ("tcp",)))
+    raw.say(m.PeerHello("raw", describe(), ("tcp",)))
     raw.hear(m.Welcome)
     raw.say(m.Open(protocol, receivers))
     assert raw.hear(m.OpenFailed)[0].reason == reason
@@ -126,11 +126,13 @@ def test_windows_that_do_not_fit(raw: RawDecode, protocol: str, receivers: tuple
 def test_orders_that_do_not_fit(prefill: KvConnector, raw: RawDecode) -> None:
     raw.open()
     raw.say(order("beyond", 3))
-    assert raw.hear(m.Failed)[0] == m.Failed("beyond", "expected a new id and at most 2 blocks, got block 2")
+    assert raw.hear(m.TransferFailed)[0] == m.TransferFailed(
+        "beyond", "expected a new id and at most 2 blocks, got block 2"
+    )
     raw.say(order("t"), order("t"), m.Cancel("unknown"))
     prefill.note_step()
     raw.say(m.Renew(("t", "unknown")))
-    assert raw.hear(m.Alive)[0] == m.Alive(1, ("t",))
+    assert raw.hear(m.Renewed)[0] == m.Renewed(1, ("t",))
     assert [type(e) for e in prefill.take_events()] == [PrefillWanted]
     assert prefill.counters.num_refused == {Refusal.UNEXPECTED: 2}
 
@@ -146,7 +148,7 @@ def test_credit_counts_once(prefill: KvConnector, raw: RawDecode) -> None:
     assert (first.layer, first.blocks, [len(page) for page in pages]) == (0, (0, 1), [512, 512])
     raw.say(m.Credit(0, (7,)), m.Credit(1, first.slots), m.Credit(0, (0, 0)))
     raw.say(m.Renew(("t",)))
-    raw.hear(m.Alive)
+    raw.hear(m.Renewed)
     assert prefill.counters.num_refused == {Refusal.OUT_OF_BOUNDS: 3}
     assert total(prefill.counters.sent).num_bytes == 2 * 512
     raw.say(m.Credit(0, (first.slots[0],)))
@@ -164,7 +166,7 @@ def test_an_order_that_nobody_renews_ends_and_its_pages_come_free() -> None:
 
         def renew() -> bool:
             raw.say(m.Renew(("kept",)))
-            raw.hear(m.Alive)
+            raw.hear(m.Renewed)
             return connector.counters.num_unsent > 0
 
         wait_for(renew, "the end of the lease")
@@ -199,7 +201,7 @@ class Attacked:
         for layer in reversed(range(len(LAYERS))):
             for block in (2, 1):
                 self.raw.send_page(self.id, 5, layer, block)
-        self.raw.say(m.Done(self.id, (1,)))
+        self.raw.say(m.TransferDone(self.id, (1,)))
 
     def close(self) -> None:
         self.connector.close()
@@ -257,7 +259,7 @@ def test_a_damaged_page_ends_the_transfer_and_reaches_no_page(attacked: Attacked
 
 def test_an_end_before_all_pages_is_a_failure(attacked: Attacked) -> None:
     attacked.raw.send_page(attacked.id, 5, 0, 1)
-    attacked.raw.say(m.Done(attacked.id, (1, 2)))
+    attacked.raw.say(m.TransferDone(attacked.id, (1, 2)))
     (event,) = next_events(attacked.connector)
     assert event == FetchFailed(attacked.id, "5 of 6 pages did not come", Failure.INCOMPLETE)
 

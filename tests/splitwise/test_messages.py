@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ORDER = m.Fetch("ab" * 16, request(3, 4), 1, 3, 2.5)
 FROM_DECODE: tuple[m.FromDecode, ...] = (
-    m.Hello("d0", describe(), ("ipc", "tcp")),
+    m.PeerHello("d0", describe(), ("ipc", "tcp")),
     m.Open("rdma", (m.Receiver(8, 4096, session="10.0.0.1:7671", base=1 << 46),)),
     ORDER,
     m.Cancel("ab" * 16),
@@ -25,13 +25,13 @@ FROM_DECODE: tuple[m.FromDecode, ...] = (
 )
 FROM_PREFILL: tuple[m.FromPrefill, ...] = (
     m.Welcome("p0", describe(), ("tcp",), "name"),
-    m.Refused("no"),
+    m.PeerRefused("no"),
     m.Opened(),
     m.OpenFailed("no"),
-    m.Alive(3, ("a",)),
+    m.Renewed(3, ("a",)),
     m.Chunks("ab" * 16, 0, 2, (1, 2), (5, 0), ((1 << 64) - 1, 0)),
-    m.Done("ab" * 16, (1, 2, 3)),
-    m.Failed("ab" * 16, "no"),
+    m.TransferDone("ab" * 16, (1, 2, 3)),
+    m.TransferFailed("ab" * 16, "no"),
 )
 
 

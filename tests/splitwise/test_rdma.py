@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
 from fastdeploy_sd.disaggregation.transfer.events import Fetched
-from fastdeploy_sd.disaggregation.transfer.messages import Done
+from fastdeploy_sd.disaggregation.transfer.messages import TransferDone
 from fastdeploy_sd.disaggregation.transfer.outgoing import Outgoing, Peer
 from fastdeploy_sd.disaggregation.transfer.pages import Pages
 from fastdeploy_sd.disaggregation.transports.transport import Batch
@@ -84,5 +84,5 @@ def test_an_end_waits_for_the_last_of_several_batches_that_are_placed_at_once() 
         peer.add_pages(transfer, layer, 0, [0, 1])
     pages = BytePages(2)
     assert [peer.start(pages), peer.start(pages), peer.start(pages)] == [True, True, False]
-    transfer.end = Done("t", ())
+    transfer.end = TransferDone("t", ())
     assert [transfer.is_over for _ in peer.placed()] == [False, True]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastdeploy_sd.cluster.placement import Load, PrefixTable
+from fastdeploy_sd.cluster.membership import DECODE, InstanceLoad, Member
+from fastdeploy_sd.cluster.placement import Candidate, PrefixTable
 from fastdeploy_sd.cluster.redis.cluster import ClusterView
-from fastdeploy_sd.cluster.redis.deployment import Terms, digest_of, sealer_of
+from fastdeploy_sd.cluster.redis.deployment import LeaseConfig, codec_for, digest_of
 from fastdeploy_sd.cluster.redis.frames import Record
 from fastdeploy_sd.cluster.redis.origin import LostError, Origin, RemoteRequest
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown
@@ -23,14 +24,12 @@ from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.types import (
     FinishReason,
-    KvDescription,
     KvSource,
     Request,
     RequestId,
     RequestOutput,
     Speculation,
 )
-from fastdeploy_sd.types.kv_description import mismatch
 from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class ClusterClient(EngineClient):
     """Submits each request to the instance with the least to do, or one that has seen the beginning of its prompt where
     that is hardly fuller; the own one, which needs no Redis, comes before others that are alike.
 
-    A request whose instance is lost, refuses it or ends goes on at another one behind the tokens that have come: the
+    A request whose instance is lost, refuses it or ends goes on at another one after the tokens that have come: the
     reader of `generate` sees the same outputs. While Redis is down everything runs here, if this instance decodes. What
     a router has sent here with a source of its KV begins here.
 
@@ -75,7 +74,7 @@ class ClusterClient(EngineClient):
     def __init__(self, address: str, engine_pid: int, config: Config, server: str, stats: RedisStats) -> None:
         super().__init__(address, engine_pid, config.engine_timeout_s)
         self._config, self._server = config, server
-        self._terms = Terms.of(config)
+        self._lease = LeaseConfig.of(config)
         self._store = Store(config.redis, stats)
         self._view: ClusterView | None = None
         self._seen = PrefixTable()
@@ -91,10 +90,10 @@ class ClusterClient(EngineClient):
             ConfigError: the deployment's secret cannot be had.
         """
         await super().connect()
-        sealer = sealer_of(self._config, self.model_info)
-        redis, serves = self._config.redis, digest_of(self.model_info)
-        self._view = ClusterView(self._store, sealer, serves, redis.sync_period_ms / 1000, self._terms.expire_s)
-        self._origin = Origin(self._store, sealer, self._terms, redis.reader_batch_size)
+        codec = codec_for(self._config, self.model_info)
+        redis, fingerprint = self._config.redis, digest_of(self.model_info)
+        self._view = ClusterView(self._store, codec, fingerprint, redis.sync_period_ms / 1000, self._lease.expire_s)
+        self._origin = Origin(self._store, codec, self._lease, redis.reader_batch_size)
 
     async def close(self) -> None:
         """Abort what is left, here and elsewhere, and free everything. May be called twice."""
@@ -130,7 +129,7 @@ class ClusterClient(EngineClient):
         await super().verify_healthy()
         if not self._decodes and self._view is not None:
             await self._view.refresh()
-            if not any(record.role != "prefill" for record in self._view.records()):
+            if not any(record.member.generates for record in self._view.records()):
                 text = "expected a decode instance in Redis that a prefill instance gives its requests to, got none"
                 raise Unavailable(text, code="no_instance")
 
@@ -164,7 +163,7 @@ class ClusterClient(EngineClient):
         if error.code == "scheduler_ttl":
             raise error
         self._store.stats.moves[error.code or error.type] += 1
-        if isinstance(error, StoreDown):  # until Redis tells of the instance again
+        if isinstance(error, StoreDown):  # until its record is read again
             assert self._view is not None, "as _choose"
             self._view.forget(target.instance)
         elif not isinstance(error, LostError) or error.is_gone:
@@ -178,7 +177,7 @@ class ClusterClient(EngineClient):
         """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life."""
         if request.kv_source is not None and _HERE not in avoided:
             return _Target(_HERE, kv_source=request.kv_source)
-        waits_s = self._terms.timeout_s if isinstance(error, Unavailable) else 0.0
+        waits_s = self._lease.timeout_s if isinstance(error, Unavailable) else 0.0
         loop = asyncio.get_running_loop()
         deadline = loop.time() + waits_s
         while True:
@@ -192,69 +191,48 @@ class ClusterClient(EngineClient):
     async def _choose(self, request: Request, avoided: set[str]) -> _Target | None:
         assert self._view is not None, "called before it is connected, or after it is closed"
         await self._view.refresh()
-        records = {record.instance: record for record in self._view.records()}
-        able = {name: r for name, r in records.items() if name not in avoided and self._can_run(r, request)}
-        loads = {name: self._view.load_of(record) for name, record in able.items()}
+        records = {record.member.instance_id: record for record in self._view.records()}
+        candidates = {name: self._view.candidate(record) for name, record in records.items()}
+        able = {
+            name: candidates[name] for name, r in records.items() if name not in avoided and self._can_run(r, request)
+        }
+        own = next((name for name, r in records.items() if r.server == self._server), None)
         if self._decodes and _HERE not in avoided:
-            loads[_HERE] = self._own_load(records.values())
+            load = InstanceLoad.of(self) if own is None else candidates[own].load
+            able[_HERE] = Candidate(Member.of(self._config, self.model_info, _HERE, ""), load)
         keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
-        name = self._seen.choose(loads, keys, home=_HERE)
-        if name is None:
+        placed = self._seen.place(able, candidates, keys, home=_HERE)
+        if placed is None:
             return None
-        record = self._own_record(records.values()) if name == _HERE else able[name]
-        role = self._config.splitwise.splitwise_role if name == _HERE else able[name].role
-        if record is not None:
-            self._view.note_assigned(record.instance)
-        kv = self.model_info.kv if name == _HERE else able[name].kv
-        source = self._source(records.values(), name, kv, keys) if role == "decode" and kv is not None else None
-        return _Target(name, 0 if name == _HERE else able[name].max_num_queued, source)
+        name, source = placed
+        self._mention_mismatches(able[name].member, candidates.values())
+        for chosen in (own if name == _HERE else name, source):
+            if chosen is not None:
+                self._view.note_assigned(chosen)
+        max_queued = 0 if name == _HERE else records[name].max_num_queued
+        kv_source = None if source is None else KvSource(source, records[source].member.kv_address)
+        return _Target(name, max_queued, kv_source)
 
     def _can_run(self, record: Record, request: Request) -> bool:
         asks_for = request.speculation != Speculation()
         return (
             record.server != self._server
-            and record.role != "prefill"
-            and record.num_waiting < record.max_num_queued
-            and len(request.prompt_token_ids) + request.max_tokens <= record.max_request_tokens
+            and record.member.generates
+            and record.load.num_waiting < record.max_num_queued
+            and len(request.prompt_token_ids) + request.max_tokens <= record.member.max_model_len
             and (not asks_for or record.speculation == self.model_info.speculation)
         )
 
-    def _own_record(self, records: Iterable[Record]) -> Record | None:
-        return next((record for record in records if record.server == self._server), None)
-
-    def _own_load(self, records: Iterable[Record]) -> Load:
-        assert self._view is not None, "as _choose"
-        record = self._own_record(records)
-        if record is not None:
-            return self._view.load_of(record)
-        stats = self.last_stats
-        running, waiting = (0, 0) if stats is None else (stats.num_running, stats.num_waiting)
-        return Load(running, waiting, self._config.scheduler.max_num_seqs)
-
-    def _source(
-        self, records: Iterable[Record], instance: str, kv: KvDescription, keys: Sequence[bytes]
-    ) -> KvSource | None:
-        """Choose who computes a prompt's KV for an instance whose KV is like this; None = nobody there can."""
-        assert self._view is not None, "as _choose"
-        sources: dict[str, Record] = {}
-        for record in records:
-            if record.role == "prefill" and record.kv_address and record.kv is not None:
-                reason = mismatch(kv, record.kv)
-                if reason is None:
-                    sources[record.instance] = record
-                else:
-                    self._mention(instance or "(this one)", record.instance, reason)
-        name = self._seen.choose({name: self._view.load_of(record) for name, record in sources.items()}, keys)
-        if name is None:
-            return None
-        self._view.note_assigned(name)
-        return KvSource(name, sources[name].kv_address)
-
-    def _mention(self, *what: str) -> None:
-        """Log once that two instances exchange no KV."""
-        if what not in self._mentioned and len(self._mentioned) < _MAX_MENTIONED:
-            self._mentioned.add(what)
-            logger.warning("decode instance %s takes no KV of prefill instance %s: %s", *what)
+    def _mention_mismatches(self, member: Member, others: Iterable[Candidate]) -> None:
+        """Log once which prefill instances a decode instance takes no KV of."""
+        if member.role != DECODE or member.kv is None:
+            return
+        for source in (other.member for other in others if other.member.computes_kv and other.member.kv is not None):
+            pair = (member.instance_id or "(this one)", source.instance_id)
+            reason = member.kv_mismatch(source)
+            if reason is not None and pair not in self._mentioned and len(self._mentioned) < _MAX_MENTIONED:
+                self._mentioned.add(pair)
+                logger.warning("decode instance %s takes no KV of prefill instance %s: %s", *pair, reason)
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
@@ -274,7 +252,7 @@ class ClusterClient(EngineClient):
         is_ended = False
         try:
             while not is_ended:
-                output = await remote.next(self._terms.ttl_s)
+                output = await remote.next(self._lease.ttl_s)
                 is_ended = output.finish_reason is not None
                 yield output
         except LostError:
@@ -288,7 +266,7 @@ class ClusterClient(EngineClient):
 
 
 def _resumed(request: Request, tokens: list[int]) -> Request:
-    """The request as it goes on behind the tokens that have come."""
+    """The request as it goes on after the tokens that have come."""
     if not tokens:
         return request
     given = np.array(tokens, dtype=request.output_token_ids.dtype)

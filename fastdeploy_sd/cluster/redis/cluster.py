@@ -6,15 +6,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
-from fastdeploy_sd.cluster.placement import Load
-from fastdeploy_sd.cluster.redis.frames import CLUSTER, Record, Sealer
+from fastdeploy_sd.cluster.placement import Candidate
+from fastdeploy_sd.cluster.redis.frames import CLUSTER, Record
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.protocol import SignedCodec
 
 logger = logging.getLogger(__name__)
 
-# Nobody waits for a Redis that is known to be slow or down; it is tried again after so long.
+# No request waits for a Redis that is known to be slow or down; it is tried again after so long.
 _TIMEOUT_S = 0.5
 _RETRY_S = 1.0
 # A request that was placed reaches its engine within this time.
@@ -25,13 +27,13 @@ class ClusterView:
     """The records in Redis, read again when a request is to be placed and they are older than a period.
 
     Args:
-        serves: the digest of those instances that can take this server's requests; "" = none can.
+        fingerprint: of those instances that can take this server's requests; "" = none can.
         period_s: for so long what was read is used.
         expire_s: an older record counts no more.
     """
 
-    def __init__(self, store: Store, sealer: Sealer, serves: str, period_s: float, expire_s: float) -> None:
-        self._store, self._sealer, self._serves = store, sealer, serves
+    def __init__(self, store: Store, codec: SignedCodec, fingerprint: str, period_s: float, expire_s: float) -> None:
+        self._store, self._codec, self._fingerprint = store, codec, fingerprint
         self._period_s, self._expire_s = period_s, expire_s
         self._records: dict[str, Record] = {}
         self._offset_s = 0.0  # of Redis's clock against ours
@@ -54,11 +56,12 @@ class ClusterView:
         oldest = self._now() - self._expire_s
         return [record for record in self._records.values() if record.sent_at >= oldest]
 
-    def load_of(self, record: Record) -> Load:
-        """An instance's load, with the requests it was given here that its engine need not have known yet."""
-        since = [when for when in self._assigned.get(record.instance, []) if when > record.load_at - _ON_ITS_WAY_S]
-        self._assigned[record.instance] = since
-        return Load(record.num_running, record.num_waiting + len(since), record.max_num_seqs)
+    def candidate(self, record: Record) -> Candidate:
+        """Return an instance with its load and the requests it was given here that its engine need not know yet."""
+        name = record.member.instance_id
+        since = [when for when in self._assigned.get(name, []) if when > record.load_at - _ON_ITS_WAY_S]
+        self._assigned[name] = since
+        return Candidate(record.member, replace(record.load, num_waiting=record.load.num_waiting + len(since)))
 
     def note_assigned(self, instance: str) -> None:
         """An instance has been given a request."""
@@ -99,13 +102,13 @@ class ClusterView:
         found: dict[str, Record] = {}
         for name, frame in entries.items():
             try:
-                record = self._sealer.open(f"{CLUSTER}.{name}", Record, frame)
+                record = self._codec.decode(f"{CLUSTER}.{name}", Record, frame)
             except ProtocolError as error:
                 self._complain(name, f"its record cannot be read: {error.message}")
                 continue
-            if record.serves != self._serves or not record.serves:
+            if record.member.fingerprint != self._fingerprint or not self._fingerprint:
                 self._complain(name, "it serves another model or in another arithmetic")
-            elif record.instance == name:
+            elif record.member.instance_id == name:
                 found[name] = record
         self._forget_strangers(entries)
         return found

@@ -6,12 +6,13 @@ import hashlib
 import logging
 from dataclasses import dataclass
 
-from fastdeploy_sd.cluster.redis.frames import VERSION, Sealer
+from fastdeploy_sd.cluster.redis.frames import PROTOCOL
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.ipc.messages import max_frame_bytes
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.wire.protocol import SignedCodec
 from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 
 logger = logging.getLogger(__name__)
@@ -22,14 +23,14 @@ _BEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseConfig:
     """The deployment's times, in seconds.
 
     Attributes:
         expire_s: an instance whose record is older is not there.
         beat_s: between two heartbeats, and two questions for a request.
-        timeout_s: a request of which nothing is heard for longer is lost.
-        list_ttl_s: a list that nobody has appended to for longer is gone.
+        timeout_s: a request without a sign of life for longer is lost.
+        list_ttl_s: a list that was not appended to for longer is gone.
         ttl_s: longest time between two outputs of a request.
     """
 
@@ -49,26 +50,26 @@ class Terms:
         return 2 * self.timeout_s
 
     @classmethod
-    def of(cls, config: Config) -> Terms:
-        """The terms of a configuration."""
+    def of(cls, config: Config) -> LeaseConfig:
+        """The lease of a configuration."""
         return cls(config.redis.expire_period_ms / 1000, float(config.redis.ttl_s))
 
 
-def sealer_of(config: Config, info: ModelInfo) -> Sealer:
+def codec_for(config: Config, info: ModelInfo) -> SignedCodec:
     """Return what signs and reads this deployment's frames.
 
     Raises:
         ConfigError: as `deployment_secret`.
     """
     key = derive_key(deployment_secret(config.splitwise), "redis")
-    return Sealer(key, config.redis.topic, max(2 * max_frame_bytes(info), _MIN_FRAME_BYTES))
+    return SignedCodec(PROTOCOL, key, config.redis.topic, max(2 * max_frame_bytes(info), _MIN_FRAME_BYTES))
 
 
 def digest_of(info: ModelInfo) -> str:
     """Return a digest of everything that a request's tokens and limits depend on; "" = the model's is not known."""
     if not info.fingerprint:
         return ""
-    facts = (VERSION, info.fingerprint, info.vocab_size, info.max_model_len, sorted(info.eos_token_ids))
+    facts = (PROTOCOL.version, info.fingerprint, info.vocab_size, info.max_model_len, sorted(info.eos_token_ids))
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

@@ -12,13 +12,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
-from fastdeploy_sd.cluster.redis.deployment import Terms
+from fastdeploy_sd.cluster.redis.deployment import LeaseConfig
 from fastdeploy_sd.cluster.redis.frames import (
     Answers,
     Ending,
     Item,
     Orders,
-    Sealer,
     Submission,
     requests_of,
     results_of,
@@ -27,6 +26,7 @@ from fastdeploy_sd.cluster.redis.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.types import FinishReason, Request, RequestOutput
 from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.protocol import SignedCodec
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class LostError(Unavailable):
     """A request is not at its instance any more; it may go on elsewhere.
 
     Attributes:
-        is_gone: nothing is heard of the instance at all.
+        is_gone: the instance itself is silent.
     """
 
     def __init__(self, message: str, *, is_gone: bool = False) -> None:
@@ -67,7 +67,7 @@ class RemoteRequest:
         """Wait for the next output.
 
         Raises:
-            LostError: nobody will send it.
+            LostError: it will not come.
             Unavailable: it did not come in time.
             FdsdError: the request was not taken, or ended with an error.
         """
@@ -98,13 +98,13 @@ class Origin:
     """Sends requests to instances and hands out what comes back. Belongs to one event loop; `close` it at the end.
 
     Args:
-        terms: the deployment's times.
+        lease: the deployment's times.
         batch_size: messages that are taken from Redis at once.
     """
 
-    def __init__(self, store: Store, sealer: Sealer, terms: Terms, batch_size: int) -> None:
+    def __init__(self, store: Store, codec: SignedCodec, lease: LeaseConfig, batch_size: int) -> None:
         self.name = secrets.token_hex(16)
-        self._store, self._sealer, self._terms, self._batch_size = store, sealer, terms, batch_size
+        self._store, self._codec, self._lease, self._batch_size = store, codec, lease, batch_size
         self._requests: dict[int, RemoteRequest] = {}
         self._newest = 0
         self._beat = 0
@@ -134,7 +134,7 @@ class Origin:
         frame = self._seal(instance, Orders(self.name, (Submission(remote.handle, request),)))
         self._enter(remote)
         try:
-            length = await self._store.push(requests_of(instance), frame, self._terms.list_ttl_s)
+            length = await self._store.push(requests_of(instance), frame, self._lease.list_ttl_s)
             if length > max_queued and await self._store.withdraw(requests_of(instance), frame):
                 raise Overloaded(f"{length} messages wait for the instance, at most {max_queued} may")
         except BaseException:
@@ -176,7 +176,7 @@ class Origin:
             self._tasks = [asyncio.create_task(self._keep(run)) for run in (self._read, self._ask, self._end)]
 
     def _seal(self, instance: str, orders: Orders) -> bytes:
-        return self._sealer.seal(requests_of(instance), orders)
+        return self._codec.encode(requests_of(instance), orders)
 
     # ---- what runs all the time -------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Origin:
         """At every beat ask each instance for the requests it has of this origin; give up those that fell silent."""
         while True:
             await self._has_requests.wait()
-            await asyncio.sleep(self._terms.beat_s)
+            await asyncio.sleep(self._lease.beat_s)
             self._give_up_silent()
             self._beat += 1
             by_instance: dict[str, list[int]] = defaultdict(list)
@@ -227,7 +227,7 @@ class Origin:
         await self._attempt(*(self._push(i, Orders(self.name, endings=tuple(e))) for i, e in endings.items()))
 
     async def _push(self, instance: str, orders: Orders) -> None:
-        await self._store.push(requests_of(instance), self._seal(instance, orders), self._terms.list_ttl_s)
+        await self._store.push(requests_of(instance), self._seal(instance, orders), self._lease.list_ttl_s)
 
     async def _attempt(self, *sending: Coroutine[Any, Any, None]) -> None:
         for result in await asyncio.gather(*sending, return_exceptions=True):
@@ -238,7 +238,7 @@ class Origin:
 
     def _take(self, frame: bytes) -> None:
         try:
-            answers = self._sealer.open(results_of(self.name), Answers, frame)
+            answers = self._codec.decode(results_of(self.name), Answers, frame)
         except ProtocolError as error:
             errors = self._store.stats.errors
             errors["unreadable"] += 1
@@ -251,7 +251,7 @@ class Origin:
             remote = self._find(item.handle, instance)
             if remote is not None:
                 remote.take(item)
-            elif item.output.finish_reason is None:  # nobody waits for what goes on there
+            elif item.output.finish_reason is None:  # its reader has left
                 self._endings[instance].append(Ending(item.handle, FinishReason.ABORT))
                 self._has_endings.set()
         for failure in answers.failures:
@@ -265,10 +265,10 @@ class Origin:
         return remote if remote is not None and remote.instance == instance else None
 
     def _give_up_silent(self) -> None:
-        oldest = time.monotonic() - self._terms.timeout_s
+        oldest = time.monotonic() - self._lease.timeout_s
         for remote in self._requests.values():
             if max(remote.heard_at, self._heard.get(remote.instance, 0.0)) < oldest:
-                text = f"instance {remote.instance} has said nothing for {self._terms.timeout_s:g} s"
+                text = f"instance {remote.instance} has said nothing for {self._lease.timeout_s:g} s"
                 remote.fail(LostError(text, is_gone=True))
 
     def _fail(self, remotes: Iterable[RemoteRequest | None], error: FdsdError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from fastdeploy_sd.cluster.redis.instance import Instance
+from fastdeploy_sd.cluster.redis.consumer import RequestConsumer
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import Unavailable
@@ -54,7 +54,7 @@ async def _work(config: Config, client: EngineClient, server: str, stats: Shared
     publishing = asyncio.create_task(stats.keep_published())
     try:
         await client.connect()
-        instance = Instance(client, config, server, stats.own.redis)
+        instance = RequestConsumer(client, config, server, stats.own.redis)
         end_with_parent(heard=lambda: loop.call_soon_threadsafe(instance.begin_drain))
         await instance.run()
         return EXIT_OK

@@ -33,7 +33,7 @@ _LOGIN_FAULTS = ("WRONGPASS", "NOAUTH", "invalid password", "invalid username", 
 
 
 class StoreDown(Unavailable):
-    """Redis did not do what it was asked for, or nobody knows whether it did."""
+    """Redis did not do what it was asked for, or it is unknown whether it did."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Redis: {reason}", code="redis_down")
@@ -112,7 +112,7 @@ class Store:
         return int(length)
 
     async def withdraw(self, name: str, frame: bytes) -> bool:
-        """Take a frame that was just appended back; False when somebody has taken it already."""
+        """Take a frame that was just appended back; False when it has been taken already."""
         return bool(await self._do("withdraw", _typed(self._redis.lrem(self.key(name), -1, cast(Any, frame)))))
 
     async def take(self, name: str, count: int) -> list[bytes]:
@@ -153,7 +153,7 @@ class Store:
     def _note_end(self, asking: asyncio.Future[Any]) -> None:
         self._asking.discard(asking)
         if not asking.cancelled():
-            asking.exception()  # nobody else may be left to look
+            asking.exception()  # no other task may be left to read it
 
     async def close(self) -> None:
         """Close the connections."""

@@ -17,7 +17,7 @@ from fastdeploy_sd.cluster.router.delivery import Delivery
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RouterConfig
 from fastdeploy_sd.cluster.router.registry import Registry
-from fastdeploy_sd.cluster.router.relay import Courier, Relay
+from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
 from fastdeploy_sd.wire.http.enclosure import enclose, routes_of
@@ -27,7 +27,6 @@ from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.wire.http_client import Ask
-from fastdeploy_sd.wire.signing import SIGNATURE_HEADER
 
 _GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH)
 _TEXT = ("/tokenize", "/detokenize")
@@ -44,10 +43,10 @@ class RouterApp:
         num_open: requests that are being relayed.
     """
 
-    def __init__(self, config: RouterConfig, registry: Registry, courier: Courier, stats: HttpStats) -> None:
+    def __init__(self, config: RouterConfig, registry: Registry, upstream: UpstreamClient, stats: HttpStats) -> None:
         self._config = config
         self._registry = registry
-        self._courier = courier
+        self._upstream = upstream
         self._http_stats = stats
         self._is_draining = False
         self._bodies = BodyReader(config.server.max_body_bytes, _MAX_LARGEST_BODIES)
@@ -97,7 +96,7 @@ class RouterApp:
             async with self._bodies.read(request) as content:
                 path = request.url.path
                 ask = Ask("POST", path, self._passed(request), content)
-                relay = Relay(self._courier, ask, path in _GENERATION, Delivery(request, send))
+                relay = Relay(self._upstream, ask, path in _GENERATION, Delivery(request, send))
                 await until_disconnected(request.receive, relay.run())
         finally:
             self.num_open -= 1
@@ -117,7 +116,7 @@ class RouterApp:
     # ---- what it says itself ----------------------------------------------------------------------------------------
 
     async def root(self, request: HttpRequest) -> Response:
-        """What this is, for whoever looks."""
+        """What this is."""
         return JsonResponse({"name": "fastdeploy_sd router", "version": __version__, "routes": routes_of(request.app)})
 
     async def version(self) -> Response:
@@ -127,7 +126,7 @@ class RouterApp:
     async def health(self) -> Response:
         """200 while requests are taken: when it does not drain, and an instance is there that takes them."""
         self._verify_takes_requests()
-        if not any(i.serves for i in self._registry.available()):
+        if not any(i.member.generates for i in self._registry.available()):
             raise NoInstance("expected an instance that takes requests, got none", code="no_instance")
         return Response(status_code=200)
 
@@ -144,14 +143,14 @@ class RouterApp:
         return JsonResponse(cards[name])
 
     def _cards(self) -> dict[str, dict[str, object]]:
-        serving = [i.said for i in self._registry.available() if i.serves]
+        serving = [i.said for i in self._registry.available() if i.member.generates]
         return {
             name: {
                 "id": name,
                 "object": "model",
                 "created": said.created,
                 "owned_by": "fastdeploy_sd",
-                "max_model_len": said.max_model_len,
+                "max_model_len": said.member.max_model_len,
             }
             for said in serving
             for name in said.served_names
@@ -165,7 +164,7 @@ class RouterApp:
         load = instance.load
         return {
             "id": instance.instance_id,
-            "role": instance.said.role,
+            "role": instance.member.role,
             "address": str(instance.target),
             "models": list(instance.said.served_names),
             "state": self._state(instance),
@@ -189,10 +188,12 @@ class RouterApp:
         """Prometheus text."""
         gauges = []
         for instance in self._registry.instances:
-            load = instance.estimate()
+            load = instance.candidate().load
             num_requests = load.num_running + load.num_waiting
-            gauges.append(InstanceGauges(str(instance.target), instance.said.role, self._state(instance), num_requests))
-        body, content_type = render_router_metrics(self._courier.stats, gauges, self._http_stats)
+            gauges.append(
+                InstanceGauges(str(instance.target), instance.member.role, self._state(instance), num_requests)
+            )
+        body, content_type = render_router_metrics(self._upstream.stats, gauges, self._http_stats)
         return Response(body, media_type=content_type)
 
     # ---- what instances say -----------------------------------------------------------------------------------------
@@ -204,9 +205,9 @@ class RouterApp:
     async def register(self, request: HttpRequest) -> Response:
         """Take an instance in."""
         host = request.client.host if request.client is not None else ""
-        outcomes = self._courier.stats.registrations
+        outcomes = self._upstream.stats.registrations
         try:
-            session = await self._hear(request, lambda content, word: self._registry.register(content, word, host))
+            session = await self._hear(request, lambda content: self._registry.register(content, host))
         except FdsdError as error:
             outcomes[error.code or error.type] += 1
             raise
@@ -214,7 +215,7 @@ class RouterApp:
         return JsonResponse({"session": session, "time": time.time()})
 
     async def heartbeat(self, request: HttpRequest) -> Response:
-        """Hear that an instance is there, and how busy it is."""
+        """Take a heartbeat of an instance, with its load."""
         await self._hear(request, self._registry.heartbeat)
         return JsonResponse({})
 
@@ -223,9 +224,9 @@ class RouterApp:
         await self._hear(request, self._registry.deregister)
         return JsonResponse({})
 
-    async def _hear(self, request: HttpRequest, take: Callable[[bytes, str], object]) -> object:
+    async def _hear(self, request: HttpRequest, take: Callable[[bytes], object]) -> object:
         async with self._messages.read(request) as content:
-            return take(content, request.headers.get(SIGNATURE_HEADER, ""))
+            return take(content)
 
 
 class _Relayed(Response):

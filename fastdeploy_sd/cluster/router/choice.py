@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.cluster.messages import DECODE
 from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.wire.http.model_names import resolve_model
@@ -29,13 +28,13 @@ class Placement:
 
 
 @dataclass(slots=True)
-class Wish:
+class RoutingHints:
     """What matters of a request for its place.
 
     Attributes:
         keys: of its prompt's beginnings.
         model: the name that it asks for, where instances serve several models; None = any instance may answer.
-        fingerprint: of the instance that has begun to answer; another one must have the same. None = nobody has.
+        fingerprint: of the instance that has begun to answer; another one must have the same. None = none has.
         tried: instances that failed on it.
     """
 
@@ -59,17 +58,17 @@ class Chooser:
         self._available, self._registered = available, registered
         self._seen = PrefixTable()
 
-    def wish(self, body: bytes) -> Wish:
+    def hints(self, body: bytes) -> RoutingHints:
         """Return what matters of a request.
 
         Raises:
             NotFound: it names a model that none of the registered instances serves.
         """
-        return Wish(self._seen.keys_of(prompt_of(body)), self._model_of(body))
+        return RoutingHints(self._seen.keys_of(prompt_of(body)), self._model_of(body))
 
     def _model_of(self, body: bytes) -> str | None:
-        """See Wish.model. A body is parsed only where instances differ; an instance refuses what is no body."""
-        served = dict.fromkeys(i.said.served_names for i in self._registered() if i.serves)
+        """See RoutingHints.model. A body is parsed only where instances differ; an instance refuses what is no body."""
+        served = dict.fromkeys(i.said.served_names for i in self._registered() if i.member.generates)
         if len(served) <= 1:
             return None
         try:
@@ -82,8 +81,8 @@ class Chooser:
         names = list(dict.fromkeys(name for names in served for name in names))
         return model if resolve_model(model, names) == model else None
 
-    def choose(self, wish: Wish) -> Placement | None:
-        """Return where a request goes now; None = nobody can take it.
+    def choose(self, hints: RoutingHints) -> Placement | None:
+        """Return where a request goes now; None = no instance can take it.
 
         One that failed on it gets it again only when there is no other.
         """
@@ -91,22 +90,18 @@ class Chooser:
         able = [
             i
             for i in available
-            if i.serves
-            and wish.fingerprint in (None, i.said.fingerprint)
-            and (wish.model is None or wish.model in i.said.served_names)
+            if i.member.generates
+            and hints.fingerprint in (None, i.member.fingerprint)
+            and (hints.model is None or hints.model in i.said.served_names)
         ]
-        instance = self._choose([i for i in able if i.instance_id not in wish.tried] or able, wish)
-        if instance is None:
+        candidates = {i.instance_id: i.candidate() for i in available}
+        able = [i for i in able if i.instance_id not in hints.tried] or able
+        placed = self._seen.place({i.instance_id: candidates[i.instance_id] for i in able}, candidates, hints.keys)
+        if placed is None:
             return None
-        if instance.said.role != DECODE:
-            return Placement(instance)
-        sources = [i for i in available if i.kv_source is not None and instance.kv_mismatch(i) is None]
-        return Placement(instance, self._choose(sources, wish))
-
-    def _choose(self, instances: Collection[Instance], wish: Wish) -> Instance | None:
-        by_id = {i.instance_id: i for i in instances}
-        chosen = self._seen.choose({name: i.estimate() for name, i in by_id.items()}, wish.keys)
-        return None if chosen is None else by_id[chosen]
+        by_id = {i.instance_id: i for i in available}
+        name, source = placed
+        return Placement(by_id[name], None if source is None else by_id[source])
 
 
 def prompt_of(body: bytes) -> memoryview:

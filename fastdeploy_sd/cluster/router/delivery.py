@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
-from fastdeploy_sd.cluster.notes import StreamEvent
+from fastdeploy_sd.cluster.stream_metadata import StreamEvent
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.wire.http.auth import client_of
 from fastdeploy_sd.wire.http.error_format import to_fdsd_error

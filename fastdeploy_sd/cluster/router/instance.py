@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
-from fastdeploy_sd.cluster.messages import PREFILL, Clock, InstanceLoad, Registration
-from fastdeploy_sd.cluster.placement import Load
+from fastdeploy_sd.cluster.membership import InstanceLoad
+from fastdeploy_sd.cluster.messages import Clock, Registration
+from fastdeploy_sd.cluster.placement import Candidate
 from fastdeploy_sd.types import KvSource
-from fastdeploy_sd.types.kv_description import mismatch
 from fastdeploy_sd.wire.http_client import Exchange, Target
 
 _MAX_FAILURES = 3
-_FIRST_REST_S = 2.0
-_MAX_REST_S = 60.0
+_FIRST_BACKOFF_S = 2.0
+_MAX_BACKOFF_S = 60.0
 
 
 class Circuit:
-    """Keeps requests from an instance that fails: after some failures in a row it rests, longer each time.
+    """Keeps requests from an instance that fails: after some failures in a row it backs off, longer each time.
 
-    After a rest one request may try; its success ends the matter, its failure begins the next rest.
+    After a backoff one request may try; its success ends the matter, its failure begins the next backoff.
     """
 
     def __init__(self) -> None:
         self._num_failures = 0
-        self._rest_until = 0.0
+        self._backoff_until = 0.0
         self._is_trying = False
 
     @property
     def is_open(self) -> bool:
         """Whether the instance gets nothing now."""
-        return self._num_failures >= _MAX_FAILURES and (self._is_trying or time.monotonic() < self._rest_until)
+        return self._num_failures >= _MAX_FAILURES and (self._is_trying or time.monotonic() < self._backoff_until)
 
     def begin(self) -> None:
         """A request is given to the instance."""
@@ -39,9 +40,9 @@ class Circuit:
         """A request of it has come to something, good or bad."""
         self._is_trying = False
         self._num_failures = self._num_failures + 1 if is_failure else 0
-        num_rests = self._num_failures - _MAX_FAILURES
-        if num_rests >= 0:
-            self._rest_until = time.monotonic() + min(_FIRST_REST_S * 2 ** min(num_rests, 10), _MAX_REST_S)
+        num_backoffs = self._num_failures - _MAX_FAILURES
+        if num_backoffs >= 0:
+            self._backoff_until = time.monotonic() + min(_FIRST_BACKOFF_S * 2 ** min(num_backoffs, 10), _MAX_BACKOFF_S)
 
     def leave(self) -> None:
         """A request of it was given up by its client, which says nothing."""
@@ -52,7 +53,7 @@ class Instance:
     """A registered instance.
 
     Attributes:
-        said: its registration.
+        said, member: its registration.
         session: of its registration.
         number: of its last message.
         target: where its API listens.
@@ -74,7 +75,7 @@ class Instance:
 
     def renew(self, said: Registration, session: str, seen_host: str) -> None:
         """Take its registration; the arguments are those of the constructor."""
-        self.said = said
+        self.said, self.member = said, said.member
         self.session = session
         self.number = 0
         self.target = Target(said.host or seen_host, said.port)
@@ -99,12 +100,7 @@ class Instance:
     @property
     def instance_id(self) -> str:
         """Its name."""
-        return self.said.instance_id
-
-    @property
-    def serves(self) -> bool:
-        """Whether it answers clients."""
-        return self.said.role != PREFILL
+        return self.member.instance_id
 
     @property
     def clock(self) -> Clock:
@@ -120,24 +116,18 @@ class Instance:
     @property
     def kv_source(self) -> KvSource | None:
         """Where it takes orders to compute KV, None when it takes none."""
-        if self.said.role != PREFILL or not self.said.kv_address:
+        if not self.member.computes_kv:
             return None
-        scheme, _, place = self.said.kv_address.partition("://")
+        scheme, _, place = self.member.kv_address.partition("://")
         listener = Target.parse(place)
         return KvSource(self.instance_id, f"{scheme}://{Target(listener.host or self._seen_host, listener.port)}")
-
-    def kv_mismatch(self, source: Instance) -> str | None:
-        """Why this decode instance takes no KV of a prefill instance; None = it does."""
-        if self.said.kv is None or source.said.kv is None:
-            return "kv: expected a description of both instances' KV"
-        return mismatch(self.said.kv, source.said.kv)
 
     def may_take(self, silent_s: float) -> bool:
         """Whether it gets new requests."""
         return self.load.takes_requests and self.silence_s < silent_s and not self.circuit.is_open
 
-    def estimate(self) -> Load:
-        """What it has to do: what it reported, and what it was given since."""
+    def candidate(self) -> Candidate:
+        """Return it with what it has to do: what it reported, and what it was given since."""
         waiting = self.load.num_waiting + max(self._num_given - self._num_given_then, 0)
         missing = max(self._num_given - self.load.num_running - waiting, 0)
-        return Load(self.load.num_running, waiting + missing, self.load.max_num_seqs)
+        return Candidate(self.member, replace(self.load, num_waiting=waiting + missing))

@@ -15,7 +15,7 @@ from fastdeploy_sd.cluster.router.app import RouterApp
 from fastdeploy_sd.cluster.router.choice import Chooser
 from fastdeploy_sd.cluster.router.options import RouterConfig, read_router_options
 from fastdeploy_sd.cluster.router.registry import Registry
-from fastdeploy_sd.cluster.router.relay import Courier
+from fastdeploy_sd.cluster.router.relay import UpstreamClient
 from fastdeploy_sd.config import verify_keys_are_known
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.metrics import HttpStats, RouterStats
@@ -66,8 +66,8 @@ class _Router:
         self._registry = Registry(config, derive_key(secret, "registration"))
         self._http = HttpClient(config.routing.connect_timeout_s)
         chooser = Chooser(self._registry.available, lambda: self._registry.instances)
-        courier = Courier(config.routing, chooser, self._http, derive_key(secret, "route"), RouterStats())
-        self._app = RouterApp(config, self._registry, courier, self._http_stats)
+        upstream = UpstreamClient(config.routing, chooser, self._http, derive_key(secret, "route"), RouterStats())
+        self._app = RouterApp(config, self._registry, upstream, self._http_stats)
         self._num_signals = 0
 
     async def run(self) -> int:

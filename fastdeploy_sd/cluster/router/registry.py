@@ -9,14 +9,15 @@ import time
 from typing import TypeVar
 
 from fastdeploy_sd.cluster import messages as m
+from fastdeploy_sd.cluster.membership import DECODE, PREFILL, ROLES
 from fastdeploy_sd.cluster.registrar import clock_difference
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RouterConfig
 from fastdeploy_sd.config import is_this_machine
 from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound, shown
 from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.packing import unpack
-from fastdeploy_sd.wire.signing import Challenges, is_signed
+from fastdeploy_sd.wire.protocol import SignatureError
+from fastdeploy_sd.wire.signing import Challenges
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Registry:
 
     def __init__(self, config: RouterConfig, key: bytes) -> None:
         self._routing = config.routing
-        self._key = key
+        self._codec = m.codec_for(key)
         self._is_local = config.splitwise.pd_secret is None
         self._challenges = Challenges()
         self._by_session: dict[str, Instance] = {}
@@ -56,18 +57,18 @@ class Registry:
         """Return a word for a registration."""
         return self._challenges.make()
 
-    def register(self, content: bytes, signature: str, host: str) -> str:
+    def register(self, frame: bytes, host: str) -> str:
         """Take an instance in; return its session.
 
         Args:
-            content, signature: as they came.
+            frame: as it came.
             host: where from.
 
         Raises:
             Forbidden: it did not prove to be of this deployment, or said what was said before.
             BadRequest: this router has no use for it.
         """
-        said = self._read(m.Registration, m.REGISTER, content, signature)
+        said = self._read(m.Registration, m.REGISTER, frame)
         if self._is_local and not is_this_machine(host):
             raise Forbidden(f"pd_secret: expected it to be set, as others than this machine ({host}) may register")
         if not self._challenges.use(said.challenge):
@@ -78,21 +79,21 @@ class Registry:
             if known.target == instance.target:
                 self._drop(known, "another one registered at its address")
         self._by_session[instance.session] = instance
-        logger.info("%s instance %s registered, at %s", said.role, said.instance_id, instance.target)
+        logger.info("%s instance %s registered, at %s", said.member.role, said.member.instance_id, instance.target)
         if difference := clock_difference(said.clock.wall, time.time()):
-            logger.warning("the clock of instance %s is %s this machine's", said.instance_id, difference)
+            logger.warning("the clock of instance %s is %s this machine's", said.member.instance_id, difference)
         self._mention_mismatches(instance)
         return instance.session
 
     def partners(self, instance: Instance) -> dict[str, str | None]:
         """Return id -> why not (None = they do) of the instances that could exchange KV with one: of the other of the
         roles prefill and decode, and serving a model of its name."""
-        is_decode = instance.said.role == m.DECODE
-        role = {m.DECODE: m.PREFILL, m.PREFILL: m.DECODE}.get(instance.said.role)
+        is_decode = instance.member.role == DECODE
+        role = {DECODE: PREFILL, PREFILL: DECODE}.get(instance.member.role)
         return {
-            i.instance_id: instance.kv_mismatch(i) if is_decode else i.kv_mismatch(instance)
+            i.instance_id: instance.member.kv_mismatch(i.member) if is_decode else i.member.kv_mismatch(instance.member)
             for i in self.instances
-            if i.said.role == role and not set(instance.said.served_names).isdisjoint(i.said.served_names)
+            if i.member.role == role and not set(instance.said.served_names).isdisjoint(i.said.served_names)
         }
 
     def _mention_mismatches(self, instance: Instance) -> None:
@@ -102,34 +103,34 @@ class Registry:
             more = f" and {len(others)} more" if others else ""
             logger.warning(
                 "%s instance %s exchanges no KV with %s%s: %s",
-                instance.said.role, instance.instance_id, name, more, reason,
+                instance.member.role, instance.instance_id, name, more, reason,
             )  # fmt: skip
 
     def _renewed(self, said: m.Registration, host: str) -> Instance | None:
         """The instance that registers again, with a new session and what it was given; None = it is new."""
-        known = next((i for i in self.instances if i.instance_id == said.instance_id), None)
+        known = next((i for i in self.instances if i.instance_id == said.member.instance_id), None)
         if known is not None:
             del self._by_session[known.session]
             known.renew(said, secrets.token_hex(16), host)
         return known
 
-    def heartbeat(self, content: bytes, signature: str) -> None:
+    def heartbeat(self, frame: bytes) -> None:
         """Take a sign of life.
 
         Raises:
             Forbidden: as `register`.
             NotFound: the session is none, or ended.
         """
-        beat = self._read(m.Heartbeat, m.HEARTBEAT, content, signature)
+        beat = self._read(m.Heartbeat, m.HEARTBEAT, frame)
         self._session(beat).report(beat.load, beat.clock)
 
-    def deregister(self, content: bytes, signature: str) -> None:
+    def deregister(self, frame: bytes) -> None:
         """Let an instance go; what it has been given goes on there.
 
         Raises:
             Forbidden, NotFound: as `heartbeat`.
         """
-        beat = self._read(m.Heartbeat, m.DEREGISTER, content, signature)
+        beat = self._read(m.Heartbeat, m.DEREGISTER, frame)
         instance = self._session(beat)
         del self._by_session[instance.session]
         logger.info("instance %s deregistered", instance.instance_id)
@@ -143,24 +144,20 @@ class Registry:
         instance.number = beat.number
         return instance
 
-    def _read(self, kind: type[M], path: str, content: bytes, signature: str) -> M:
-        if not is_signed(self._key, path, content, signature):
-            raise Forbidden(
-                "signature: expected one made with this deployment's secret (pd_secret), got another",
-                code="wrong_secret",
-            )
+    def _read(self, kind: type[M], path: str, frame: bytes) -> M:
         try:
-            return unpack(kind, content)
+            return self._codec.decode(path, kind, frame)
+        except SignatureError:
+            text = "signature: expected one made with this deployment's secret (pd_secret), got another"
+            raise Forbidden(text, code="wrong_secret") from None
         except ProtocolError as error:
-            text = f"message: expected one of protocol version {m.PROTOCOL_VERSION}, got another: {error.message}"
+            text = f"message: expected one of protocol version {m.PROTOCOL.version}, got another: {error.message}"
             raise BadRequest(text) from None
 
     def _verify_use(self, said: m.Registration) -> None:
-        if said.version != m.PROTOCOL_VERSION:
-            raise BadRequest(f"version: expected {m.PROTOCOL_VERSION}, got {said.version}")
-        roles = (m.PREFILL, m.DECODE) if self._routing.splitwise else m.ROLES
-        if said.role not in roles:
-            raise BadRequest(f"role: expected one of {', '.join(roles)}, got {shown(said.role)}")
+        roles = (PREFILL, DECODE) if self._routing.splitwise else ROLES
+        if said.member.role not in roles:
+            raise BadRequest(f"role: expected one of {', '.join(roles)}, got {shown(said.member.role)}")
 
     # ---- silence ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """One request through the router: to an instance, its answer to the client byte for byte, and elsewhere on a failure.
 
 Until the client has got anything, a request that fails at an instance begins anew at another. A stream of which it has
-got something goes on at another instance behind the last event that was relayed: what it showed is known from the
+got something goes on at another instance after the last event that was relayed: what it showed is known from the
 notes in the stream. A whole answer is held until it is complete, up to some size. Knows no registration.
 """
 
@@ -12,10 +12,10 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.cluster.messages import DECODE, Clock
-from fastdeploy_sd.cluster.notes import EventSplitter, ProgressRecord, StreamEvent
+from fastdeploy_sd.cluster.membership import DECODE
+from fastdeploy_sd.cluster.messages import Clock
 from fastdeploy_sd.cluster.route import ROUTE_HEADER, Recipient, make_route
-from fastdeploy_sd.cluster.router.choice import Chooser, Placement, Wish
+from fastdeploy_sd.cluster.router.choice import Chooser, Placement, RoutingHints
 from fastdeploy_sd.cluster.router.delivery import Delivery
 from fastdeploy_sd.cluster.router.failures import (
     AGAINST_ROUTERS,
@@ -27,6 +27,7 @@ from fastdeploy_sd.cluster.router.failures import (
 )
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RoutingConfig
+from fastdeploy_sd.cluster.stream_metadata import EventSplitter, ResumeState, StreamEvent
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, Unavailable
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.wire.http.event_stream import DONE
@@ -44,7 +45,7 @@ _DONE = DONE.encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
-class Courier:
+class UpstreamClient:
     """What all requests through a router have in common.
 
     Attributes:
@@ -68,11 +69,11 @@ class Relay:
         delivery: to the client.
     """
 
-    courier: Courier
+    upstream: UpstreamClient
     ask: Ask
     is_routed: bool
     delivery: Delivery
-    _record: ProgressRecord = field(default_factory=ProgressRecord)
+    _record: ResumeState = field(default_factory=ResumeState)
     _takers: list[Instance] = field(default_factory=list)  # who has it now: its instance, and who computes its prompt
     _refusal: Refusal | None = None
     _refused_by: set[str] = field(default_factory=set)
@@ -87,7 +88,7 @@ class Relay:
             FdsdError: nothing has been sent, and this is why.
             OSError: the client is gone, or a whole answer was cut off.
         """
-        timeout_s = self.courier.routing.request_timeout_s
+        timeout_s = self.upstream.routing.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._run()
@@ -98,20 +99,20 @@ class Relay:
             await self.delivery.fail(error)
 
     async def _run(self) -> None:
-        wish = self.courier.chooser.wish(self.ask.body)
+        hints = self.upstream.chooser.hints(self.ask.body)
         failure = None
         while True:
-            placement = await self._place(wish, failure)
+            placement = await self._place(hints, failure)
             if placement is None:
                 return  # answered with a refusal
             failure = await self._attempt(placement)
             if failure is None:
                 return
-            self._note(failure, placement.instance, wish)
+            self._note(failure, placement.instance, hints)
 
-    def _note(self, failure: Failure, instance: Instance, wish: Wish) -> None:
-        self.courier.stats.failures[str(instance.target), failure.error.code or failure.error.type] += 1
-        wish.tried.add(instance.instance_id)
+    def _note(self, failure: Failure, instance: Instance, hints: RoutingHints) -> None:
+        self.upstream.stats.failures[str(instance.target), failure.error.code or failure.error.type] += 1
+        hints.tried.add(instance.instance_id)
         if failure.is_refusal:
             self._refused_by.add(instance.instance_id)
         else:
@@ -119,50 +120,50 @@ class Relay:
         self._num_events = 0
         self._failing_since = self._failing_since or time.monotonic()
         if self.delivery.has_started:
-            wish.fingerprint = wish.fingerprint or instance.said.fingerprint
+            hints.fingerprint = hints.fingerprint or instance.member.fingerprint
 
     # ---- where it goes ----------------------------------------------------------------------------------------------
 
-    async def _place(self, wish: Wish, failure: Failure | None) -> Placement | None:
+    async def _place(self, hints: RoutingHints, failure: Failure | None) -> Placement | None:
         """Return where the request goes next; None = the client has been given what an instance refused it with.
 
         Raises:
             FdsdError: there is nowhere to go.
         """
         if failure is None:
-            placement = self.courier.chooser.choose(wish)
+            placement = self.upstream.chooser.choose(hints)
             if placement is None:
-                self.courier.stats.num_unplaced += 1
+                self.upstream.stats.num_unplaced += 1
                 raise NoInstance("expected an instance that takes requests, got none: try again", code="no_instance")
             return placement
-        placement = await self._next_place(wish)
+        placement = await self._next_place(hints)
         if placement is None:
-            self.courier.stats.num_unplaced += 1
+            self.upstream.stats.num_unplaced += 1
             if self._refusal is not None and not self.delivery.has_started:
                 await self.delivery.send_whole(self._refusal.status, self._refusal.headers, self._refusal.body)
                 return None
             raise failure.error
         if self.delivery.has_started:
-            self.courier.stats.num_resumed += 1
+            self.upstream.stats.num_resumed += 1
         else:
-            self.courier.stats.num_retries += 1
+            self.upstream.stats.num_retries += 1
         return placement
 
-    async def _next_place(self, wish: Wish) -> Placement | None:
+    async def _next_place(self, hints: RoutingHints) -> Placement | None:
         """Return a place where the request has not failed yet, or one where it may do better; None = there is none.
 
-        A stream waits for one: its client cannot ask again for the rest. One that refused it is asked again after a
-        while, one that broke only when nobody else has come.
+        A stream waits for one: its client cannot ask again for what is missing. An instance that refused it is asked
+        again after a while, one that broke only when no other has come.
         """
-        routing = self.courier.routing
+        routing = self.upstream.routing
         begin = time.monotonic()
         deadline = (self._failing_since or begin) + (routing.resume_s if self.delivery.has_started else 0.0)
         while self._num_broken < routing.max_attempts:
             now = time.monotonic()
             if self.delivery.has_started and now - begin >= _REFUSED_S:
-                wish.tried -= self._refused_by
-            placement = self.courier.chooser.choose(wish)
-            if placement is not None and placement.instance.instance_id not in wish.tried:
+                hints.tried -= self._refused_by
+            placement = self.upstream.chooser.choose(hints)
+            if placement is not None and placement.instance.instance_id not in hints.tried:
                 return placement
             if now >= deadline:
                 return placement if placement is not None and not self._refused_by else None
@@ -176,27 +177,24 @@ class Relay:
         self._takers = [instance] if source is None else [instance, source]
         for taker in self._takers:
             taker.begin()
-            self.courier.stats.given[str(taker.target), taker.said.role] += 1
-        self.courier.stats.num_unpaired += instance.said.role == DECODE and source is None
+            self.upstream.stats.given[str(taker.target), taker.member.role] += 1
+        self.upstream.stats.num_unpaired += instance.member.role == DECODE and source is None
         instance.circuit.begin()
-        is_settled = False
         try:
             failure = await self._exchange(placement)
-            instance.circuit.note(is_failure=failure is not None and not failure.is_refusal)
-            is_settled = True
-            return failure
         except BrokenError as error:
-            instance.circuit.note(is_failure=True)
-            is_settled = True
-            return Failure(error)
+            failure = Failure(error)
+        except BaseException:
+            instance.circuit.leave()
+            raise
         finally:
-            if not is_settled:
-                instance.circuit.leave()
             for taker in self._takers:
                 taker.end()
+        instance.circuit.note(is_failure=failure is not None and not failure.is_refusal)
+        return failure
 
     async def _exchange(self, placement: Placement) -> Failure | None:
-        instance, http = placement.instance, self.courier.http
+        instance, http = placement.instance, self.upstream.http
         exchange = await http.ask(instance.target, self._routed(placement), instance.exchanges)
         try:
             return await self._relay(exchange, instance)
@@ -210,7 +208,7 @@ class Relay:
         progress = self._record.progress if self.delivery.has_started else None
         instance = placement.instance
         to = Recipient(instance.instance_id, instance.clock.monotonic)
-        header, body = make_route(self.courier.key, to, self.ask.body, progress, source, self.delivery.client)
+        header, body = make_route(self.upstream.key, to, self.ask.body, progress, source, self.delivery.client)
         headers = [*self.ask.headers, (ROUTE_HEADER.lower().encode("ascii"), header.encode("ascii"))]
         return Ask(self.ask.method, self.ask.path, headers, body)
 
@@ -225,7 +223,7 @@ class Relay:
         return None
 
     def _continues(self, exchange: Exchange) -> bool:
-        """Whether an answer fits behind what the client has got: a stream does, and anything if it has got nothing."""
+        """Whether an answer can follow what the client has got: a stream does, and anything if it has got nothing."""
         return self.delivery.has_started and exchange.status == 200 and is_stream(exchange.headers)  # noqa: PLR2004 (OK)
 
     async def _forbidden(self, exchange: Exchange, instance: Instance) -> Failure | None:

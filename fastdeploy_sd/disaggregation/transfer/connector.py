@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Sequence
 
 from fastdeploy_sd.disaggregation.transfer import messages as m
+from fastdeploy_sd.disaggregation.transfer.context import TransferContext
 from fastdeploy_sd.disaggregation.transfer.counters import Counters
 from fastdeploy_sd.disaggregation.transfer.decode_side import DecodeSide
 from fastdeploy_sd.disaggregation.transfer.events import Event, EventQueue, TransferId
 from fastdeploy_sd.disaggregation.transfer.incoming import IncomingTable
-from fastdeploy_sd.disaggregation.transfer.instance import Instance
 from fastdeploy_sd.disaggregation.transfer.pages import Pages
 from fastdeploy_sd.disaggregation.transfer.prefill_side import PrefillSide
 from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
@@ -64,7 +64,7 @@ class KvConnector:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._hub = Hub(CurveKeys.of(settings.server_key, settings.client_key))
         self._rdma = _rdma_engine(settings, description)
-        instance = Instance(settings, description, pages, self._events, self.counters, self._rdma)
+        instance = TransferContext(settings, description, pages, self._events, self.counters, self._rdma)
         try:
             _verify_protocols(instance)
             self._prefill = PrefillSide(self._hub, instance) if settings.role == "prefill" else None
@@ -98,7 +98,7 @@ class KvConnector:
         unless `cancel` is called before.
         """
         transfer_id = secrets.token_hex(16)
-        bare = dataclasses.replace(request, kv_source=None)  # who computes it asks nobody else in turn
+        bare = dataclasses.replace(request, kv_source=None)  # its source orders it from no other in turn
         order = m.Fetch(transfer_id, bare, first_block, len(block_ids), timeout_s)
         with device_lost_as_error():
             self._table.add(transfer_id, source.address, first_block, block_ids, timeout_s)
@@ -129,14 +129,14 @@ class KvConnector:
         self._prefill_side().num_steps += 1
 
     def finish(self, transfer_id: TransferId, drafts: tuple[int, ...]) -> None:
-        """End a transfer: all pages were given to `send`. drafts: the first output token and the drafts behind it."""
+        """End a transfer: all pages were given to `send`. drafts: the first output token and the drafts after it."""
         prefill = self._prefill_side()
-        self._command(lambda: prefill.end(m.Done(transfer_id, drafts)))
+        self._command(lambda: prefill.end(m.TransferDone(transfer_id, drafts)))
 
     def fail(self, transfer_id: TransferId, reason: str) -> None:
         """End a transfer without its pages."""
         prefill = self._prefill_side()
-        self._command(lambda: prefill.end(m.Failed(transfer_id, reason)))
+        self._command(lambda: prefill.end(m.TransferFailed(transfer_id, reason)))
 
     # ---- both -------------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ def _rdma_engine(settings: ConnectorSettings, description: KvDescription) -> Rdm
         return None
 
 
-def _verify_protocols(instance: Instance) -> None:
+def _verify_protocols(instance: TransferContext) -> None:
     if not instance.protocols:
         asked = ", ".join(instance.settings.protocols)
         text = f"cache_transfer_protocol: expected one that works here, got {asked}; the log says why it does not"

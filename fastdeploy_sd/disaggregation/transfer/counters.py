@@ -35,7 +35,7 @@ class Failure(enum.StrEnum):
 
 
 def _ways() -> dict[str, WayStats]:
-    return {protocol: WayStats() for protocol in (*PROTOCOLS, "cuda")}  # see Instance.protocols
+    return {protocol: WayStats() for protocol in (*PROTOCOLS, "cuda")}  # see TransferContext.protocols
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from fastdeploy_sd.disaggregation.transfer import messages as m
+from fastdeploy_sd.disaggregation.transfer.context import TransferContext
 from fastdeploy_sd.disaggregation.transfer.counters import Failure, Refusal
 from fastdeploy_sd.disaggregation.transfer.events import TransferId
 from fastdeploy_sd.disaggregation.transfer.incoming import IncomingTable
-from fastdeploy_sd.disaggregation.transfer.instance import Instance
 from fastdeploy_sd.disaggregation.transfer.pages import Bytes
 from fastdeploy_sd.disaggregation.transports.cuda import CudaReceiver, forget_windows
 from fastdeploy_sd.disaggregation.transports.ipc import IpcReceiver
@@ -25,9 +25,9 @@ from fastdeploy_sd.disaggregation.transports.tcp import TcpReceiver
 from fastdeploy_sd.disaggregation.transports.transport import ReceiverEnd, TransportError, window_slots
 from fastdeploy_sd.types.kv_description import mismatch
 from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.sockets import Hub, Link, is_loopback
+from fastdeploy_sd.wire.sockets import Connection, Hub, is_loopback
 
-# Messages that may wait in each direction besides those that the window and the orders allow.
+# Messages that may wait in each direction, in addition to those that the window and the orders allow.
 _QUEUED_MESSAGES = 1000
 _HEADER_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _Source:
 
     def __init__(self, hub: Hub, address: str, max_frame_bytes: int, num_queued: int) -> None:
         self.address = address
-        self.link = Link(hub, address, max_frame_bytes, num_queued)
+        self.link = Connection(hub, address, max_frame_bytes, num_queued)
         self.choices: list[str] = []
         self.protocol = ""
         self.ipc_name = ""
@@ -67,7 +67,7 @@ class _Source:
 class DecodeSide:
     """See the module."""
 
-    def __init__(self, hub: Hub, instance: Instance, table: IncomingTable) -> None:
+    def __init__(self, hub: Hub, instance: TransferContext, table: IncomingTable) -> None:
         self._hub, self._instance, self._table = hub, instance, table
         self._settings, self._counters = instance.settings, instance.counters
         self._sources: dict[str, _Source] = {}
@@ -96,7 +96,7 @@ class DecodeSide:
             source.waiting.append(order)
 
     def cancel(self, address: str, transfer_id: TransferId) -> None:
-        """Tell who sends it that nobody waits any more."""
+        """Tell its sender that it is not waited for any more."""
         source = self._sources.get(address)
         if source is None:
             return
@@ -157,7 +157,7 @@ class DecodeSide:
         )
         self._sources[address] = source
         instance = self._instance
-        self._say(source, m.Hello(self._settings.instance_id, instance.description, instance.protocols))
+        self._say(source, m.PeerHello(self._settings.instance_id, instance.description, instance.protocols))
         return source
 
     def _obey(self, source: _Source, parts: list[memoryview]) -> bool:
@@ -228,22 +228,22 @@ class DecodeSide:
             if self._table.waits_for(order.transfer_id):
                 self._say(source, order)
 
-    def _refused(self, source: _Source, message: m.Refused) -> None:
+    def _refused(self, source: _Source, message: m.PeerRefused) -> None:
         self._lose(source, message.reason, Failure.REFUSED)
 
-    def _alive(self, source: _Source, message: m.Alive) -> None:
+    def _alive(self, source: _Source, message: m.Renewed) -> None:
         if message.num_steps != source.num_steps:
             source.num_steps = message.num_steps
             self._table.note_progress(source.address, message.transfer_ids)
 
-    def _done(self, source: _Source, message: m.Done) -> None:
+    def _done(self, source: _Source, message: m.TransferDone) -> None:
         if source.is_open:
             way = self._counters.received[source.protocol]
             self._table.finish(message.transfer_id, source.address, message.drafts, way)
         else:
             self._counters.num_refused[Refusal.UNEXPECTED] += 1
 
-    def _gave_up(self, source: _Source, message: m.Failed) -> None:
+    def _gave_up(self, source: _Source, message: m.TransferFailed) -> None:
         self._table.give_up(message.transfer_id, source.address, message.reason)
 
     def _chunks(self, source: _Source, chunks: m.Chunks, payloads: list[memoryview]) -> None:
@@ -291,10 +291,10 @@ class DecodeSide:
 
 _HANDLERS: dict[type, Callable[..., None]] = {
     m.Welcome: DecodeSide._welcome,
-    m.Refused: DecodeSide._refused,
+    m.PeerRefused: DecodeSide._refused,
     m.Opened: DecodeSide._opened,
     m.OpenFailed: DecodeSide._open_failed,
-    m.Alive: DecodeSide._alive,
-    m.Done: DecodeSide._done,
-    m.Failed: DecodeSide._gave_up,
+    m.Renewed: DecodeSide._alive,
+    m.TransferDone: DecodeSide._done,
+    m.TransferFailed: DecodeSide._gave_up,
 }

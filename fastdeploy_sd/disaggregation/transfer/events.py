@@ -16,7 +16,7 @@ TransferId = str
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """To a decode instance: all pages are written. drafts: the first output token and the drafts behind it, or ()."""
+    """To a decode instance: all pages are written. drafts: the first output token and the drafts after it, or ()."""
 
     transfer_id: TransferId
     drafts: tuple[int, ...]
@@ -43,7 +43,7 @@ class PrefillWanted:
 
 @dataclass(frozen=True, slots=True)
 class PrefillCancelled:
-    """To a prefill instance: nobody waits for this one any more. `Sent` follows."""
+    """To a prefill instance: this one is not waited for any more. `Sent` follows."""
 
     transfer_id: TransferId
 

@@ -1,7 +1,7 @@
 """The transfers a decode instance waits for, and the only place that writes its pages. Knows no socket.
 
 One lock guards the table and every write: `cancel` returns when no write is under way, and afterwards the transfer's id
-is unknown, so that nothing that comes late can reach a block that belongs to somebody else by then.
+is unknown, so that nothing that comes late can reach a block that belongs to another request by then.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class IncomingTable:
             source, first_block, tuple(block_ids), bytearray(num_pages), num_pages, now, timeout_s, now
         )
         with self._lock:
-            self._pages.follow_steps()  # some may use the blocks for whoever had them before
+            self._pages.follow_steps()  # some may use the blocks for the request that had them before
             self._transfers[transfer_id] = transfer
 
     def cancel(self, transfer_id: TransferId) -> str | None:
@@ -82,7 +82,7 @@ class IncomingTable:
             return None if transfer is None else transfer.source
 
     def take_events(self) -> list[Event]:
-        """Return what has happened. For the thread that starts steps: those behind this find the pages that came."""
+        """Return what has happened. For the thread that starts steps: those after this find the pages that came."""
         events = self._events.take()
         if events:
             with self._lock:

@@ -1,37 +1,31 @@
-"""What decode and prefill instances say to each other, as versioned msgpack frames. Knows no socket.
-
-A frame is a version byte, a tag byte and the fields. Decoding raises nothing but ProtocolError, whatever the bytes are.
+"""What decode and prefill instances say to each other, as frames of a Protocol. Knows no socket.
 
     decode                          prefill
-    Hello            ->             Welcome, or Refused
+    PeerHello            ->             Welcome, or PeerRefused
     Open             ->             Opened, or OpenFailed (then another Open)
-    Fetch            ->             Chunks..., Done; or Failed
-    Cancel, Credit, Renew ->        Alive answers Renew
+    Fetch            ->             Chunks..., TransferDone; or TransferFailed
+    Cancel, Credit, Renew ->        Renewed answers Renew
 
 A decode instance orders and owns its pages; a prefill instance never learns their ids. A chunk is one page: a block in
 a layer, which lies in a slot of the receiver's window (in shared memory, a GPU's memory, memory that rdma writes to, or
-as a frame behind the message); the sender may use a slot again when a Credit returned it, so a window bounds what
+as a frame after the message); the sender may use a slot again when a Credit returned it, so a window bounds what
 is on its way.
 """
 
 from __future__ import annotations
 
-import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastdeploy_sd.errors import shown
 from fastdeploy_sd.types import KvDescription, Request
-from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.packing import pack, unpack
+from fastdeploy_sd.wire.protocol import Protocol
 
-PROTOCOL_VERSION = 4
 MAX_ID_CHARS = 64
 _MAX_SLOTS = 4096
-_HEAD_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class PeerHello:
     """A decode instance introduces itself. protocols: those it can receive by, the best first."""
 
     instance_id: str
@@ -41,7 +35,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to a Hello that fits.
+    """The answer to a PeerHello that fits.
 
     Attributes:
         protocols: those the prefill instance can send by.
@@ -55,8 +49,8 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The answer to a Hello that does not fit, and to anything from somebody who has not said Hello."""
+class PeerRefused:
+    """The answer to a PeerHello that does not fit, and to anything before a PeerHello."""
 
     reason: str
 
@@ -109,7 +103,7 @@ class Fetch:
     Attributes:
         transfer_id: 128 random bits; names this attempt only, so that what is late cannot belong to another.
         first_block, num_blocks: the blocks of the prompt whose pages are wanted.
-        timeout_s: after this time without progress nobody waits any more.
+        timeout_s: after this time without progress the receiver gives up.
     """
 
     transfer_id: str
@@ -127,7 +121,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for this transfer any more."""
+    """This transfer is not waited for any more."""
 
     transfer_id: str
 
@@ -148,7 +142,7 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Renewed:
     """The answer to Renew.
 
     Attributes:
@@ -184,60 +178,24 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """All pages were sent. drafts: the first output token and what was drafted behind it; may be empty."""
+class TransferDone:
+    """All pages were sent. drafts: the first output token and what was drafted after it; may be empty."""
 
     transfer_id: str
     drafts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TransferFailed:
     """The prefill instance gives this transfer up."""
 
     transfer_id: str
     reason: str
 
 
-FromDecode = Hello | Open | Fetch | Cancel | Credit | Renew
-FromPrefill = Welcome | Refused | Opened | OpenFailed | Alive | Chunks | Done | Failed
-_OF_DECODE: tuple[type, ...] = typing.get_args(FromDecode)
-_OF_PREFILL: tuple[type, ...] = typing.get_args(FromPrefill)
-_TYPES: tuple[type, ...] = (*_OF_DECODE, *_OF_PREFILL)
-_TAGS = {cls: tag for tag, cls in enumerate(_TYPES)}
-
-
-def encode(message: FromDecode | FromPrefill) -> bytes:
-    """Message -> frame.
-
-    Raises:
-        ProtocolError: a value has no wire form.
-    """
-    return bytes((PROTOCOL_VERSION, _TAGS[type(message)])) + pack(message)
-
-
-def decode_from_decode(frame: bytes) -> FromDecode:
-    """Return what a decode instance sent.
-
-    Raises:
-        ProtocolError: another version, unknown tag or malformed value; the only exception there is.
-    """
-    return typing.cast(FromDecode, _decode(frame, _OF_DECODE))
-
-
-def decode_from_prefill(frame: bytes) -> FromPrefill:
-    """Return what a prefill instance sent.
-
-    Raises:
-        ProtocolError: as decode_from_decode.
-    """
-    return typing.cast(FromPrefill, _decode(frame, _OF_PREFILL))
-
-
-def _decode(frame: bytes, allowed: tuple[type, ...]) -> object:
-    if len(frame) < _HEAD_BYTES or frame[0] != PROTOCOL_VERSION:
-        raise ProtocolError(f"frame: expected version {PROTOCOL_VERSION}, got {frame[:1].hex() or 'an empty frame'}")
-    cls = _TYPES[frame[1]] if frame[1] < len(_TYPES) else None
-    if cls not in allowed or cls is None:
-        raise ProtocolError(f"frame: expected a known message, got tag {shown(frame[1])}")
-    return unpack(cls, frame[_HEAD_BYTES:])
+FromDecode = PeerHello | Open | Fetch | Cancel | Credit | Renew
+FromPrefill = Welcome | PeerRefused | Opened | OpenFailed | Renewed | Chunks | TransferDone | TransferFailed
+_PROTOCOL = Protocol(5, FromDecode, FromPrefill)
+encode = _PROTOCOL.encode
+decode_from_decode: Callable[[bytes], FromDecode] = _PROTOCOL.decoder(FromDecode)
+decode_from_prefill: Callable[[bytes], FromPrefill] = _PROTOCOL.decoder(FromPrefill)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.disaggregation.transfer.events import TransferId
-from fastdeploy_sd.disaggregation.transfer.messages import Done, Failed
+from fastdeploy_sd.disaggregation.transfer.messages import TransferDone, TransferFailed
 from fastdeploy_sd.disaggregation.transfer.pages import Pages
 from fastdeploy_sd.disaggregation.transports.transport import Batch, Sender
 
@@ -25,7 +25,7 @@ class Outgoing:
         pages: (layer, block of the prompt, block id) that wait to be sent, in the order they became ready.
         num_moving: batches that were started and are not placed yet.
         end: what to say when all that is gone; None = more pages may come.
-        start: when it was ordered, in seconds. renewed: when somebody last said that he waits.
+        start: when it was ordered, in seconds. renewed: when its receiver last said that it waits.
     """
 
     transfer_id: TransferId
@@ -36,7 +36,7 @@ class Outgoing:
     renewed: float
     pages: deque[tuple[int, int, int]] = field(default_factory=deque)
     num_moving: int = 0
-    end: Done | Failed | None = None
+    end: TransferDone | TransferFailed | None = None
 
     def add(self, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
         """Queue pages of consecutive blocks in a layer; those that were not ordered are left out."""
@@ -58,7 +58,7 @@ class Outgoing:
     def fail(self, reason: str) -> None:
         """Send no more pages, and say so."""
         self.pages.clear()
-        self.end = Failed(self.transfer_id, reason)
+        self.end = TransferFailed(self.transfer_id, reason)
 
     @property
     def is_over(self) -> bool:
@@ -71,13 +71,13 @@ class Peer:
 
     Attributes:
         num_layers: that it wants of every prompt.
-        heard: when it last said something, in seconds.
+        last_seen: when it last said something, in seconds.
         sender: None until its window is open, and after `close`. protocol: by which it sends.
         transfers: that have not ended.
     """
 
-    def __init__(self, identity: bytes, instance_id: str, num_layers: int, heard: float) -> None:
-        self.identity, self.instance_id, self.num_layers, self.heard = identity, instance_id, num_layers, heard
+    def __init__(self, identity: bytes, instance_id: str, num_layers: int, last_seen: float) -> None:
+        self.identity, self.instance_id, self.num_layers, self.last_seen = identity, instance_id, num_layers, last_seen
         self.sender: Sender | None = None
         self.protocol = ""
         self.transfers: dict[TransferId, Outgoing] = {}

@@ -1,7 +1,7 @@
 """The memory that KV travels from and to, as the connector sees it: bytes of a block in a layer, whatever they mean.
 
 The memory may be a device's, on which steps are under way. What the thread that starts them says keeps the two apart:
-pages are read and written behind the steps that were started at the last `follow_steps`, and steps that are started
+pages are read and written after the steps that were started at the last `follow_steps`, and steps that are started
 after `end_writes` find what was written before.
 """
 
@@ -37,11 +37,11 @@ class Window(Protocol):
 class DevicePort(Protocol):
     """Pages in a device's memory that go to, and come from, memory that devices of other processes reach.
 
-    One thread calls it. Pages are read and written behind the steps that were started at the last `follow_steps`, as by
+    One thread calls it. Pages are read and written after the steps that were started at the last `follow_steps`, as by
     Pages.
 
     Attributes:
-        unit_bytes: places are multiples of it behind the begin of a window.
+        unit_bytes: places are multiples of it from the begin of a window.
     """
 
     unit_bytes: int
@@ -58,7 +58,7 @@ class DevicePort(Protocol):
         """Return another process's memory, of at least so many bytes.
 
         Raises:
-            ValueError: there is none behind the handle that is as long and in reach.
+            ValueError: there is none at the handle that is as long and in reach.
         """
         ...
 
@@ -98,7 +98,7 @@ class Pages(Protocol):
         ...
 
     def awaited(self, layer: int) -> Callable[[], None] | None:
-        """What a write to this layer would wait for, for the writer to call where nobody waits for him; None = nothing.
+        """What a write to this layer would wait for, for the writer to call on a thread of its own; None = nothing.
 
         Raises what the device's failing does.
         """
@@ -109,7 +109,7 @@ class Pages(Protocol):
         ...
 
     def follow_steps(self) -> None:
-        """Read and write behind the steps that were started. For the thread that starts steps."""
+        """Read and write after the steps that were started. For the thread that starts steps."""
         ...
 
     def end_writes(self) -> None:

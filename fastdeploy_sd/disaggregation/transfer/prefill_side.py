@@ -1,7 +1,7 @@
 """A prefill instance's part of the conversation: decode instances, their windows, and the pages that go there.
 
 Runs in the connector's thread. Pages wait for credit of their own receiver only, so one that reads slowly, or not at
-all, holds up its own transfers and nobody else's.
+all, holds up its own transfers only.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from fastdeploy_sd.disaggregation.transfer import messages as m
+from fastdeploy_sd.disaggregation.transfer.context import TransferContext
 from fastdeploy_sd.disaggregation.transfer.counters import Refusal
 from fastdeploy_sd.disaggregation.transfer.events import PrefillCancelled, PrefillWanted, Sent, TransferId
-from fastdeploy_sd.disaggregation.transfer.instance import Instance
 from fastdeploy_sd.disaggregation.transfer.outgoing import Outgoing, Peer
 from fastdeploy_sd.disaggregation.transports.cuda import CudaSender
 from fastdeploy_sd.disaggregation.transports.ipc import DescriptorInbox, IpcSender
@@ -22,9 +22,9 @@ from fastdeploy_sd.disaggregation.transports.tcp import TcpSender
 from fastdeploy_sd.disaggregation.transports.transport import Sender, TransportError
 from fastdeploy_sd.types.kv_description import mismatch
 from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.sockets import Delivery, Hub, Listener
+from fastdeploy_sd.wire.sockets import Hub, Listener, SendResult
 
-# Messages that may wait for a decode instance besides those about its transfers.
+# Messages that may wait for a decode instance, in addition to those about its transfers.
 _QUEUED_MESSAGES = 1000
 _MAX_MENTIONED = 1000
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class PrefillSide:
         ConfigError: that address cannot be bound.
     """
 
-    def __init__(self, hub: Hub, instance: Instance) -> None:
+    def __init__(self, hub: Hub, instance: TransferContext) -> None:
         self._hub, self._instance, settings = hub, instance, instance.settings
         self._settings, self._description = settings, instance.description
         self._events, self._counters = instance.events, instance.counters
@@ -66,13 +66,13 @@ class PrefillSide:
         peer.add_pages(peer.transfers[transfer_id], layer, first_block, block_ids)
         self._pump(peer)
 
-    def end(self, end: m.Done | m.Failed) -> None:
+    def end(self, end: m.TransferDone | m.TransferFailed) -> None:
         """Say `end` when the pages that wait are gone; a Failed does not wait for them."""
         peer = self._owner.get(end.transfer_id)
         if peer is None or peer.transfers[end.transfer_id].end is not None:
             return
         transfer = peer.transfers[end.transfer_id]
-        if isinstance(end, m.Failed):
+        if isinstance(end, m.TransferFailed):
             transfer.fail(end.reason)
         transfer.end = end
         self._settle(peer, transfer)
@@ -88,16 +88,16 @@ class PrefillSide:
                 self._handle(identity, m.decode_from_decode(frame))
             except ProtocolError as error:
                 self._counters.num_refused[Refusal.MALFORMED] += 1
-                self._say(identity, m.Refused(error.message))
+                self._say(identity, m.PeerRefused(error.message))
         for peer in list(self._peers.values()):
             if peer.sender is not None and peer.sender.fd is not None:
                 self._pump(peer)
 
     def tick(self) -> None:
-        """Drop whom nothing was heard of for a lease, and transfers that nobody waits for."""
+        """Drop peers that were silent for a lease, and transfers that are not waited for."""
         now, lease_s = time.monotonic(), self._settings.lease_s
         for peer in list(self._peers.values()):
-            if now - peer.heard > lease_s:
+            if now - peer.last_seen > lease_s:
                 self._drop(peer, "no sign of life")
         for transfer_id, peer in list(self._owner.items()):
             if now - peer.transfers[transfer_id].renewed > lease_s:
@@ -118,19 +118,19 @@ class PrefillSide:
         self._listener.close()
 
     def _handle(self, identity: bytes, message: m.FromDecode) -> None:
-        if isinstance(message, m.Hello):
+        if isinstance(message, m.PeerHello):
             self._welcome(identity, message)
             return
         peer = self._peers.get(identity)
         if peer is None:
             self._counters.num_refused[Refusal.UNEXPECTED] += 1
-            self._say(identity, m.Refused("expected Hello first"))
+            self._say(identity, m.PeerRefused("expected Hello first"))
             return
-        peer.heard = time.monotonic()
+        peer.last_seen = time.monotonic()
         handle: Callable[[Peer, m.FromDecode], None] = _HANDLERS[type(message)].__get__(self)
         handle(peer, message)
 
-    def _welcome(self, identity: bytes, hello: m.Hello) -> None:
+    def _welcome(self, identity: bytes, hello: m.PeerHello) -> None:
         reason = mismatch(hello.description, self._description)
         if reason is None and identity in self._peers:
             reason = "expected one Hello"
@@ -142,7 +142,7 @@ class PrefillSide:
             _log.log(level, "decode instance %s is refused: %s", hello.instance_id, reason)
             if len(self._mentioned) < _MAX_MENTIONED:
                 self._mentioned[hello.instance_id] = reason
-            self._say(identity, m.Refused(reason))
+            self._say(identity, m.PeerRefused(reason))
             return
         num_layers = len(hello.description.page_bytes)
         self._peers[identity] = Peer(identity, hello.instance_id, num_layers, time.monotonic())
@@ -195,7 +195,7 @@ class PrefillSide:
         if reason is not None:
             self._counters.num_refused[Refusal.UNEXPECTED] += 1
             if order.transfer_id not in self._owner:
-                self._say(peer.identity, m.Failed(order.transfer_id, reason))
+                self._say(peer.identity, m.TransferFailed(order.transfer_id, reason))
             return
         now = time.monotonic()
         transfer = Outgoing(order.transfer_id, order.first_block, end_block, peer.num_layers, now, now)
@@ -215,9 +215,9 @@ class PrefillSide:
     def _renew(self, peer: Peer, message: m.Renew) -> None:
         for transfer_id in message.transfer_ids:
             if transfer_id in peer.transfers:
-                peer.transfers[transfer_id].renewed = peer.heard
+                peer.transfers[transfer_id].renewed = peer.last_seen
         known = tuple(transfer_id for transfer_id in message.transfer_ids if transfer_id in peer.transfers)
-        self._say(peer.identity, m.Alive(self.num_steps, known))
+        self._say(peer.identity, m.Renewed(self.num_steps, known))
 
     # ---- pages ------------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class PrefillSide:
         if not transfer.is_over or transfer.transfer_id not in peer.transfers:
             return
         assert transfer.end is not None, "only an end is settled"
-        is_done = isinstance(transfer.end, m.Done)
+        is_done = isinstance(transfer.end, m.TransferDone)
         if is_done:
             way = self._counters.sent[peer.protocol]
             way.num_transfers += 1
@@ -269,9 +269,9 @@ class PrefillSide:
     def _say(self, identity: bytes, message: m.FromPrefill, payloads: Sequence[bytearray] = ()) -> bool:
         delivery = self._listener.send(identity, m.encode(message), list(payloads))
         peer = self._peers.get(identity)
-        if delivery is not Delivery.QUEUED and peer is not None:
-            self._drop(peer, "the connection is lost" if delivery is Delivery.GONE else "it reads nothing")
-        return delivery is Delivery.QUEUED
+        if delivery is not SendResult.QUEUED and peer is not None:
+            self._drop(peer, "the connection is lost" if delivery is SendResult.GONE else "it reads nothing")
+        return delivery is SendResult.QUEUED
 
     def _drop(self, peer: Peer, why: str) -> None:
         if self._peers.pop(peer.identity, None) is None:

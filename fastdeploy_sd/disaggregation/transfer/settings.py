@@ -27,8 +27,8 @@ class ConnectorSettings:
         rdma_ports: see the option rdma_comm_ports.
         server_key, client_key: 32 bytes each, of the deployment.
         is_local: only loopback addresses are allowed, because the secret never left this machine.
-        lease_s: a transfer, or a decode instance, of which nothing was heard for so long is dropped.
-        renew_s: how often a decode instance says which transfers it waits for, and hears of their progress.
+        lease_s: a transfer, or a decode instance, that was silent for so long is dropped.
+        renew_s: how often a decode instance says which transfers it waits for, and is told of their progress.
         silence_s: a prefill instance that answers nothing for so long is lost.
         handshake_s: the time to agree; retry_s: between attempts; idle_s: until an unused connection is closed.
         window_bytes: of pages on their way between two instances.

@@ -86,7 +86,7 @@ class _Lent:
     fd: int
 
     def is_over(self) -> bool:
-        """Whether nobody can have it open; call it no more then."""
+        """Whether no process can have it open; call it no more then."""
         try:
             is_over = not os.read(self.fd, 1)
         except BlockingIOError:
@@ -145,7 +145,7 @@ class CudaReceiver:
         self._port.finish()
 
     def close(self) -> None:
-        """Give the window back as soon as nobody has it open."""
+        """Give the window back as soon as no process has it open."""
         with contextlib.suppress(ValueError, DeviceLost):  # which steps meet too; nothing writes any more then
             self._port.finish()
         self._theirs.close()
@@ -155,6 +155,6 @@ class CudaReceiver:
 
 
 def forget_windows() -> None:
-    """Free the windows of closed receivers that nobody has open any more; a few system calls, none without such."""
+    """Free the windows of closed receivers that no process has open any more; a few system calls, none without such."""
     with _lock:
         _lent[:] = [lent for lent in _lent if not lent.is_over()]

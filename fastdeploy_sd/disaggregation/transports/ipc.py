@@ -2,7 +2,7 @@
 
 The decode instance makes the window (a memfd), and sends its descriptor to the abstract Unix socket that the prefill
 instance named on the authenticated connection, with a token that was told there too. The socket takes descriptors from
-processes of the same user only. Neither leaves a name behind, whichever way a process ends.
+processes of the same user only. Neither leaves a name, whichever way a process ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastdeploy_sd.disaggregation.transports.transport import Batch, PlacedAtOnc
 TOKEN_BYTES = 32
 _DESCRIPTOR = struct.Struct("i")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_MAX_WAITING = 64  # descriptors that nobody asked for yet
+_MAX_WAITING = 64  # descriptors that were not asked for yet
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -60,7 +60,7 @@ class DescriptorInbox:
         return fd
 
     def close(self) -> None:
-        """Close the socket and what nobody took."""
+        """Close the socket and what was not taken."""
         self._socket.close()
         for fd in self._waiting.values():
             os.close(fd)
@@ -98,7 +98,7 @@ class IpcSender(PlacedAtOnce):
         self._slot_bytes = offer.slot_bytes
         try:
             num_bytes = offer.num_slots * offer.slot_bytes
-            # Sealed, it cannot become shorter: an access behind its end would end this process.
+            # Sealed, it cannot become shorter: an access beyond its end would end this process.
             if os.fstat(fd).st_size != num_bytes or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise TransportError(f"ipc: expected sealed shared memory of {num_bytes} bytes, got another file")
             self._memory = mmap.mmap(fd, num_bytes)
@@ -126,7 +126,7 @@ class IpcSender(PlacedAtOnce):
 
 
 class IpcReceiver:
-    """Makes the window, and copies pages out of it before anybody looks at them."""
+    """Makes the window, and copies pages out of it before they are read."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.offer = Receiver(num_slots, slot_bytes, token=secrets.token_hex(TOKEN_BYTES // 2))

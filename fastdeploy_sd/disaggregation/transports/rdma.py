@@ -1,6 +1,6 @@
 """Pages by Mooncake's Transfer Engine: remote writes into registered memory, over TCP where there is no RDMA device.
 
-The engine authenticates nobody and listens on every address of the machine: whoever reaches its ports can write to the
+The engine authenticates no peer and listens on every address of the machine: who reaches its ports can write to the
 windows registered here, and to nothing else. A page is therefore copied out of its window before its checksum, which
 came over the authenticated connection, is compared. The only file that imports mooncake.
 
@@ -84,7 +84,7 @@ class RdmaEngine:
         return bool(self._engine.batch_transfer_sync_write(session, sources, targets, sizes) == 0)
 
     def take_window(self) -> tuple[int, Bytes]:
-        """Return a window nobody uses, and its number.
+        """Return a window that is free, and its number.
 
         Raises:
             TransportError: all are in use.
@@ -106,7 +106,7 @@ class RdmaEngine:
 
 
 class RdmaSender:
-    """Copies pages into registered memory and has a thread write them, so that a slow peer holds up nobody else."""
+    """Copies pages into registered memory and has a thread write them, so that a slow peer holds up no other."""
 
     def __init__(self, engine: RdmaEngine, offer: Receiver) -> None:
         self.fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

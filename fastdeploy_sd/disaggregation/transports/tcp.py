@@ -1,4 +1,4 @@
-"""Pages as frames behind the message, encrypted and authenticated as the connection is. Slots are only counted."""
+"""Pages as frames after the message, encrypted and authenticated as the connection is. Slots are only counted."""
 
 from __future__ import annotations
 

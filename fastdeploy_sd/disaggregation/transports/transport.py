@@ -27,9 +27,9 @@ class Batch:
     """Pages of one layer on their way.
 
     Attributes:
-        owner: whose they are, for whoever started it.
+        owner: whose they are, for the caller that started it.
         slots: one per page.
-        checksums, payloads: filled in by the transport; payloads are frames to send behind the message, or none.
+        checksums, payloads: filled in by the transport; payloads are frames to send after the message, or none.
         error: why they could not be sent, "" when they were.
     """
 
@@ -87,7 +87,7 @@ class ReceiverEnd(Protocol):
     offer: Receiver
 
     def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | DevicePage | None:
-        """Return a slot's bytes as nobody else can change them, valid until the next call; None = there is no such."""
+        """Return a slot's bytes as no other process can change them, until the next call; None = there is no such."""
         ...
 
     def settle(self) -> None:
@@ -105,7 +105,7 @@ def window_slots(slot_bytes: int, window_bytes: int) -> int:
 
 
 def gather(pieces: Sequence[Bytes], into: Bytes) -> tuple[Bytes, int]:
-    """Copy the pieces of a page behind one another; return the page there, and its checksum."""
+    """Copy the pieces of a page one after another; return the page there, and its checksum."""
     end = 0
     for piece in pieces:
         begin, end = end, end + piece.nbytes

@@ -14,7 +14,7 @@ from typing import Any
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.output_stream import OutputStream
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
-from fastdeploy_sd.process.life_signs import Heartbeat
+from fastdeploy_sd.process.liveness import LivenessProbe
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.wire.channel import ClientChannel
@@ -50,7 +50,7 @@ class EngineClient:
         self._engine_pid = engine_pid
         self._timeout_s = timeout_s
         self.on_silence: Callable[[], None] = lambda: None
-        self._heart: Heartbeat | None = None
+        self._heart: LivenessProbe | None = None
         self._last_stats: EngineStats | None = None
         self._channel: ClientChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
@@ -77,10 +77,10 @@ class EngineClient:
         self._channel = ClientChannel(self._address)
         self._receiver = asyncio.create_task(self._receive(self._channel))
         self._watch_engine()
-        self._channel.send(m.encode(m.Hello(os.getpid())))
+        self._channel.send(m.encode(m.ClientHello(os.getpid())))
         self._model_info = await self._ready
         if self._timeout_s is not None:
-            self._heart = Heartbeat(self._engine_pid, self._ask_stats, self._timeout_s, self._note_silence)
+            self._heart = LivenessProbe(self._engine_pid, self._ask_stats, self._timeout_s, self._note_silence)
 
     async def close(self) -> None:
         """Abort what is left, end the conversation and free the socket. May be called twice."""
@@ -89,7 +89,7 @@ class EngineClient:
             return
         is_alive = self._end_reason is None
         if is_alive:
-            channel.send(m.encode(m.Bye()))
+            channel.send(m.encode(m.ClientDisconnect()))
         self._close_with("the client is closed")
         if self._heart is not None:
             await self._heart.stop()
@@ -235,12 +235,12 @@ class EngineClient:
             case m.StatsReply(serial, stats):
                 self._last_stats = stats
                 _resolve(self._stats.get(serial), stats)
-            case m.Ready(model_info):
+            case m.EngineReady(model_info):
                 _resolve(self._ready, model_info)
             case m.Drain():
                 self._is_draining = True
             case m.EngineDead(reason, has_failed):
-                self._send(m.Bye())
+                self._send(m.ClientDisconnect())
                 self._close_with(reason, InternalError(reason) if has_failed else None)
             case m.Fault(reason):
                 self._fail_conversation(f"the engine could not read a message: {reason}")
@@ -267,7 +267,7 @@ class EngineClient:
             asyncio.get_running_loop().add_reader(self._engine_fd, self._close_with, _ENDED)
 
     def _fail_conversation(self, reason: str) -> None:
-        """A message was lost, and nobody knows whose: end everything that waits, which might wait for ever."""
+        """A message was lost, and it is unknown whose: end everything that waits, which might wait for ever."""
         logger.error("%s", reason)
         if self._end_reason is None:
             self._send(m.Abort(tuple(handle for handle, stream in self._streams.items() if not stream.is_ended)))

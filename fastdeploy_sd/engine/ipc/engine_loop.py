@@ -2,8 +2,8 @@
 
 Every accepted request gets exactly one output with a finish_reason, whatever happens: it ends, it is aborted, the
 server shuts down or the engine breaks. Aborts that have arrived take effect before the next step, and questions are
-answered then. Submissions are read for a few milliseconds between two steps; the rest of a burst waits. The loop blocks
-in the kernel while there is nothing to do. Knows no model, no process start and no HTTP.
+answered then. Submissions are read for a few milliseconds between two steps; what is left of a burst waits. The loop
+blocks in the kernel while there is nothing to do. Knows no model, no process start and no HTTP.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GOODBYE_S = 2.0
 # Between two steps; what takes longer waits for the next pause.
 _RECEIVE_S = 0.005
 _SUBMIT_S = 0.002
-_BYE = m.encode(m.Bye())
+_BYE = m.encode(m.ClientDisconnect())
 
 
 class EngineLoop:
@@ -138,7 +138,7 @@ class EngineLoop:
             logger.error("unreadable message: %s", error)
             self._send(identity, m.Fault(error.message))
             return
-        if isinstance(message, m.Hello):
+        if isinstance(message, m.ClientHello):
             self._greet(identity, message.pid)
             return
         if identity not in self._clients:
@@ -151,7 +151,7 @@ class EngineLoop:
                 self._abort(identity, handles, reason)
             case m.StatsRequest(serial):
                 self._send(identity, m.StatsReply(serial, self._engine.stats()))
-            case m.Bye():
+            case m.ClientDisconnect():
                 self._drop(identity)
             case _:
                 self._send(identity, m.Fault(f"expected a client's message, got {type(message).__name__}"))
@@ -163,7 +163,7 @@ class EngineLoop:
             except OSError as error:
                 self._send(identity, m.Fault(f"process {pid} cannot be watched: {error}"))
                 return
-        self._send(identity, m.Ready(self._engine.model_info))
+        self._send(identity, m.EngineReady(self._engine.model_info))
         if self._deadline is not None:
             self._send(identity, m.Drain())
 

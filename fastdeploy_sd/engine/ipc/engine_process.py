@@ -45,7 +45,7 @@ def start_engine(config: Config, address: str, executor: str, engine: str = _ALO
     It ends with status 0 after SIGTERM (its requests may finish within `shutdown_timeout_s`) or SIGINT (they end at
     once with an error), 2 when the configuration or the checkpoint is wrong (one line on standard error says what),
     and 1 when it broke. Two signals and not the same one twice, because a service manager that stops a server may well
-    signal each of its processes besides the launcher.
+    signal each of its processes, not only the launcher.
 
     Args:
         executor: "module:function" that makes the executor from the configuration, an `ExecutorFactory`.

@@ -1,28 +1,22 @@
-"""What the HTTP processes and the engine process say to each other, as versioned msgpack frames.
+"""What the HTTP processes and the engine process say to each other, as frames of a Protocol. Knows no socket.
 
-A frame is one version byte and the msgpack list `[tag, fields...]`. Decoding is strict and raises nothing but
-ProtocolError, whatever the bytes are. Knows no socket.
-
-The conversation, per client: Hello -> Ready once; then any number of Submit, each answered by exactly one Rejected or
-by Outputs of which exactly one carries a finish_reason; Abort asks for that last output early. Bye ends it. A client
-numbers its submissions with handles of its own: what is on its way for an aborted request can then not be mistaken for
-a later request that has the same request id. EngineDead, too, is answered with Bye.
+The conversation, per client: ClientHello -> EngineReady once; then any number of Submit, each answered by exactly one
+Rejected or by Outputs of which exactly one carries a finish_reason. Abort asks for that last output early.
+ClientDisconnect ends the conversation and also answers EngineDead. A client numbers its submissions with handles of its
+own, so that late outputs of an aborted request cannot be mistaken for those of a later request with the same id.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
-
-from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, FdsdError, InternalError, Overloaded, shown
+from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, FdsdError, InternalError, Overloaded
 from fastdeploy_sd.rules.requests import RequestRules
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestOutput
 from fastdeploy_sd.types.stats import EngineStats
-from fastdeploy_sd.wire.codec import Codec, ProtocolError, codec_of
+from fastdeploy_sd.wire.protocol import Protocol
 
-PROTOCOL_VERSION = 5
 _MAX_PID = (1 << 31) - 1
 
 
@@ -59,7 +53,7 @@ class WireError:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class ClientHello:
     """First message of a client. The engine aborts the client's requests when process `pid` ends."""
 
     pid: int
@@ -102,7 +96,7 @@ class StatsRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Bye:
+class ClientDisconnect:
     """The client closes; its remaining requests are aborted and nothing more is sent to it."""
 
 
@@ -110,8 +104,8 @@ class Bye:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Answer to Hello."""
+class EngineReady:
+    """Answer to ClientHello."""
 
     model_info: ModelInfo
 
@@ -158,7 +152,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class EngineDead:
-    """The engine's last message: everything sent before it counts. The client answers Bye, for which it waits a bit.
+    """The engine's last message: everything sent before it counts. The engine waits a little for a ClientDisconnect.
 
     Attributes:
         has_failed: what was not answered is an internal error; else it came too late.
@@ -168,31 +162,11 @@ class EngineDead:
     has_failed: bool
 
 
-Message = (
-    Hello | Submit | Abort | StatsRequest | Bye | Ready | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead
-)
-
-# Tags are part of the protocol: append, never renumber; any other change raises PROTOCOL_VERSION.
-_TYPE_OF_TAG: dict[int, Any] = {
-    1: Hello,
-    2: Submit,
-    3: Abort,
-    4: StatsRequest,
-    5: Bye,
-    16: Ready,
-    17: Outputs,
-    18: Rejected,
-    19: StatsReply,
-    20: Drain,
-    21: Fault,
-    22: EngineDead,
-}
-_TAG_OF_TYPE = {cls: tag for tag, cls in _TYPE_OF_TAG.items()}
-_CODEC: dict[Any, Codec] = {cls: codec_of(cls) for cls in _TAG_OF_TYPE}
-_VERSION_BYTE = bytes([PROTOCOL_VERSION])
-# Version, a list of tag, handle and request, the tag; see `encode`.
-_SUBMIT_START = _VERSION_BYTE + bytes([0x93, _TAG_OF_TYPE[Submit]])
-_MAX_INT_BYTES = 9
+FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect
+FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead
+Message = FromClient | FromEngine
+_PROTOCOL = Protocol(6, FromClient, FromEngine)
+decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 
 def encode(message: Message, receiver: ModelInfo | None = None) -> bytes:
@@ -203,16 +177,12 @@ def encode(message: Message, receiver: ModelInfo | None = None) -> bytes:
 
     Raises:
         BadRequest: the engine would not take so long a frame.
-        ProtocolError: a value has no wire form (an integer beyond 64 bits, a NumPy scalar in place of an int).
+        ProtocolError: as `Protocol.encode`.
     """
-    try:
-        values = _CODEC[type(message)].encode(message)  # type: ignore[misc]  # dataclass codecs always encode
-        body: bytes = msgpack.packb([_TAG_OF_TYPE[type(message)], *values])
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ProtocolError(f"{type(message).__name__}: cannot be sent: {error}") from None
-    if receiver is not None and len(body) >= max_frame_bytes(receiver):
-        raise BadRequest(f"request: expected at most what its limits allow, got {len(body)} bytes")
-    return _VERSION_BYTE + body
+    frame = _PROTOCOL.encode(message)
+    if receiver is not None and len(frame) > max_frame_bytes(receiver):
+        raise BadRequest(f"request: expected at most what its limits allow, got {len(frame)} bytes")
+    return frame
 
 
 def max_frame_bytes(info: ModelInfo) -> int:
@@ -222,32 +192,4 @@ def max_frame_bytes(info: ModelInfo) -> int:
 
 def handle_of_submit(frame: bytes) -> int | None:
     """Return the handle of a Submit without reading its request; None for any other frame, also one that is broken."""
-    if frame[: len(_SUBMIT_START)] != _SUBMIT_START:
-        return None
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(frame[len(_SUBMIT_START) : len(_SUBMIT_START) + _MAX_INT_BYTES])
-    try:
-        handle = unpacker.unpack()
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return None
-    return handle if type(handle) is int else None
-
-
-def decode(frame: bytes) -> Message:
-    """Frame -> message.
-
-    Raises:
-        ProtocolError: another version, an unknown tag, a malformed or surplus value; the only exception there is.
-    """
-    if frame[:1] != _VERSION_BYTE:
-        raise ProtocolError(f"frame: expected version {PROTOCOL_VERSION}, got {frame[:1].hex() or 'an empty frame'}")
-    try:
-        values = msgpack.unpackb(memoryview(frame)[1:], strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"frame: not msgpack: {error}") from None
-    tag = values[0] if isinstance(values, list) and values else None
-    cls = _TYPE_OF_TAG.get(tag) if type(tag) is int else None
-    if cls is None:
-        raise ProtocolError(f"frame: expected a list that starts with a known message tag, got {shown(values)}")
-    message: Message = _CODEC[cls].decode(values[1:])
-    return message
+    return _PROTOCOL.first_integer(frame, Submit)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from fastdeploy_sd.cluster.notes import counted_note, ended_note, failed_note
 from fastdeploy_sd.cluster.route import Route, read_content
+from fastdeploy_sd.cluster.stream_metadata import counted_note, ended_note, failed_note
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
@@ -21,7 +21,7 @@ from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOKENIZE, RESPONSE, TOKENIZE
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
-from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamNotes
+from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamMetadata
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import Overloaded, Unavailable
 from fastdeploy_sd.text.completion import CompletionCollector
@@ -86,7 +86,7 @@ class GenerationHandler:
         route = self._gate.route_of(request.headers)
         job = await self._prepare(request, task, route)  # a function of its own, which lets go of the body
         job = job.of_client(client_of(request.scope) if route is None else route.client)
-        notes = None if route is None else StreamNotes(job)
+        notes = None if route is None else StreamMetadata(job)
         return await self._answer(request, job, form(job, self._tokenizer), notes)
 
     async def _prepare(self, request: HttpRequest, task: str, route: Route | None) -> GenerationJob:
@@ -100,7 +100,7 @@ class GenerationHandler:
             return job.routed(route.kv_source, progress)
 
     async def _answer(
-        self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamNotes | None
+        self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamMetadata | None
     ) -> Response:
         """Answer; where verification may change tokens the header says so, before and beside every choice."""
         record_of(request.scope).request_id = job.job_id
@@ -150,7 +150,7 @@ class _Deltas:
 
 
 async def _events(
-    request: HttpRequest, job: GenerationJob, form: AnswerFormat, deltas: _Deltas, notes: StreamNotes | None
+    request: HttpRequest, job: GenerationJob, form: AnswerFormat, deltas: _Deltas, notes: StreamMetadata | None
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events, an error if one comes up, and always what ends the stream; for a router, with notes."""
     usage = _usage(request, form)

@@ -31,8 +31,8 @@ from fastdeploy_sd.text.guidance.checker import GrammarChecker
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.wire.codec import pack, unpack
 from fastdeploy_sd.wire.http.error_format import to_json
-from fastdeploy_sd.wire.packing import pack, unpack
 
 MemoryLimit = Callable[[int], AbstractContextManager[object]]
 

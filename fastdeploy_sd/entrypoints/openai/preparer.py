@@ -28,7 +28,7 @@ from fastdeploy_sd.text.reasoning_formats import find_format
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.text.tool_calls.formats import find_format as find_call_format
 from fastdeploy_sd.types import ModelInfo
-from fastdeploy_sd.wire.packing import pack, unpack
+from fastdeploy_sd.wire.codec import pack, unpack
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections import defaultdict
 
 from starlette.datastructures import Headers
 
-from fastdeploy_sd.cluster.notes import begun_note, ended_note, logprobs_note, shown_note, together_note
 from fastdeploy_sd.cluster.route import NOT_AUTHENTIC, ROUTE_HEADER, Route, RouteReader
+from fastdeploy_sd.cluster.stream_metadata import begun_note, ended_note, logprobs_note, shown_note, together_note
 from fastdeploy_sd.entrypoints.openai.answer_format import StreamPart
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.errors import Forbidden
@@ -45,7 +45,7 @@ class RouteGate:
         return self._reader.read(header)
 
 
-class StreamNotes:
+class StreamMetadata:
     """What the events of a stream show, for the router that must be able to go on behind any of them.
 
     Tokens whose text is held back, and which therefore have no event, belong to the next one of their choice.

@@ -6,11 +6,12 @@ import random
 
 import pytest
 
-from fastdeploy_sd.cluster.placement import PREFERENCE, Load, choose
+from fastdeploy_sd.cluster.membership import InstanceLoad
+from fastdeploy_sd.cluster.placement import PREFERENCE, choose
 
 
-def load(num_requests: int, capacity: int = 8) -> Load:
-    return Load(num_requests, 0, capacity)
+def load(num_requests: int, capacity: int = 8) -> InstanceLoad:
+    return InstanceLoad(True, num_requests, 0, capacity)
 
 
 def test_nobody_there() -> None:
@@ -19,7 +20,7 @@ def test_nobody_there() -> None:
 
 def test_the_emptiest_by_share_takes_it() -> None:
     assert choose({"small": load(3, 4), "large": load(8, 32)}) == "large"
-    assert choose({"a": Load(1, 5, 8), "b": Load(5, 0, 8)}) == "b"
+    assert choose({"a": InstanceLoad(True, 1, 5, 8), "b": InstanceLoad(True, 5, 0, 8)}) == "b"
 
 
 def test_equals_take_turns() -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from fastdeploy_sd.cluster.placement import Load, PrefixTable
+from fastdeploy_sd.cluster.membership import InstanceLoad
+from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.cluster.router.choice import prompt_of
 
-IDLE = Load(0, 0, 8)
+IDLE = InstanceLoad(True, 0, 0, 8)
 
 
 def body(text: str, **options: object) -> bytes:
@@ -67,7 +68,7 @@ def test_a_busy_instance_is_left_alone_whatever_it_has_seen() -> None:
     table = PrefixTable()
     keys = table.keys_of(b"x" * 1000)
     give(table, keys, "busy")
-    assert table.choose({"busy": Load(8, 0, 8), "idle": IDLE}, keys, home="busy") == "idle"
+    assert table.choose({"busy": InstanceLoad(True, 8, 0, 8), "idle": IDLE}, keys, home="busy") == "idle"
 
 
 def test_keys_differ_between_tables() -> None:
@@ -86,5 +87,5 @@ def test_it_stays_small() -> None:
     keys = table.keys_of(b"x" * 1000)
     for i in range(9):
         give(table, keys, f"instance {i}")
-    assert table.choose({"instance 4": IDLE, "instance 5": Load(2, 0, 8)}, keys) == "instance 5"
+    assert table.choose({"instance 4": IDLE, "instance 5": InstanceLoad(True, 2, 0, 8)}, keys) == "instance 5"
     assert len(table.keys_of(b"x" * 1_000_000)) == 64

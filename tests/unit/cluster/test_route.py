@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd.cluster import route as r
 from fastdeploy_sd.errors import Forbidden
 from fastdeploy_sd.types import KvSource
-from fastdeploy_sd.wire.signing import sign
+from fastdeploy_sd.wire.signing import mac
 
 KEY, BODY = b"k" * 32, b'{"prompt": "a"}'
 PROGRESS = r.Progress("cmpl-1", 7, (1, 1 << 62), (r.ChoiceProgress((5, 6), True, 3), r.ChoiceProgress()))
@@ -79,8 +79,14 @@ def test_it_is_taken_once_as_long_as_it_would_be_good() -> None:
     assert len(taking._used) == 1  # what would be refused for its age is not remembered
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"\x90", b"\xc1", b"not base64"])
+@pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"\x90", b"\xc1", b"\x05"])
 def test_signed_nonsense_is_refused(content: bytes) -> None:
-    text = content.decode("latin-1") if b" " in content else base64.urlsafe_b64encode(content).decode()
-    with pytest.raises(Forbidden, match="expected a route of version 4"):
-        reader().read(f"{text}.{sign(KEY, 'route', text.encode())}")
+    signed = mac(KEY, f"router\0{r.ROUTE_HEADER}", content) + content
+    with pytest.raises(Forbidden, match="expected a route of version 5"):
+        reader().read(base64.urlsafe_b64encode(signed).decode())
+
+
+@pytest.mark.parametrize("header", ["", ".", "not base64", "x", "\xff"])
+def test_what_is_no_frame_is_refused(header: str) -> None:
+    with pytest.raises(Forbidden):
+        reader().read(header)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastdeploy_sd.distributed.link import Link, LinkClosedError
+from fastdeploy_sd.distributed.link import LinkClosedError, RankLink
 
 pytestmark = pytest.mark.slow
 
@@ -16,14 +16,14 @@ WAIT_S = 120.0
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Link, Link]]:
-    ours, theirs = Link.pair()
-    other = Link(theirs)
+def ends() -> Iterator[tuple[RankLink, RankLink]]:
+    ours, theirs = RankLink.pair()
+    other = RankLink(theirs)
     with contextlib.closing(ours), contextlib.closing(other):
         yield ours, other
 
 
-def test_frames_of_any_length_arrive_whole_and_in_order(ends: tuple[Link, Link]) -> None:
+def test_frames_of_any_length_arrive_whole_and_in_order(ends: tuple[RankLink, RankLink]) -> None:
     ours, theirs = ends
     frames = [bytes([n % 256]) * length for n, length in enumerate((0, 1, 7, 100_000, 5_000_000, 0, 3))]
 
@@ -39,7 +39,7 @@ def test_frames_of_any_length_arrive_whole_and_in_order(ends: tuple[Link, Link])
     assert ours.receive() == b"answer"
 
 
-def test_a_closed_end_is_an_error_at_the_other(ends: tuple[Link, Link]) -> None:
+def test_a_closed_end_is_an_error_at_the_other(ends: tuple[RankLink, RankLink]) -> None:
     ours, theirs = ends
     ours.send(b"last words")
     ours.shut()
@@ -50,7 +50,7 @@ def test_a_closed_end_is_an_error_at_the_other(ends: tuple[Link, Link]) -> None:
         theirs.send(b"anybody there?")
 
 
-def test_what_has_arrived_is_read_from_a_closed_link(ends: tuple[Link, Link]) -> None:
+def test_what_has_arrived_is_read_from_a_closed_link(ends: tuple[RankLink, RankLink]) -> None:
     ours, theirs = ends
     theirs.send(b"last words")
     theirs.shut()
@@ -59,7 +59,7 @@ def test_what_has_arrived_is_read_from_a_closed_link(ends: tuple[Link, Link]) ->
     assert ours.leftover() is None
 
 
-def test_who_waits_is_woken_by_shut(ends: tuple[Link, Link]) -> None:
+def test_who_waits_is_woken_by_shut(ends: tuple[RankLink, RankLink]) -> None:
     ours, _ = ends
     errors: list[Exception] = []
 

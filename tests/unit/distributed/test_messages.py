@@ -50,12 +50,12 @@ MESSAGES: list[m.Order | m.Reply] = [
     c.DraftOutcome(has_succeeded=False),
     m.Measure(),
     m.AllReducedMin(1 << 40),
-    m.Stop(),
+    m.StopRank(),
     m.Loaded(),
     m.Measurement(3),
-    m.Ready(),
-    m.Done("KeyError()"),
-    m.Failed(WireError.of(CheckpointError("model: expected", param="model"))),
+    m.RankReady(),
+    m.AttemptDone("KeyError()"),
+    m.RankFailed(WireError.of(CheckpointError("model: expected", param="model"))),
 ]
 
 

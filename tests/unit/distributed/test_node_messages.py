@@ -7,17 +7,16 @@ import pytest
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.distributed.node_identity import describe, mismatch
 from fastdeploy_sd.distributed.node_messages import (
-    PROTOCOL_VERSION,
-    Alive,
-    Beat,
     Disconnect,
     Ended,
+    FirstNodeHeartbeat,
     FromFirst,
     FromOther,
     Join,
     Kill,
     LinkBytes,
-    Refused,
+    NodeHeartbeat,
+    NodeRefused,
     Start,
     decode_from_first,
     decode_from_other,
@@ -28,10 +27,15 @@ from fastdeploy_sd.wire.codec import ProtocolError
 pytestmark = pytest.mark.slow
 
 OF_FIRST: list[FromFirst] = [
-    Refused("why"), Start("group"), Alive(), Kill((2, 3)), Disconnect(""), LinkBytes(3, bytes(range(256))),
-    LinkBytes(1, b""),
+    NodeRefused("why"), Start("group"), FirstNodeHeartbeat(), Kill((2, 3)), Disconnect(""),
+    LinkBytes(3, bytes(range(256))), LinkBytes(1, b""),
 ]  # fmt: skip
-OF_OTHERS: list[FromOther] = [Join(1, {"version": "1"}), Beat(1.5, (2,)), Ended(1, "ended"), LinkBytes(255, b"\0")]
+OF_OTHERS: list[FromOther] = [
+    Join(1, {"version": "1"}),
+    NodeHeartbeat(1.5, (2,)),
+    Ended(1, "ended"),
+    LinkBytes(255, b"\0"),
+]
 
 
 def test_messages_arrive_as_they_were_sent() -> None:
@@ -42,13 +46,14 @@ def test_messages_arrive_as_they_were_sent() -> None:
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (b"", "expected version 1, got an empty frame"),
-        (b"\x02" + encode(Alive())[1:], "expected version 1, got 02"),
-        (bytes((PROTOCOL_VERSION, 200)), "expected a known message, got tag 200"),
-        (encode(Join(1, {})), "expected a known message, got tag 0"),
-        (encode(Kill((1,)))[:-1], "Kill"),
-        (encode(LinkBytes(1, b""))[:-1], "expected a rank's number, got nothing"),
-        (b"\x80\x04\x95\x0d\x00", "expected version 1, got 80"),
+        (b"", "expected version 2, got an empty frame"),
+        (b"\x01" + encode(FirstNodeHeartbeat())[1:], "expected version 2, got 01"),
+        (b"\x02\x91\x63", r"a known message tag, got \[99\]"),
+        (encode(Join(1, {})), "a known message tag, got"),
+        (encode(Kill((1,)))[:-1], "not msgpack"),
+        (b"\x02\x92\x04\xa1x", "Kill.ranks: expected a list, got 'x'"),
+        (encode(LinkBytes(1, b""))[:-1], "not msgpack"),
+        (b"\x80\x04\x95\x0d\x00", "expected version 2, got 80"),
     ],
 )
 def test_anything_else_is_refused(frame: bytes, text: str) -> None:

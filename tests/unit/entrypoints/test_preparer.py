@@ -34,7 +34,7 @@ from fastdeploy_sd.process.forked import Worker
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
-from fastdeploy_sd.wire.packing import pack
+from fastdeploy_sd.wire.codec import pack
 from tests.unit.text.vocabularies import GOLDEN
 
 pytestmark = pytest.mark.slow

@@ -168,10 +168,10 @@ def test_methods_get_a_column_per_length() -> None:
 def test_mixed_requests_choose_for_themselves() -> None:
     [mixed] = standard_methods(["mixed"], [3])
     requests = mixed.apply(make_requests(0, 10, 4096))
-    wishes = [r.speculation for r in requests]
-    assert wishes[:5] == wishes[5:]
-    assert len(set(wishes)) == 5
-    assert {w.enabled for w in wishes} == {True, False}
+    options = [r.speculation for r in requests]
+    assert options[:5] == options[5:]
+    assert len(set(options)) == 5
+    assert {w.enabled for w in options} == {True, False}
     assert [r.speculation for r in PLAIN.apply(make_requests(0, 2, 4096))] == [Speculation()] * 2
 
 

@@ -12,8 +12,9 @@ from typing import Literal
 
 import pytest
 
+from fastdeploy_sd.cluster.membership import InstanceLoad, Member
 from fastdeploy_sd.cluster.redis.client import ClusterClient
-from fastdeploy_sd.cluster.redis.deployment import digest_of, sealer_of
+from fastdeploy_sd.cluster.redis.deployment import codec_for, digest_of
 from fastdeploy_sd.cluster.redis.frames import CLUSTER, Record
 from fastdeploy_sd.cluster.redis.store import Store
 from fastdeploy_sd.config import Config, RedisConfig, SplitwiseConfig
@@ -47,11 +48,10 @@ class Cluster:
         """Write the record of an instance."""
         info = self.client.model_info
         _, now = await self._store.read_records(CLUSTER)
-        record = Record(
-            name, f"server of {name}", now, now, role, digest_of(info), info.speculation, info.max_request_tokens,
-            f"tcp://127.0.0.1:{len(name)}" if role == "prefill" else "", kv, 0, 0, 8, 8,
-        )  # fmt: skip
-        frame = sealer_of(self._config, info).seal(f"{CLUSTER}.{name}", record)
+        address = f"tcp://127.0.0.1:{len(name)}" if role == "prefill" else ""
+        member = Member(name, role, digest_of(info), info.max_request_tokens, address, kv)
+        record = Record(member, f"server of {name}", now, now, info.speculation, InstanceLoad(max_num_seqs=8), 8)
+        frame = codec_for(self._config, info).encode(f"{CLUSTER}.{name}", record)
         await self._store.write_record(CLUSTER, name, frame, WAIT_S)
         await asyncio.sleep(0.01)  # what was read before is good for some milliseconds
 

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.cluster.redis.frames import VERSION, Answers, Ending, Failure, Item, Orders, Sealer
+from fastdeploy_sd.cluster.redis.frames import PROTOCOL, Answers, Ending, Item, Orders, RequestFailure
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import Overloaded
 from fastdeploy_sd.types import FinishReason, RequestOutput
 from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.protocol import Protocol, SignedCodec
 
 pytestmark = pytest.mark.slow
 
-SEALER = Sealer(b"k" * 32, "topic", 10_000)
+CODEC = SignedCodec(PROTOCOL, b"k" * 32, "topic", 10_000)
 PLACE = "results.me"
 ANSWERS = Answers(
     "there",
     (Item(3, 0, RequestOutput("", (1, 2))), Item(4, 7, RequestOutput("", (), finish_reason=FinishReason.STOP))),
-    (Failure(5, WireError.of(Overloaded("full", retry_after_s=2))),),
+    (RequestFailure(5, WireError.of(Overloaded("full", retry_after_s=2))),),
     beat=9,
     unknown=(6,),
 )
-FRAME = SEALER.seal(PLACE, ANSWERS)
+FRAME = CODEC.encode(PLACE, ANSWERS)
 PICKLE = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."
 
 
 def test_a_message_comes_as_it_went() -> None:
-    assert SEALER.open(PLACE, Answers, FRAME) == ANSWERS
+    assert CODEC.decode(PLACE, Answers, FRAME) == ANSWERS
 
 
 @pytest.mark.parametrize("position", range(0, len(FRAME), 7))
@@ -34,38 +35,39 @@ def test_a_changed_bit_is_refused(position: int) -> None:
     changed = bytearray(FRAME)
     changed[position] ^= 0x10
     with pytest.raises(ProtocolError):
-        SEALER.open(PLACE, Answers, bytes(changed))
+        CODEC.decode(PLACE, Answers, bytes(changed))
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x01", FRAME[:-1], FRAME[:20], FRAME + b"\0", PICKLE, b"\x01" + PICKLE])
 def test_other_bytes_are_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
-        SEALER.open(PLACE, Answers, frame)
+        CODEC.decode(PLACE, Answers, frame)
 
 
 def test_a_frame_counts_at_its_place_only() -> None:
-    for sealer, place in (
-        (SEALER, "results.you"),
-        (Sealer(b"k" * 32, "other", 10_000), PLACE),
-        (Sealer(b"l" * 32, "topic", 10_000), PLACE),
+    for codec, place in (
+        (CODEC, "results.you"),
+        (SignedCodec(PROTOCOL, b"k" * 32, "other", 10_000), PLACE),
+        (SignedCodec(PROTOCOL, b"l" * 32, "topic", 10_000), PLACE),
     ):
         with pytest.raises(ProtocolError, match="expected the signature of this deployment's secret"):
-            sealer.open(place, Answers, FRAME)
+            codec.decode(place, Answers, FRAME)
 
 
 def test_another_message_or_version_is_named() -> None:
-    with pytest.raises(ProtocolError, match="Orders"):
-        SEALER.open(PLACE, Orders, FRAME)
-    with pytest.raises(ProtocolError, match=f"expected a frame of version {VERSION}, got"):
-        SEALER.open(PLACE, Answers, bytes([VERSION + 1]) + FRAME[1:])
+    with pytest.raises(ProtocolError, match="expected a list that starts with a known message tag"):
+        CODEC.decode(PLACE, Orders, FRAME)
+    newer = SignedCodec(Protocol(PROTOCOL.version + 1, Answers), b"k" * 32, "topic", 10_000)
+    with pytest.raises(ProtocolError, match=f"expected version {PROTOCOL.version}, got"):
+        CODEC.decode(PLACE, Answers, newer.encode(PLACE, ANSWERS))
 
 
 def test_lengths_are_bounded_both_ways() -> None:
-    small = Sealer(b"k" * 32, "topic", len(FRAME) - 1)
+    small = SignedCodec(PROTOCOL, b"k" * 32, "topic", len(FRAME) - 1)
     with pytest.raises(ProtocolError, match=f"expected at most {len(FRAME) - 1} bytes, got {len(FRAME)}"):
-        small.seal(PLACE, ANSWERS)
+        small.encode(PLACE, ANSWERS)
     with pytest.raises(ProtocolError, match=f"expected a frame of at most {len(FRAME) - 1} bytes"):
-        small.open(PLACE, Answers, FRAME)
+        small.decode(PLACE, Answers, FRAME)
 
 
 def test_a_request_ends_by_abort_or_stop() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cluster.redis.deployment import Terms
-from fastdeploy_sd.cluster.redis.frames import Answers, Failure, Item, Orders, Sealer, requests_of, results_of
+from fastdeploy_sd.cluster.redis.deployment import LeaseConfig
+from fastdeploy_sd.cluster.redis.frames import PROTOCOL, Answers, Item, Orders, RequestFailure, requests_of, results_of
 from fastdeploy_sd.cluster.redis.origin import LostError, Origin, RemoteRequest
 from fastdeploy_sd.cluster.redis.store import Store
 from fastdeploy_sd.config import RedisConfig
@@ -20,15 +20,16 @@ from fastdeploy_sd.errors import Overloaded, Unavailable
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, RequestOutput
+from fastdeploy_sd.wire.protocol import SignedCodec
 from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
 
 pytestmark = pytest.mark.slow
 
 WAIT_S = 120.0
 INSTANCE = "instance"
-SEALER = Sealer(b"k" * 32, "t", 1 << 20)
+CODEC = SignedCodec(PROTOCOL, b"k" * 32, "t", 1 << 20)
 # No heartbeat within a test.
-QUIET = Terms(1000.0, WAIT_S)
+QUIET = LeaseConfig(1000.0, WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ class Side:
         return await self.origin.submit(INSTANCE, request, max_queued)
 
     async def answer(self, **fields: Any) -> None:
-        frame = SEALER.seal(results_of(self.origin.name), Answers(INSTANCE, **fields))
+        frame = CODEC.encode(results_of(self.origin.name), Answers(INSTANCE, **fields))
         await self.store.push(results_of(self.origin.name), frame, WAIT_S)
 
     async def orders(self) -> Orders:
@@ -56,7 +57,7 @@ class Side:
         async with asyncio.timeout(WAIT_S):
             while not (frames := await self.store.take(requests_of(INSTANCE), 1)):
                 pass
-        return SEALER.open(requests_of(INSTANCE), Orders, frames[0])
+        return CODEC.decode(requests_of(INSTANCE), Orders, frames[0])
 
 
 def item(handle: int, position: int, *tokens: int, is_last: bool = False) -> Item:
@@ -64,10 +65,10 @@ def item(handle: int, position: int, *tokens: int, is_last: bool = False) -> Ite
 
 
 @asynccontextmanager
-async def connected(redis: RedisServer, terms: Terms) -> AsyncIterator[Side]:
+async def connected(redis: RedisServer, lease: LeaseConfig) -> AsyncIterator[Side]:
     redis.do("FLUSHALL")
     store = Store(RedisConfig("splitwise", port=redis.port, password=PASSWORD, topic="t"), RedisStats())
-    origin = Origin(store, SEALER, terms, batch_size=10)
+    origin = Origin(store, CODEC, lease, batch_size=10)
     try:
         yield Side(origin, store)
     finally:
@@ -102,7 +103,7 @@ async def test_what_nobody_waits_for_is_ended_there(redis: RedisServer) -> None:
 
 
 async def test_an_unknown_request_is_lost_once_the_instance_must_know_it(redis: RedisServer) -> None:
-    async with connected(redis, Terms(3.0, WAIT_S)) as side:
+    async with connected(redis, LeaseConfig(3.0, WAIT_S)) as side:
         remote = await side.submit()
         assert (await side.orders()).submissions
         question = await side.orders()
@@ -117,7 +118,7 @@ async def test_an_unknown_request_is_lost_once_the_instance_must_know_it(redis: 
 
 
 async def test_a_silent_instance_is_given_up(redis: RedisServer) -> None:
-    async with connected(redis, Terms(0.3, WAIT_S)) as side:
+    async with connected(redis, LeaseConfig(0.3, WAIT_S)) as side:
         remote = await side.submit()
         with pytest.raises(LostError, match=r"has said nothing for 0\.6 s") as caught:
             await remote.next(WAIT_S)
@@ -128,7 +129,7 @@ async def test_errors_come_as_they_were_and_time_runs_out(redis: RedisServer) ->
     async with connected(redis, QUIET) as side:
         remote, other = await side.submit(), await side.submit()
         error = WireError.of(Overloaded("full", retry_after_s=3))
-        await side.answer(failures=(Failure(remote.handle, error),))
+        await side.answer(failures=(RequestFailure(remote.handle, error),))
         with pytest.raises(Overloaded, match="full") as caught:
             await remote.next(WAIT_S)
         assert caught.value.retry_after_s == 3

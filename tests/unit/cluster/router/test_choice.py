@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.cluster import messages as m
+from fastdeploy_sd.cluster.membership import DECODE, PREFILL, InstanceLoad
 from fastdeploy_sd.cluster.router.choice import Chooser
 from fastdeploy_sd.cluster.router.instance import Circuit, Instance
 from fastdeploy_sd.errors import NotFound
@@ -23,22 +23,22 @@ def chooser_of(*instances: Instance) -> Chooser:
     return Chooser(lambda: [i for i in instances if i.may_take(3.0)], lambda: instances)
 
 
-def load(num_running: int, capacity: int = 8) -> m.InstanceLoad:
-    return m.InstanceLoad(num_running=num_running, max_num_seqs=capacity)
+def load(num_running: int, capacity: int = 8) -> InstanceLoad:
+    return InstanceLoad(num_running=num_running, max_num_seqs=capacity)
 
 
 def chosen(chooser: Chooser, body: bytes = b"{}") -> str:
-    placement = chooser.choose(chooser.wish(body))
+    placement = chooser.choose(chooser.hints(body))
     assert placement is not None
     return placement.instance.instance_id
 
 
 def test_nobody_is_chosen_where_nobody_is() -> None:
-    assert chooser_of().choose(chooser_of().wish(b"{}")) is None
-    refusing = instance("a", load=m.InstanceLoad(takes_requests=False))
-    prefill = instance("p", 1, role=m.PREFILL, kv_address="tcp://:5000")
+    assert chooser_of().choose(chooser_of().hints(b"{}")) is None
+    refusing = instance("a", load=InstanceLoad(takes_requests=False))
+    prefill = instance("p", 1, role=PREFILL, kv_address="tcp://:5000")
     chooser = chooser_of(refusing, prefill)
-    assert chooser.choose(chooser.wish(b"{}")) is None
+    assert chooser.choose(chooser.hints(b"{}")) is None
 
 
 def test_the_emptiest_gets_the_request() -> None:
@@ -53,7 +53,7 @@ def test_what_was_given_since_the_last_report_counts() -> None:
     chooser = chooser_of(*instances)
     given: Counter[str] = Counter()
     for _ in range(12):
-        placement = chooser.choose(chooser.wish(b"{}"))
+        placement = chooser.choose(chooser.hints(b"{}"))
         assert placement is not None
         placement.instance.begin()
         given[placement.instance.instance_id] += 1
@@ -62,19 +62,19 @@ def test_what_was_given_since_the_last_report_counts() -> None:
 
 def test_an_estimate_is_what_was_said_and_what_came_after() -> None:
     known = instance("a", load=load(2))
-    assert known.estimate().num_waiting == 0
+    assert known.candidate().load.num_waiting == 0
     for _ in range(3):
         known.begin()
-    assert known.estimate().num_waiting == 3
+    assert known.candidate().load.num_waiting == 3
     known.report(load(4), NOW)  # another router's, and ours
-    assert (known.estimate().num_running, known.estimate().num_waiting) == (4, 0)
+    assert (known.candidate().load.num_running, known.candidate().load.num_waiting) == (4, 0)
     known.begin()
-    assert known.estimate().num_waiting == 1
+    assert known.candidate().load.num_waiting == 1
     known.report(load(0), NOW)  # it has not got to them yet
-    assert known.estimate().num_waiting == 4
+    assert known.candidate().load.num_waiting == 4
     for _ in range(4):
         known.end()
-    assert known.estimate().num_waiting == 0
+    assert known.candidate().load.num_waiting == 0
 
 
 def test_a_prompt_goes_where_it_was_seen_unless_that_is_fuller() -> None:
@@ -90,25 +90,25 @@ def test_a_prompt_goes_where_it_was_seen_unless_that_is_fuller() -> None:
 
 def test_one_that_failed_on_a_request_gets_it_again_only_when_alone() -> None:
     chooser = chooser_of(instance("a", load=load(0)), instance("b", 1, load=load(7)))
-    wish = chooser.wish(b"{}")
-    wish.tried = {"a"}
-    placement = chooser.choose(wish)
+    hints = chooser.hints(b"{}")
+    hints.tried = {"a"}
+    placement = chooser.choose(hints)
     assert placement is not None
     assert placement.instance.instance_id == "b"
-    wish.tried = {"a", "b"}
-    assert chooser.choose(wish) is not None
+    hints.tried = {"a", "b"}
+    assert chooser.choose(hints) is not None
 
 
 def test_a_stream_goes_on_where_bytes_are_the_same_only() -> None:
     other = instance("b", 1, fingerprint="y", load=load(0))
     chooser = chooser_of(instance("a", fingerprint="x", load=load(7)), other)
-    wish = chooser.wish(b"{}")
-    wish.fingerprint = "x"
-    placement = chooser.choose(wish)
+    hints = chooser.hints(b"{}")
+    hints.fingerprint = "x"
+    placement = chooser.choose(hints)
     assert placement is not None
     assert placement.instance.instance_id == "a"
-    wish.fingerprint = "z"
-    assert chooser.choose(wish) is None
+    hints.fingerprint = "z"
+    assert chooser.choose(hints) is None
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_a_model_goes_to_who_serves_it(model: object, expected: set[str]) -> Non
 
 def test_an_unknown_model_is_an_error_that_lists_all_models() -> None:
     """Also those of instances that are not available now: these are known, and have no place."""
-    busy = instance("c", 2, served_names=("third",), load=m.InstanceLoad(takes_requests=False))
+    busy = instance("c", 2, served_names=("third",), load=InstanceLoad(takes_requests=False))
     chooser = chooser_of(instance("a", served_names=("small",)), instance("b", 1, served_names=("big", "also")), busy)
     with pytest.raises(NotFound) as caught:
-        chooser.wish(b'{"model": "none"}')
+        chooser.hints(b'{"model": "none"}')
     assert caught.value.message == "model: expected one of 'small', 'big', 'also', 'third', got 'none'"
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
-    assert chooser.choose(chooser.wish(b'{"model": "third"}')) is None
+    assert chooser.choose(chooser.hints(b'{"model": "third"}')) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"[]", b"1"])
@@ -139,26 +139,24 @@ def test_what_is_no_body_goes_anywhere(content: bytes) -> None:
 
 
 def test_prefill_and_decode_are_chosen_apart() -> None:
-    decode = [
-        instance(name, i, role=m.DECODE, kv=KV, load=load(n)) for i, (name, n) in enumerate([("d1", 5), ("d2", 1)])
-    ]
+    decode = [instance(name, i, role=DECODE, kv=KV, load=load(n)) for i, (name, n) in enumerate([("d1", 5), ("d2", 1)])]
     prefill = [
-        instance(name, i, role=m.PREFILL, kv_address=f"tcp://:{i}", kv=KV, load=load(n))
+        instance(name, i, role=PREFILL, kv_address=f"tcp://:{i}", kv=KV, load=load(n))
         for i, (name, n) in enumerate([("p1", 1), ("p2", 5)], 5)
     ]
     chooser = chooser_of(*decode, *prefill)
-    placement = chooser.choose(chooser.wish(PROMPT))
+    placement = chooser.choose(chooser.hints(PROMPT))
     assert placement is not None
     assert placement.source is not None
     assert placement.source.kv_source is not None
     assert (placement.instance.instance_id, placement.source.instance_id) == ("d2", "p1")
     assert placement.source.kv_source.address == "tcp://127.0.0.1:5"
-    prefill[0].report(m.InstanceLoad(takes_requests=False), NOW)
-    prefill[1].report(m.InstanceLoad(takes_requests=False), NOW)
-    placement = chooser.choose(chooser.wish(PROMPT))
+    prefill[0].report(InstanceLoad(takes_requests=False), NOW)
+    prefill[1].report(InstanceLoad(takes_requests=False), NOW)
+    placement = chooser.choose(chooser.hints(PROMPT))
     assert placement is not None
     assert placement.source is None  # it computes the prompt itself
-    mixed = chooser_of(instance("m"), *prefill).choose(chooser.wish(PROMPT))
+    mixed = chooser_of(instance("m"), *prefill).choose(chooser.hints(PROMPT))
     assert mixed is not None
     assert mixed.source is None
 
@@ -182,11 +180,11 @@ def test_a_decode_instance_gets_kv_of_prefill_instances_that_fit(
     decode: KvDescription, prefill: KvDescription | None, fits: bool
 ) -> None:
     """Where none fits it computes prompts itself, however many others there are."""
-    source = instance("p", 1, role=m.PREFILL, kv_address="tcp://:5", kv=prefill)
-    stranger = instance("q", 2, role=m.PREFILL, kv_address="tcp://:6", kv=replace(KV, block_size=8))
-    chooser = chooser_of(instance("d", role=m.DECODE, kv=decode), source, stranger)
+    source = instance("p", 1, role=PREFILL, kv_address="tcp://:5", kv=prefill)
+    stranger = instance("q", 2, role=PREFILL, kv_address="tcp://:6", kv=replace(KV, block_size=8))
+    chooser = chooser_of(instance("d", role=DECODE, kv=decode), source, stranger)
     for _ in range(10):
-        placement = chooser.choose(chooser.wish(PROMPT))
+        placement = chooser.choose(chooser.hints(PROMPT))
         assert placement is not None
         assert placement.source is (source if fits else None)
 

@@ -16,17 +16,17 @@ import pytest
 from starlette.requests import Request as HttpRequest
 
 from fastdeploy_sd.cluster.messages import Clock
-from fastdeploy_sd.cluster.notes import begun_note, ended_note, failed_note, shown_note, together_note
 from fastdeploy_sd.cluster.route import ROUTE_HEADER, ChoiceProgress, Progress, RouteReader, read_content
 from fastdeploy_sd.cluster.router.choice import Chooser
 from fastdeploy_sd.cluster.router.delivery import Delivery
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RoutingConfig
-from fastdeploy_sd.cluster.router.relay import Courier, Relay
+from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
+from fastdeploy_sd.cluster.stream_metadata import begun_note, ended_note, failed_note, shown_note, together_note
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.wire.http_client import Ask, HttpClient
-from tests.unit.cluster.router.registrations import LOCAL, NOW, SAID
+from tests.unit.cluster.router.registrations import LOCAL, NOW, SAID, said
 
 KEY, BODY = b"r" * 32, b'{"prompt": "a", "stream": true}'
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-own: 1\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -99,7 +99,7 @@ class World:
             lambda: [s.instance for s in self.scripted],
         )
         options = {"resume_s": 5.0, **routing}
-        self.courier = Courier(RoutingConfig(**options), chooser, self.http, KEY, self.stats)
+        self.upstream = UpstreamClient(RoutingConfig(**options), chooser, self.http, KEY, self.stats)
         self.sent: list[dict[str, Any]] = []
 
     async def relay(self, path: str = "/v1/completions") -> None:
@@ -116,7 +116,7 @@ class World:
         }
         ask = Ask("POST", path, (), BODY)
         try:
-            await Relay(self.courier, ask, True, Delivery(HttpRequest(scope), send)).run()
+            await Relay(self.upstream, ask, True, Delivery(HttpRequest(scope), send)).run()
         finally:
             self.http.close()
             await asyncio.sleep(0.01)  # the sockets' own end
@@ -146,12 +146,12 @@ async def add() -> AsyncIterator[Add]:
             load = replace(SAID.load, num_running=num_running)
             name = f"instance {len(world.scripted)}"
             reader = RouteReader(KEY, name, lambda: time.monotonic() + ahead_s)
-            scripted = Scripted(list(answers), Instance(replace(SAID, instance_id=name), "", LOCAL), reader)
+            scripted = Scripted(list(answers), Instance(said(instance_id=name), "", LOCAL), reader)
             server = await stack.enter_async_context(await asyncio.start_server(scripted.talk, LOCAL, 0))
             port = server.sockets[0].getsockname()[1]
             clock = Clock(time.monotonic() + ahead_s, NOW.wall + ahead_s)
-            said = replace(SAID, instance_id=name, port=port, fingerprint=fingerprint, load=load, clock=clock)
-            scripted.instance.renew(said, "", LOCAL)
+            registration = said(instance_id=name, port=port, fingerprint=fingerprint, load=load, clock=clock)
+            scripted.instance.renew(registration, "", LOCAL)
             world.scripted.append(scripted)
             return scripted
 
@@ -166,7 +166,7 @@ async def test_a_stream_is_relayed_without_its_notes(add: Add) -> None:
     assert (b"x-own", b"1") in world.sent[0]["headers"]
     assert all(name != b"transfer-encoding" for name, _ in world.sent[0]["headers"])
     assert scripted.asked == [(BODY, None)]
-    assert scripted.instance.estimate().num_waiting == 0
+    assert scripted.instance.candidate().load.num_waiting == 0
     assert not scripted.instance.exchanges
 
 

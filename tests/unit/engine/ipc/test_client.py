@@ -57,9 +57,9 @@ async def conversation(pid: int) -> AsyncIterator[tuple[EngineClient, Engine, by
         try:
             connecting = asyncio.create_task(client.connect())
             identity, hello = await engine.receive()
-            assert hello == m.Hello(os.getpid())
+            assert hello == m.ClientHello(os.getpid())
             assert not client.is_alive
-            engine.send(identity, m.Ready(toy_info()))
+            engine.send(identity, m.EngineReady(toy_info()))
             await connecting
             yield client, engine, identity
         finally:
@@ -120,7 +120,7 @@ async def test_leaving_early_sends_one_abort_and_leaving_at_the_end_none() -> No
         engine.send(identity, m.Outputs((submit.handle, again.handle), (late, last)))
         assert await reading == [last]
         await client.close()
-        assert (await engine.receive())[1] == m.Bye()
+        assert (await engine.receive())[1] == m.ClientDisconnect()
 
 
 async def test_the_death_of_the_engines_process_answers_everyone_at_once() -> None:
@@ -164,7 +164,7 @@ async def test_the_last_message_counts_before_the_process_ends_and_is_answered()
         engine.send(identity, m.Outputs((submit.handle,), (last,)))
         engine.send(identity, m.EngineDead("over", has_failed=False))
         assert await reading == [last]
-        assert (await engine.receive())[1] == m.Bye()
+        assert (await engine.receive())[1] == m.ClientDisconnect()
         await client.wait_ended()
 
 
@@ -180,7 +180,7 @@ async def test_an_engines_failure_is_an_internal_error_to_requests_and_the_end_a
         assert not client.is_alive
 
 
-@pytest.mark.parametrize("frame", [b"\x01\xc1", m.encode(m.Hello(1)), m.encode(m.Fault("no"))])
+@pytest.mark.parametrize("frame", [b"\x01\xc1", m.encode(m.ClientHello(1)), m.encode(m.Fault("no"))])
 async def test_a_broken_conversation_ends_what_waits_and_aborts_it(frame: bytes) -> None:
     async with conversation(os.getpid()) as (client, engine, identity):
         reading = asyncio.create_task(collect(client, toy_request("a", [5])))

@@ -49,8 +49,8 @@ class RawClient:
         return m.decode(await asyncio.wait_for(self.channel.receive(), WAIT_S))
 
     async def greet(self) -> None:
-        self.send(m.Hello(os.getpid()))
-        assert isinstance(await self.receive(), m.Ready)
+        self.send(m.ClientHello(os.getpid()))
+        assert isinstance(await self.receive(), m.EngineReady)
 
     def vanish(self) -> None:
         self.channel.close(linger_s=0)
@@ -321,7 +321,7 @@ async def test_a_frame_that_nobody_may_send_is_a_fault_and_costs_nobody_else_any
         request = toy_request("a", [5, 6, 7], max_tokens=300)
         running = asyncio.create_task(collect(client, request))
         await until_stats(client, lambda stats: stats.num_running == 1)
-        raw, version = RawClient(host.address), bytes([m.PROTOCOL_VERSION])
+        raw, version = RawClient(host.address), m.encode(m.ClientDisconnect())[:1]
         for pid in (0, 1 << 31, (1 << 63) - 1):
             raw.channel.send(version + msgpack.packb([1, pid]))
             assert isinstance(await raw.receive(), m.Fault)

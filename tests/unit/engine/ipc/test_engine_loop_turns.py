@@ -34,7 +34,7 @@ class ScriptedChannel:
 
     def wait(self, timeout_s: float | None) -> set[int]:
         self.timeouts.append(timeout_s)
-        turn = self._turns.pop(0) if self._turns else [(identity, m.Bye()) for identity in (b"A", b"B")]
+        turn = self._turns.pop(0) if self._turns else [(identity, m.ClientDisconnect()) for identity in (b"A", b"B")]
         self._arrived = [(identity, m.encode(message)) for identity, message in turn]
         if not self._turns and self.loop is not None:
             self.loop.drain()
@@ -75,7 +75,7 @@ def _play(
     def note(plan: SchedulerOutput) -> None:
         plans.append(plan.request_ids)
 
-    channel = ScriptedChannel([[(b"A", m.Hello(os.getpid())), (b"B", m.Hello(os.getpid()))], *turns])
+    channel = ScriptedChannel([[(b"A", m.ClientHello(os.getpid())), (b"B", m.ClientHello(os.getpid()))], *turns])
     engine = Engine(toy_config(max_num_batched_tokens=64, **config), ToyExecutor(toy_info(), before_step=note))
     channel.loop = EngineLoop(engine, cast(ServerChannel, channel), 1e6, receive_s=1e6, submit_s=submit_s)
     channel.engine = engine
@@ -131,7 +131,7 @@ def test_bye_frees_everything_of_that_client_only() -> None:
         (b"A", m.Submit(1, toy_request("a", [5], max_tokens=50))),
         (b"B", m.Submit(1, toy_request("b", [5], max_tokens=3))),
     ]
-    channel, plans = _play([submits, [(b"A", m.Bye())], [], []])
+    channel, plans = _play([submits, [(b"A", m.ClientDisconnect())], [], []])
     assert plans == [("a", "b"), ("b",), ("b",)]
     assert len(channel.outputs_to(b"A")) == 1
     assert not any(to == b"A" and isinstance(message, m.EngineDead) for to, message in channel.sent)
@@ -172,7 +172,7 @@ def test_a_submission_that_waits_can_be_aborted() -> None:
 
 
 def test_what_waits_of_a_client_that_leaves_is_forgotten() -> None:
-    channel, plans = _play([burst(4), [(b"A", m.Bye())], [], []], submit_s=0)
+    channel, plans = _play([burst(4), [(b"A", m.ClientDisconnect())], [], []], submit_s=0)
     assert {i for plan in plans for i in plan} == {"a0"}
     assert channel.engine is not None
     assert not channel.engine.has_work()
@@ -225,7 +225,7 @@ def test_the_loop_sleeps_while_all_kv_is_on_its_way() -> None:
     """It is woken by the connector's descriptor, by messages, and by the end of the time to drain."""
     executor, connector = ToyExecutor(toy_info()), ToyConnector(0, rate=1.0)
     connector.executor, connector.fd = executor, 12345
-    turns: list[Turn] = [[(b"A", m.Hello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
+    turns: list[Turn] = [[(b"A", m.ClientHello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
     channel = ArrivingChannel([*turns, [], [], [], []], connector, number=4)
     engine = Engine(toy_config(), executor, connector)
     channel.engine, channel.loop = engine, EngineLoop(engine, cast(ServerChannel, channel), 1e6, receive_s=1e6)
@@ -240,7 +240,7 @@ def test_the_loop_sleeps_while_all_kv_is_on_its_way() -> None:
 def test_a_draining_loop_does_not_wait_for_kv_for_ever() -> None:
     executor, connector = ToyExecutor(toy_info()), ToyConnector(0, rate=1.0)
     connector.executor, connector.fd = executor, 12345
-    turns: list[Turn] = [[(b"A", m.Hello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
+    turns: list[Turn] = [[(b"A", m.ClientHello(os.getpid()))], [(b"A", m.Submit(1, toy_request("a1", [5, 6, 7], 2)))]]
     channel = ScriptedChannel([*turns, []])
     engine = Engine(toy_config(), executor, connector)
     channel.engine, channel.loop = engine, EngineLoop(engine, cast(ServerChannel, channel), 0.2, receive_s=1e6)

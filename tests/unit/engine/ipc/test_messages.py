@@ -75,12 +75,14 @@ OUTPUT = RequestOutput(
 )
 FAILED = RequestOutput("b", (), finish_reason=FinishReason.ERROR, error=("InternalError", "why"))
 MESSAGES: tuple[m.Message, ...] = (
-    m.Hello(123),
+    m.ClientHello(123),
     m.Submit(7, REQUEST),
     m.Abort((7, 8)),
     m.StatsRequest(3),
-    m.Bye(),
-    m.Ready(ModelInfo("m", 100, 4096, (1, 2), 64, 10, SpeculationInfo("mtp", ("naive", "mtp"), 4, 1, True, True))),
+    m.ClientDisconnect(),
+    m.EngineReady(
+        ModelInfo("m", 100, 4096, (1, 2), 64, 10, SpeculationInfo("mtp", ("naive", "mtp"), 4, 1, True, True))
+    ),
     m.Outputs((7, 8), (OUTPUT, FAILED)),
     m.Rejected(7, m.WireError.of(errors.Overloaded("full", retry_after_s=9))),
     m.StatsReply(
@@ -176,7 +178,7 @@ def _with_body(body: object) -> bytes:
         _with_body([1, 5, 6]),  # one too many
         _with_body([1, "5"]),  # wrong type
         _with_body([1, True]),  # a bool is no number
-        _with_body([17, [1], []]),  # handles without outputs
+        _with_body([7, [1], []]),  # handles without outputs
         _with_body({"tag": 1}),
         _with_body([1, [[[[]]]] * 3]),
         FRAMES[0][:1] + b"\x91" * 5000 + b"\x01",  # deeper than any parser should follow
@@ -283,7 +285,7 @@ def test_the_handle_of_a_submission_is_read_alone(handle: int) -> None:
     assert m.handle_of_submit(m.encode(m.Submit(handle, REQUEST))) == handle
 
 
-@pytest.mark.parametrize("message", [m.Abort((1, 2)), m.Hello(7), m.Bye(), m.StatsRequest(3)])
+@pytest.mark.parametrize("message", [m.Abort((1, 2)), m.ClientHello(7), m.ClientDisconnect(), m.StatsRequest(3)])
 def test_other_frames_are_no_submissions(message: m.Message) -> None:
     assert m.handle_of_submit(m.encode(message)) is None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.process.life_signs import LifeSigns
+from fastdeploy_sd.process.liveness import LivenessClock
 
 
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
@@ -20,9 +20,9 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
         try:
             other.send_signal(signal.SIGSTOP)  # what it does to start, and reads from a disk for it, is work
             os.waitid(os.P_PID, other.pid, os.WSTOPPED)
-            signs = LifeSigns(other.pid, pause_s=0.05)
+            signs = LivenessClock(other.pid, pause_s=0.05)
             time.sleep(1)  # as if suspended: nobody looked
-            signs.look()
+            signs.probe()
             assert 0 < signs.age_s <= 0.1
             signs.note()
             assert signs.age_s == 0
@@ -37,11 +37,11 @@ def test_reading_memory_from_a_disk_is_work(tmp_path: Path) -> None:
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        signs = LifeSigns(os.getpid(), pause_s=1000)
+        signs = LivenessClock(os.getpid(), pause_s=1000)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         assert mapped[1 << 19] == 0
         if resource.getrusage(resource.RUSAGE_SELF).ru_majflt == before:
             pytest.skip("this file system keeps all files in memory")
         time.sleep(1)  # long enough for the little that was computed here to be no work
-        signs.look()
+        signs.probe()
         assert signs.age_s == 0

@@ -1,4 +1,4 @@
-"""Instance: runs the requests that come through Redis on the own engine, and sends their outputs back."""
+"""RequestConsumer: runs the requests that come through Redis on the own engine, and sends their outputs back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import secrets
 import time
 from contextlib import suppress
 
-from fastdeploy_sd.cluster.redis.deployment import Terms, digest_of, sealer_of
+from fastdeploy_sd.cluster.membership import InstanceLoad, Member
+from fastdeploy_sd.cluster.redis.deployment import LeaseConfig, codec_for, digest_of
 from fastdeploy_sd.cluster.redis.frames import CLUSTER, Orders, Record, requests_of, results_of
-from fastdeploy_sd.cluster.redis.link import Host, Link
+from fastdeploy_sd.cluster.redis.origin_requests import Host, OriginRequests
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.ipc.client import EngineClient
@@ -27,11 +28,11 @@ _LOAD_S = 0.25
 _FLUSH_S = 2.0
 # Each may hold a request of the greatest length.
 _MAX_ORDERS = 16
-# Records that nobody writes any more are removed after so many times of their validity.
+# Records that are not written any more are removed after so many times of their validity.
 _STALE = 10
 
 
-class Instance:
+class RequestConsumer:
     """An engine's place in the deployment: its record, its list of orders, and its links to origins.
 
     Args:
@@ -46,13 +47,14 @@ class Instance:
 
     def __init__(self, client: EngineClient, config: Config, server: str, stats: RedisStats) -> None:
         self._name = secrets.token_hex(8)
-        self._client, self._store, self._terms = client, Store(config.redis, stats), Terms.of(config)
+        self._client, self._store, self._lease = client, Store(config.redis, stats), LeaseConfig.of(config)
         self._config, self._server = config, server
-        self._sealer = sealer_of(config, client.model_info)
+        self._codec = codec_for(config, client.model_info)
         batch_size = config.redis.writer_batch_size
-        self._host = Host(self._name, client, self._store, self._sealer, self._terms, batch_size)
-        self._serves = digest_of(client.model_info)
-        self._links: dict[str, Link] = {}
+        self._host = Host(self._name, client, self._store, self._codec, self._lease, batch_size)
+        model = client.model_info
+        self._member = Member.of(config, model, self._name, digest_of(model))
+        self._links: dict[str, OriginRequests] = {}
         self._offset_s: float | None = None
         self._load_at = 0.0
         self._is_down = False
@@ -106,7 +108,7 @@ class Instance:
 
     def _take(self, frame: bytes) -> list[str]:
         try:
-            orders = self._sealer.open(requests_of(self._name), Orders, frame)
+            orders = self._codec.decode(requests_of(self._name), Orders, frame)
             if not 0 < len(orders.origin) < MAX_ID_CHARS // 2:
                 raise ProtocolError(f"origin: expected a name, got {len(orders.origin)} characters")
         except ProtocolError as error:
@@ -114,14 +116,14 @@ class Instance:
             self._store.stats.errors["unreadable"] += 1
             return []
         if orders.origin not in self._links:
-            self._links[orders.origin] = Link(self._host, orders.origin)
+            self._links[orders.origin] = OriginRequests(self._host, orders.origin)
         return self._links[orders.origin].take(orders)
 
     async def _drop_silent(self) -> None:
         """Origins that ask for nothing have nothing here, or are gone."""
         while True:
-            await asyncio.sleep(self._terms.beat_s)
-            oldest = time.monotonic() - self._terms.timeout_s
+            await asyncio.sleep(self._lease.beat_s)
+            oldest = time.monotonic() - self._lease.timeout_s
             for origin in [name for name, link in self._links.items() if link.heard_at < oldest]:
                 await self._links.pop(origin).close()
                 with suppress(StoreDown):
@@ -131,30 +133,29 @@ class Instance:
 
     async def _beat(self) -> None:
         """Write the record at every beat, and in between when the load has changed."""
-        written, load, clock = 0.0, (0, 0), time.monotonic
+        written, load, clock = 0.0, InstanceLoad(), time.monotonic
         while True:
             try:
                 now_load = await self._load()
-                if clock() - written >= self._terms.beat_s:
+                if clock() - written >= self._lease.beat_s:
                     await self._look()
                     written, load = clock(), now_load
                     await self._write_record(load)
-                elif now_load != load:
+                elif _news_of(now_load) != _news_of(load):
                     load = now_load
                     await self._write_record(load)
             except StoreDown as error:
                 self._note_down(error)
-            await asyncio.sleep(min(_LOAD_S, self._terms.beat_s))
+            await asyncio.sleep(min(_LOAD_S, self._lease.beat_s))
 
-    async def _load(self) -> tuple[int, int]:
-        """Running and waiting requests; what is known of them while the engine is inside a long step."""
+    async def _load(self) -> InstanceLoad:
+        """What the engine has to do; what is known of that while it is inside a long step."""
         asked_at = time.monotonic()
         with suppress(Unavailable, TimeoutError):
-            async with asyncio.timeout(min(_LOAD_S, self._terms.beat_s)):
+            async with asyncio.timeout(min(_LOAD_S, self._lease.beat_s)):
                 await self._client.stats()
             self._load_at = asked_at
-        stats = self._client.last_stats
-        return (0, 0) if stats is None else (stats.num_running, stats.num_waiting)
+        return InstanceLoad.of(self._client)
 
     async def _look(self) -> None:
         """Learn what Redis's clock says, and remove the records of instances that are long gone."""
@@ -163,44 +164,34 @@ class Instance:
             logger.warning("Redis answers again")
             self._is_down = False
         self._offset_s = now - time.monotonic()
-        oldest = now - _STALE * self._terms.expire_s
+        oldest = now - _STALE * self._lease.expire_s
         stale = [name for name, frame in entries.items() if self._is_older(name, frame, oldest)]
         if stale:
             await self._store.remove_records(CLUSTER, stale)
 
     def _is_older(self, name: str, frame: bytes, oldest: float) -> bool:
         try:
-            return self._sealer.open(f"{CLUSTER}.{name}", Record, frame).sent_at < oldest
+            return self._codec.decode(f"{CLUSTER}.{name}", Record, frame).sent_at < oldest
         except ProtocolError:
             return False  # not for us to judge
 
-    async def _write_record(self, load: tuple[int, int]) -> None:
-        try:
-            self._client.verify_takes_requests()
-        except Unavailable:
+    async def _write_record(self, load: InstanceLoad) -> None:
+        if not load.takes_requests:
             await self._remove_record()
             return
         if self._is_leaving or self._offset_s is None:
             return
-        scheduler, info = self._config.scheduler, self._client.model_info
         record = Record(
-            instance=self._name,
+            member=self._member,
             server=self._server,
             sent_at=time.monotonic() + self._offset_s,
             load_at=self._load_at + self._offset_s,
-            role=self._config.splitwise.splitwise_role,
-            serves=self._serves,
-            speculation=info.speculation,
-            max_request_tokens=info.max_request_tokens,
-            kv_address=info.kv_address,
-            kv=info.kv,
-            num_running=load[0],
-            num_waiting=load[1],
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_queued=scheduler.max_num_queued_requests,
+            speculation=self._client.model_info.speculation,
+            load=load,
+            max_num_queued=self._config.scheduler.max_num_queued_requests,
         )
-        frame = self._sealer.seal(f"{CLUSTER}.{self._name}", record)
-        await self._store.write_record(CLUSTER, self._name, frame, _STALE * self._terms.expire_s)
+        frame = self._codec.encode(f"{CLUSTER}.{self._name}", record)
+        await self._store.write_record(CLUSTER, self._name, frame, _STALE * self._lease.expire_s)
 
     async def _remove_record(self) -> None:
         await self._store.remove_records(CLUSTER, [self._name])
@@ -209,3 +200,7 @@ class Instance:
         if not self._is_down:
             logger.error("%s: this instance takes no requests of others until it answers", error.message)
         self._is_down = True
+
+
+def _news_of(load: InstanceLoad) -> tuple[bool, int, int]:
+    return load.takes_requests, load.num_running, load.num_waiting

@@ -13,7 +13,7 @@ from fastdeploy_sd.types import KvDescription
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class TransferContext:
     """What a connector has one of.
 
     Attributes:

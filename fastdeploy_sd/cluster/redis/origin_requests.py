@@ -1,4 +1,4 @@
-"""Link: one origin's requests at this instance, and the way of their outputs back."""
+"""OriginRequests: one origin's requests at this instance, and the way of their outputs back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fastdeploy_sd.cluster.redis.deployment import Terms
-from fastdeploy_sd.cluster.redis.frames import Answers, Failure, Item, Orders, Sealer, Submission, results_of
+from fastdeploy_sd.cluster.redis.deployment import LeaseConfig
+from fastdeploy_sd.cluster.redis.frames import Answers, Item, Orders, RequestFailure, Submission, results_of
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.types import FinishReason
 from fastdeploy_sd.wire.codec import ProtocolError
+from fastdeploy_sd.wire.protocol import SignedCodec
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class Host:
     name: str
     client: EngineClient
     store: Store
-    sealer: Sealer
-    terms: Terms
+    codec: SignedCodec
+    lease: LeaseConfig
     batch_size: int
 
 
@@ -50,10 +51,10 @@ class _Reply(NamedTuple):
     unknown: tuple[int, ...]
 
 
-_Message = Item | Failure | _Reply
+_Message = Item | RequestFailure | _Reply
 
 
-class Link:
+class OriginRequests:
     """One origin's requests here, and what it is to be told. A reader of its own sends that, so that a slow way to one
     origin delays no other; what piles up meanwhile goes in one message.
 
@@ -111,7 +112,7 @@ class Link:
 
     def _forget_ended(self) -> None:
         """A submission that comes twice comes twice within the time that a list lasts."""
-        oldest = time.monotonic() - self._host.terms.list_ttl_s
+        oldest = time.monotonic() - self._host.lease.list_ttl_s
         while self._ended and (first := next(iter(self._ended.items())))[1] < oldest:
             del self._ended[first[0]]
 
@@ -127,10 +128,10 @@ class Link:
                     self._say(Item(handle, position, replace(output, request_id="")))
                     position += len(output.token_ids)
         except FdsdError as error:
-            self._say(Failure(handle, WireError.of(error)))
+            self._say(RequestFailure(handle, WireError.of(error)))
         except Exception:
             logger.exception("request %s failed", submission.request.request_id)
-            self._say(Failure(handle, WireError.of(InternalError("the request could not be run"))))
+            self._say(RequestFailure(handle, WireError.of(InternalError("the request could not be run"))))
 
     def _say(self, message: _Message) -> None:
         self._outbox.append(message)
@@ -154,23 +155,23 @@ class Link:
         answers = Answers(
             self._host.name,
             tuple(message for message in messages if isinstance(message, Item)),
-            tuple(message for message in messages if isinstance(message, Failure)),
+            tuple(message for message in messages if isinstance(message, RequestFailure)),
             *(replies[-1] if replies else ()),
         )
         try:
-            return [self._host.sealer.seal(results_of(self._origin), answers)]
+            return [self._host.codec.encode(results_of(self._origin), answers)]
         except ProtocolError as error:
             if len(messages) > 1:
                 half = len(messages) // 2
                 return self._frames(messages[:half]) + self._frames(messages[half:])
             if isinstance(messages[0], Item):
-                return self._frames([Failure(messages[0].handle, WireError.of(error))])
+                return self._frames([RequestFailure(messages[0].handle, WireError.of(error))])
             raise
 
     async def _push(self, frame: bytes) -> None:
         while True:
             try:
-                await self._host.store.push(results_of(self._origin), frame, self._host.terms.list_ttl_s)
+                await self._host.store.push(results_of(self._origin), frame, self._host.lease.list_ttl_s)
                 return
             except StoreDown:
                 await asyncio.sleep(_RETRY_S)

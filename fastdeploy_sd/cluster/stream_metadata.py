@@ -9,7 +9,7 @@ r"""What an instance writes into a stream for the router that asked for it: comm
     : fdsd counted null                         the event is the stream's usage
     : fdsd failed null                          the event is an error of the instance, not of the request
 
-The router takes these lines out, so that a client gets the rest byte for byte. Knows no socket.
+The router takes these lines out, so that a client gets everything else byte for byte. Knows no socket.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _event(part: bytes) -> StreamEvent:
     return StreamEvent(part + _END, tuple(notes))
 
 
-class ProgressRecord:
+class ResumeState:
     """What the client has got of a stream so far; grows with each event that is relayed.
 
     Attributes:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_sd.cluster.notes import (
+from fastdeploy_sd.cluster.route import ChoiceProgress, Progress
+from fastdeploy_sd.cluster.stream_metadata import (
     EventSplitter,
-    ProgressRecord,
+    ResumeState,
     begun_note,
     counted_note,
     ended_note,
@@ -16,7 +17,6 @@ from fastdeploy_sd.cluster.notes import (
     shown_note,
     together_note,
 )
-from fastdeploy_sd.cluster.route import ChoiceProgress, Progress
 from fastdeploy_sd.errors import InternalError
 
 EVENTS = [
@@ -31,7 +31,7 @@ STREAM = "".join(EVENTS).encode("utf-8")
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
 def test_cuts_do_not_matter(cuts: list[int]) -> None:
-    splitter, record, relayed = EventSplitter(), ProgressRecord(), b""
+    splitter, record, relayed = EventSplitter(), ResumeState(), b""
     borders = [0, *sorted(cuts), len(STREAM)]
     for i in range(len(borders) - 1):
         for event in splitter.feed(STREAM[borders[i] : borders[i + 1]]):
@@ -43,7 +43,7 @@ def test_cuts_do_not_matter(cuts: list[int]) -> None:
 
 
 def test_half_an_event_counts_for_nothing() -> None:
-    splitter, record = EventSplitter(), ProgressRecord()
+    splitter, record = EventSplitter(), ResumeState()
     for event in splitter.feed(STREAM[: len(EVENTS[0].encode()) + 30]):
         record.take(event)
     progress = record.progress
@@ -56,7 +56,7 @@ def test_events_that_belong_together_are_shown_together(cut: int) -> None:
     begin = begun_note("resp_1", 7, [3], 1) + shown_note(0, [5], False, 0) + together_note(2)
     parts = [begin + "event: a\ndata: {}\n\nevent: b\ndata: {}\n\n", shown_note(0, [6], True, 0), ended_note()]
     stream = ("".join(parts) + "event: c\ndata: {}\n\n").encode()
-    splitter, record, taken = EventSplitter(), ProgressRecord(), []
+    splitter, record, taken = EventSplitter(), ResumeState(), []
     for piece in (stream[:cut], stream[cut:]):
         for event in splitter.feed(piece):
             assert not record.take(event)
@@ -67,7 +67,7 @@ def test_events_that_belong_together_are_shown_together(cut: int) -> None:
 
 def test_a_failure_is_told_apart() -> None:
     events = list(EventSplitter().feed((failed_note() + 'data: {"error":{}}\n\ndata: {"error":{}}\n\n').encode()))
-    assert [ProgressRecord().take(event) for event in events] == [True, False]
+    assert [ResumeState().take(event) for event in events] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_failure_is_told_apart() -> None:
 def test_notes_of_another_form_are_an_error_of_ours(line: str) -> None:
     (event,) = EventSplitter().feed(f": fdsd {line}\ndata: x\n\n".encode())
     with pytest.raises(InternalError, match="note of an unknown form"):
-        ProgressRecord().take(event)
+        ResumeState().take(event)
 
 
 def test_a_number_of_events_that_is_none_is_an_error_of_ours() -> None:

@@ -1,6 +1,6 @@
 """Whether another process still gets anywhere. Knows no message and no engine.
 
-Silence alone does not tell: a step over a long prompt may rightly take minutes in which nobody is answered. But then
+Silence alone does not tell: a step over a long prompt may rightly take minutes without an answer. But then
 the process computes, or waits for memory from a disk; one that is stopped or deadlocked does neither.
 """
 
@@ -16,7 +16,7 @@ from fastdeploy_sd.errors import Unavailable
 
 _BEAT_S = 1.0
 _BEATS_PER_TIMEOUT = 4
-# Of the time since the last look, a process that works has spent at least this share on a processor. Answering pings
+# Of the time since the last probe, a process that works has spent at least this share on a processor. Answering pings
 # and threads that wait take far less.
 _WORKING_SHARE = 0.05
 _CPU_CLOCK = 2  # Linux: the number of a process's CPU clock is made of its complemented id and this kind
@@ -36,41 +36,41 @@ class CpuClock:
             return 0.0
 
 
-class LifeSigns:
+class LivenessClock:
     """How long a process has given no sign of life: something it said, or work that it did.
 
     Time counts only while this process itself runs, so that one that was suspended as a whole goes on as if nothing
     had been.
 
     Args:
-        pause_s: about how often `look` is called.
+        pause_s: about how often `probe` is called.
     """
 
     def __init__(self, pid: int, pause_s: float) -> None:
         self._pid, self._pause_s, self._clock = pid, pause_s, CpuClock(pid)
-        self._looked = time.monotonic()
+        self._probed = time.monotonic()
         self._cpu_s, self._num_faults = self._clock.read(), _major_faults(pid)
         self._age_s = 0.0
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last sign, as of the last look."""
+        """Seconds since the last sign, as of the last probe."""
         return self._age_s
 
     def note(self) -> None:
         """It has said something."""
         self._age_s = 0.0
 
-    def look(self) -> None:
-        """See whether it has worked since the last look: it computed, or read memory from a disk."""
+    def probe(self) -> None:
+        """See whether it has worked since the last probe: it computed, or read memory from a disk."""
         now, cpu_s, num_faults = time.monotonic(), self._clock.read(), _major_faults(self._pid)
-        elapsed_s = now - self._looked
+        elapsed_s = now - self._probed
         has_worked = cpu_s - self._cpu_s > _WORKING_SHARE * elapsed_s or num_faults > self._num_faults
         self._age_s = 0.0 if has_worked else self._age_s + min(elapsed_s, 2 * self._pause_s)
-        self._looked, self._cpu_s, self._num_faults = now, cpu_s, num_faults
+        self._probed, self._cpu_s, self._num_faults = now, cpu_s, num_faults
 
 
-class Heartbeat:
+class LivenessProbe:
     """Keeps asking a process, one question at a time, and notices when it falls silent.
 
     Args:
@@ -84,7 +84,7 @@ class Heartbeat:
         self, pid: int, ask: Callable[[], Awaitable[object]], timeout_s: float, on_silence: Callable[[float], None]
     ) -> None:
         self._pause_s = min(_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT)
-        self.signs = LifeSigns(pid, self._pause_s)
+        self.signs = LivenessClock(pid, self._pause_s)
         self._ask = ask
         self._timeout_s = timeout_s
         self._on_silence = on_silence
@@ -105,7 +105,7 @@ class Heartbeat:
     async def _watch(self) -> None:
         while self.signs.age_s <= self._timeout_s:
             await asyncio.sleep(self._pause_s)
-            self.signs.look()
+            self.signs.probe()
         self._on_silence(self.signs.age_s)
 
 

@@ -1,0 +1,105 @@
+"""What instances know of one another, by whichever way they learn it. Knows no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.types import KvDescription, ModelInfo
+from fastdeploy_sd.types.kv_description import mismatch
+
+MIXED, PREFILL, DECODE = "mixed", "prefill", "decode"
+ROLES = (MIXED, PREFILL, DECODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An instance of a deployment: what does not change while it runs.
+
+    Attributes:
+        instance_id: of this start of the instance; another start has another one.
+        role: one of ROLES.
+        fingerprint: instances with equal ones give the same bytes for the same request; "" = unknown.
+        max_model_len: longest request, in tokens.
+        kv_address: where it takes orders to compute KV, "tcp://host:port"; "" = nowhere.
+        kv: what its KV is like; None = it neither computes KV for others nor takes any.
+    """
+
+    instance_id: str
+    role: str
+    fingerprint: str
+    max_model_len: int
+    kv_address: str
+    kv: KvDescription | None
+
+    @classmethod
+    def of(cls, config: Config, model: ModelInfo, instance_id: str, fingerprint: str) -> Self:
+        """Describe the instance of this process."""
+        role = config.splitwise.splitwise_role
+        return cls(instance_id, role, fingerprint, model.max_request_tokens, model.kv_address, model.kv)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it answers clients."""
+        return self.role != PREFILL
+
+    @property
+    def computes_kv(self) -> bool:
+        """Whether it computes prompts' KV for decode instances."""
+        return self.role == PREFILL and bool(self.kv_address)
+
+    def kv_mismatch(self, source: Member) -> str | None:
+        """Why this decode instance takes no KV of a prefill instance; None = it does."""
+        if self.kv is None or source.kv is None:
+            return "kv: expected a description of both instances' KV"
+        return mismatch(self.kv, source.kv)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """How busy an instance is.
+
+    Attributes:
+        takes_requests: False while it drains or its engine is silent.
+        max_num_seqs: requests that it runs at once.
+        num_blocks, num_available_blocks: KV blocks in all / without content or with content that no request uses.
+    """
+
+    takes_requests: bool = True
+    num_running: int = 0
+    num_waiting: int = 0
+    max_num_seqs: int = 1
+    num_blocks: int = 0
+    num_available_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1 or min(self.num_running, self.num_waiting) < 0:
+            raise ValueError("load: expected counts that are not negative, and room for a request")
+
+    @classmethod
+    def of(cls, client: EngineClient) -> Self:
+        """Return the load of this process's engine, as far as it is known."""
+        try:
+            client.verify_takes_requests()
+            takes_requests = True
+        except Unavailable:
+            takes_requests = False
+        stats = client.last_stats
+        if stats is None:
+            return cls(takes_requests)
+        return cls(
+            takes_requests=takes_requests,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            max_num_seqs=max(stats.max_num_seqs, 1),
+            num_blocks=stats.num_blocks,
+            num_available_blocks=stats.num_free_blocks + stats.num_cached_blocks,
+        )
+
+    @property
+    def share(self) -> float:
+        """Requests per place: below 1 a request runs at once."""
+        return (self.num_running + self.num_waiting) / self.max_num_seqs

@@ -20,9 +20,11 @@ from fastdeploy_sd.types import I64, ModelInfo, SpeculationInfo
 from fastdeploy_sd.worker.executor import LocalExecutor
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.kv_pages import KvPages
+from fastdeploy_sd.worker.step.drafting import Drafting
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.runner import ModelRunner
+from fastdeploy_sd.worker.step.step_resources import StepResources
 
 BLOCK_SIZE = 64
 VOCAB_SIZE = 4096
@@ -81,16 +83,10 @@ def stand_in_executor(
     table = RequestTable(max_num_seqs, max_model_len, BLOCK_SIZE, VOCAB_SIZE)
     speculation = SpeculationInfo(speculative.method, available_methods(speculative), num_drafts)
     memory = StepMemory(StepLimits(max_num_seqs, max_num_seqs * max_model_len, num_drafts), VOCAB_SIZE)
-    runner = ModelRunner(
-        forward=StandInModel(memory, buffer, is_random=is_random),
-        memory=memory,
-        table=table,
-        proposer=proposer,
-        speculation=speculation,
-        rule=VerifyRule(),
-        step_stats=context.step_stats,
-        guided=GuidedRows(None, memory, max_num_seqs),
-    )
+    step = StepResources(StandInModel(memory, buffer, is_random=is_random), memory, table)
+    guided = GuidedRows(None, memory, max_num_seqs)
+    drafting = Drafting(proposer, step, guided, speculation, context.step_stats, is_lossy=False)
+    runner = ModelRunner(step, drafting, VerifyRule(), guided)
     num_blocks = max_num_seqs * (max_model_len // BLOCK_SIZE + 2)
     info = ModelInfo("stand-in", VOCAB_SIZE, max_model_len, (), BLOCK_SIZE, num_blocks, speculation)
     return LocalExecutor(runner, info, KvPages(()), KvIdentity("CPU", "stand-in", "", "float32", BLOCK_SIZE, 0, 0, 0))

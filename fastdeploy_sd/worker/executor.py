@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_method, create_proposer
@@ -33,6 +32,7 @@ from fastdeploy_sd.worker.ranks.coordinator import GroupCoordinator
 from fastdeploy_sd.worker.ranks.gpu_ranks import leave_gpus, with_gpus
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from fastdeploy_sd.worker.ranks.rank_worker import RankWorker
+from fastdeploy_sd.worker.step.drafting import Drafting
 from fastdeploy_sd.worker.step.forced_tokens import ForcedTokens
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
@@ -42,6 +42,7 @@ from fastdeploy_sd.worker.step.step_launcher import StepLauncher
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LocalExecutor:
     """The model in this process; see engine.executor.Executor.
 
@@ -54,30 +55,15 @@ class LocalExecutor:
         group: the ranks that this one is the first of.
     """
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        model_info: ModelInfo,
-        kv_pages: AnyPages,
-        kv_identity: KvIdentity,
-        store: BlockCopier | None = None,
-        layer_signals: LayerSignals | None = None,
-    ) -> None:
-        self._runner: ModelRunner | None = runner
-        self._store = store
-        self.grammars: GrammarStore | None = None
-        self.launcher: StepLauncher | None = None
-        self.group = RankGroup()
-        self.kv_pages, self.kv_identity, self.layer_signals = kv_pages, kv_identity, layer_signals
-        self._model_info = model_info
-
-    @property
-    def model_info(self) -> ModelInfo:
-        return self._model_info
-
-    @property
-    def block_store(self) -> BlockCopier | None:
-        return self._store
+    _runner: ModelRunner | None
+    model_info: ModelInfo
+    kv_pages: AnyPages
+    kv_identity: KvIdentity
+    block_store: BlockCopier | None = None
+    layer_signals: LayerSignals | None = None
+    grammars: GrammarStore | None = None
+    launcher: StepLauncher | None = None
+    group: RankGroup = field(default_factory=RankGroup)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert self._runner is not None, "execute() after shutdown()"
@@ -85,8 +71,8 @@ class LocalExecutor:
             return self._runner.execute(plan)
 
     def shutdown(self) -> None:
-        if self._store is not None:
-            self._store.close()  # it reads the blocks
+        if self.block_store is not None:
+            self.block_store.close()  # it reads the blocks
         if self.grammars is not None:
             self.grammars.close()
         if self.launcher is not None:
@@ -112,7 +98,7 @@ def create_executor(
     Args:
         make_proposer: makes what drafts; the tests have others than the configured method.
         group: the ranks that this process is the first of; None = it is alone.
-        board: what a drafting method that chooses is told; None = nothing but what steps take.
+        step_stats: what a drafting method that chooses is told; None = nothing but what steps take.
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
@@ -143,17 +129,23 @@ def _created(
     drafts = [weights.checkpoint for weights in loaded.draft_weights.values()]
     kernels = None if is_host else f"CUDA, {device().text}"
     identity = KvIdentity.of(config, loaded.config, loaded.kv.format.kv_dtype, loaded.checkpoint, drafts, kernels)
-    s, table = config.speculative, loaded.table
     ranks = None if group.others is None else GroupCoordinator(group.others, group.collectives)
     agree, over_ranks = (lambda: None, keep_local) if ranks is None else (ranks.agree, ranks.over_ranks)
     grammars = open_grammars(config, loaded.vocab_size, loaded.eos_token_ids)
-    guided = GuidedRows(grammars, loaded.memory, config.scheduler.max_num_seqs)
-    per_request_methods = (ForcedTokens(guided),)
+    guided = GuidedRows(grammars, loaded.step.memory, config.scheduler.max_num_seqs)
     context = replace(
-        loaded.proposer_context(agree, over_ranks), step_stats=step_stats, per_request_methods=per_request_methods
+        loaded.proposer_context(agree, over_ranks), step_stats=step_stats, per_request_methods=(ForcedTokens(guided),)
     )
-    proposer = make_proposer(s, context)
+    proposer, s = make_proposer(config.speculative, context), config.speculative
     rule = VerifyRule(s.verify_strategy, s.accept_policy, s.max_candidate_len, s.verify_window)
+    speculation = SpeculationInfo(
+        s.method,
+        available_methods(s),
+        max_draft_tokens=s.num_speculative_tokens,
+        num_lookahead_slots=proposer.num_lookahead_slots,
+        lossy=rule.is_lossy,
+        has_draft_logprobs=s.enable_draft_logprob and bool(context.draft_models),
+    )
     info = ModelInfo(
         name=config.model.served_name,
         vocab_size=loaded.vocab_size,
@@ -161,42 +153,22 @@ def _created(
         eos_token_ids=loaded.eos_token_ids,
         block_size=loaded.kv.format.block_size,
         num_blocks=loaded.kv.size.num_blocks,
-        speculation=SpeculationInfo(
-            s.method,
-            available_methods(s),
-            max_draft_tokens=s.num_speculative_tokens,
-            num_lookahead_slots=proposer.num_lookahead_slots,
-            lossy=rule.is_lossy,
-            has_draft_logprobs=s.enable_draft_logprob and bool(context.draft_models),
-        ),
+        speculation=speculation,
         fingerprint=identity.output_fingerprint(rule),
         weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,
         kv_token_bytes=loaded.kv.size.block_bytes // loaded.kv.size.block_size,
     )
-    runner = ModelRunner(
-        forward=loaded.forward,
-        memory=loaded.memory,
-        table=table,
-        proposer=proposer,
-        speculation=info.speculation,
-        rule=rule,
-        step_stats=step_stats,
-        guided=guided,
-        ranks=ranks,
-        signals=loaded.signals,
-        buffers=loaded.buffers,
-    )
+    drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
+    runner = ModelRunner(loaded.step, drafting, rule, guided, ranks)
     pages = open_pages(config, loaded.kv.ranks)
     store = open_block_store(config, pages, identity, loaded.checkpoint, [*loaded.draft_weights.values()])
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
-    executor = LocalExecutor(runner, info, pages, identity, store, loaded.signals)
-    executor.grammars, executor.group = grammars, group
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
-    if not is_host and is_alone and config.scheduler.async_scheduling:
-        executor.launcher = StepLauncher(runner, table)
-    return executor
+    is_async = not is_host and is_alone and config.scheduler.async_scheduling
+    launcher = StepLauncher(runner, loaded.step.table) if is_async else None
+    return LocalExecutor(runner, info, pages, identity, store, loaded.step.signals, grammars, launcher, group)
 
 
 @loading()
@@ -215,8 +187,7 @@ def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
     methods = {name: create_method(name, config.speculative, context) for name in context.draft_models}
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
-    buffers = loaded.buffers if methods else HOST_BUFFERS  # only draft layers read tokens where the model runs
-    return RankWorker(loaded.forward, loaded.memory, loaded.table, methods, group.collectives, buffers)
+    return RankWorker(loaded.step, methods, group.collectives)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

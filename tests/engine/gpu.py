@@ -138,7 +138,7 @@ def blocks_alone(kind: str) -> Mapping[RequestId, Answer]:
 def note_drafts(runner: ModelRunner, patch: pytest.MonkeyPatch) -> Mapping[tuple[RequestId, int], Sequence[int]]:
     """Return what its steps in order draft from here on, by request and committed tokens."""
     noted: dict[tuple[RequestId, int], Sequence[int]] = {}
-    propose = runner._propose
+    propose = runner._drafting._propose
 
     def note(request_ids: tuple[RequestId, ...]) -> DraftTokens:
         drafts = propose(request_ids)
@@ -146,5 +146,5 @@ def note_drafts(runner: ModelRunner, patch: pytest.MonkeyPatch) -> Mapping[tuple
             noted[name, runner._memory.num_committed.item(r)] = drafts.row(r).tolist()
         return drafts
 
-    patch.setattr(runner, "_propose", note)
+    patch.setattr(runner._drafting, "_propose", note)
     return noted

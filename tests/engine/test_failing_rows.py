@@ -253,7 +253,7 @@ def test_mtp_passes_that_fail_when_all_is_written_are_done_again(references: Ref
     [culprit] = long_ones(reference, 1)
     for culprits in ((), (culprit,)):
         with opened(reference, "mtp", roomy) as (engine, requests):
-            guard = next(iter(runner_of(engine)._proposer.method._made.values()))  # type: ignore[attr-defined]
+            guard = next(iter(runner_of(engine)._drafting._guard.method._made.values()))  # type: ignore[attr-defined]
             mtp = guard.method
             real = mtp._passes.run
 

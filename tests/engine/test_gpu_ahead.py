@@ -71,13 +71,13 @@ class Guesses:
     def __init__(self, engine: Engine, texts: Mapping[RequestId, Sequence[int]], patch: pytest.MonkeyPatch) -> None:
         runner = runner_of(engine)
         self._texts, self._table, self._rng = texts, runner._table, np.random.default_rng(3)
-        drafter, append = runner._ahead._drafter, runner._batches._append_there
+        drafter, append = runner._drafting._async._drafter, runner._batches._append_there
         calls: Any = drafter, append
         self._made_drafts, self._num_tokens = calls[0]._hold._arrays["made_drafts"], calls[1]._arrays["num_tokens"]
-        self._start = runner._ahead.start
+        self._start = runner._drafting._async.start
         self.made: dict[tuple[RequestId, int], list[int]] = {}
         self.num_ahead = 0
-        patch.setattr(runner._ahead, "start", self)
+        patch.setattr(runner._drafting._async, "start", self)
         start = StepLauncher._start
 
         def counted(launcher: StepLauncher, plan: SchedulerOutput, *, is_open: bool) -> bool:
@@ -172,7 +172,7 @@ def test_a_step_whose_drafts_the_device_alone_has_runs_again(
     with open_engine(tiny_config(model_with_layers(tmp_path, 1)), BATCH, MTP) as engine:
         guesses = Guesses(engine, texts_of(requests, want), monkeypatch)
         runner = runner_of(engine)
-        phases = ((runner._batches, "commit_pending", False), (runner._ahead, "start", True))
+        phases = ((runner._batches, "commit_pending", False), (runner._drafting._async, "start", True))
         for owner, phase, is_done in phases:
             with pytest.MonkeyPatch.context() as patch:
                 failing = FailingOnce(getattr(owner, phase), is_done=is_done)
@@ -180,7 +180,7 @@ def test_a_step_whose_drafts_the_device_alone_has_runs_again(
                 assert {name: answer.token_ids for name, answer in run(engine, requests).items()} == want
                 assert failing.num_calls > 1
         caplog.clear()
-        num_ahead, drafter = guesses.num_ahead, runner._ahead._drafter
+        num_ahead, drafter = guesses.num_ahead, runner._drafting._async._drafter
         assert drafter is not None
         failing = FailingOnce(drafter.finish, is_done=False)
         monkeypatch.setattr(drafter, "finish", failing)

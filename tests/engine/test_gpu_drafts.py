@@ -63,7 +63,7 @@ def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], p
         context.setattr(CudaLibrary, "call", noted)
         context.setattr(LogprobRows, "__call__", verified)
         runner = runner_of(engine)
-        propose = runner._propose
+        propose = runner._drafting._propose
 
         def propose_noted(request_ids: tuple[str, ...]) -> DraftTokens:
             nonlocal is_drafting
@@ -73,7 +73,7 @@ def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], p
             found.add(request_ids, drafts)
             return drafts
 
-        context.setattr(runner, "_propose", propose_noted)
+        context.setattr(runner._drafting, "_propose", propose_noted)
         run(engine, requests)
     return found
 

@@ -119,11 +119,11 @@ def make_engine(
     executor = create_executor(config)
     runner = executor._runner
     assert runner is not None
-    recorder = Recorder(runner._proposer)
-    runner._proposer = recorder  # type: ignore[assignment]
+    recorder = Recorder(runner._drafting._guard)
+    runner._drafting._guard = recorder  # type: ignore[assignment]
     if not is_looking_ahead:
         info = executor.model_info
-        executor._model_info = replace(info, speculation=replace(info.speculation, num_lookahead_slots=0))
+        executor.model_info = replace(info, speculation=replace(info.speculation, num_lookahead_slots=0))
     return Engine(config, executor), recorder
 
 

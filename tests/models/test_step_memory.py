@@ -72,7 +72,7 @@ def test_nothing_moves_and_nothing_of_a_bounds_size_is_allocated(method: str, tm
         made = router._method(router._configured).method
         assert isinstance(made, ModelProposer)
         mtp = made
-    runner._proposer = recorder.proposer  # type: ignore[assignment] # the recorder keeps what it saw
+    runner._drafting._guard = recorder.proposer  # type: ignore[assignment] # the recorder keeps what it saw
     peaks, places = list[int](), list[list[int]]()
     execute = runner.execute
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
@@ -39,6 +39,7 @@ from fastdeploy_sd.worker.step.hidden_states import allocate_kept_hidden, keepin
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.step_buffers import StepBuffers
+from fastdeploy_sd.worker.step.step_resources import StepResources
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -64,16 +65,12 @@ class Loaded:
     kv: KvMemory
     drafts: Mapping[str, DraftModel]
     kept_hidden: Mapping[str, Sequence[HiddenStateBuffer[Tensor]]]
-    forward: Forward
-    memory: StepMemory
-    table: RequestTable
+    step: StepResources
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
     enforce_eager: bool
-    signals: LayerSignals | None
-    buffers: DeviceBuffers
     is_async: bool
 
     def proposer_context(self, agree: Callable[[], None], over_ranks: OverRanks = keep_local) -> ProposerContext:
@@ -85,26 +82,25 @@ class Loaded:
                 caches=self.kv.own.caches_of(name),
                 rotary=make_rotary(self.draft_weights[name].config, self.kv.max_tokens),
                 kept_hidden=self.kept_hidden[name],
-                hidden=self.forward.hidden,
-                token_table=self.buffers.of(self.table.tokens),
-                block_table=self.buffers.of(self.table.blocks),
+                hidden=self.step.forward.hidden,
+                token_table=self.step.buffers.of(self.step.table.tokens),
+                block_table=self.step.buffers.of(self.step.table.blocks),
                 enforce_eager=self.enforce_eager,
                 agree=agree,
                 step=self._step_columns(),
             )
             for name, model in self.drafts.items()
         }
-        num_rows = self.memory.limits.num_requests
+        num_rows = self.step.memory.limits.num_requests
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, models, over_ranks=over_ranks)
 
     def _step_columns(self) -> Mapping[str, Any] | None:
         """See LoadedDraftModel.step."""
         if not self.is_async:
             return None
-        arrays = {name: getattr(self.memory, name) for name in _STEP_COLUMNS}
-        return {
-            name: self.buffers.of(array) for name, array in (arrays | {"num_blocks": self.table.num_blocks}).items()
-        }
+        arrays = {name: getattr(self.step.memory, name) for name in _STEP_COLUMNS}
+        arrays["num_blocks"] = self.step.table.num_blocks
+        return {name: self.step.buffers.of(array) for name, array in arrays.items()}
 
 
 def load(config: Config, group: RankGroup) -> Loaded:
@@ -159,16 +155,12 @@ def load(config: Config, group: RankGroup) -> Loaded:
         kv=kv,
         drafts=model.drafts,
         kept_hidden=kept_hidden,
-        forward=forward,
-        memory=memory,
-        table=table,
+        step=StepResources(forward, memory, table, signals, buffers),
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
         weight_bytes=model.weight_bytes,
         enforce_eager=config.model.enforce_eager,
-        signals=signals,
-        buffers=buffers,
         is_async=known is not None,
     )
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
-from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
 from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.types import SchedulerOutput
@@ -26,33 +25,29 @@ from fastdeploy_sd.worker.ranks.commands import (
 from fastdeploy_sd.worker.ranks.coordinator import Collectives
 from fastdeploy_sd.worker.step.batch import BatchBuilder
 from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
-from fastdeploy_sd.worker.step.forward import Forward
-from fastdeploy_sd.worker.step.request_table import RequestTable
+from fastdeploy_sd.worker.step.step_resources import StepResources
 
 
 class RankWorker:
     """Keeps the tables that rank 0 keeps, by the same changes in the same order, and runs the same rows.
 
     Args:
-        forward, memory, table: as a ModelRunner's.
         methods: those that run a draft model, by name. Other methods draft on rank 0 only.
         collectives: what the pass exchanges values through.
-        buffers: of the memory and the table, where draft layers are on a device.
     """
 
     def __init__(
         self,
-        forward: Forward,
-        memory: StepMemory,
-        table: RequestTable,
+        step: StepResources,
         methods: Mapping[str, Proposer],
         collectives: Collectives,
-        buffers: DeviceBuffers = HOST_BUFFERS,
     ) -> None:
         self.collectives = collectives
-        self._forward, self._memory, self._table, self._methods = forward, memory, table, methods
-        self._batches, self._buffers = BatchBuilder(table, memory, buffers), buffers
-        self._draft_inputs = DraftInputs(table, memory, has_target=True)
+        self._forward, self._memory, self._table, self._methods = step.forward, step.memory, step.table, methods
+        # Only draft models read tokens where the target runs.
+        self._buffers = step.buffers if methods else HOST_BUFFERS
+        self._batches = BatchBuilder(step.table, step.memory, self._buffers)
+        self._draft_inputs = DraftInputs(step.table, step.memory, has_target=True)
         self._plan: SchedulerOutput | None = None
         self._ran: SchedulerOutput | None = None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastdeploy_sd.device.device_buffers import Output
+from fastdeploy_sd.spec_decode.control.step_stats import StepStats
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.step.batch import PendingRows
 
@@ -34,10 +35,23 @@ class LaunchedStep:
     launched: float
     wait_begin: float = 0.0
 
+    def report(self, stats: StepStats, verified: float, ended: float) -> None:
+        """Tell the statistics of steps about this one.
+
+        Args:
+            verified: when its tokens were known. ended: when the step before it was over.
+        """
+        begin = max(self.begin, ended)  # one that was launched before the step before it was over ran after that one
+        stats.num_prompt_tokens_ahead = self.plan.num_prompt_tokens_ahead
+        stats.num_tokens, stats.num_requests = self.num_tokens, self.num_requests
+        stats.seconds, stats.host_seconds = verified - begin, begin - ended
+        # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
+        stats.num_prompt_tokens = self.num_tokens - self.num_logits
+
     def timings_ms(self, verified: float, drafted: float) -> Mapping[str, float]:
         """What the host spent on it, by phase, and how long the device had nothing to do before it.
 
-        Of requests that were not there before the device may have waited: that is nobody's fault.
+        The device may have waited for requests that were not there before: that does not count.
         """
         timings = {
             "batch": (self.built - self.begin) * 1e3,

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fastdeploy_sd.errors import FdsdError, InternalError
-from fastdeploy_sd.types import DraftTokens, RequestId, Rows, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.spec_decode.bisection import run_in_parts
+from fastdeploy_sd.types import I32, DraftTokens, RequestId, Rows, SchedulerOutput, StepResult, VerifyResult
+
+_log = logging.getLogger(__name__)
+
+
+def run_in_parts_of(
+    plan: SchedulerOutput,
+    refused: Mapping[RequestId, Exception],
+    run: Callable[[SchedulerOutput, I32], StepResult],
+) -> StepResult:
+    """Run the rows of a plan in as few parts as do not fail; a row that fails alone fails its request.
+
+    Args:
+        refused: requests of the plan that are not run.
+        run: runs a part of the plan, given its rows i32[n].
+    """
+    rows = np.array([r for r, request_id in enumerate(plan.request_ids) if request_id not in refused], np.intp)
+    failed, results = dict(refused), list[tuple[Rows, StepResult]]()
+
+    def run_rows(begin: int, end: int) -> StepResult:
+        return run(plan.take(rows[begin:end]), rows[begin:end].astype(np.int32)).kept()
+
+    for part in run_in_parts(run_rows, 0, len(rows)):
+        if part.result is not None:
+            results.append((rows[part.begin : part.end], part.result))
+        elif part.error is not None:
+            failed[plan.request_ids[rows[part.begin]]] = part.error
+    for request_id, error in failed.items():
+        _log.error("request %s failed: %r", request_id, error)
+    return merge_results(plan, results, {request_id: described(error) for request_id, error in failed.items()})
 
 
 def merge_results(

@@ -1,0 +1,141 @@
+"""Drafts after every step: made at once, already on the device, or skipped. Knows no method."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
+from fastdeploy_sd.types import I32, DraftTokens, NewRequest, RequestId, SchedulerOutput, SpeculationInfo, VerifyResult
+from fastdeploy_sd.worker.step.async_drafting import AsyncDrafting
+from fastdeploy_sd.worker.step.batch import PendingRows
+from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
+from fastdeploy_sd.worker.step.guided_rows import GuidedRows
+from fastdeploy_sd.worker.step.request_table import Changes
+from fastdeploy_sd.worker.step.step_resources import StepResources
+
+_log = logging.getLogger(__name__)
+
+
+class Drafting:
+    """Has the server's method draft for the requests of each step.
+
+    Args:
+        proposer: of the server.
+        step: of the runner.
+        guided: the requests with a grammar, which cuts their drafts.
+        speculation: what requests may ask for.
+        step_stats: of the steps; it says how many of them skip drafting.
+        is_lossy: see AsyncDrafting.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        step: StepResources,
+        guided: GuidedRows,
+        speculation: SpeculationInfo,
+        step_stats: StepStats,
+        *,
+        is_lossy: bool,
+    ) -> None:
+        self.step_stats, self._speculation, self._guided, self._table = step_stats, speculation, guided, step.table
+        self._guard = DraftGuard(proposer)
+        self._async = AsyncDrafting(proposer, self._guard, step.table, is_lossy=is_lossy)
+        self._inputs = DraftInputs(step.table, step.memory, has_target=proposer.num_lookahead_slots > 0)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether drafts of some steps can be made before the host knows the steps' tokens; constant."""
+        return self._async.is_available
+
+    def allows_pending(self, request_ids: tuple[RequestId, ...]) -> bool:
+        """Whether a step of these requests can be pending while the next one is launched."""
+        return not self._is_on or self._async.serves(request_ids)
+
+    @property
+    def _is_on(self) -> bool:
+        """Whether the next step gets drafts."""
+        return self._speculation.max_draft_tokens > 0 and self.step_stats.skip_draft_steps == 0
+
+    def update_requests(self, plan: SchedulerOutput, changes: Changes) -> None:
+        """Forget the requests that left, and begin those that came: nothing is skipped then."""
+        if len(changes.dropped):
+            self._guard.forget(changes.dropped)
+        if changes.added:
+            self.step_stats.skip_draft_steps = 0
+            row_of = {request_id: row for row, request_id in enumerate(plan.request_ids)}
+            self._guard.begin([self._request(plan, row_of, *added) for added in changes.added])
+
+    def _request(
+        self, plan: SchedulerOutput, row_of: dict[RequestId, int], new: NewRequest, table_row: int
+    ) -> DraftRequest:
+        request, rule = new.request, self._table.rules[table_row]
+        return DraftRequest(
+            request_id=request.request_id,
+            table_row=table_row,
+            num_prompt_tokens=new.num_prompt_tokens,
+            num_tokens=len(new.token_ids),
+            num_draft_slots=plan.num_computed_tokens.item(row_of[request.request_id]) + new.is_draft_ahead,
+            cache_salt=request.cache_salt,
+            method=self._speculation.method_of(request.speculation),
+            end_token_ids=rule.end_token_ids,
+            min_tokens=rule.min_tokens,
+            is_guided=bool(request.grammar),
+            prediction_token_ids=request.prediction_token_ids,
+        )
+
+    def start(self, rows: PendingRows) -> bool:
+        """Start to draft after the step that was launched last, where it gets drafts; returns whether it does."""
+        rows.has_drafts = self._is_on
+        if rows.has_drafts:
+            self._async.start(rows)
+        return rows.has_drafts
+
+    def finish(
+        self,
+        request_ids: tuple[RequestId, ...],
+        rows: PendingRows | None,
+        result: VerifyResult,
+        committed: tuple[I32, I32] | None,
+    ) -> DraftTokens:
+        """Return the drafts after a step whose output is committed.
+
+        Args:
+            rows, committed: of a pending step, see BatchBuilder.commit; None = the step is in the step memory.
+        """
+        if rows is None or committed is None:
+            return self._propose(request_ids)
+        if rows.has_drafts:
+            return self._async.finish(request_ids, rows, result, committed)
+        return self._skip(request_ids)
+
+    def restart(self) -> None:
+        """Forget what was started on the device."""
+        self._async.restart()
+
+    def close(self) -> None:
+        """Let the drafting method save what should outlive it."""
+        self._guard.close()
+
+    def _propose(self, request_ids: tuple[RequestId, ...]) -> DraftTokens:
+        if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
+            return DraftTokens.none(len(request_ids))
+        if self.step_stats.skip_draft_steps > 0:
+            return self._skip(request_ids)
+        try:
+            x = self._inputs.build(request_ids)
+        except Exception:
+            _log.exception("preparing to draft for %d requests failed", len(request_ids))
+            self._guard.give_up(request_ids, self._table.table_rows(request_ids))
+            return DraftTokens.none(len(request_ids))
+        return self._guided.cut(self._guard.propose(x), x.table_rows)
+
+    def _skip(self, request_ids: Sequence[RequestId]) -> DraftTokens:
+        """Draft nothing; a request that began since has ended the skipping."""
+        if self.step_stats.skip_draft_steps > 0:
+            self.step_stats.skip_draft_steps -= 1
+            self.step_stats.num_skipped_steps += 1
+        return DraftTokens.none(len(request_ids))

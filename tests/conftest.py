@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_sd.device import library
+from fastdeploy_sd.worker.autotune import speed_limits
 
 # Each takes up to 3 GB of memory with the servers it starts.
 MAX_PROCESSES = 8
@@ -32,6 +33,12 @@ def one_kernel_thread() -> None:
     What is no different with several is shown where a test asks for them: every op, and every model with every method.
     """
     library.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_speed_measurements() -> None:
+    """An engine reads 128 MiB when it starts, for a line in the log; the engines of these tests, thousands, read 1."""
+    speed_limits.STREAM_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -152,6 +152,7 @@ def test_same_tokens_wherever_improbable_drafts_end_a_chain(references: Referenc
     check(run_matrix(references.get(model), FEW_WAYS, methods))
 
 
+@pytest.mark.long
 def test_same_tokens_in_every_combination_of_ways(references: References) -> None:
     ways = [way for way in all_ways() if references.device == "cpu" or not way.enforce_eager]
     check(run_matrix(references.get("ernie4_5-tiny"), ways, standard_methods(["mtp-suffix", "mixed"], [4])))

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 COUNT = 1000
 
 
+@pytest.mark.long
 def test_no_body_breaks_the_server() -> None:
     with server_at(None, "--kv-cache-memory-gb", "0.1") as url:
         report = run(url, seed=20, numbers=range(COUNT))

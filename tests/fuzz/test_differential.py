@@ -15,6 +15,7 @@ from tests.server.answers import Answer, Choice
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_other_ways_give_the_bytes_of_plain_decoding() -> None:
     runner = Runner("demo", {}, "python -m tests.fuzz.differential")
     runner.run(seed=30, groups=[0], ways=[WAYS["ngram"]])

@@ -96,6 +96,7 @@ def neighbour(processor: int) -> Iterator[None]:
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs two processors")
 def test_a_thread_that_is_stopped_in_a_piece_ends_it_on_the_callers_processor() -> None:
     """With a neighbour on every processor but one, threads are stopped; all may run anywhere again later."""

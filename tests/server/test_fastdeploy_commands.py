@@ -108,6 +108,7 @@ _SUPPLIED = 'fastdeploy_sd:supplied_kv_tokens_total{origin="prefill"}'
 _STORED = 'fastdeploy_sd:swap_copies_total{end="stored"}'
 
 
+@pytest.mark.long
 def test_prefill_and_decode_serve_together(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is asked, the prompt is computed at one, and the answer at the other; it is that of a process alone."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -63,6 +63,7 @@ assert len(answer.token_ids) == 6
 """
 
 
+@pytest.mark.long
 def test_a_server_answers_the_same_with_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
     options = ("--model", str(golden.ROOT / "llama-tiny"), "--device", "gpu", "--max-model-len", "128")

@@ -71,6 +71,7 @@ def outcome(url: str, path: str, body: dict[str, Any]) -> dict[object, dict[str,
     return {choice: dict(of_choice) for choice, of_choice in found.items()}
 
 
+@pytest.mark.long
 def test_every_stream_goes_on_at_a_server_that_drafts_otherwise(tmp_path: Path) -> None:
     methods: list[dict[str, object]] = [{"method": "mtp", "num_speculative_tokens": 3}, {"method": "ngram"}]
     with contextlib.ExitStack() as stack:
@@ -103,6 +104,7 @@ def test_every_stream_goes_on_at_a_server_that_drafts_otherwise(tmp_path: Path) 
         assert outcomes == {i: outcome(second.url, path, body | plain) for i, (path, body) in enumerate(BODIES)}
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
     """Either one gets the KV of the prompt from the prefill instance, and the bytes are those of a server by itself."""
     naive: dict[str, object] = {"method": "naive"}

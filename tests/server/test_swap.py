@@ -49,6 +49,7 @@ def wait_for_stores(server: ServerProcess, least: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_killed_servers_prefixes_are_there_for_the_next_one(tmp_path: Path) -> None:
     with running_server(*flags(tmp_path)) as server:
         text, num_cached = answer(server, PROMPT)

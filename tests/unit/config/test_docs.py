@@ -31,6 +31,7 @@ def test_the_option_tables_are_current() -> None:
         assert config_docs.with_tables(name) == page, f"{name}: run scripts/dev fmt"
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_packages_is_current() -> None:
     assert _script("package_graph").is_current(), "run scripts/package_graph.py"
 

@@ -88,6 +88,7 @@ def test_a_file_that_cannot_be_read_hides_no_other_fault_and_invents_none(tmp_pa
     assert lines[2].startswith(f"  config: expected a readable YAML file, got {tmp_path}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["port: " + "9" * 5000, "a: " + "[" * 5000, "date: 2001-99-99", "port: \x00"])
 def test_any_yaml_is_read_or_a_fault(model: str, yaml_file: WriteYaml, text: str) -> None:
     line = "\n".join(report(["--model", model, "--config", yaml_file(text)]))

@@ -271,6 +271,7 @@ def test_schemas_of_wanted_calls_are_checked_as_those_of_answers_are(schema: Any
     assert answer.json()["error"]["message"].startswith(error)
 
 
+@pytest.mark.slow
 def test_a_grammar_too_long_for_an_engine_names_the_field_that_asks_for_it() -> None:
     answer = APP.post(CHAT, {"messages": ASK["messages"], "guided_choice": ['"' * (1 << 16)]})
     assert answer.status_code == 400

@@ -55,6 +55,7 @@ def test_ids_are_those_of_the_original_tokenizer(name: str, tmp_path: Path) -> N
     assert hashlib.sha256(json.dumps(ids).encode()).hexdigest() == CASES[name]["sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["bpe", "bpe-prefix", "unigram"])
 @given(text=st.text(max_size=60))
 def test_text_without_added_tokens_is_the_library_s(model: str, text: str, tmp_path_factory: Any) -> None:

@@ -75,6 +75,7 @@ def accepts(text: str, output: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [BOTH, NAMED], ids=["required", "named"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_wanted_calls_always_parse(name: str, use: ToolUse) -> None:

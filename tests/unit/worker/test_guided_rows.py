@@ -300,6 +300,7 @@ def test_a_step_waits_for_no_more_than_its_share_and_holds_the_others() -> None:
     step.guided.close()
 
 
+@pytest.mark.slow
 def test_a_request_that_costs_too_much_in_all_ends_with_an_error_about_its_grammar() -> None:
     step = Step([LONG, ""])
     step.clock.tick = 1.0

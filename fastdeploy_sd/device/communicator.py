@@ -1,4 +1,4 @@
-"""What the collective ops exchange bytes through: memory that ranks share, or somebody else's function."""
+"""What the collective ops exchange bytes through: memory that ranks share, or a function that the caller gives."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Communicator:
     def begin(self, attempt: int) -> None:
         """Begin an attempt at a pass: ranks that stopped at different ops of the last one are in step again.
 
-        Every rank calls it before its pass, with the same number; it waits for nobody.
+        Every rank calls it before its pass, with the same number; it does not wait.
 
         Raises:
             ValueError: the number is not higher than the last one.

@@ -1,7 +1,7 @@
-"""Where a model's memory is and its recorded passes run: the host, or a GPU. Chosen once, and asked for ever after.
+"""The device of the process: its memory, and where recorded passes run. The host, or a GPU; chosen once.
 
-Another device than the host has its own memory, copies in `wrap` and `read`, and runs what it is given in its own time:
-what is started is done in order, and `wait` says when. Knows no op.
+A GPU has its own memory, copies in `wrap` and `read`, and runs calls asynchronously and in order; `wait` waits for all
+of them. Knows no op.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Device(Protocol):
         ...
 
     def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
-        """Copy an array into the first rows of a tensor, behind what was started.
+        """Copy an array into the first rows of a tensor, after the calls so far.
 
         Raises:
             ValueError: of another type or shape than the rows.
@@ -98,7 +98,7 @@ class Device(Protocol):
         ...
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Start to copy one tensor of the device over another, behind what was started.
+        """Start to copy one tensor of the device over another, after the calls so far.
 
         Raises:
             ValueError: they have not as many bytes.
@@ -118,7 +118,7 @@ class Device(Protocol):
         ...
 
     def buffer(self, array: npt.NDArray[Any]) -> HostDeviceBuffer:
-        """Return a contiguous host array's twin, which holds what the array does; see HostDeviceBuffer."""
+        """Return a buffer of a contiguous host array, with its content on the device; see HostDeviceBuffer."""
         ...
 
     def bind(self, op: HostOp, **arguments: Any) -> Call:
@@ -130,7 +130,7 @@ class Device(Protocol):
         ...
 
     def event(self) -> Event:
-        """Return a mark that was never recorded."""
+        """Return an event that was never recorded."""
         ...
 
     def wait(self) -> None:

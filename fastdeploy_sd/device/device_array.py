@@ -39,7 +39,7 @@ class DeviceArray:
     def __init__(self, memory: DeviceMemory, address: int, element: str, shape: Sequence[int]) -> None:
         self.memory, self.address, self.element, self.shape = memory, address, element, list(shape)
         assert memory.address <= address, "an array begins before its memory"
-        assert address + self.num_bytes <= memory.address + memory.num_bytes, "an array ends behind its memory"
+        assert address + self.num_bytes <= memory.address + memory.num_bytes, "an array ends after its memory"
 
     def __repr__(self) -> str:
         return f"<{self.element}{self.shape} of a device>"
@@ -67,7 +67,7 @@ class DeviceArray:
         return math.prod(self.shape)
 
     def at(self, offset: int, element: str, shape: Sequence[int]) -> Self:
-        """Return an array over the same memory, `offset` bytes behind where this one begins."""
+        """Return an array over the same memory, `offset` bytes after the start of this one."""
         return type(self)(self.memory, self.address + offset, element, shape)
 
     def reshape(self, shape: Sequence[int]) -> Self:

@@ -1,6 +1,6 @@
 """The structs of custom_ops/include/fdsd as the kernel library lays them out, and ctypes structs made from that.
 
-The library says where each field lies and what it is, so nobody in Python spells a struct a second time. Knows no op.
+The library says where each field lies and what it is, so Python code spells no struct a second time. Knows no op.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def assume_tiles(tiles: Literal["chip", "twin"] | None) -> None:
     """From now on level amx means the chip's tile instructions, or their twin, whatever this machine allows; for tests.
 
     Args:
-        tiles: "chip" where there is none is for whoever executes its instructions itself. None is what the machine
-            allows again.
+        tiles: "chip" on a processor without them is for a caller that executes the instructions itself. None resets
+            to what the machine allows.
 
     Raises:
         ConfigError: level amx is in use, or the processor has no AVX-512.

@@ -1,7 +1,7 @@
 """Of which sources a native library was compiled, so that one of others is not taken for it and read past its structs.
 
-A library lists its sources with a digest of each; where they lie beside the package, in a checkout, they are compared.
-An installed package has none: there the versions are compared. Loads no library.
+A library lists its sources with a digest of each. A checkout has the sources next to the package, so they are compared.
+An installed package has none, so the versions are compared. Loads no library.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def spread(memory: Bytes) -> Bytes:
-    """Have pages of memory that nobody has touched come from the nodes of `own_nodes` in turn; returns the memory.
+    """Take untouched pages of memory from the nodes of `own_nodes` in turn; returns the memory.
 
     Where the system refuses, memory is as it was, and the log says so once.
     """
@@ -77,7 +77,7 @@ def own_nodes() -> Sequence[int]:
 def nodes_to_spread(root: Path, processors: Processors, num_threads: int, mode: int) -> Sequence[int]:
     """Return the nodes on which kernel threads may run and memory may be; () unless these are several.
 
-    One thread has its memory near where it runs. Whoever has set a policy for the process, as numactl does, knows more.
+    One thread has its memory near where it runs. A policy set for the process, for example by numactl, has priority.
 
     Args:
         root: of the file system with /proc and /sys, whose missing files bound nothing.

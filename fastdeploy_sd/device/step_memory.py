@@ -64,8 +64,8 @@ class StepMemory:
         input_ids .. output_positions: the maps; see `ops.reference.batch.BatchMaps`.
         cu_mask, mask_token_ids: i32[L+1], i32[K], tokens forbidden per row of logits.
         allowed_rows, allowed_bits: i32[L], i32[L, ceil(V/32)], tokens that a grammar allows per row of logits; see
-            `types.SamplingArrays`. -1 in every row of a step in which nobody has a grammar; num_allowed: the first
-            rows, which somebody has written since it was so.
+            `types.SamplingArrays`. -1 in every row of a step without grammars; num_allowed: the first rows, written
+            since then.
         output_token_ids, cu_num_output, num_accepted: i32[L], i32[R+1], i32[R]; see `types.VerifyResult`.
         num_failed: i32[1], requests without a valid distribution.
         num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.

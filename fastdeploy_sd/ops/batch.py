@@ -1,4 +1,4 @@
-"""The ops around a step's batch: its maps, the rows that need logits, and the output behind the committed tokens."""
+"""The ops around a step's batch: its maps, the rows that need logits, and the output after the committed tokens."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def gather_output_rows(x: A, indices: Any) -> A:
 
     Args:
         x: [T, H], any dtype.
-        indices: i32[L], rows of x; may be a NumPy array beside a tensor.
+        indices: i32[L], rows of x; may be a NumPy array where x is a tensor.
 
     Returns:
         [L, H] in x's dtype.

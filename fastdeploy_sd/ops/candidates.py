@@ -38,7 +38,7 @@ class DraftedRows(NamedTuple):
 
     Attributes:
         cu_num_logits: i32[R+1], rows of each request, at most its drafts + 1.
-        is_verified: whether a request's rows behind its first wrong draft can be left out.
+        is_verified: whether a request's rows after its first wrong draft can be left out.
     """
 
     cu_num_logits: I32

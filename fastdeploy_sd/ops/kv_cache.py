@@ -51,8 +51,8 @@ class SharedPrefixes(NamedTuple, Generic[A]):
     Attributes:
         group_rows: i32[R, 64], as one line: rows of q, those of the first group, request by request, then those of the
             second, ..., then -1.
-        group_starts: i32[R + 1], where each group's rows begin there; groups behind the last have none.
-        group_leaders: i32[R], a request of each group; -1 behind the last.
+        group_starts: i32[R + 1], where each group's rows begin there; groups after the last have none.
+        group_leaders: i32[R], a request of each group; -1 after the last.
         group_places: i32[R], where each request's rows begin in group_rows; -1: it is in no group.
         shared_partitions: i32[R], how many partitions of 256 keys each request shares with its group; 0: it is in none.
     """
@@ -72,7 +72,7 @@ class KvCache(Generic[A]):
         k: f32, bf16, f16, i8 or float8 (bits of e4m3 in u8) [num_blocks, Hkv, D / s, block_size, s].
         v: same dtype [num_blocks, Hkv, block_size / s, D, s].
         first_key: 0..63: no request's tokens before this position have content here, and only they themselves see them.
-            0 but for draft layers, which start behind the target's.
+            0 but for draft layers, which start after the target's.
         k_scale, v_scale: f32[num_blocks, Hkv, block_size], one token's elements of a byte times this are its values;
             None for others.
     """

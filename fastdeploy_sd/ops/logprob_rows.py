@@ -43,7 +43,7 @@ class LogprobRows:
         num_rows, vocab_size = logits.shape
         self._device, self._num_rows, self._num_top = device, num_rows, min(MAX_LOGPROBS, vocab_size)
         num_listed = num_rows * self._num_top
-        # Rows, then tokens; a call has as many as it asks for, one behind the other.
+        # Rows, then tokens; a call has as many as it asks for, one after the other.
         self._asked = device.buffer(np.zeros(2 * num_rows, np.int32))
         # Log-probabilities, ranks, then the listed tokens and theirs; as floats where they are.
         self._found = device.buffer(np.zeros(2 * (num_rows + num_listed), np.int32))

@@ -132,6 +132,6 @@ class NextInputs(NamedTuple):
     num_continued: Any
 
     def first(self, count: int) -> NextInputs:
-        """Return the first rows, without the room behind them."""
+        """Return the rows in use, without the unused ones after them."""
         rows = (self.input_ids[:count], self.positions[:count], self.slot_mapping[:count])
         return NextInputs(*rows, self.query_start_loc, self.seq_lens, self.hidden[:count], self.num_continued)

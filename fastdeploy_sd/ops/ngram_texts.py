@@ -15,7 +15,7 @@ class NgramTexts(NamedTuple):
         table_rows: i32[R], row of the table of each request.
         num_tokens: i32[R], committed tokens.
         max_draft_len: i32[R] >= 0, drafts wanted at most, the prefix not counted.
-        prefix: tokens behind the committed ones; None = nobody has any.
+        prefix: tokens after the committed ones; None = no request has any.
     """
 
     token_table: I32

@@ -30,7 +30,7 @@ class ChoiceReport:
         reason: why the latest step got no drafts, a key of `num_steps`; "" = it got some.
         num_steps: what was decided -> steps: `drafts`; or why there are none: `low_gain` (none was worth its time),
             `load` (no draft could be, with so many rows in the step), `request` (no request allows any), `no_drafter`
-            (nobody offered any), `comparison` (a plain step now and then, to compare with).
+            (no source offered any), `comparison` (a plain step now and then, to compare with).
         predicted_s, measured_s: time of the steps for which it was predicted.
         calibrations: DraftSource name in lower case -> how well its drafts were judged.
     """

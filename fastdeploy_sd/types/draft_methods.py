@@ -1,6 +1,6 @@
-"""The methods of drafting there are: what each is called, what it needs, and what may go on behind it.
+"""The drafting methods: name, needs, and which method may extend the drafts of which.
 
-A method is an entry here, its proposer and the keys of `speculative_config` that it reads; whoever wants to know
+A method is an entry here, its proposer and the keys of `speculative_config` that it reads; code that wants to know
 something of a method asks its entry and not its name. Imports nothing, as everything may ask.
 """
 
@@ -43,7 +43,7 @@ class DraftMethod:
             asking takes long; "" = none.
         default_num_drafts: drafts per request and step at most, unless configured.
         is_replayable: recorded texts are all it needs.
-        extensions: value of `mtp_strategy` -> the method that then goes on behind its drafts, one without a model.
+        extensions: value of `mtp_strategy` -> the method without a model that then extends its drafts.
         implied_strategy: the one that a key asks for too which only its method reads; "" = none.
         file_key: the key that names a file it keeps what it learnt in, "" = it keeps none.
         aliases: names of it that other programs have.
@@ -76,7 +76,7 @@ class DraftMethod:
 
 
 NAIVE = "naive"
-DEFAULT_METHOD = "auto"  # where nobody names one
+DEFAULT_METHOD = "auto"  # where the configuration names none
 METHODS: Mapping[str, DraftMethod] = {
     method.name: method
     for method in (

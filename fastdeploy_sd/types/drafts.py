@@ -35,7 +35,7 @@ class LogprobArrays:
 
     @staticmethod
     def empty(num_tokens: int, num_top: int) -> LogprobArrays:
-        """Arrays of tokens for which nobody asked, to be filled by `put`."""
+        """Empty arrays for so many tokens, to be filled by `put`."""
         return LogprobArrays(
             np.full(num_tokens, np.nan, np.float32),
             np.zeros(num_tokens, np.int32),
@@ -45,7 +45,7 @@ class LogprobArrays:
 
     @staticmethod
     def concat(parts: Sequence[LogprobArrays]) -> LogprobArrays:
-        """Put parts behind each other, as wide as the widest."""
+        """Concatenate parts, as wide as the widest."""
         cu = offsets([len(part.logprobs) for part in parts])
         merged = LogprobArrays.empty(int(cu[-1]), max(part.top_token_ids.shape[1] for part in parts))
         for begin, part in zip(cu.tolist(), parts, strict=False):
@@ -90,14 +90,14 @@ class DraftTokens:
     @staticmethod
     @functools.cache
     def none(num_requests: int) -> DraftTokens:
-        """No drafts for so many rows; nobody can write to them, so all plain steps share one per number of rows."""
+        """No drafts for so many rows; read-only, so all plain steps share one per number of rows."""
         cu_num_draft = np.zeros(num_requests + 1, np.int32)
         cu_num_draft.flags.writeable = False
         return DraftTokens(EMPTY_I32, cu_num_draft)
 
     @staticmethod
     def concat(parts: Sequence[DraftTokens]) -> DraftTokens:
-        """Put the rows of all parts behind each other. What only some parts tell is spelled out for the others."""
+        """Concatenate the rows of all parts. Fields that only some parts have are filled in for the others."""
         if len(parts) == 1:
             return parts[0]
         return DraftTokens(

@@ -28,7 +28,7 @@ class Speculation:
         enabled: False = no drafts for this request.
         method: one of `SpeculationInfo.methods`; None = the server's.
         num_speculative_tokens: drafts per step at most, 1 .. `SpeculationInfo.max_draft_tokens`; None = the server's.
-        num_draft_logprobs: alternatives to report beside each verified draft's log-probability; None = report none.
+        num_draft_logprobs: alternatives to report with each verified draft's log-probability; None = report none.
     """
 
     enabled: bool = True
@@ -65,7 +65,7 @@ class Request:
         arrival_time: seconds since the epoch.
         cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
         speculation: validated against the model's SpeculationInfo.
-        output_token_ids: i32[n], 0 <= n < max_tokens: tokens that were generated elsewhere. The request goes on behind
+        output_token_ids: i32[n], 0 <= n < max_tokens: tokens that were generated elsewhere. The request goes on after
             them as after a preemption: they count like its own, and are not among its outputs.
         kv_source: who computes the KV of its prompt; None = the instance that has the request.
         grammar: what its output must be, from the first token on, as text in the syntax of llguidance; "" = anything.
@@ -114,7 +114,7 @@ class DraftLogprob:
     Attributes:
         draft: log-probability under the drafting model, and its alternatives.
         position: 0 for the first draft of its step.
-        accepted: whether it became output; a right draft behind the token that ended the request did not.
+        accepted: whether it became output; a right draft after the token that ended the request did not.
     """
 
     draft: TokenLogprob
@@ -126,7 +126,7 @@ class DraftLogprob:
 class DraftCounts:
     """What verification did with drafts. Entry i of a tuple is about the draft at position i of its step.
 
-    Drafts behind the token that ended the request count in no tuple: whether they were right made no difference. So
+    Drafts after the token that ended the request count in no tuple: whether they were right made no difference. So
     an accepted draft is one that became output.
 
         drafts     a  b  c  d                all of them right, b ends the request

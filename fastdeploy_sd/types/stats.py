@@ -64,7 +64,7 @@ class SourceCounts:
     """What became of the drafts of one source. Entry i of a tuple is about those at position i of their step.
 
     The words are those of `DraftCounts`; all three tuples are as long as the source's latest position plus one. A
-    source that extends another's drafts starts behind them: its first entries are 0.
+    source that extends another's drafts starts after them: its first entries are 0.
     """
 
     drafted: tuple[int, ...] = ()

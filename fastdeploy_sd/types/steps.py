@@ -68,7 +68,7 @@ class SchedulerOutput:
     num_prompt_tokens_ahead: int = 0
 
     def take(self, rows: Rows) -> SchedulerOutput:
-        """Return the plan of some rows, intp[n] rising, with nobody who comes or goes: that is for all at once."""
+        """Return the plan of some rows, intp[n] ascending. It has no new and no finished requests."""
         return replace(
             self,
             request_ids=tuple([self.request_ids[r] for r in rows.tolist()]),
@@ -86,7 +86,7 @@ class SchedulerOutput:
         """Return the plan over the tokens that there are: a row starts at its request's newest one at the latest.
 
         Args:
-            num_tokens: i32[R], committed; of a row that is nobody's any more, any number from 1 on.
+            num_tokens: i32[R], committed; of a row whose request has left, any number from 1 on.
         """
         return replace(self, num_computed_tokens=np.minimum(self.num_computed_tokens, num_tokens - 1))
 
@@ -181,7 +181,7 @@ class StepResult(StepView):
 
     Attributes:
         drafts: guesses for the next step, at most max_draft_len[r] in row r, and so few that the request's max_tokens
-            leave room for one token behind them; 0 while the prompt is unfinished.
+            leave room for one token after them; 0 while the prompt is unfinished.
         failed: requests whose computation broke (non-finite logits, a kernel that refused their row), with what
             `RequestOutput.error` says of it; their rows carry no output.
         timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.

@@ -30,7 +30,7 @@ void SwigluRow(const SwigluParams& p, int64_t row) {
 Error Swiglu(const SwigluParams& p) {
   if (p.num_rows < 0) return "num_rows: expected no negative number";
   if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number";
-  // Three elements moved; the exponential makes each as dear as several.
+  // Three elements moved; the exponential makes each cost as much as several.
   ParallelForRows(p.num_rows, p.intermediate_size * int64_t{24}, [&](int64_t row) {
     if (p.dtype == DType::kFloat32) {
       SwigluRow<float>(p, row);

@@ -104,8 +104,8 @@ Error CheckRequest(const Params& p, int32_t r, int32_t block_size) {
 
 // FindSharedPrefixes, which has no use for vector instructions.
 Error FindGroupsOfRequests(const FindSharedPrefixesParams& p);
-// nullptr when the groups that attention is given are within their arrays and the requests. That these have the same
-// blocks is believed.
+// nullptr when the groups that attention is given are within their arrays and the requests. It assumes that the
+// requests of a group have the same blocks.
 Error CheckPrefixes(const CascadeAppendAttentionParams& p);
 // The group that has this place in group_rows.
 int32_t GroupAt(const CascadeAppendAttentionParams& p, int32_t place);

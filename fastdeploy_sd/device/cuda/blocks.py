@@ -1,14 +1,14 @@
-"""Blocks of a GPU's KV on their way to the host and back, on a stream beside the one that steps run on.
+"""Copies of KV blocks between a GPU and the host, on a stream of their own.
 
-A batch of blocks is one copy over the bus, whatever number of layers they have: a kernel gathers what it copies behind
-one another in memory of the device, or puts it from there in its places. Two rules keep the streams apart:
+A batch of blocks is one copy over the bus, for any number of layers: a kernel gathers the blocks in staging memory of
+the device, or scatters them from there. Two rules order the two streams:
 
-    what is copied follows the steps that were started     `CudaDevice.stream` records an event: follow_steps
-    before, as they may still use the blocks
-    steps that are started follow the copies of blocks     they wait for the batch's event: have_steps_follow
-    that they read or overwrite
+    a copy runs after the steps started before it,         `CudaDevice.stream` records an event: follow_steps
+    as they may still use the blocks
+    a step runs after the copies of blocks that it         it waits for the batch's event: have_steps_follow
+    reads or overwrites
 
-Knows no layers' meaning, no scheduling and no thread: whoever uses a CopyStream says what its threads may do when.
+Knows no layers, no scheduling and no threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNITS = (16, 4)
 class CudaBlocks:
     """Where blocks are: in every layer some arrays with a row per block.
 
-    Packed, a block is its rows in the first layer, one behind the other, then those in the next.
+    A packed block is its rows in the first layer, then those in the next, and so on.
 
     Args:
         layers: per layer the arrays, each [num_blocks, ...], rows of whole 4-byte words; of one that is there several
@@ -137,7 +137,7 @@ class CopyBatch:
     """Copies that are made together.
 
     Attributes:
-        event: behind the last of them.
+        event: recorded after the last of them.
         block_ids: that it touches, until `wait` has seen that it is made.
     """
 
@@ -165,7 +165,7 @@ class StagedBatch(CopyBatch):
 
 
 class CopyStream:
-    """A stream of copies between blocks and staged batches, one behind the other.
+    """A stream of copies between blocks and staged batches.
 
     Args:
         batch_bytes: of each of its batches.

@@ -15,7 +15,7 @@ from fastdeploy_sd.device.program.native_program import create_params
 
 
 class Workspace:
-    """Memory between two kernels of an op; whoever is launched has it alone, so ops on one stream share it.
+    """Scratch memory of an op's kernels. Ops on one stream run one after the other, so they share it.
 
     Attributes:
         memory: what it is in now; None = nothing was asked for.
@@ -79,7 +79,7 @@ class DeviceCall:
         self._dry_run()
 
     def run(self) -> None:
-        """Start the op, behind what was started, on what was uploaded.
+        """Start the op after the calls so far, on what was uploaded.
 
         Raises:
             ValueError: it refused its sizes; the text names op and argument. What a kernel does wrong, a wait raises.

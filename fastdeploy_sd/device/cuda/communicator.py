@@ -119,7 +119,7 @@ class GpuCommunicator:
 
 
 def _flags_of(local: Communicator) -> int:
-    """Address of what `local` tells everybody who waits; see custom_ops/cpu/runtime/group_flags.h."""
+    """Address of the flag that `local` sets for the waiting ranks; see custom_ops/cpu/runtime/group_flags.h."""
     address = ctypes.c_void_p()
     function = host.library().fdsd_communicator_flags
     function.restype = ctypes.c_char_p

@@ -1,6 +1,6 @@
 """Loads the library of CUDA kernels (libfdsd_cuda.so) and calls its functions over memory, streams and programs.
 
-It is sought in $FDSD_CUDA_LIBRARY, beside the kernel library, and where a checkout builds it. The emulated library, of
+It is sought in $FDSD_CUDA_LIBRARY, next to the kernel library, and where a checkout builds it. The emulated library, of
 which no user needs to know, is taken only where the variable names it. Knows no tensors and no framework.
 """
 

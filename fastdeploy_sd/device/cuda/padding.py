@@ -1,7 +1,7 @@
 """Inputs of a pass on a GPU, filled up to the size that it is run with; see cuda_sizes.
 
-A row's bits do not depend on the rows beside it, so those that are added change nothing. They are filled on the device,
-by the first calls of the pass: whoever writes a step's inputs need not know of them.
+A row's bits do not depend on other rows, so added rows change nothing. The first calls of the pass fill them on the
+device: the code that writes a step's inputs need not know of them.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class CudaProgram:
     """A recording that can be run; see Program.
 
     Where the recording says how inputs are filled, sizes are rounded up, and a graph is made for those that come up
-    again and launched from then on: one call for all. A count that a call computes for those behind it is not looked
+    again and launched from then on: one call for all. A count that a call computes for later calls is not looked
     at, as the host does not wait: they run on as many rows as the run was given.
 
     Args:
@@ -87,7 +87,7 @@ class CudaProgram:
         self._dry_run()
 
     def run(self, sizes: Counts) -> None:
-        """Start the pass, behind what was started, on what was uploaded.
+        """Start the pass after the calls so far, on what was uploaded.
 
         Args:
             sizes: every named size of the recording.

@@ -1,4 +1,4 @@
-"""Small arrays that calls read and nobody changes: norms' weights, biases."""
+"""Small constant arrays that calls read: norms' weights, biases."""
 
 from __future__ import annotations
 

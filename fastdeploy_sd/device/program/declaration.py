@@ -57,7 +57,7 @@ class Out(In):
 
 @dataclass(frozen=True, slots=True)
 class Attr:
-    """A number beside the arrays.
+    """A number besides the arrays.
 
     Attributes:
         type: int, float, bool, or the element types that it may name.
@@ -68,14 +68,14 @@ class Attr:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A field that nobody gives: an expression."""
+    """A field that no caller gives: an expression."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class DTypeOf:
-    """A field that nobody gives: the code of an argument's element type."""
+    """A field that no caller gives: the code of an argument's element type."""
 
     argument: str
 

@@ -44,7 +44,7 @@ class HostOp:
     def bind(self, **arguments: Any) -> BoundCall:
         """Return a call of this op on these arrays, as often as wanted.
 
-        Its params hold the arrays' addresses and the counts that their shapes tell. Whoever runs it on fewer rows
+        Its params hold the arrays' addresses and the counts that their shapes tell. A caller that runs it on fewer rows
         writes the counts, which are fields of `params` with the names of the sizes.
 
         Args:

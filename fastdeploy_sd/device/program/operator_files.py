@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 # -w: Paddle's own headers warn; ours are compiled with -Werror in the kernel library.
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w")
-# Where a file that lies beside the kernel library finds it.
+# Where a file next to the kernel library finds it.
 BESIDE = "$ORIGIN"
 
 
@@ -70,7 +70,7 @@ def source_root() -> pathlib.Path:
     for root in (package.parent / "custom_ops", package / "csrc"):
         if (root / "bindings" / "paddle_binding.h").exists():
             return root
-    raise ConfigError(f"Paddle operators: expected their sources beside {package}, got none; reinstall fastdeploy_sd")
+    raise ConfigError(f"Paddle operators: expected their sources next to {package}, got none; reinstall fastdeploy_sd")
 
 
 def headers(root: pathlib.Path) -> list[pathlib.Path]:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class OperatorsNotLoadedError(RuntimeError):
-    """An operator was called although nobody has loaded them: a mistake in our own code, found at the first call."""
+    """An operator was called before `load`: a mistake in our own code, found at the first call."""
 
 
 @functools.cache

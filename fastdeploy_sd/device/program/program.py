@@ -34,7 +34,7 @@ _ARRAY_DTYPES: Mapping[paddle.dtype, np.dtype[Any]] = {
 
 Counts = Mapping[str, int]
 Inputs = Mapping[str, "Array | Tensor | DeviceTensor"]
-# How rows of an input that are behind a run's own are filled: with a number, or with the last element.
+# How the rows of an input after a run's own are filled: with a number, or with the last element.
 Padding = Mapping[str, int | Literal["last"]]
 
 

@@ -120,7 +120,7 @@ class Recorder:
         calls: in order.
         tensors: every symbolic tensor, by index.
         inputs: name -> tensor that a run gets from outside.
-        counts: (index of a call, a size, the i32[1] tensor in which the call leaves it for the calls behind).
+        counts: (index of a call, a size, the i32[1] tensor in which the call leaves it for later calls).
         constants: tensors that calls hold addresses of.
     """
 

@@ -114,7 +114,7 @@ def settle_step_(
 ) -> None:
     """Move a step that was prepared before the tokens of the one before it were known to where it belongs, in place.
 
-    Whoever prepared it counted as many tokens as there can be. A request that has fewer runs its newest token and its
+    The host counted the most tokens that there can be. A request that has fewer runs its newest token and its
     drafts as many positions earlier: num_computed is then what it says or all tokens but the newest, whichever is less.
     Ids of known tokens come from the table. A draft of -1 is the one that the device has made for that place.
 
@@ -164,9 +164,9 @@ class OutputTables(NamedTuple):
 def append_tokens(
     tables: OutputTables, table_rows: I32, token_ids: I32, cu_num_output: I32, planned_drafts: I32
 ) -> tuple[I32, I32]:
-    """Put every row's output behind the committed tokens of its table row, and count it where a penalty wants it.
+    """Put every row's output after the committed tokens of its table row, and count it where a penalty wants it.
 
-    Then say what may be drafted: as many as were planned, but so few that max_total leaves room for one token behind
+    Then say what may be drafted: as many as were planned, but so few that max_total leaves room for one token after
     them; none without output.
 
     Args:

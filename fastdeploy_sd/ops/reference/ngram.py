@@ -35,7 +35,7 @@ def ngram_match(texts: NgramTexts, lengths: NgramLengths) -> tuple[DraftTokens, 
 
 
 def _longest(text: list[int], num_committed: int, lengths: NgramLengths) -> tuple[int, int]:
-    """How many tokens agree, and the place behind their latest earlier occurrence; (0, 0) where there is none."""
+    """How many tokens agree, and the place after their latest earlier occurrence; (0, 0) where there is none."""
     for n in range(lengths.max_n, lengths.min_n - 1, -1):
         for place in range(min(num_committed, len(text) - 1), n - 1, -1):
             if len(text) >= n and text[place - n : place] == text[-n:]:

@@ -88,7 +88,7 @@ def sample(
 
     Returns:
         i32[L]; -1 for a row with NaN or +inf or without any finite logit; where drafts are verified, -2 for a row
-        behind a wrong draft: those of a request that follow the first one whose token is not its draft.
+        after a wrong draft: those of a request that follow the first one whose token is not its draft.
     """
     ruled = _apply_rules(logits, batch_id_per_output, sampling, drafted)
     out = [

@@ -1,6 +1,6 @@
 #pragma once
-// What every kernel file includes, for nvcc and for the emulation (docs/adr/0043): CUDA's names, pointers to device
-// memory, shared arrays and launches. Kernels are written in CUDA C++, but for three things that the emulation checks:
+// What every kernel file includes, for nvcc and for the emulation (docs/kernels/emulator.md): CUDA's names, pointers to
+// device memory, shared arrays and launches. Kernels are written in CUDA C++, but for three things that the emulation checks:
 //
 //   DevicePtr<T>                     T* under nvcc. The emulation checks every access for bounds, alignment and races.
 //                                    A kernel's pointer parameters have this type; a launcher makes them of the

@@ -1,7 +1,7 @@
 // Drawing a token of every row. The first kernel reads all logits once and keeps little of them; by that a block per
-// row decides, and reads the row again only where its filters keep more than the chunks have listed (docs/adr/0050).
-// The filters are those of the CPU's kernel, on weights that are rounded down to integers, 2^44 for the most likely
-// token: their sums are exact, whoever adds them.
+// row decides, and reads the row again only where its filters keep more than the chunks have listed: see
+// docs/kernels/sampling.md. The filters are those of the CPU's kernel, on weights that are rounded down to integers,
+// 2^44 for the most likely token: their sums are exact, in any order.
 #include "fdsd/sampling.h"
 #include "ops.h"
 #include "sampling_draw.h"

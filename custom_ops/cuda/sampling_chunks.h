@@ -1,6 +1,6 @@
 #pragma once
 // What is kept of a row's chunks when its logits have been read once: the most likely token, what all weigh, and the
-// tokens above a bound. Most draws are decided by these; docs/adr/0050.
+// tokens above a bound. Most draws are decided by these; docs/kernels/sampling.md.
 #include "sampling_rows.h"
 
 namespace fdsd::cuda {

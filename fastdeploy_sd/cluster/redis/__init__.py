@@ -1,1 +1,1 @@
-"""Sharing requests among instances through Redis; docs/adr/0024 has the whole of it."""
+"""Sharing requests among instances through Redis; docs/deployment.md says what clients see."""

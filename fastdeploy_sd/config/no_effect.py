@@ -54,7 +54,7 @@ NO_EFFECT: Mapping[str, Option] = {
         ),
         *_options(
             bool,
-            "async_scheduling has the host work beside a GPU; on a CPU steps run one after the other",
+            "async_scheduling overlaps host and GPU; on a CPU steps run one after the other",
             "enable_overlap_schedule",
         ),
         *_options(float, _IMAGES, "max_encoder_cache", "max_processor_cache"),

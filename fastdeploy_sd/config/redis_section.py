@@ -81,7 +81,7 @@ class RedisConfig:
         None,
         Spec(
             "File with the password of Redis in one line, which only this user can read; in place of"
-            " scheduler_password, which everybody sees on a command line.",
+            " scheduler_password, since command lines are public.",
             name="scheduler_password_file",
         ),
     )

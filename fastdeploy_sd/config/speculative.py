@@ -53,7 +53,7 @@ class SpeculativeConfig:
         Spec(
             "What extends the drafts of MTP, up to k; `default`: nothing.",
             choices=("default", *STRATEGIES),
-            default_text="`default`; beside a `suffix_decoding_*` key `with_suffix`",
+            default_text="`default`; with a `suffix_decoding_*` key `with_suffix`",
         ),
     )
     num_model_steps: int = option(
@@ -69,13 +69,13 @@ class SpeculativeConfig:
         Spec(
             "Whether `auto` has MTP among its sources. The layers take memory, and prompts take the time of one layer"
             " more for each.",
-            default_text="`false`; `true` beside `num_model_steps` or `model`",
+            default_text="`false`; `true` with `num_model_steps` or `model`",
         ),
     )
     draft_p_min: float = option(
         0.0,
         Spec(
-            "MTP drafts no token that its layers give a smaller probability, and none behind it; 0: whatever it is.",
+            "A chain of MTP drafts ends before the first one with a smaller probability. 0: never.",
             minimum=0,
             maximum=1,
         ),
@@ -110,7 +110,7 @@ class SpeculativeConfig:
     follow_copies: bool = option(
         True,
         Spec(
-            "Where the text copies itself at length, n-gram and suffix go on with that copy behind changed tokens, and"
+            "Where the text copies itself at length, n-gram and suffix go on with that copy after changed tokens, and"
             " n-gram prefers it to later places that look the same; false: the text's end alone decides."
         ),
     )

@@ -35,7 +35,7 @@ class SplitwiseConfig:
         ("ipc", "tcp"),
         Spec(
             "How KV may travel, with commas: ipc (shared memory of one machine, of GPUs where both have one that"
-            " allows it), tcp (encrypted), rdma (Mooncake's Transfer Engine, which authenticates nobody; needs the"
+            " allows it), tcp (encrypted), rdma (Mooncake's Transfer Engine, which authenticates no peer; needs the"
             " extra of that name). Two instances take ipc where they can, else the first that the other has too.",
             choices=PROTOCOLS,
             comma_separated=True,

@@ -62,7 +62,7 @@ COUNTERS = (
     ),
     Single(
         "fastdeploy:spec_decode_num_draft_tokens",
-        "Drafts verified; those behind the token that ended a request do not count.",
+        "Drafts verified; those after the token that ended a request do not count.",
         lambda s: s.num_draft_tokens,
     ),
     Single("fastdeploy:spec_decode_num_accepted_tokens", "Drafts accepted.", lambda s: s.num_accepted_tokens),

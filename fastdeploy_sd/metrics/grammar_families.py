@@ -22,7 +22,7 @@ GRAMMAR_COUNTERS = (
     ),
     Single(
         "fastdeploy_sd:grammar_compile_seconds",
-        "Seconds spent compiling grammars, beside the steps.",
+        "Seconds spent compiling grammars, while steps run.",
         lambda s: s.grammars.compile_s,
     ),
     Single(
@@ -54,7 +54,7 @@ GRAMMAR_COUNTERS = (
 GRAMMAR_GAUGES = (
     Single(
         "fastdeploy_sd:num_requests_waiting_for_grammar",
-        "Requests in the queue whose grammar is being compiled; nobody waits behind them.",
+        "Requests in the queue whose grammar is being compiled; no other request waits for them.",
         lambda s: s.num_waiting_for_grammar,
     ),
     Single("fastdeploy_sd:num_grammars", "Compiled grammars that are kept.", lambda s: s.grammars.num_kept),

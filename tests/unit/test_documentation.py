@@ -16,6 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```", re.DOTALL)
+# A file of the repository in backticks; without a folder it is named relative to what was named before.
+PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cc|cu|h|sh))`")
+FOLDERS = (".", "fastdeploy_sd", "custom_ops/cpu/kernels", "custom_ops/cuda")
+# To extend the rule to code, add for example `*(ROOT / "fastdeploy_sd").rglob("*.py")`.
+PLAIN = [*(ROOT / name for name in ("README.md", "CHANGELOG.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+UNCLEAR = re.compile(
+    r"\b(?:dear|hope[sd]?|hoping|belief|believe[sd]?|lessons?|made_up|company|patience|goodbye|courier|wish(?:es)?"
+    r"|whoever|nobody|somebody|anybody|everybody|beside|behind(?! (?:a|the) proxy))\b",
+    re.IGNORECASE,
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -32,6 +42,27 @@ def dead_links(page: Path) -> Iterator[str]:
         target = page if not name else (page.parent / name).resolve()
         if not target.exists() or (anchor and anchor not in anchors(target)):
             yield link
+
+
+def test_words_that_hide_the_meaning_do_not_come_back() -> None:
+    """Standard terms are in docs/glossary.md. "Behind a proxy" is one of them."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {word[0]}"
+        for path in PLAIN
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for word in UNCLEAR.finditer(line)
+    ]
+    assert found == []
+
+
+def test_files_that_pages_name_exist() -> None:
+    missing = {
+        f"{page.name}: {name}"
+        for page in PAGES
+        for name in PATH.findall(CODE.sub("", page.read_text(encoding="utf-8")))
+        if not any((ROOT / folder / name).exists() for folder in FOLDERS)
+    }
+    assert missing == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -21,7 +21,7 @@ class RedisConfig:
     scheduler_name: Literal["local", "splitwise"] = option(
         _LOCAL,
         Spec(
-            "Who runs a request: local: the instance that got it; splitwise: the one with the least to do among those"
+            "Where a request runs: local: the instance that got it; splitwise: the one with the least load among those"
             " that use the same Redis and topic.",
             instead=(
                 ("global", "splitwise shares the requests of mixed instances too, by load; use that"),

@@ -63,14 +63,15 @@ class ModelConfig:
     tokenizer_backend: Literal["auto", "tokenizers", "sentencepiece", "paddlenlp"] = option(
         "auto",
         Spec(
-            "Who reads the tokenizer: `tokenizers` (tokenizer.json), `sentencepiece` (tokenizer.model), or `paddlenlp`,"
-            " which needs the extra of that name. auto: tokenizer.json where there is one, else tokenizer.model."
+            "Library that reads the tokenizer: `tokenizers` (tokenizer.json), `sentencepiece` (tokenizer.model), or"
+            " `paddlenlp`, which needs the extra of that name. auto: tokenizer.json if it exists, else"
+            " tokenizer.model."
         ),
     )
     reasoning_parser: str | None = option(
         "auto",
         Spec(
-            "How the model marks what it thinks before it answers, which answers then have apart: `qwen3` (`<think>`;"
+            "How the model marks its thinking, which answers return apart: `qwen3` (`<think>`;"
             " also `deepseek_v3`, `glm45`, `kimi_k2`, ...), `deepseek_r1` (the same, and an answer begins inside the"
             " thinking), `ernie_x1` (and `<response>` around the answer), `seed_oss`, `mistral`, `kimi`. auto: as the"
             " chat template does; none: everything is the answer."
@@ -79,7 +80,7 @@ class ModelConfig:
     tool_call_parser: str | None = option(
         "auto",
         Spec(
-            "How the model writes calls of functions: `hermes` (also Qwen and ERNIE), `qwen3_coder`, `llama3_json`,"
+            "How the model writes tool calls: `hermes` (also Qwen and ERNIE), `qwen3_coder`, `llama3_json`,"
             " `deepseek_v3`, `deepseek_v31`, `glm45`, `mistral`, or `json` (bare or in a Markdown fence). auto: as the"
             " chat template does, `hermes` where it does not say, and `json` too where an answer begins with it;"
             " none: requests may offer no functions."
@@ -153,7 +154,7 @@ class CacheConfig:
     num_blocks: int | None = option(
         None,
         Spec(
-            "KV blocks in all; none: `kv_cache_memory_gb` says.",
+            "KV blocks in all; none: as `kv_cache_memory_gb` allows.",
             name="num_gpu_blocks_override",
             aliases=("num_blocks_override",),
             minimum=1,
@@ -172,7 +173,7 @@ class CacheConfig:
         0.9,
         Spec(
             "Share of a GPU's memory that may be in use once the server has its weights, its KV blocks and room for its"
-            " steps; KV blocks take what is left of it. Device cpu has no use for it.",
+            " steps; KV blocks take what is left of it. Without effect on a CPU.",
             minimum=0.01,
             maximum=1,
         ),

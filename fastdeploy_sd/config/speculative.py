@@ -115,7 +115,7 @@ class SpeculativeConfig:
         ),
     )
     suffix_decoding_max_tree_depth: int = option(
-        64, Spec("Longest context that is told apart, in tokens.", minimum=2, maximum=4096)
+        64, Spec("Longest context that is distinguished, in tokens.", minimum=2, maximum=4096)
     )
     suffix_decoding_max_cached_requests: int = option(
         10_000,
@@ -142,7 +142,7 @@ class SpeculativeConfig:
         ),
     )
     accept_policy: Literal["normal", "accept_all", "reject_all"] = option(
-        "normal", Spec("`accept_all` (lossy) and `reject_all` do not look at the drafts; for measurements.")
+        "normal", Spec("`accept_all` (lossy) and `reject_all` ignore the drafts; for measurements.")
     )
     max_candidate_len: int = option(
         5, Spec("How many of the most likely tokens are candidates at most.", minimum=1, maximum=64)

@@ -36,7 +36,7 @@ from fastdeploy_sd.distributed.node_messages import (
 )
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.starting import ExchangeStart, RankStarter
-from fastdeploy_sd.distributed.watch import LocalRank, look_pause_s
+from fastdeploy_sd.distributed.watch import LocalRank, probe_pause_s
 from fastdeploy_sd.errors import ConfigError, FdsdError, InternalError
 from fastdeploy_sd.process.child import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, stop_signals
 from fastdeploy_sd.wire.sockets import KEYS_REFUSED, Connection, Hub, resolve
@@ -111,7 +111,7 @@ class _Node:
         self._number = parallel.own_node()
         self._host, self._port = resolve(parallel.ips[0]), parallel.node_port
         self._silence_s = parallel.rank_timeout_s
-        self._beat_s = look_pause_s(self._silence_s)
+        self._beat_s = probe_pause_s(self._silence_s)
         self._keys = node_keys(config)
         self._description = describe(config)
         self._ranks: dict[int, _LocalEnd] = {}

@@ -34,7 +34,7 @@ from fastdeploy_sd.distributed.node_messages import (
 )
 from fastdeploy_sd.distributed.remote import RemoteNode, RemoteRank
 from fastdeploy_sd.distributed.starting import exchange_timeout_s
-from fastdeploy_sd.distributed.watch import look_pause_s
+from fastdeploy_sd.distributed.watch import probe_pause_s
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.wire.sockets import Hub, Listener, SendResult
@@ -66,7 +66,7 @@ class Nodes:
     def __init__(self, config: Config) -> None:
         parallel = config.parallel
         self._description = describe(config)
-        self._silence_s, self._beat_s = parallel.rank_timeout_s, look_pause_s(parallel.rank_timeout_s)
+        self._silence_s, self._beat_s = parallel.rank_timeout_s, probe_pause_s(parallel.rank_timeout_s)
         self._group = secrets.token_hex(16)
         self._refusal = ""
         self._has_started = False

@@ -2,8 +2,7 @@
 
 The end of a process is told by the kernel, at once. That a rank hangs cannot be told from its silence: a step over a
 long prompt may rightly take minutes. But then some rank computes. When none has, although answers are awaited, they
-wait for one that is stopped or deadlocked. Time counts only while this process itself runs, so that one that was
-suspended as a whole goes on as if nothing had been.
+wait for one that is stopped or deadlocked.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import os
 import select
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 from fastdeploy_sd.process.child import ChildProcess, describe_exit
-from fastdeploy_sd.process.liveness import CpuClock
+from fastdeploy_sd.process.liveness import CpuClock, WorkClock, stat_field
 
-_LOOKS_PER_TIMEOUT = 8
+_PROBES_PER_TIMEOUT = 8
 _LONGEST_PAUSE_S = 1.0
 # Of the time since the last probe, ranks that work have spent at least this share on a processor. Waking up to see
 # whether something has arrived takes far less.
@@ -75,7 +72,7 @@ class LocalRank:
         return self._clock.read()
 
     def is_stopped(self) -> bool:
-        return _state(self.child.pid) in ("T", "t")
+        return stat_field(self.child.pid, 0) in ("T", "t")
 
     def kill(self) -> None:
         self.child.signal(signal.SIGKILL)
@@ -95,11 +92,16 @@ class RankWatch:
 
     def __init__(self, ranks: Mapping[int, WatchedRank], timeout_s: float, on_end: Callable[[str], None]) -> None:
         self._ranks, self._timeout_s, self._on_end = ranks, timeout_s, on_end
-        self._pause_s = look_pause_s(timeout_s)
-        self._own_clock = CpuClock(os.getpid())
+        self._pause_s = probe_pause_s(timeout_s)
+        own_clock = CpuClock(os.getpid())
+        self._clock = WorkClock(
+            lambda: own_clock.read() + sum(process.cpu_s() for process in ranks.values()),
+            _WORKING_SHARE,
+            self._pause_s,
+        )
         self._awaited: frozenset[int] = frozenset()
         self._is_idle_otherwise = False
-        self._silent_s = self._waited_s = self._cpu_s = 0.0
+        self._silent_s = self._waited_s = 0.0
         self._hung: dict[int, str] = {}
         self._failure: str | None = None
         self._has_failed = threading.Event()
@@ -140,7 +142,6 @@ class RankWatch:
                 rank_of[fd] = rank
                 poll.register(fd, select.POLLIN)
             poll.register(self._close_read, select.POLLIN)
-            looked = time.monotonic()
             while True:
                 ready = [fd for fd, _ in poll.poll(self._pause_s * 1e3)]
                 if self._close_read in ready:
@@ -148,14 +149,10 @@ class RankWatch:
                 for fd in ready:
                     poll.unregister(fd)
                     self._note_end(rank_of[fd])
-                now = time.monotonic()
-                self._look(min(now - looked, 2 * self._pause_s))
-                looked = now
+                self._probe()
 
-    def _look(self, elapsed_s: float) -> None:
-        cpu_s = self._own_clock.read() + sum(process.cpu_s() for process in self._ranks.values())
-        has_computed = cpu_s - self._cpu_s > _WORKING_SHARE * elapsed_s
-        self._cpu_s = cpu_s
+    def _probe(self) -> None:
+        elapsed_s, has_computed = self._clock.probe()
         awaited = self._awaited
         self._silent_s = self._silent_s + elapsed_s if awaited and not has_computed else 0.0
         self._waited_s = self._waited_s + elapsed_s if awaited and self._is_idle_otherwise else 0.0
@@ -179,13 +176,6 @@ class RankWatch:
             self._on_end(self._failure)
 
 
-def look_pause_s(timeout_s: float) -> float:
-    """Return how often to look for signs of life that may be missing for so long."""
-    return min(_LONGEST_PAUSE_S, timeout_s / _LOOKS_PER_TIMEOUT)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+def probe_pause_s(timeout_s: float) -> float:
+    """Return how often to probe for signs of life that may be missing for so long."""
+    return min(_LONGEST_PAUSE_S, timeout_s / _PROBES_PER_TIMEOUT)

@@ -36,38 +36,57 @@ class CpuClock:
             return 0.0
 
 
-class LivenessClock:
-    """How long a process has given no sign of life: something it said, or work that it did.
+class WorkClock:
+    """Whether processes have worked, and how much time has passed, since the last probe.
 
     Time counts only while this process itself runs, so that one that was suspended as a whole goes on as if nothing
     had been.
 
     Args:
+        read_cpu_s: returns the seconds that the processes have computed so far.
+        share: processes that work spend at least this share of the time on a processor.
         pause_s: about how often `probe` is called.
     """
 
-    def __init__(self, pid: int, pause_s: float) -> None:
-        self._pid, self._pause_s, self._clock = pid, pause_s, CpuClock(pid)
-        self._probed = time.monotonic()
-        self._cpu_s, self._num_faults = self._clock.read(), _major_faults(pid)
-        self._age_s = 0.0
+    def __init__(self, read_cpu_s: Callable[[], float], share: float, pause_s: float) -> None:
+        self._read_cpu_s, self._share, self.pause_s = read_cpu_s, share, pause_s
+        self._probed, self._cpu_s = time.monotonic(), read_cpu_s()
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the last sign, as of the last probe."""
-        return self._age_s
+    def probe(self) -> tuple[float, bool]:
+        """Return the seconds since the last probe, two pauses at most, and whether the processes have worked."""
+        now, cpu_s = time.monotonic(), self._read_cpu_s()
+        elapsed_s = now - self._probed
+        has_worked = cpu_s - self._cpu_s > self._share * elapsed_s
+        self._probed, self._cpu_s = now, cpu_s
+        return min(elapsed_s, 2 * self.pause_s), has_worked
+
+
+class LivenessClock:
+    """How long a process has given no sign of life: something it said, or work that it did.
+
+    Args:
+        pause_s: about how often `probe` is called.
+
+    Attributes:
+        age_s: seconds since the last sign, as of the last probe.
+    """
+
+    def __init__(self, pid: int, pause_s: float) -> None:
+        self._pid, self._clock = pid, WorkClock(CpuClock(pid).read, _WORKING_SHARE, pause_s)
+        self._num_faults = _major_faults(pid)
+        self.age_s = 0.0
 
     def note(self) -> None:
         """It has said something."""
-        self._age_s = 0.0
+        self.age_s = 0.0
 
     def probe(self) -> None:
         """See whether it has worked since the last probe: it computed, or read memory from a disk."""
-        now, cpu_s, num_faults = time.monotonic(), self._clock.read(), _major_faults(self._pid)
-        elapsed_s = now - self._probed
-        has_worked = cpu_s - self._cpu_s > _WORKING_SHARE * elapsed_s or num_faults > self._num_faults
-        self._age_s = 0.0 if has_worked else self._age_s + min(elapsed_s, 2 * self._pause_s)
-        self._probed, self._cpu_s, self._num_faults = now, cpu_s, num_faults
+        num_faults = _major_faults(self._pid)
+        elapsed_s, has_computed = self._clock.probe()
+        has_worked = has_computed or num_faults > self._num_faults
+        self.age_s = 0.0 if has_worked else self.age_s + elapsed_s
+        self._num_faults = num_faults
 
 
 class LivenessProbe:
@@ -109,9 +128,14 @@ class LivenessProbe:
         self._on_silence(self.signs.age_s)
 
 
+def stat_field(pid: int, number: int) -> str:
+    """Return a field of a process in /proc, 0 = its state; "" when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[number]
+    except (OSError, IndexError):
+        return ""
+
+
 def _major_faults(pid: int) -> int:
     """Return how often a process has waited for memory that was on a disk; 0 when it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[9])
-    except (OSError, IndexError):
-        return 0
+    return int(stat_field(pid, 9) or 0)

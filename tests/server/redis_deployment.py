@@ -22,7 +22,7 @@ CLUSTER = f"{TOPIC}.cluster"
 # Short, so that losses are noticed soon; a busy machine may take them for losses too early, which costs no byte.
 EXPIRE_MS = 900
 NUM_TOKENS = 250
-SCHEDULER, ENGINE, HTTP = "redis_scheduler.process", "engine_process", "http_process"
+SCHEDULER, ENGINE, HTTP = "cluster.redis.process", "engine_process", "http_process"
 
 
 class Deployment:

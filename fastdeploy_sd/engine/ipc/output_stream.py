@@ -12,7 +12,7 @@ class OutputStream:
     """A queue with one reader and a definite end.
 
     It holds at most the request's own tokens, so a reader that stalls costs a bounded amount of memory and delays
-    nobody.
+    no other request.
 
     Attributes:
         request_id: of the request.

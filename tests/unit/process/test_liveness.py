@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.process.liveness import LivenessClock
+from fastdeploy_sd.process.liveness import LivenessClock, WorkClock
 
 
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
@@ -45,3 +45,15 @@ def test_reading_memory_from_a_disk_is_work(tmp_path: Path) -> None:
         time.sleep(1)  # long enough for the little that was computed here to be no work
         signs.probe()
         assert signs.age_s == 0
+
+
+def test_work_is_a_share_of_the_time_and_a_suspension_counts_for_two_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = cpu_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = WorkClock(lambda: cpu_s, share=0.05, pause_s=1.0)
+    now, cpu_s = now + 1.0, cpu_s + 0.04
+    assert clock.probe() == (1.0, False)
+    now, cpu_s = now + 1.0, cpu_s + 0.06
+    assert clock.probe() == (1.0, True)
+    now += 1000.0
+    assert clock.probe() == (2.0, False)

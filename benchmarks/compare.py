@@ -106,7 +106,7 @@ def measure(
     with _build(args.other, options) as other, _build(_ROOT, options) as own:
         builds = [other, own]
         for number, order in enumerate(orders):
-            # Neither always comes behind the other.
+            # Neither always runs after the other.
             turn = [0, 1] if number % 2 == 0 else [1, 0]
             ms = least.setdefault(json.dumps(order), [float("inf")] * 2)
             for i in turn:
@@ -130,7 +130,7 @@ def _step_times(fmt: str, order: Mapping[str, int], ms: Sequence[float], one_ms:
 @contextlib.contextmanager
 def _build(checkout: Path, options: Mapping[str, Any]) -> Iterator[Callable[[Mapping[str, int]], float]]:
     """Run a build's process; what is yielded gives it an order and returns the milliseconds."""
-    # -P: the modules beside the file are this build's, those on the path the checkout's.
+    # -P: modules next to the file are this build's, those on the path the checkout's.
     command = [sys.executable, "-P", str(_PEER), json.dumps(options)]
     process = subprocess.Popen(
         command,

@@ -1,4 +1,4 @@
-"""`bench gpu-kernels`: what ops cost on a GPU by themselves, beside what its memory and its matrix units did before.
+"""`bench gpu-kernels`: what ops cost on a GPU, and what its memory and matrix units reach.
 
 Every run is timed by two events around it, after the second-level cache was filled with other bytes. Quoted are
 medians.
@@ -69,7 +69,7 @@ PEERS: tuple[GpuPeer, ...] = (TorchPeer(), FlashInferPeer())
 
 def main(argv: Sequence[str]) -> int:
     """Time the cases, print a table."""
-    command = Command("gpu-kernels", "Time ops on a GPU, beside the rates of its memory and matrix units.")
+    command = Command("gpu-kernels", "Time ops on a GPU, and the rates of its memory and matrix units.")
     command.some("--ops", tuple(KINDS), "(default: all)", tuple(KINDS))
     command.number("--repeats", 20, "runs of every case")
     command.json()
@@ -126,7 +126,7 @@ def measure_cases(
     rates: GpuRates,
     peers: Sequence[GpuPeer] = (),
 ) -> Iterator[GpuCost]:
-    """Time every case of these kinds, and the peers' work beside each."""
+    """Time every case of these kinds, and the peers' work for each."""
     progress = Progress(len(kinds), "gpu-kernels")
     for kind in kinds:
         for case in gpu_cases([kind], timer.device, sizes):
@@ -160,7 +160,7 @@ def cost_of(case: GpuCase, seconds: float, rates: GpuRates) -> GpuCost:
 
 
 class Timer:
-    """Times what is put on a device's stream, by events, each run behind one that fills the second-level cache.
+    """Times what is put on a device's stream, by events, each run after one that fills the second-level cache.
 
     Args:
         flush_bytes: that are written in between.

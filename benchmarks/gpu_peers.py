@@ -1,6 +1,6 @@
-"""The same work by other projects' kernels, where they are installed beside ours: PyTorch's ops and FlashInfer's.
+"""The same work by other projects' kernels, where they are installed: PyTorch's ops and FlashInfer's.
 
-Each is imported only when it is asked, and times itself as ours are: by events, behind writes that fill the
+Each is imported only when it is asked, and times itself as ours are: by events, after writes that fill the
 second-level cache. They compute what ours do, in bfloat16 and over a KV cache of it; sampling without rules and without
 verification, which they have no op for.
 """
@@ -71,7 +71,7 @@ Work = LinearWork | AttentionWork | SamplingWork
 
 
 class GpuPeer(Protocol):
-    """Somebody's kernels."""
+    """Kernels of another project."""
 
     name: str
 

@@ -38,7 +38,7 @@ _PROMPT_LEN = 64
 _CYCLE_LEN = 16
 _NUM_WARM_UP_STEPS = 20
 _MIB = 1 << 20
-# Of prompts in a step, beside what decoding requests need.
+# Of prompts in a step, besides what decoding requests need.
 _STEP_TOKENS = 2048
 _US_PER_S = 1e6
 
@@ -101,9 +101,9 @@ def main(argv: Sequence[str]) -> int:
     command.json()
     args = command.read(argv)
     if args.others and not args.model:
-        command.error(f"expected --model beside the engine's options: {' '.join(args.others)}")
+        command.error(f"expected --model with the engine's options: {' '.join(args.others)}")
     if args.random_text and args.model:
-        command.error("expected no --model beside --random-text: it says what it says")
+        command.error("expected no --model with --random-text: the stand-in alone has such text")
     progress, costs = Progress(len(args.methods) * len(args.batch), "host"), []
     for method in args.methods:
         with _engine(args, method) as (engine, executor):

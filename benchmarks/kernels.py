@@ -1,4 +1,4 @@
-"""`bench kernels`: what the matrix products cost by themselves, beside what memory and arithmetic allow at that moment.
+"""`bench kernels`: what matrix products cost alone, and what memory and arithmetic allow at that moment.
 
 Every product reads matrices that no cache still holds. The formats' numbers of rows take turns, and the machine is
 measured before each turn: what is quoted are medians, and shares of a bound within one turn.

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
     A configuration that drafts is measured after plain decoding of the same configuration, which is in the table too.
     """
-    text = "Measure prefill and decode speed in this process; of a method that drafts, beside plain decoding."
+    text = "Measure prefill and decode speed in this process; a method that drafts is compared with plain decoding."
     command = Command("offline", text, "the engine's (--model, --quantization, --config FILE, ...)")
     command.number("--batch", (1, 8, 32), "requests at once")
     command.number("--prompt-len", 128, "tokens")
@@ -67,7 +67,7 @@ def run_offline(config: Config, workloads: Sequence[Workload], repeats: int) -> 
 
 
 def _with_naive(config: Config) -> list[Config]:
-    """A method is only ever shown beside plain decoding, which comes first."""
+    """Put plain decoding first: what every method is compared with."""
     naive = replace(config, speculative=SpeculativeConfig())
     return [naive] if config.speculative.method == naive.speculative.method else [naive, config]
 

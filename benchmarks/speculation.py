@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 def _read(argv: Sequence[str]) -> argparse.Namespace:
     command = Command(
         "speculation",
-        "Measure drafting methods beside plain decoding of the same configuration, interleaved, and verify that both"
+        "Compare drafting methods with plain decoding of the same configuration, interleaved, and verify that both"
         " give the same tokens. Exit status 1 when they do not.",
         "the engine's (--quantization, --num-threads, ...)",
     )

@@ -1,4 +1,4 @@
-"""Measures one drafting configuration beside plain decoding: the same requests, interleaved, in two engines.
+"""Compares one drafting configuration with plain decoding: the same requests, interleaved, in two engines.
 
 The two are interleaved because a machine's speed changes from one second to the next; a speed-up is the ratio of two
 neighbours, and the median of those. Knows no files and no tables.

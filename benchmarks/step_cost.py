@@ -34,7 +34,7 @@ def verify_rows(num_rows: int, window: tuple[EngineStats, EngineStats], outputs:
     """Refuse the time of a step over another number of rows, e.g. where the engine had no room for every draft.
 
     Args:
-        num_rows: of the only request: its newest token and the drafts behind it.
+        num_rows: of the only request: its newest token and the drafts after it.
         window: snapshots before and after the step.
         outputs: of the step.
 

@@ -119,9 +119,9 @@ class Plan:
 
     @property
     def max_len(self) -> int:
-        """Tokens of the longest sequence of any metric, with room for what forward passes leave behind."""
-        behind = (self.rounds + 1) * (self.repeats + 1) * sum(self.rows)
-        return -(-(max(self.contexts) + behind) // 256) * 256
+        """Tokens of the longest sequence of any metric, with room for the tokens of forward passes."""
+        tail = (self.rounds + 1) * (self.repeats + 1) * sum(self.rows)
+        return -(-(max(self.contexts) + tail) // 256) * 256
 
     def num_requests(self, concurrency: int) -> int:
         """Requests of one turn over HTTP."""

@@ -81,7 +81,7 @@ def _run(argv: Sequence[str]) -> None:
 
 
 def _report(argv: Sequence[str]) -> None:
-    command = Command("peers report", "Print the tables of the records and write them beside them, with the plot.")
+    command = Command("peers report", "Print the tables of the records; write them and the plot into the folder.")
     command.folder(RESULTS_DIR, "of the records")
     _print_report(command.read(argv).output)
 

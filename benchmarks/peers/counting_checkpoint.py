@@ -1,7 +1,7 @@
-"""The checkpoint everybody runs: Qwen3-0.6B's exact shape, with weights that make it count.
+"""The checkpoint that all peers run: Qwen3-0.6B's exact shape, with weights that make it count.
 
 Speed depends on shapes and bytes, not on what a model has learned, so most weights are random. A few are set so that
-greedy decoding answers token t with t + 1, by a margin that survives 4-bit weights in anybody's rounding. So every
+greedy decoding answers token t with t + 1, by a margin that survives 4-bit weights in any peer's rounding. So every
 peer must produce the same tokens, which shows that the conversions are right, and what a drafting method can guess is
 known: a prompt that holds a stretch of the count, with some tokens changed, is a text to be copied with edits.
 

@@ -82,7 +82,7 @@ class InProcess:
         yield from cases.values()
 
     def _forward(self) -> Iterator[Case]:
-        """A case is "M@context": one pass over M rows behind that many tokens."""
+        """A case is "M@context": one pass over M rows after that many tokens."""
         for context in self._plan.contexts:
             cases = {rows: self._cases(f"{rows}@{context}", rows) for rows in self._plan.rows}
             self._forward_context(self._prompt(context), cases)

@@ -143,7 +143,7 @@ def convert(peers: Collection[str]) -> None:
 
 
 def _convert_llama() -> None:
-    """bfloat16 by llama.cpp's converter, which needs PyTorch and so runs beside transformers; the rest from that."""
+    """Convert to bfloat16 in the environment of transformers, as llama.cpp's converter needs PyTorch; quantise that."""
     wide = model_path("llamacpp", "bf16")
     if not wide.exists():
         partial = wide.with_suffix(".partial")

@@ -139,7 +139,7 @@ class Server(Process):
         self._model = ""
 
     def wait(self) -> None:
-        """Wait until it answers, and look whether its answer is right.
+        """Wait until it answers, and check that its answer is right.
 
         Raises:
             PeerError: it has ended, takes too long, or answers with an error, the wrong text or none.

@@ -67,7 +67,7 @@ class Peer(Protocol):
         """Compute a prompt that `forward` follows; {}."""
 
     def forward(self, rows: int, repeats: int) -> dict[str, Any]:
-        """Run the model `repeats` times over `rows` tokens behind the context, with logits for each; {"seconds"}."""
+        """Run the model `repeats` times over `rows` tokens after the context, with logits for each; {"seconds"}."""
 
     def generate(self, prompt: TokenIds, max_tokens: int, option: dict[str, Any]) -> dict[str, Any]:
         """Answer a prompt from start to end with the peer's own drafting: {"tokens", "seconds"}; `option` {} = none."""

@@ -65,7 +65,7 @@ def _metric_tables(metric: str, groups: Sequence[Group]) -> list[str]:
     for context in dict.fromkeys(name.partition("@")[2] for g in groups for name in g.case_names()):
         rows = dict.fromkeys(n.partition("@")[0] for g in groups for n in g.case_names() if n.endswith(f"@{context}"))
         columns = {row: f"{row}@{context}" for row in rows}
-        parts += [f"**{title}, behind {context} tokens**", _table(groups, columns, _forward_cell)]
+        parts += [f"**{title}, after {context} tokens**", _table(groups, columns, _forward_cell)]
     return parts
 
 
@@ -207,12 +207,12 @@ def _milliseconds(case: Case) -> float:
 # Metric -> labels of the axes, the cases' names end in, and what is drawn over their work.
 _PLOTTED: Mapping[str, tuple[str, str, str, Callable[[Case], float]]] = {
     "decode": ("sequences", "decoding, tokens/s", "", _rate),
-    "forward": ("rows", f"forward pass behind {_CONTEXT} tokens, ms", f"@{_CONTEXT}", _milliseconds),
+    "forward": ("rows", f"forward pass after {_CONTEXT} tokens, ms", f"@{_CONTEXT}", _milliseconds),
 }
 
 
 def save_plot(groups: Sequence[Group], path: Path) -> None:
-    """Write a PNG of what was measured: tokens per second over sequences, milliseconds over rows behind 512 tokens.
+    """Write a PNG of what was measured: tokens per second over sequences, milliseconds over rows after 512 tokens.
 
     Raises:
         ConfigError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""`bench compare` of this checkout beside itself over the demo model, with numbers too small to mean anything."""
+"""`bench compare` of this checkout with itself over the demo model, with numbers too small to mean anything."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_shares_are_of_the_rates_that_were_measured() -> None:
 
 
 class Peer:
-    """Somebody's kernels for linear layers and attention, of which one fails."""
+    """Another project's kernels for linear layers and attention, of which one fails."""
 
     name = "other"
 

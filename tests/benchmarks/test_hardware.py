@@ -13,7 +13,7 @@ from fastdeploy_sd.device import library
 from tests.ops.backends import isa
 
 
-def test_one_thread_has_nobody_to_talk_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_has_no_other_to_talk_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "STREAM_BYTES", 8 << 20)
     before = library.num_threads()
     library.set_num_threads(1)

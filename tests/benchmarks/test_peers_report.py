@@ -148,7 +148,7 @@ def test_forward_table_shows_the_price_of_more_rows_per_context() -> None:
         Case("5@4096", "ours", 5, [[0.030], [0.030]]),
     ]
     text = tables([group("forward", "4-bit", cases)])
-    assert "behind 512 tokens" in text
+    assert "after 512 tokens" in text
     table = rows(text)
     assert table[0] == ["Weights", "", "1", "5"]
     assert table[2][2:] == ["15.0 (1.00)", "17.0 (1.12)"]

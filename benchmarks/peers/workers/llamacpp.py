@@ -16,7 +16,7 @@ from benchmarks.peers.protocol import Peer, Settings, TimedCalls, TokenIds, serv
 
 _MAX_BATCH = 2048
 _MAX_UBATCH = 512
-# Positions behind the prompt that a context has room for.
+# Positions after the prompt that a context has room for.
 _ROOM = 256
 
 

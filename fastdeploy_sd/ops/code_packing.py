@@ -6,7 +6,7 @@ import numpy as np
 
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.ops.weight_matrix import Codes, WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
@@ -40,7 +40,11 @@ def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOL
     codes = np.zeros((num_panels * _PANEL, len(groups), _GROUP), np.uint8)
     scales = np.zeros((num_panels * _PANEL, len(groups)), np.float32)
     is_exact = np.ones(scales.shape, np.bool_)
-    _fill(parts, groups, codes, scales, is_exact)
+    scales[:num_rows] = np.concatenate([part.scales for part in parts])
+    is_exact[:num_rows] = np.concatenate([part.is_exact for part in parts])
+    for g, group in enumerate(groups):
+        own = slice(group.start, group.stop)
+        np.concatenate([part.codes[:, own] for part in parts], out=codes[:num_rows, g, : len(group)])
     places = num_panels, _PANEL, len(groups)
     words = codes.reshape(*places, _GROUP // _WORD, _WORD).transpose(0, 2, 3, 1, 4)
     scale_words = scales.reshape(places).transpose(0, 2, 1)
@@ -53,14 +57,3 @@ def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOL
     shape = num_panels, len(groups), -1
     scale_bytes = np.ascontiguousarray(scale_words).view(np.uint8)
     return np.concatenate([words.reshape(shape), scale_bytes.reshape(shape)], axis=2).reshape(-1)
-
-
-def _fill(parts: list[Codes], groups: list[range], codes: U8, scales: np.ndarray, is_exact: np.ndarray) -> None:
-    """Write parts one below the other: codes [N, G, 128], scales and is_exact [N, G]."""
-    first = 0
-    for part in parts:
-        rows = slice(first, first + len(part.codes))
-        scales[rows], is_exact[rows] = part.scales, part.is_exact
-        for g, group in enumerate(groups):
-            codes[rows, g, : len(group)] = part.codes[:, group.start : group.stop]
-        first = rows.stop

@@ -19,7 +19,6 @@ from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 A = TypeVar("A")
-Experts = Sequence[Array | WeightMatrix] | Array
 # fdsd::WeightDType.
 _WEIGHT_DTYPE_CODES = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1, np.dtype(np.float16): 2}
 
@@ -161,30 +160,13 @@ class PackedExperts(Generic[A]):
     format: LinearFormat
 
 
-def experts_shape(weights: Experts) -> tuple[int, int]:
+def experts_shape(weights: Sequence[WeightMatrix]) -> tuple[int, int]:
     """Return the (out_features, in_features) that all experts share.
 
     Raises:
         ValueError: no expert, or shapes that differ.
     """
-    shapes = {as_matrix(weight).shape for weight in weights}
+    shapes = {weight.shape for weight in weights}
     if len(shapes) != 1:
         raise ValueError(f"weights: expected experts of one shape [N, K], got shapes {sorted(shapes)}")
     return shapes.pop()
-
-
-def pack_experts(weights: Experts, fmt: LinearFormat) -> PackedExperts[npt.NDArray[np.uint8]]:
-    """Pack one matrix per expert; see `pack_linear`.
-
-    Args:
-        weights: as for `pack_linear`, each, all of one shape; an array [E, N, K] will do.
-
-    Raises:
-        ValueError: unknown format, no expert, or a shape or dtype disagrees.
-    """
-    out_features, in_features = experts_shape(weights)
-    size = packed_bytes(in_features, out_features, fmt)
-    data = WeightMemory().take(len(weights) * size)
-    for i, weight in enumerate(weights):
-        pack_into(data.ctypes.data + i * size, weight, fmt)
-    return PackedExperts(data, len(weights), in_features, out_features, fmt)

@@ -38,21 +38,19 @@ class WeightPart(ABC):
 
     Attributes:
         name: of the weight in its checkpoint.
+        data: numbers or codes, [N, K] unless the storage says otherwise; may be a view of a read-only memory map whose
+            rows are not neighbours.
         place: which part of the weight it is, "" = all of it.
     """
 
     name: str
+    data: Array
     place: str = field(default="", kw_only=True)
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Bytes in the checkpoint."""
+        """(N, K); raises ValueError when `data` is no matrix."""
+        return _matrix_shape(self.data)
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -92,27 +90,13 @@ class WeightPart(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloatPart(WeightPart):
-    """A part that is stored as numbers.
+    """A part that is stored as numbers: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed."""
 
-    Attributes:
-        data: f32, f16 or bf16 (u16 bits) [N, K], or [K, N] if transposed; may be a view of a read-only memory map whose
-            rows are not neighbours.
-    """
-
-    data: Array
     is_transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K); raises ValueError when `data` is no matrix."""
-        if self.data.ndim != 2:  # noqa: PLR2004
-            raise ValueError(f"weight: expected [N, K], got shape {list(self.data.shape)}")
-        rows, columns = self.data.shape
-        return (columns, rows) if self.is_transposed else (rows, columns)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.data.nbytes
+        return _matrix_shape(self.data.T if self.is_transposed else self.data)
 
     def numbers(self) -> FloatPart:
         return self
@@ -185,6 +169,13 @@ class WeightMatrix:
         is_narrow = all(part.dtype == np.uint16 for part in rows)
         arrays = rows if is_narrow else [part if part.dtype == np.float32 else widen(part) for part in rows]
         return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+
+
+def _matrix_shape(data: Array) -> tuple[int, int]:
+    if data.ndim != 2:  # noqa: PLR2004
+        raise ValueError(f"weight: expected [N, K], got shape {list(data.shape)}")
+    rows, columns = data.shape
+    return rows, columns
 
 
 def _joined(ranges: Sequence[range]) -> list[range]:

@@ -15,7 +15,7 @@ from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
-from fastdeploy_sd.models.weights.source import Weights, WeightSource
+from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.models.weights.storages import registry
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightPart
 from fastdeploy_sd.types import F32
@@ -34,17 +34,7 @@ DESCRIPTION = {"quant_method": "int8_rows"}
 class Int8Part(WeightPart):
     """i8[N, K] times f32[N]."""
 
-    data: Weights
     scales: F32
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        num_rows, num_columns = self.data.shape
-        return num_rows, num_columns
-
-    @property
-    def num_bytes(self) -> int:
-        return self.data.nbytes
 
     @property
     def tensors(self) -> tuple[str, ...]:

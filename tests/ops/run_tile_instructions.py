@@ -16,11 +16,12 @@ from fastdeploy_sd.ops import attention, moe
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import pack_experts, pack_linear
+from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.types.ranges import SliceRule
 from tests.ops.backends import isa, threads, tiles
 from tests.ops.cases.attention import MIXED, batch
 from tests.ops.cases.attention_int8 import quantized
+from tests.ops.cases.moe import pack_experts
 from tests.ops.test_tiles import CHIP, PRODUCTS, TWIN, add_product, bf16_operands, int_operands
 
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")

@@ -10,10 +10,10 @@ import pytest
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
-from fastdeploy_sd.ops.packing import pack_experts
 from fastdeploy_sd.ops.reference import collective as reference
 from fastdeploy_sd.types.ranges import halved
 from tests.ops.backends import threads
+from tests.ops.cases.moe import pack_experts
 
 HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20
 OPTIONS: dict[str, Any] = {"top_k": 3, "normalize": True, "norm_min": 1e-12}

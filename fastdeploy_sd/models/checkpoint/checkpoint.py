@@ -40,8 +40,7 @@ class Checkpoint(ModelSource):
                 if name in tensors:
                     names = f"{tensors[name].path.name} and {file.path.name}"
                     raise CheckpointError(f"{path}: tensor {shown(name)} is in {names}")
-                self._files[name] = file
-                tensors[name] = TensorInfo(file.path, entry.dtype, entry.shape, entry.end - entry.begin)
+                self._files[name], tensors[name] = file, entry
         super().__init__(path, tensors, path / CONFIG_NAME, config)
         self._is_ernie = any(name.startswith("ernie.") for name in tensors)
 

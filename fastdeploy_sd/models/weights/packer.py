@@ -89,7 +89,7 @@ class WeightPacker:
         num_bytes = len(matrices) * size
         found = None if self._store is None else self._store.find(name, num_bytes)
         data = self._newly_packed(name, size, matrices, fmt, slices) if found is None else device().wrap(found)
-        self._on_packed(sum(part.num_bytes for matrix in matrices for part in matrix.parts), num_bytes)
+        self._on_packed(sum(part.data.nbytes for matrix in matrices for part in matrix.parts), num_bytes)
         self._source.release(name for matrix in matrices for part in matrix.parts for name in part.tensors)
         return data
 

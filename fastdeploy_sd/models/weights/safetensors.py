@@ -15,13 +15,13 @@ import os
 import pathlib
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.weights.source import TensorInfo
 from fastdeploy_sd.process.files import describe, open_regular
 
 MAX_HEADER_BYTES = 100_000_000
@@ -35,16 +35,6 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
     # Eight-bit floats are read as bits.
     "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """Where one tensor lies: bytes [begin, end) after the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 class SafetensorsFile:
@@ -150,7 +140,7 @@ class SafetensorsFile:
             raise self._fail("the header is not a JSON object")
         return header, LENGTH_BYTES + length
 
-    def _parse_entry(self, name: str, value: Any) -> TensorEntry:
+    def _parse_entry(self, name: str, value: Any) -> TensorInfo:
         if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
             raise self._fail(f"tensor {shown(name)}: expected dtype, shape and data_offsets")
         dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -171,7 +161,7 @@ class SafetensorsFile:
                 f"tensor {shown(name)}: {dtype}{shown(shape)} needs {shown(num_bytes)} bytes,"
                 f" got [{shown(begin)}, {shown(end)}) of {available}"
             )
-        return TensorEntry(dtype, tuple(shape), begin, end)
+        return TensorInfo(self.path, dtype, tuple(shape), begin, end)
 
     def _verify_coverage(self) -> None:
         """Raise CheckpointError where tensors share bytes."""

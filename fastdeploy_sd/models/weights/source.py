@@ -27,12 +27,14 @@ class TensorInfo:
     Attributes:
         path: of its file.
         dtype: as safetensors names types.
+        begin, end: where its bytes are among the tensors' bytes of the file.
     """
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
-    num_bytes: int
+    begin: int
+    end: int
 
 
 class WeightSource(ABC):
@@ -56,7 +58,7 @@ class WeightSource(ABC):
 
     def num_bytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(info.num_bytes for info in self.tensors.values())
+        return sum(info.end - info.begin for info in self.tensors.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor that is there."""

@@ -33,25 +33,20 @@ from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 # Key of a Tunable -> value.
 Tuning = Mapping[str, int]
 
-# The kernel's own distance; other distances are in bytes, 0 = no prefetch.
-UNMEASURED = -1
-DISTANCES = (0, 2048, 8192, 16384)
+UNMEASURED = -1  # the kernel's own distance
 # Numbers of rows that are measured. Others have the distance of the next larger one.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12)
-# 0 = the kernel's own. A tile never has more rows than its level's registers hold. A block is packed rows, which a pass
-# over the weights multiplies.
-TILE_ROWS = (0, 3, 4, 6, 8, 10, 16)
-BLOCK_BYTES = (0, 256 << 10, 1 << 20, 2 << 20)
 _DISTANCE_KEYS = {num_rows: f"prefetch_bytes_{num_rows}" for num_rows in ROWS}
 TUNABLES = (
-    # The rows may be several tiles of fewer, which have the same distance meanwhile.
+    # Bytes ahead of the loads, 0 = no prefetch. The rows may run as several tiles of fewer, so these prefetch alike.
     *(
-        Tunable(key, (UNMEASURED, *DISTANCES), 1.03, num_rows, alike=tuple(_DISTANCE_KEYS.values())[:i])
+        Tunable(key, (UNMEASURED, 0, 2048, 8192, 16384), 1.03, num_rows, alike=tuple(_DISTANCE_KEYS.values())[:i])
         for i, (num_rows, key) in enumerate(_DISTANCE_KEYS.items())
     ),
-    # Several tiles of every level, and several blocks of most sizes.
-    Tunable("tile_rows", TILE_ROWS, 1.02, num_rows=96),
-    Tunable("block_bytes", BLOCK_BYTES, 1.02, num_rows=512, after=("tile_rows",)),
+    # At most; 0 = the kernel's own. Measured with several tiles of every level.
+    Tunable("tile_rows", (0, 3, 4, 6, 8, 10, 16), 1.02, num_rows=96),
+    # Of packed rows that a pass over the weights multiplies. Measured with several blocks of most sizes.
+    Tunable("block_bytes", (0, 256 << 10, 1 << 20, 2 << 20), 1.02, num_rows=512, after=("tile_rows",)),
 )
 DEFAULT: Tuning = {tunable.key: tunable.values[0] for tunable in TUNABLES}
 # Weights for the prefetch are larger than last-level caches: what those hold needs none.

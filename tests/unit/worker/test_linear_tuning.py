@@ -15,7 +15,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
-from fastdeploy_sd.ops.packing import pack_experts, pack_linear
+from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.worker.autotune import linear_tuning, tunable
 from fastdeploy_sd.worker.autotune.linear_tuning import (
     DEFAULT,
@@ -33,6 +33,7 @@ from fastdeploy_sd.worker.autotune.linear_tuning import (
 from fastdeploy_sd.worker.autotune.tunable import Tunable, clearly_best, measured, was_quiet
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.ops.backends import LEVELS, isa
+from tests.ops.cases.moe import pack_experts
 
 MACHINE: dict[str, str | int] = {"cpu": "x", "num_threads": 2}
 ALONE = RankGroup()

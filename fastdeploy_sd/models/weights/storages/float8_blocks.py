@@ -13,7 +13,7 @@ from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import Codes, FloatPart, WeightPart
-from fastdeploy_sd.types import F32, U8, Rows
+from fastdeploy_sd.types import F32, Rows
 
 BLOCK = 128
 _DTYPE = "F8_E4M3"
@@ -34,27 +34,16 @@ _VALUES = _values()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Float8Part(WeightPart):
-    """A part stored as codes of e4m3; a number is code * scale.
+    """A part stored as codes of e4m3, u8[N, K]; a number is code * scale.
 
     Attributes:
-        data: u8[N, K], codes.
         scales: f32[N / 128, K / 128] of the whole weight, rounded up.
         row, column: of the whole weight at which the part begins.
     """
 
-    data: U8
     scales: F32
     row: int = 0
     column: int = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        num_rows, num_columns = self.data.shape
-        return num_rows, num_columns
-
-    @property
-    def num_bytes(self) -> int:
-        return self.data.nbytes
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -66,7 +55,7 @@ class Float8Part(WeightPart):
         for begin in range(0, num_rows, BLOCK):
             end = min(begin + BLOCK, num_rows)
             scale = self._scales_at(np.arange(begin, end), np.arange(num_columns))
-            np.multiply(_VALUES[self.data[begin:end]], scale, out=values[begin:end])
+            np.multiply(_VALUES[self.data[begin:end].view(np.uint8)], scale, out=values[begin:end])
         return FloatPart(self.name, values, place=self.place)
 
     def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
@@ -75,8 +64,9 @@ class Float8Part(WeightPart):
             return None
         begins, lasts = (np.array([group[i] for group in groups]) for i in (0, -1))
         is_in_one_block = (begins + self.column) // BLOCK == (lasts + self.column) // BLOCK
-        has_nan = np.logical_or.reduceat(self.data & _MAGNITUDE == _NAN, begins, axis=1)
-        return Codes(self.data, self._scales_at(np.arange(len(self.data)), begins), is_in_one_block & ~has_nan)
+        codes = self.data.view(np.uint8)
+        has_nan = np.logical_or.reduceat(codes & _MAGNITUDE == _NAN, begins, axis=1)
+        return Codes(codes, self._scales_at(np.arange(len(codes)), begins), is_in_one_block & ~has_nan)
 
     def _scales_at(self, rows: Rows, columns: Rows) -> F32:
         """Return f32[n, m]: the scale of every element at some rows and some columns of the part."""
@@ -107,7 +97,7 @@ class Float8Blocks:
 
     def read(self, source: WeightSource, weight: str, shape: tuple[int, int]) -> Float8Part:
         name = f"{weight}.weight"
-        codes = source.tensor(name, shape, (_DTYPE,)).view(np.uint8)
+        codes = source.tensor(name, shape, (_DTYPE,))
         num_rows, num_columns = (-(-size // BLOCK) for size in shape)
         scales = widen(source.tensor(_scales_name(name), (num_rows, num_columns)))
         if not np.isfinite(scales).all():

@@ -60,7 +60,8 @@ class AsyncScheduler:
             committed, and nobody may look at them before.
         """
         pool, c = self._pool, self._pool.counters
-        may_preempt = pool.kv.num_free_blocks + pool.kv.num_cached_blocks < len(pool.running)
+        num_available = pool.kv.num_free_blocks + pool.kv.num_cached_blocks
+        may_preempt = num_available < len(pool.running) * len(pool.kv.groups)
         if may_preempt or pool.num_text_bound or self._scheduler.may_preempt_for_waiting:
             return None
         rows = np.array([state.counter_row for state in states], np.intp)

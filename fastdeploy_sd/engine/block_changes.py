@@ -23,15 +23,20 @@ class BlockChanges:
         new: list[NewRequest] = []
         deltas: list[RequestDelta] = []
         for state in self._resized.values():
-            num_sent, block_ids = state.num_sent_blocks, state.table.block_ids
-            state.num_sent_blocks = len(block_ids)
-            if num_sent == len(block_ids):
+            is_known, block_ids, num_blocks = state.table.is_sent, list[int](), list[int]()
+            for group in state.table.groups:
+                num_blocks.append(len(group.block_ids) - group.num_sent)
+                block_ids += group.block_ids[group.num_sent :]
+                group.num_sent = len(group.block_ids)
+            if not block_ids:
                 continue  # preempted, ended, or no block was left
-            if num_sent:
-                deltas.append(RequestDelta(state.request_id, tuple(block_ids[num_sent:])))
+            counts = tuple(num_blocks) if len(num_blocks) > 1 else ()
+            if is_known:
+                deltas.append(RequestDelta(state.request_id, tuple(block_ids), counts))
             else:
                 token_ids = np.array(state.token_ids, np.int32)
                 is_ahead = state.arrival is not None and state.arrival.is_draft_ahead
-                new.append(NewRequest(state.request, token_ids, state.num_prompt_tokens, tuple(block_ids), is_ahead))
+                num_prompt, ids = state.num_prompt_tokens, tuple(block_ids)
+                new.append(NewRequest(state.request, token_ids, num_prompt, ids, is_ahead, counts))
         self._resized.clear()
         return tuple(new), tuple(deltas)

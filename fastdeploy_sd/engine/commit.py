@@ -92,13 +92,13 @@ class _Commit:
         return outputs
 
     def _advance(self, num_tokens: list[int], rows: ResultRows) -> None:
-        """Move the counters, and publish the blocks that have become full.
+        """Move the counters, publish the blocks that have become full and free those that windows have left behind.
 
         The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
         is overwritten before anyone reads it. A row without output has run a part of its prompt, or failed, or its
         request is held and runs the same tokens again.
         """
-        pool, block_size = self._pool, self._pool.kv.block_size
+        pool, kv, block_size = self._pool, self._pool.kv, self._pool.kv.block_size
         before = self._plan.num_computed_tokens.tolist()
         num_computed = [
             known - 1 if output else end
@@ -113,7 +113,9 @@ class _Commit:
         pool.counters.num_computed_tokens[self._counter_rows] = num_computed
         for r, (now, then) in enumerate(zip(num_computed, before, strict=True)):
             if now // block_size > then // block_size:
-                pool.kv.publish(self._states[r].table, self._states[r].token_ids, now)
+                kv.publish(self._states[r].table, self._states[r].token_ids, now)
+            if kv.has_windows:
+                kv.free_before_windows(self._states[r].table, now)
 
     def _count(self, rows: ResultRows) -> None:
         """Count the step and what became of its drafts.

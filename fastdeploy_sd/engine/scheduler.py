@@ -96,8 +96,10 @@ class Scheduler:
         num_drafts, text = self._speculation.max_draft_tokens, f"a step of {limits.max_num_batched_tokens} tokens"
         assert num_drafts < limits.rows_of_request(1), f"{num_drafts} drafts do not fit into {text}"
         self._kv = KVCacheManager(
-            model_info.num_blocks, model_info.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
+            model_info.num_blocks, model_info.groups, enable_prefix_caching=config.cache.enable_prefix_caching
         )
+        is_moved = store is not None or not isinstance(connector, NoKVConnector)
+        assert not is_moved or self._kv.prefixes.is_plain, "only KV of one group of full attention is moved"
         self._swap = None if store is None else SwapSpace(self._kv, store)
         if self._swap is not None:
             connector = self._swap if isinstance(connector, NoKVConnector) else ConnectorChain(self._swap, connector)

@@ -104,7 +104,7 @@ class SwapSpace:
         load = _Load(num_cached_tokens, [], time.monotonic() + self._load_deadline_s, 0)
         commands: list[LoadBlock] = []
         for i in range(first, end):
-            content = self._kv.describe_block(table, token_ids, i)
+            content = self._kv.prefixes.describe_block(table, token_ids, i)
             slot = self._index.pin(content)
             if slot is None:
                 break
@@ -113,7 +113,7 @@ class SwapSpace:
             load.pending[command.command_id] = i - first
             load.block_ids.append(block_ids[i])
             commands.append(command)
-        self._index.touch(table.hashes[: first + len(commands)])
+        self._index.touch(table.groups[0].hashes[: first + len(commands)])
         self._count(num_lookups=int(end > first), num_hits=int(bool(commands)), num_queried_blocks=end - first)
         if not commands:
             return False

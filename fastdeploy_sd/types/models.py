@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.types.kv_description import KvDescription
+from fastdeploy_sd.types.kv_groups import KvGroup, most_tokens
 from fastdeploy_sd.types.requests import Speculation
 
 
@@ -54,6 +55,7 @@ class ModelInfo:
     """What the engine and the frontend need to know of a loaded model.
 
     Attributes:
+        kv_groups: of its layers; () = one group of full attention, with `block_size`.
         fingerprint: the same on instances that give a request the same tokens; "" = not known.
         kv_address: where this instance takes orders for the KV of prompts, "tcp://host:port"; "" = it takes none.
         kv: what the KV of a prefill or decode instance is like; None = of neither.
@@ -73,6 +75,12 @@ class ModelInfo:
     kv: KvDescription | None = None
     weight_bytes: int = 0
     kv_token_bytes: int = 0
+    kv_groups: tuple[KvGroup, ...] = ()
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """The KV groups of its layers, one at least."""
+        return self.kv_groups or (KvGroup(self.block_size),)
 
     @property
     def max_request_tokens(self) -> int:
@@ -80,4 +88,4 @@ class ModelInfo:
 
         The last output token is never fed back, so its KV is never needed.
         """
-        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
+        return min(self.max_model_len, most_tokens(self.groups, self.num_blocks) + 1)

@@ -21,6 +21,8 @@ class NewRequest:
     Attributes:
         token_ids: i32[n], prompt and committed output so far.
         num_prompt_tokens: the first `num_prompt_tokens` of token_ids are the prompt.
+        block_ids: of its KV groups, one group after the other; -1 where a group needs no block.
+        num_blocks: how many of them are of each group; () = there is one group.
         is_draft_ahead: whether draft layers have the KV of one token more than the target; see KvArrival.
     """
 
@@ -29,14 +31,19 @@ class NewRequest:
     num_prompt_tokens: int
     block_ids: tuple[int, ...]
     is_draft_ahead: bool = False
+    num_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDelta:
-    """What changed for a request the worker knows: blocks appended to its table."""
+    """Blocks appended to the table of a request that the worker knows; groups as in NewRequest.
+
+    The worker is not told of blocks that a window has left behind: no later token attends to them.
+    """
 
     request_id: RequestId
     new_block_ids: tuple[int, ...]
+    num_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -153,6 +153,7 @@ def _created(
         eos_token_ids=loaded.eos_token_ids,
         block_size=loaded.kv.format.block_size,
         num_blocks=loaded.kv.size.num_blocks,
+        kv_groups=loaded.kv.size.groups,
         speculation=speculation,
         fingerprint=identity.output_fingerprint(rule),
         weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,

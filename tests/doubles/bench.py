@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import Any
 
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.spec_decode.proposer import Proposer
@@ -24,7 +25,7 @@ class Bench:
     """
 
     def __init__(
-        self, *, proposer: Proposer | None = None, info: dict[str, int] | None = None, **config: object
+        self, *, proposer: Proposer | None = None, info: dict[str, Any] | None = None, **config: object
     ) -> None:
         """Make an idle engine; `info` are arguments of `toy_info`, `config` of `toy_config`."""
         self.plans: list[SchedulerOutput] = []

@@ -11,6 +11,7 @@ from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConf
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import ModelInfo, Request, RequestId, RequestOutput, Speculation, SpeculationInfo
+from fastdeploy_sd.types.kv_groups import KvGroup
 
 EOS = 1
 
@@ -52,6 +53,7 @@ def toy_info(
     max_model_len: int = 4096,
     max_draft_tokens: int = 0,
     num_lookahead_slots: int = 0,
+    kv_groups: tuple[KvGroup, ...] = (),
 ) -> ModelInfo:
     """Limits of a toy model and its cache; with look-ahead slots its method is one that keeps KV."""
     speculation = SpeculationInfo()
@@ -60,7 +62,8 @@ def toy_info(
         speculation = SpeculationInfo(
             methods[-1], methods, max_draft_tokens, num_lookahead_slots, has_draft_logprobs=True
         )
-    return ModelInfo("toy", vocab_size, max_model_len, (EOS,), block_size, num_blocks, speculation)
+    limits = vocab_size, max_model_len, (EOS,), block_size, num_blocks
+    return ModelInfo("toy", *limits, speculation, kv_groups=kv_groups)
 
 
 def toy_request(

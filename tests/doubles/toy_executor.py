@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -37,7 +37,7 @@ ToyBlock = tuple[ToySlots, ToySlots]
 
 @dataclass(eq=False)
 class _Row:
-    """What an executor keeps of a request: committed tokens, prefix hashes after each of them, block table.
+    """What an executor keeps of a request: committed tokens, prefix hashes after each of them, block tables.
 
     Attributes:
         drafted: (token, source) of what was last proposed.
@@ -46,12 +46,17 @@ class _Row:
 
     request: Request
     token_ids: list[int]
-    block_ids: list[int]
+    tables: list[list[int]]
     num_prompt_tokens: int
     table_row: int
     prefixes: list[int] = field(default_factory=list)
     drafted: list[tuple[int, int]] = field(default_factory=list)
     has_failed: bool = False
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The table of the first KV group."""
+        return self.tables[0]
 
     def prefix_after(self, num_tokens: int) -> int:
         while len(self.prefixes) < num_tokens:
@@ -218,9 +223,17 @@ class ToyExecutor:
             self._proposer.forget(np.array(dropped, np.int32))
             self._proposer.begin(begun)
         for delta in plan.deltas:
-            self._rows[delta.request_id].block_ids += delta.new_block_ids
+            tables = self._rows[delta.request_id].tables
+            for table, block_ids in zip(tables, self._by_group(delta.new_block_ids, delta.num_blocks), strict=True):
+                table.extend(block_ids)
         assert len(set(plan.request_ids)) == len(plan.request_ids) > 0, "a plan without rows, or a request twice"
         assert all(0 <= b < self.model_info.num_blocks for row in self._rows.values() for b in row.block_ids)
+
+    def _by_group(self, block_ids: tuple[int, ...], num_blocks: tuple[int, ...]) -> list[list[int]]:
+        """The blocks of each KV group."""
+        ends = list(accumulate(num_blocks or (len(block_ids),), initial=0))
+        assert (ends[-1], len(ends) - 1) == (len(block_ids), len(self.model_info.groups)), "blocks of no group"
+        return [list(block_ids[begin:end]) for begin, end in pairwise(ends)]
 
     def _add(self, new: NewRequest, num_computed: int) -> DraftRequest:
         request, speculation = new.request, self.model_info.speculation
@@ -228,7 +241,11 @@ class ToyExecutor:
         assert request.request_id not in self._rows, f"{request.request_id} is new, but was known"
         assert new.token_ids[: new.num_prompt_tokens].tolist() == request.prompt_token_ids.tolist(), "wrong prompt"
         self._rows[request.request_id] = _Row(
-            request, new.token_ids.tolist(), list(new.block_ids), new.num_prompt_tokens, self._free_rows.pop()
+            request,
+            new.token_ids.tolist(),
+            self._by_group(new.block_ids, new.num_blocks),
+            new.num_prompt_tokens,
+            self._free_rows.pop(),
         )
         self._rows[request.request_id].drafted = self._arrived_drafts.pop(request.request_id, [])
         table_row = self._rows[request.request_id].table_row
@@ -245,10 +262,13 @@ class ToyExecutor:
             prediction_token_ids=request.prediction_token_ids,
         )
 
-    def _slot(self, row: _Row, position: int) -> int:
-        num_slots = len(row.block_ids) * self.model_info.block_size
-        assert position < num_slots, f"{row.request.request_id}: no block for {position}"
-        return slot_of(row.block_ids, position, self.model_info.block_size)
+    def _slot(self, row: _Row, position: int, g: int = 0) -> int:
+        """Of a position in a KV group. Blocks of all groups are of one pool, so a slot is of one group only."""
+        block_size = self.model_info.groups[g].block_size
+        assert position < len(row.tables[g]) * block_size, f"{row.request.request_id}: no block for {position}"
+        block_id = row.tables[g][position // block_size]
+        assert block_id >= 0, f"{row.request.request_id}: {position} is read or written outside of the window"
+        return block_id * max(group.block_size for group in self.model_info.groups) + position % block_size
 
     def _run_row(self, row: _Row, plan: SchedulerOutput, r: int) -> None:
         """Check the context in the cache, then write this step's tokens behind it."""
@@ -261,16 +281,17 @@ class ToyExecutor:
         assert start < end <= len(row.token_ids), f"tokens [{start}, {end}) of {len(row.token_ids)}"
         assert not drafts or end == len(row.token_ids), "drafts behind an unfinished prompt"
         assert end + len(drafts) <= self.model_info.max_model_len, "tokens past the model's length"
-        for position in range(start):
-            found = self._kv.get(self._slot(row, position))
-            expected = (position, row.prefix_after(position + 1))
-            assert found == expected, f"{row.request.request_id}: KV at {position} is {found}, expected {expected}"
-        for position in range(start, end):
-            self._kv[self._slot(row, position)] = (position, row.prefix_after(position + 1))
-        prefix = row.prefix_after(end)
-        for position, draft in enumerate(drafts, end):
-            prefix = extend_prefix(prefix, draft)
-            self._kv[self._slot(row, position)] = (position, prefix)
+        for g, group in enumerate(self.model_info.groups):
+            for position in range(0 if group.window is None else max(start - group.window + 1, 0), start):
+                found = self._kv.get(self._slot(row, position, g))
+                expected = (position, row.prefix_after(position + 1) + g)
+                assert found == expected, f"{row.request.request_id}: KV at {position} is {found}, expected {expected}"
+            for position in range(start, end):
+                self._kv[self._slot(row, position, g)] = (position, row.prefix_after(position + 1) + g)
+            prefix = row.prefix_after(end)
+            for position, draft in enumerate(drafts, end):
+                prefix = extend_prefix(prefix, draft)
+                self._kv[self._slot(row, position, g)] = (position, prefix + g)
         proposed = row.drafted[: len(drafts)]
         assert _rows_of(plan.draft)[r] == proposed, f"{row.request.request_id}: drafts {drafts}, not {proposed}"
 

@@ -2,97 +2,52 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from fastdeploy_sd.engine.kvcache.block_pool import BlockPool
-from fastdeploy_sd.engine.kvcache.cache_listener import CacheListener
-from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
-from fastdeploy_sd.types import I32, RequestId
-
-TokenIds: TypeAlias = "I32 | array[int]"
-"""Ids of 4 bytes each."""
-
-
-@dataclass(slots=True, eq=False)
-class BlockTable:
-    """The blocks of one request, in token order; only `KVCacheManager` changes it.
-
-    With block_size 4, after 10 tokens were computed and 9 of them are committed:
-
-        tokens      0  1  2  3 | 4  5  6  7 | 8  d  .  .
-        blocks      block_ids[0] block_ids[1] block_ids[2]     num_slots = 12
-        hashes      hashes[0]    hashes[1]                     num_published = 2
-
-    Attributes:
-        request_id: owner.
-        salt: requests share blocks only with the same salt.
-        num_slots: tokens that fit into the blocks, len(block_ids) * block_size.
-        hashes: chain hashes of leading full blocks of committed tokens. Tokens do not change once committed, so they
-            outlive the blocks: after preemption nothing is hashed again.
-        num_published: leading blocks that have been offered to the prefix cache or came from it.
-        failed_admission: the last one, None = it did not fail.
-    """
-
-    request_id: RequestId
-    salt: str = ""
-    block_ids: list[int] = field(default_factory=list)
-    num_slots: int = 0
-    hashes: list[bytes] = field(default_factory=list)
-    num_published: int = 0
-    failed_admission: FailedAdmission | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAdmission:
-    """The moment at which there were not enough blocks for a request.
-
-    Attributes:
-        num_releases: of the pool.
-        missing_hash: of its match.
-    """
-
-    num_releases: int
-    missing_hash: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """Cached blocks that hold a request's first `num_tokens` tokens. Valid until blocks are next allocated.
-
-    Attributes:
-        missing_hash: of the first block that is not cached; None = more could not be matched.
-    """
-
-    block_ids: tuple[int, ...]
-    num_tokens: int
-    missing_hash: bytes | None = None
-
-
-NO_MATCH = PrefixMatch((), 0)
+from fastdeploy_sd.engine.kvcache.block_table import (
+    NO_BLOCK,
+    NO_MATCH,
+    BlockTable,
+    FailedAdmission,
+    GroupBlocks,
+    PrefixMatch,
+)
+from fastdeploy_sd.engine.kvcache.prefix_cache import CacheListener, PrefixCache
+from fastdeploy_sd.engine.kvcache.prefix_matcher import PrefixMatcher, TokenIds
+from fastdeploy_sd.types import RequestId
+from fastdeploy_sd.types.kv_groups import KvGroup
 
 
 class KVCacheManager:
     """Gives blocks to requests and finds blocks that already hold a request's prefix.
 
+    All KV groups take their blocks from one pool. A request has a block table per group.
+
     Only blocks whose tokens are all committed are ever published: a draft that may still be rejected never becomes
     visible to another request.
+
+    Attributes:
+        block_size: tokens of the smallest block.
+        prefixes: what the blocks of a request hold, and which of them are cached.
+        has_windows: whether a group frees blocks while a request runs.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
-        self.block_size = block_size
+    def __init__(self, num_blocks: int, groups: Sequence[KvGroup], *, enable_prefix_caching: bool) -> None:
+        self.groups = tuple(groups)
+        self.block_size = min(group.block_size for group in groups)
+        self.has_windows = any(group.window is not None for group in groups)
         self._enable_prefix_caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks)
-        self._prefix_cache = PrefixCache()
+        self._pool, self._prefix_cache = BlockPool(num_blocks), PrefixCache()
+        self.prefixes = PrefixMatcher(self._prefix_cache, self.groups)
+        self._num_publications = 0
         self._tables: dict[RequestId, BlockTable] = {}
         self._held: dict[str, Sequence[int]] = {}
         self._listener: CacheListener | None = None
 
     def listen(self, listener: CacheListener) -> None:
-        """Tell somebody about every block that is published, lost or discarded from now on."""
+        """Tell a listener about every block that is published, lost or discarded from now on."""
         self._listener = listener
 
     @property
@@ -106,12 +61,8 @@ class KVCacheManager:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks nobody refers to whose content can be reused."""
+        """Blocks without references whose content can be reused."""
         return self._pool.num_cached_blocks
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks needed to hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
 
     def table(self, request_id: RequestId) -> BlockTable:
         """Return the table of a request that has been admitted."""
@@ -125,39 +76,39 @@ class KVCacheManager:
             tokens     [0 ................................ num_tokens)
             candidates [0 .. B) [B .. 2B) ... up to (num_tokens - 1) // B blocks
 
+        Of a group with a window only the blocks that the next token attends to need be cached.
+
         Args:
             table: without blocks; hashes computed on the way are kept in it.
             token_ids: i32[>= num_tokens], committed tokens.
         """
-        assert not table.block_ids, f"request {table.request_id} has blocks already"
+        assert not table.num_slots, f"request {table.request_id} has blocks already"
         if not self._enable_prefix_caching:
             return NO_MATCH
-        block_ids, missing_hash = [], None
-        for i in range((num_tokens - 1) // self.block_size):
-            content = self.describe_block(table, token_ids, i)
-            block_id = self._prefix_cache.find(content.hash, content.parent, content.tokens)
-            if block_id is None:
-                missing_hash = content.hash
-                break
-            block_ids.append(block_id)
-        return PrefixMatch(tuple(block_ids), len(block_ids) * self.block_size, missing_hash)
+        table.add_groups(len(self.groups))
+        return self.prefixes.match(table, token_ids, num_tokens)
 
     def admit(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> bool:
-        """Give a request its matched blocks and new ones up to `num_tokens` tokens.
+        """Give a request its matched blocks and new ones up to `num_tokens` tokens; a window's for one step.
 
         Returns:
             False, with nothing changed, when there are not enough blocks.
         """
-        num_new = self.num_blocks_for(num_tokens) - len(match.block_ids)
-        num_idle_matched = sum(self._pool.ref_count(block_id) == 0 for block_id in match.block_ids)
-        if num_new > self._pool.num_available_blocks - num_idle_matched:
-            table.failed_admission = FailedAdmission(self._pool.num_releases, match.missing_hash)
+        counts, num_available = self._counts_of(match, num_tokens), self._pool.num_available_blocks
+        shared = match.shared_block_ids
+        num_idle_matched = sum(self._pool.ref_count(block_id) == 0 for block_id in shared)
+        if sum(counts) > num_available - num_idle_matched:
+            num_releases, num_publications = self._pool.num_releases, self._num_publications
+            table.failed_admission = FailedAdmission(num_releases, num_publications, match.missing_hash)
             return False
         table.failed_admission = None
-        self._pool.share(match.block_ids)  # first, so that the allocation cannot evict them
-        table.block_ids = [*match.block_ids, *self._allocate(num_new)]
-        table.num_slots = len(table.block_ids) * self.block_size
-        table.num_published = len(match.block_ids)
+        self._pool.share(shared)  # first, so that the allocation cannot evict them
+        table.add_groups(len(self.groups))
+        for g, ids in enumerate(match.block_ids):
+            own = table.groups[g]
+            own.block_ids, own.num_published = list(ids), len(ids)
+            own.num_freed = self.groups[g].first_block(match.num_tokens)
+        self._grow(table, counts)
         self._tables[table.request_id] = table
         return True
 
@@ -167,24 +118,27 @@ class KVCacheManager:
         Blocks that others refer to as well stay where they are; those of the match are not there to be given away.
         """
         counts = Counter(block_id for table in tables for block_id in table.block_ids)
+        del counts[NO_BLOCK]
         released = {block_id for block_id, count in counts.items() if count == self._pool.ref_count(block_id)}
         num_idle_matched = sum(
-            self._pool.ref_count(block_id) == 0 or block_id in released for block_id in match.block_ids
+            self._pool.ref_count(block_id) == 0 or block_id in released for block_id in match.shared_block_ids
         )
         num_available = self._pool.num_available_blocks + len(released) - num_idle_matched
-        return self.num_blocks_for(num_tokens) - len(match.block_ids) <= num_available
+        return sum(self._counts_of(match, num_tokens)) <= num_available
 
     def is_still_refused(self, table: BlockTable) -> bool:
         """Whether the last admission failed and would fail again, whatever `match_prefix` finds now. O(1).
 
         Without a release no block has become available, and unless the next block of its prefix was published the match
-        is no longer than it was. A block that left the match in between, or was taken by somebody, is one more to
-        allocate or one less to allocate from.
+        is no longer than it was. With several groups any publication may have made it longer. A block that left the
+        match in between, or went to another request, is one more to allocate or one less to allocate from.
         """
         failed = table.failed_admission
         if failed is None or failed.num_releases != self._pool.num_releases:
             return False
-        return failed.missing_hash is None or not self._prefix_cache.has_hash(failed.missing_hash)
+        if failed.missing_hash is None:
+            return self.prefixes.is_plain or failed.num_publications == self._num_publications
+        return not self._prefix_cache.has_hash(failed.missing_hash)
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Grow a table to hold `num_tokens` tokens.
@@ -194,19 +148,24 @@ class KVCacheManager:
         """
         if num_tokens <= table.num_slots:
             return True
-        num_new = self.num_blocks_for(num_tokens) - len(table.block_ids)
-        if num_new > self._pool.num_available_blocks:
+        counts = self._counts_for(table, num_tokens)
+        if sum(counts) > self._pool.num_available_blocks:
             return False
-        table.block_ids += self._allocate(num_new)
-        table.num_slots = len(table.block_ids) * self.block_size
+        self._grow(table, counts)
         return True
 
     def extend_as_far_as_possible(self, table: BlockTable, num_tokens: int) -> None:
         """Grow a table towards `num_tokens` tokens with the blocks there are; `num_slots` says how far it got."""
-        num_wanted = self.num_blocks_for(num_tokens) - len(table.block_ids)
-        num_new = min(num_wanted, self._pool.num_available_blocks)
-        if num_new > 0:
-            self.extend(table, table.num_slots + num_new * self.block_size)
+        num_available = self._pool.num_available_blocks
+        while num_tokens > table.num_slots:
+            counts = self._counts_for(table, num_tokens)
+            num_missing = sum(counts) - num_available
+            if num_missing <= 0:
+                self._grow(table, counts)
+                return
+            # A block of every group less, as often as is needed at least.
+            num_fewer = -(-num_missing // len(counts)) * self.block_size
+            num_tokens = (num_tokens - 1) // self.block_size * self.block_size + self.block_size - num_fewer
 
     def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Offer the blocks that have become full of committed, computed tokens.
@@ -215,43 +174,59 @@ class KVCacheManager:
             token_ids: i32[>= num_computed_tokens], committed tokens.
             num_computed_tokens: tokens whose KV is in the cache and which are committed.
         """
-        num_full = num_computed_tokens // self.block_size
-        if num_full <= table.num_published or not self._enable_prefix_caching:
+        if not self._enable_prefix_caching:
             return
-        for i in range(table.num_published, num_full):
-            content = self.describe_block(table, token_ids, i)
-            if self._prefix_cache.insert(table.block_ids[i], content) and self._listener is not None:
-                self._listener.published(table.block_ids[i], content)
-        table.num_published = num_full
+        for g, own in enumerate(table.groups):
+            num_full = num_computed_tokens // self.groups[g].block_size
+            if num_full <= own.num_published:
+                continue
+            for i in range(own.num_published, num_full):
+                content = self.prefixes.describe_block(table, token_ids, i, g)
+                if self._prefix_cache.insert(own.block_ids[i], content):
+                    self._num_publications += 1
+                    if self._listener is not None:
+                        self._listener.published(own.block_ids[i], content)
+            own.num_published = num_full
+
+    def free_before_windows(self, table: BlockTable, num_computed_tokens: int) -> None:
+        """Give back the blocks that no token after the computed, committed ones attends to.
+
+        Drafts are not counted: while they may be rejected, an earlier token may come again. Comes after `publish`.
+        """
+        for group, own in zip(self.groups, table.groups, strict=True):
+            end = group.first_block(num_computed_tokens)
+            for i in range(own.num_freed, end):
+                self._release(own.block_ids[i])
+                own.block_ids[i] = NO_BLOCK
+            own.num_freed = max(own.num_freed, end)
 
     def free(self, table: BlockTable, *, discard: bool = False) -> None:
         """Take a table's blocks back; the table can be admitted again. Nothing happens if it has none.
 
         Args:
-            discard: the KV is suspect: none of these blocks may be found by another request from now on, those it
-                shares included.
+            discard: the KV is suspect: none of the request's blocks may be found by another request from now on, those
+                it shares or gave back included.
         """
-        if discard and self._listener is not None:
-            self._listener.lost(table.block_ids)
-            self._listener.discarded(table.hashes)
-        for block_id in reversed(table.block_ids):  # a chain is evicted from its end
+        for own in table.groups:
             if discard:
-                self._prefix_cache.remove(block_id)
-            self._pool.release(block_id, keep=block_id in self._prefix_cache)
-        table.block_ids = []
-        table.num_slots = table.num_published = 0
+                self._discard(own)
+            for block_id in reversed(own.block_ids[own.num_freed :]):  # a chain is evicted from its end
+                self._release(block_id)
+            own.block_ids = []
+            own.num_freed = own.num_published = own.num_sent = 0
+        table.num_slots = 0
         self._tables.pop(table.request_id, None)
 
     def hold(self, name: str, block_ids: Sequence[int]) -> None:
-        """Keep blocks that somebody has as they are until `release`, whatever becomes of those who have them."""
+        """Keep these blocks of a request as they are until `release`, whatever becomes of the request."""
         assert name not in self._held, f"{name} holds blocks already"
-        self._pool.share(block_ids)
-        self._held[name] = tuple(block_ids)
+        self._held[name] = tuple([block_id for block_id in block_ids if block_id != NO_BLOCK])
+        self._pool.share(self._held[name])
 
     def release(self, name: str) -> None:
         """Give back what was held under this name."""
         for block_id in reversed(self._held.pop(name)):
-            self._pool.release(block_id, keep=block_id in self._prefix_cache)
+            self._release(block_id)
 
     def check_integrity(self) -> None:
         """Verify every block and hash. O(blocks); for tests and the end of a server.
@@ -259,27 +234,47 @@ class KVCacheManager:
         Raises:
             AssertionError: naming the broken rule.
         """
-        owners = [table.block_ids for table in self._tables.values()]
-        self._pool.check_integrity([block_id for blocks in (*owners, *self._held.values()) for block_id in blocks])
-        self._prefix_cache.check_integrity(self.block_size)
+        owned = [own.block_ids[own.num_freed :] for table in self._tables.values() for own in table.groups]
+        self._pool.check_integrity([block_id for blocks in (*owned, *self._held.values()) for block_id in blocks])
+        self._prefix_cache.check_integrity({group.block_size for group in self.groups})
         idle = {block_id for block_id in self._prefix_cache if self._pool.ref_count(block_id) == 0}
         wrong = sorted(idle.symmetric_difference(self._pool.cached_block_ids))
         assert not wrong, f"{len(wrong)} blocks are kept for reuse and unknown, or known and not kept: {wrong[:9]}"
         for table in self._tables.values():
-            self._check_table(table)
+            num_slots = [
+                len(own.block_ids) * group.block_size for group, own in zip(self.groups, table.groups, strict=True)
+            ]
+            assert table.num_slots == min(num_slots), f"request {table.request_id}: wrong num_slots"
+            for g, own in enumerate(table.groups):
+                own.verify(f"request {table.request_id}", self._prefix_cache, self._prefix_cache.root(table.salt, g))
 
-    def _check_table(self, table: BlockTable) -> None:
-        name = f"request {table.request_id}"
-        assert table.num_slots == len(table.block_ids) * self.block_size, f"{name}: wrong num_slots"
-        assert len(set(table.block_ids)) == len(table.block_ids), f"{name}: a block twice in its table"
-        parent = self._prefix_cache.root(table.salt)
-        for block_id, block_hash in zip(table.block_ids[: table.num_published], table.hashes, strict=False):
-            content = self._prefix_cache.content(block_id)
-            if content is not None:
-                assert (content.parent, content.hash) == (parent, block_hash), f"{name}: block {block_id} off the chain"
-            parent = block_hash
-        for block_id in table.block_ids[table.num_published :]:
-            assert block_id not in self._prefix_cache, f"{name}: block {block_id} was published too early"
+    def _counts_of(self, match: PrefixMatch, num_tokens: int) -> list[int]:
+        """How many blocks of each group `admit` allocates."""
+        ids, known = match.block_ids or ((),) * len(self.groups), match.num_tokens
+        return [
+            max(group.num_blocks(group.admitted_tokens(known, num_tokens)) - len(matched), 0)
+            for group, matched in zip(self.groups, ids, strict=True)
+        ]
+
+    def _counts_for(self, table: BlockTable, num_tokens: int) -> list[int]:
+        """How many blocks of each group `extend` allocates."""
+        if len(self.groups) == 1:  # for speed, here and below
+            return [-(-num_tokens // self.block_size) - len(table.groups[0].block_ids)]
+        groups = zip(self.groups, table.groups, strict=True)
+        return [max(group.num_blocks(num_tokens) - len(own.block_ids), 0) for group, own in groups]
+
+    def _grow(self, table: BlockTable, counts: Sequence[int]) -> None:
+        """Append so many blocks to each group, which are there."""
+        block_ids, num_slots, begin = self._allocate(sum(counts)), list[int](), 0
+        if len(counts) == 1:
+            table.groups[0].block_ids += block_ids
+            table.num_slots = len(table.groups[0].block_ids) * self.block_size
+            return
+        for group, own, count in zip(self.groups, table.groups, counts, strict=True):
+            own.block_ids += block_ids[begin : begin + count]
+            num_slots.append(len(own.block_ids) * group.block_size)
+            begin += count
+        table.num_slots = min(num_slots)
 
     def _allocate(self, count: int) -> list[int]:
         block_ids = self._pool.allocate(count)
@@ -289,11 +284,17 @@ class KVCacheManager:
             self._prefix_cache.remove(block_id)
         return block_ids
 
-    def describe_block(self, table: BlockTable, token_ids: TokenIds, i: int) -> CachedBlock:
-        """Return the content of the request's i-th full block; its hash is computed once in the request's life."""
-        hashes = table.hashes
-        parent = hashes[i - 1] if i else self._prefix_cache.root(table.salt)
-        tokens = token_ids[i * self.block_size : (i + 1) * self.block_size].tobytes()
-        if i == len(hashes):
-            hashes.append(self._prefix_cache.chain(parent, tokens))
-        return CachedBlock(hashes[i], parent, tokens)
+    def _release(self, block_id: int) -> None:
+        self._pool.release(block_id, keep=block_id in self._prefix_cache)
+
+    def _discard(self, own: GroupBlocks) -> None:
+        """Let no request find a request's blocks, those that it gave back included."""
+        given_back = [self._prefix_cache.block_of(block_hash) for block_hash in own.hashes[: own.num_freed]]
+        suspect = [block_id for block_id in given_back if block_id is not None] + own.block_ids[own.num_freed :]
+        if self._listener is not None:
+            self._listener.lost(suspect)
+            self._listener.discarded(own.hashes)
+        self._pool.share(suspect)
+        for block_id in suspect:
+            self._prefix_cache.remove(block_id)
+            self._release(block_id)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 _DIGEST_BYTES = 16
 
@@ -16,6 +17,22 @@ class CachedBlock:
     hash: bytes
     parent: bytes
     tokens: bytes
+
+
+class CacheListener(Protocol):
+    """Keeps copies of cached blocks; is told before anything else happens to them."""
+
+    def published(self, block_id: int, content: CachedBlock) -> None:
+        """A block can be found from now on; its content stays until `lost`."""
+        ...
+
+    def lost(self, block_ids: Sequence[int]) -> None:
+        """Blocks were given away: their content may be overwritten when this returns."""
+        ...
+
+    def discarded(self, block_hashes: Sequence[bytes]) -> None:
+        """Contents are suspect: no copy may be found either."""
+        ...
 
 
 class PrefixCache:
@@ -43,9 +60,10 @@ class PrefixCache:
         return iter(self._content)
 
     @staticmethod
-    def root(salt: str) -> bytes:
-        """Parent hash of the first block; different salts never share a block."""
-        return hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"salt").digest()
+    def root(salt: str, group: int = 0) -> bytes:
+        """Parent hash of the first block; different salts, and different KV groups, never share a block."""
+        person = f"salt{group or ''}".encode()
+        return hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=person).digest()
 
     @staticmethod
     def chain(parent: bytes, tokens: bytes) -> bytes:
@@ -55,6 +73,10 @@ class PrefixCache:
     def has_hash(self, block_hash: bytes) -> bool:
         """Whether some block's prefix hashes to this."""
         return block_hash in self._block_of_hash
+
+    def block_of(self, block_hash: bytes) -> int | None:
+        """The block whose prefix hashes to this, whatever its tokens are."""
+        return self._block_of_hash.get(block_hash)
 
     def find(self, block_hash: bytes, parent: bytes, tokens: bytes) -> int | None:
         """The block with exactly this content, or None."""
@@ -86,7 +108,7 @@ class PrefixCache:
         """What is known of a block's content."""
         return self._content.get(block_id)
 
-    def check_integrity(self, block_size: int) -> None:
+    def check_integrity(self, block_sizes: Collection[int]) -> None:
         """Verify that hashed blocks are full, hash to their key, and that both maps agree.
 
         Raises:
@@ -95,5 +117,5 @@ class PrefixCache:
         assert len(self._block_of_hash) == len(self._content), "a hash without a block, or a block without a hash"
         for block_id, content in self._content.items():
             assert self._block_of_hash.get(content.hash) == block_id, f"block {block_id} is not the one of its hash"
-            assert len(content.tokens) == 4 * block_size, f"hashed block {block_id} is not full"
+            assert len(content.tokens) // 4 in block_sizes, f"hashed block {block_id} is not full"
             assert self.chain(content.parent, content.tokens) == content.hash, f"block {block_id} has a wrong hash"

@@ -29,6 +29,8 @@ def verify_pool(pool: RequestPool, max_num_seqs: int) -> None:
     for state in pool.running:
         state.verify_running(pool.kv.block_size)
     for state in pool.admitted.values():
-        state.verify_admitted(pool.kv.block_size)
+        known, num_tokens = state.num_computed_tokens, state.num_tokens
+        num_admitted = min(group.admitted_tokens(known, num_tokens) for group in pool.kv.groups)
+        state.verify_admitted(pool.kv.block_size, num_admitted)
     for state in (*pool.waiting, *pool.preparing):
         state.verify_waiting()

@@ -17,7 +17,8 @@ from fastdeploy_sd.engine.block_changes import BlockChanges
 from fastdeploy_sd.engine.in_flight_rows import InFlightRows
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival, KVConnector
-from fastdeploy_sd.engine.kvcache.manager import KVCacheManager, PrefixMatch
+from fastdeploy_sd.engine.kvcache.block_table import PrefixMatch
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.requests.held_requests import HeldRequests
 from fastdeploy_sd.engine.requests.integrity import verify_pool
@@ -186,7 +187,7 @@ class RequestPool:
     def preempt(self, victim: RequestState) -> None:
         """Put a request that has a seat back into the queue, without blocks, drafts or KV."""
         if victim.status is RequestStatus.RUNNING:
-            if victim.num_sent_blocks:  # else it was started for the step that is being planned
+            if victim.table.is_sent:  # else it was started for the step that is being planned
                 self._preempted_ids.append(victim.request_id)
             self.running.remove(victim)
             self._rows = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
-from fastdeploy_sd.engine.kvcache.manager import BlockTable
+from fastdeploy_sd.engine.kvcache.block_table import BlockTable
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.errors import InternalError
@@ -51,7 +51,6 @@ class RequestState:
         has_reports: whether its outputs carry log-probabilities, of tokens or of drafts.
         is_text_bound: whether what its next step is given hangs on the text before it, or what it brings on the logits.
         max_total_tokens: prompt + max_tokens.
-        num_sent_blocks: leading blocks of the table that the executor knows.
         is_ready: whether it may run once it is admitted; else it waits for KV.
         arrival: what came for its blocks from elsewhere, None = nothing did.
         drafts: what became of its drafts.
@@ -78,7 +77,6 @@ class RequestState:
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_sent_blocks",
         "request",
         "request_id",
         "status",
@@ -124,7 +122,6 @@ class RequestState:
         self.has_reports = request.sampling.logprobs is not None or request.speculation.num_draft_logprobs is not None
         has_rules = bool(request.grammar or request.bad_words_token_ids or request.sampling.min_tokens)
         self.is_text_bound = has_rules or self.has_reports
-        self.num_sent_blocks = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.arrival_time = request.arrival_time or now
@@ -190,7 +187,6 @@ class RequestState:
         """Go back to the queue without blocks, drafts or KV: every committed token will be computed again."""
         self.status = RequestStatus.WAITING
         self._counters.num_computed_tokens[self.counter_row] = self._counters.num_drafts[self.counter_row] = 0
-        self.num_sent_blocks = 0
         self.arrival = None
         self.num_preemptions += 1
 
@@ -219,8 +215,8 @@ class RequestState:
         assert not num_drafts or num_computed == num_tokens - 1, f"{name}: drafts in a prompt"
         assert 0 <= num_drafts <= c.max_draft_tokens[row], f"{name}: {num_drafts} drafts, not wanted"
 
-    def verify_admitted(self, block_size: int) -> None:
-        """Verify what holds between steps for a request that has blocks and does not run.
+    def verify_admitted(self, block_size: int, num_admitted_tokens: int) -> None:
+        """Verify what holds between steps for a request that has blocks for so many tokens and does not run.
 
         Raises:
             AssertionError: naming the request and the broken rule.
@@ -228,9 +224,9 @@ class RequestState:
         name = f"request {self.request_id}"
         self._verify_blocks(block_size)
         assert self.status is RequestStatus.ADMITTED, f"{name} is {self.status} among the admitted"
-        assert self.table.num_slots >= self.num_tokens, f"{name}: admitted without blocks for all its tokens"
+        assert self.table.num_slots >= num_admitted_tokens, f"{name}: admitted without blocks for its tokens"
         assert not self.num_drafts, f"{name} does not run and has drafts"
-        assert not self.num_sent_blocks, f"{name} does not run and has blocks that the executor knows"
+        assert not self.table.is_sent, f"{name} does not run and has blocks that the executor knows"
 
     @property
     def _keeps_draft_kv(self) -> bool:
@@ -259,7 +255,7 @@ class RequestState:
         assert self.num_computed_tokens == 0, f"{name} waits with computed tokens"
         assert not c.num_drafts[row], f"{name} waits with drafts"
         assert not c.num_slots[row], f"{name} waits with slots"
-        assert not self.num_sent_blocks, f"{name} waits and has blocks that the executor knows"
+        assert not self.table.is_sent, f"{name} waits and has blocks that the executor knows"
 
     def metrics(self, now: float) -> RequestMetrics:
         """Times and counts of a request that ends now (seconds since the epoch)."""

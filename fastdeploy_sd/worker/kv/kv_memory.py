@@ -22,6 +22,7 @@ from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
 from fastdeploy_sd.worker.kv.gpu_kv import share_gpu_kv
 from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile
+from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from fastdeploy_sd.worker.kv.kv_tensors import Zeros
 from fastdeploy_sd.worker.loading import gpu_memory
@@ -111,8 +112,11 @@ def allocate_kv(
     """
     kv_format = KvCacheFormat.create(config)
     layers = _Layers(target, drafts, config.speculative.num_model_steps, group.size)
-    one_block = group.size * kv_sizing.block_bytes(layers.of_rank(group.rank), kv_format)
-    size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: _room(config, target, drafts, group))
+    layout = KvLayout.create(layers.of_rank(group.rank), kv_format, config.scheduler)
+    assert len(layout.groups) == 1, "the layers of every model that is served share their blocks"
+    one_block = group.size * layout.block_bytes
+    room = partial(_room, config, target, drafts, group)
+    size = kv_sizing.choose_size(config, one_block, max_model_len, room, layout.groups)
     if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory())):
         _log.warning("%s", shortage)
     zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group)

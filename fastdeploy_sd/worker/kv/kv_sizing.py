@@ -18,6 +18,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.types.kv_groups import KvGroup, most_blocks, most_tokens
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 _SCALE_BYTES = 4
@@ -76,17 +77,20 @@ class LayerKv:
         num_kv_heads, head_dim: of its keys and of its values.
         first_key: position of the first token that the layer has a key for; nothing before it is attended to.
         hidden_size: length of the hidden row that it keeps of each block's last token; 0 = it keeps none.
+        window: see AttentionConfig.
     """
 
     num_kv_heads: int
     head_dim: int
     first_key: int = 0
     hidden_size: int = 0
+    window: int | None = None
 
     @staticmethod
     def of_decoder(config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> list[LayerKv]:
         """Return what the layers of a decoder keep on a rank."""
-        return [LayerKv(*_geometry(config, layer.attention, shard)) for layer in config.layers]
+        layers = [layer.attention for layer in config.layers]
+        return [LayerKv(*_geometry(config, layer, shard), window=layer.window) for layer in layers]
 
     @staticmethod
     def of_draft_layers(
@@ -100,7 +104,9 @@ class LayerKv:
         """
         hidden_size = config.hidden_size * reads_hidden
         return [
-            LayerKv(*_geometry(config, layer.attention, shard), (j + 1) * reads_hidden, hidden_size)
+            LayerKv(
+                *_geometry(config, layer.attention, shard), (j + 1) * reads_hidden, hidden_size, layer.attention.window
+            )
             for j, layer in enumerate(config.layers[:num_layers])
         ]
 
@@ -114,19 +120,21 @@ class KvCacheSize:
     """How many blocks there are, and why.
 
     Attributes:
-        block_bytes: of one block over all layers.
+        block_bytes: of one block over all layers of a KV group.
         reason: what the number follows from, for people.
+        groups: see KvLayout.
     """
 
     num_blocks: int
     block_size: int
     block_bytes: int
     reason: str
+    groups: tuple[KvGroup, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all blocks."""
-        return self.num_blocks * self.block_size
+        """Tokens of the longest request that fits into all blocks."""
+        return most_tokens(self.groups, self.num_blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -154,7 +162,7 @@ class KvCacheSize:
 
 
 def block_bytes(layers: Iterable[LayerKv], fmt: KvCacheFormat) -> int:
-    """Return the bytes of one block over all layers: keys, values, their scales, and hidden rows."""
+    """Return the bytes of one block over these layers: keys, values, their scales, and hidden rows."""
     kv_bytes, row_bytes = np.dtype(fmt.kv_storage).itemsize, np.dtype(fmt.row_storage).itemsize
     scale_bytes = _SCALE_BYTES if fmt.has_scales else 0
     return sum(
@@ -201,20 +209,28 @@ def half_of(free_bytes: int) -> KvRoom:
     return KvRoom(int(free_bytes * _SHARE_OF_FREE), f"half of the {free_bytes / _GIB:.2f} GiB that are free")
 
 
-def choose_size(config: Config, one_block: int, max_model_len: int, room: Callable[[], KvRoom]) -> KvCacheSize:
+def choose_size(
+    config: Config,
+    one_block: int,
+    max_model_len: int,
+    room: Callable[[], KvRoom],
+    groups: tuple[KvGroup, ...] = (),
+) -> KvCacheSize:
     """Return the configured size, else what there is room for, or what requests can make use of.
 
     Args:
         one_block: bytes of a block.
         max_model_len: tokens of the longest request the model can do.
         room: asked only where the size follows from it.
+        groups: see KvLayout; () = one of full attention.
 
     Raises:
         ConfigError: not even one block fits, or a `max_model_len` that was asked for does not.
     """
     cache, option = config.cache, "kv_cache_memory_gb"
+    groups = groups or (KvGroup(cache.block_size),)
     if cache.num_blocks is not None:
-        return KvCacheSize(cache.num_blocks, cache.block_size, one_block, "num_gpu_blocks_override")
+        return KvCacheSize(cache.num_blocks, cache.block_size, one_block, "num_gpu_blocks_override", groups)
     if cache.kv_cache_memory_gb is not None:
         count, reason = (
             int(cache.kv_cache_memory_gb * _GIB) // one_block,
@@ -223,7 +239,11 @@ def choose_size(config: Config, one_block: int, max_model_len: int, room: Callab
     else:
         found = room()
         option = found.option
-        count, reason = _blocks_in(config, one_block, max_model_len, found)
+        useful, count = most_blocks(groups, max_model_len), found.num_bytes // one_block
+        reason = found.reason
+        if config.scheduler.max_num_seqs * useful <= count and not found.takes_all:
+            count = config.scheduler.max_num_seqs * useful
+            reason = f"max_num_seqs {config.scheduler.max_num_seqs} x {max_model_len} tokens"
     if count < 1:
         least = f"{one_block / _GIB:.3f}"
         expected = f"at least {least} (one block)"
@@ -231,20 +251,12 @@ def choose_size(config: Config, one_block: int, max_model_len: int, room: Callab
             expected = f"what leaves memory for a KV block, {least} GiB"
         raise ConfigError(f"{option}: expected {expected}, got {reason}", param=option)
     wanted = config.model.max_model_len
-    if wanted is not None and count * cache.block_size + 1 < wanted:
-        needed = -(-(wanted - 1) // cache.block_size) * one_block / _GIB
+    longest = most_tokens(groups, count) + 1
+    if wanted is not None and longest < wanted:
+        needed = most_blocks(groups, wanted - 1) * one_block / _GIB
         raise ConfigError(
-            f"max_model_len: expected at most {count * cache.block_size + 1}, the tokens of one request that the KV"
+            f"max_model_len: expected at most {longest}, the tokens of one request that the KV"
             f" cache holds ({reason}), got {wanted}, which takes kv_cache_memory_gb {needed:.3f}",
             param="max_model_len",
         )
-    return KvCacheSize(count, cache.block_size, one_block, reason)
-
-
-def _blocks_in(config: Config, one_block: int, max_model_len: int, room: KvRoom) -> tuple[int, str]:
-    max_num_seqs = config.scheduler.max_num_seqs
-    useful = max_num_seqs * -(-max_model_len // config.cache.block_size)
-    affordable = room.num_bytes // one_block
-    if useful <= affordable and not room.takes_all:
-        return useful, f"max_num_seqs {max_num_seqs} x {max_model_len} tokens"
-    return affordable, room.reason
+    return KvCacheSize(count, cache.block_size, one_block, reason, groups)

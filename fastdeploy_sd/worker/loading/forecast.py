@@ -21,6 +21,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import resident_bytes, weight_bytes_per_step
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_sizing
+from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
@@ -50,17 +51,18 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     on_disk = sum(file.stat().st_size for file in config.model.path.glob("*.safetensors"))
     packed = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))
-    one_block = shard.size * kv_sizing.block_bytes(model.kv_layers(shard), kv_sizing.KvCacheFormat.create(config))
+    layout = KvLayout.create(model.kv_layers(shard), kv_sizing.KvCacheFormat.create(config), config.scheduler)
+    one_block = shard.size * layout.block_bytes
     rows, gpu = _device_rows(config)
     if gpu is None:
         taken = on_disk if packed is None else packed
         size = kv_sizing.choose_size(
-            config, one_block, max_model_len, lambda: kv_sizing.half_of(max(0, free() - taken))
+            config, one_block, max_model_len, lambda: kv_sizing.half_of(max(0, free() - taken)), layout.groups
         )
     else:
         memory = model.memory_with_weights(gpu, shard)
         room = gpu_memory.room_for_kv(config, memory, memory.room(config.cache.gpu_memory_utilization), shard.size)
-        size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: room)
+        size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: room, layout.groups)
         rows |= _gpu_rows(gpu, memory, size, shard)
     longest = min(max_model_len, size.num_tokens + 1)
     weights = f"{on_disk / 1e9:.2f} GB in files"

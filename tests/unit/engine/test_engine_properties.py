@@ -16,6 +16,7 @@ from fastdeploy_sd.engine.interfaces.kv_connector import SWAP
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
 from fastdeploy_sd.types import DraftSource, FinishReason, Request, RequestOutput, SchedulerOutput, Speculation
+from fastdeploy_sd.types.kv_groups import KvGroup, most_tokens
 from fastdeploy_sd.types.stats import SourceCounts
 from tests.doubles.bench import continuations
 from tests.doubles.connectors import ToyConnector
@@ -65,6 +66,7 @@ def build_scenario(
     has_store: bool = False,
     launches: bool = False,
     drafts_async: bool = False,
+    has_windows: bool = False,
 ) -> Scenario:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
@@ -77,7 +79,9 @@ def build_scenario(
     num_lookahead_slots = rng.choice([0, 1, max_draft_tokens]) if max_draft_tokens else 0
     if launches and not drafts_async and seed % 4 > 1:
         max_draft_tokens = num_lookahead_slots = 0
-    requests = _requests(rng, min(40, num_blocks * block_size), max_draft_tokens)
+    groups = _groups(rng, block_size, budget) if has_windows else ()
+    max_request_tokens = most_tokens(groups, num_blocks) if groups else num_blocks * block_size
+    requests = _requests(rng, min(40, max_request_tokens), max_draft_tokens)
     if launches and seed % 4:
         requests = [_without_rules(r) if rng.random() < 0.9 else r for r in requests]
     if has_store:  # prompts come again when their blocks are long gone
@@ -98,6 +102,7 @@ def build_scenario(
             vocab_size=VOCAB,
             max_draft_tokens=max_draft_tokens,
             num_lookahead_slots=num_lookahead_slots,
+            kv_groups=groups,
         ),
         _proposer(proposer_name, known, seed),
         model=model,
@@ -124,7 +129,17 @@ def build_scenario(
         executor.block_store = ToyStore(
             executor, rng.randint(1, 3 * num_blocks), seed, damage_rate=damage_rate, failure_rate=failure_rate
         )
-    return Scenario(Engine(config, executor, connector), executor, model, requests, known, failing, plans, connector)
+    engine = Engine(config, executor, None if has_windows else connector)
+    return Scenario(engine, executor, model, requests, known, failing, plans, connector)
+
+
+def _groups(rng: random.Random, block_size: int, max_step_tokens: int) -> tuple[KvGroup, ...]:
+    """Layers of full attention, and up to three kinds of windows; blocks of a group may hold more tokens."""
+    windows = [
+        KvGroup(block_size * rng.choice([1, 1, 2]), rng.randint(1, 20), max_step_tokens)
+        for _ in range(rng.randint(1, 3))
+    ]
+    return (KvGroup(block_size), *windows)
 
 
 def _requests(rng: random.Random, max_total: int, max_draft_tokens: int) -> list[Request]:
@@ -392,6 +407,31 @@ def test_a_second_level_of_the_prefix_cache_changes_no_token(proposer: str) -> N
         )  # fmt: skip
     assert min(seen[name] for name in seen) >= 5, seen
     assert len(seen) == 11
+
+
+@pytest.mark.parametrize("launches", [False, True])
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_layers_with_windows_read_what_they_need(proposer: str, *, launches: bool) -> None:
+    """Blocks behind a window go to other requests; preemption, drafts that are taken back and prefix hits all occur."""
+    seen = Counter[str]()
+    for seed in range(80):
+        scenario = build_scenario(seed, proposer, has_windows=True, launches=launches)
+        rng = random.Random(seed + 1)
+        transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.1]))
+        check_outcome(scenario, transcript, aborted)
+        stats, groups = scenario.engine.stats(), scenario.executor.model_info.groups
+        lengths = [len(r.prompt_token_ids) + len(transcript.token_ids[r.request_id]) for r in scenario.requests]
+        seen += Counter(
+            preempted=stats.num_preemptions, hits=stats.num_prefix_hits, accepted=stats.num_accepted_tokens,
+            rejected=stats.num_draft_tokens - stats.num_accepted_tokens,
+            left_behind=sum(g.first_block(length) > 0 for g in groups for length in lengths),
+        )  # fmt: skip
+    if proposer in ("none", "wrong"):
+        del seen["accepted"]
+    if proposer in ("none", "oracle"):
+        del seen["rejected"]
+    assert len(seen) == {"none": 3, "random": 5}.get(proposer, 4)
+    assert min(seen.values()) >= 5, seen
 
 
 def test_the_executor_forgets_every_request() -> None:

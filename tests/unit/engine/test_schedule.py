@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.engine.kvcache.manager import BlockTable, KVCacheManager, PrefixMatch
+from fastdeploy_sd.engine.kvcache.block_table import BlockTable, PrefixMatch
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import I32
 from tests.doubles.bench import Bench, oracle
 from tests.doubles.engines import toy_request

@@ -19,10 +19,12 @@ from fastdeploy_sd.engine.interfaces.block_store import (
     StoreBlock,
 )
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival
-from fastdeploy_sd.engine.kvcache.manager import BlockTable, KVCacheManager
+from fastdeploy_sd.engine.kvcache.block_table import BlockTable
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.engine.swap_space import SwapSpace
 from fastdeploy_sd.types import I32, Request
+from fastdeploy_sd.types.kv_groups import KvGroup
 from tests.doubles.engines import toy_request
 
 BLOCK = 4
@@ -70,7 +72,7 @@ class Level:
     """A first level of 8 blocks with a second one, in which 16 tokens of a request lie; the first has lost them."""
 
     def __init__(self, load_deadline_s: float = 60.0) -> None:
-        self.kv = KVCacheManager(8, BLOCK, enable_prefix_caching=True)
+        self.kv = KVCacheManager(8, [KvGroup(BLOCK)], enable_prefix_caching=True)
         self.store = ListedStore()
         self.swap = SwapSpace(self.kv, self.store, load_deadline_s)
         first = self.admit("first", TOKENS)

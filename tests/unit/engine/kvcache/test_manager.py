@@ -5,15 +5,17 @@ import random
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.kvcache.manager import NO_MATCH, BlockTable, KVCacheManager
+from fastdeploy_sd.engine.kvcache.block_table import NO_MATCH, BlockTable
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import PrefixCache
 from fastdeploy_sd.types import I32
+from fastdeploy_sd.types.kv_groups import KvGroup
 
 BLOCK = 4
 
 
 def make(num_blocks: int = 8, *, enable_prefix_caching: bool = True) -> KVCacheManager:
-    return KVCacheManager(num_blocks, BLOCK, enable_prefix_caching=enable_prefix_caching)
+    return KVCacheManager(num_blocks, [KvGroup(BLOCK)], enable_prefix_caching=enable_prefix_caching)
 
 
 def tokens(*token_ids: int) -> I32:
@@ -145,7 +147,7 @@ def test_a_match_is_not_evicted_by_its_own_admission() -> None:
     assert match.num_tokens == 12
     assert not kv.admit(table, match, 17), "3 matched and 2 new blocks do not fit into 4"
     assert kv.admit(table, match, 16)
-    assert table.block_ids[:3] == list(match.block_ids)
+    assert table.block_ids[:3] == list(match.block_ids[0])
     kv.check_integrity()
 
 
@@ -233,7 +235,7 @@ def test_no_block_is_hashed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_integrity_notices_an_early_publication() -> None:
     kv = make()
     table = admit(kv, "a", COUNTING[:12])
-    table.num_published = 1
+    table.groups[0].num_published = 1
     with pytest.raises(AssertionError, match="published too early"):
         kv.check_integrity()
 

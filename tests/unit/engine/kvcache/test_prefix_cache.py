@@ -52,8 +52,8 @@ def test_integrity_notices_a_partial_block_and_a_wrong_hash() -> None:
     partial = PrefixCache()
     partial.insert(0, content(root, 1))
     with pytest.raises(AssertionError, match="not full"):
-        partial.check_integrity(block_size=2)
+        partial.check_integrity([2])
     wrong, block = PrefixCache(), content(root, 1, 2)
     wrong.insert(0, CachedBlock(block.hash, block.hash, block.tokens))
     with pytest.raises(AssertionError, match="wrong hash"):
-        wrong.check_integrity(block_size=2)
+        wrong.check_integrity([2])

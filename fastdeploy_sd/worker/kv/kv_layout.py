@@ -1,0 +1,52 @@
+"""Which layers share blocks: KV groups whose blocks have the same size in bytes. Needs no Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastdeploy_sd.config import SchedulerConfig
+from fastdeploy_sd.types.kv_groups import KvGroup
+from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv, block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The KV groups of a model.
+
+    Blocks of all groups come from one pool, so they have the same size. Layers of full attention are one kind, layers
+    with the same window another. The kind with the fewest layers sets how many layers a group has; the others are cut
+    into groups of as many. With 4 layers of full attention and 10 windows of one size:
+
+        group 0   f f f f          group 1   w w w w
+                                   group 2   w w w w
+                                   group 3   w w . .      padding
+
+    A group whose layers are smaller holds more tokens per block.
+
+    Attributes:
+        members: per group, the numbers of its layers.
+        block_bytes: of a block of any group.
+    """
+
+    groups: tuple[KvGroup, ...]
+    members: tuple[tuple[int, ...], ...]
+    block_bytes: int
+
+    @classmethod
+    def create(cls, layers: Sequence[LayerKv], fmt: KvCacheFormat, limits: SchedulerConfig) -> KvLayout:
+        """Group the layers of a model, and those of its draft models."""
+        max_step_tokens = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        kinds: dict[int | None, list[int]] = {}
+        for i, layer in sorted(enumerate(layers), key=lambda item: item[1].window is not None):
+            kinds.setdefault(layer.window, []).append(i)
+        size = min(map(len, kinds.values()))
+        members, sizes = [(w, tuple(k[i : i + size])) for w, k in kinds.items() for i in range(0, len(k), size)], []
+        for _, numbers in members:
+            sizes.append(block_bytes([layers[i] for i in numbers], fmt))
+        largest = max(sizes)
+        groups = [
+            KvGroup(fmt.block_size << (largest // own).bit_length() - 1, window, max_step_tokens)
+            for (window, _), own in zip(members, sizes, strict=True)
+        ]
+        return cls(tuple(groups), tuple(numbers for _, numbers in members), largest)

@@ -1,4 +1,4 @@
-"""Several descriptors as one: for whoever waits until a step has something to take."""
+"""Several descriptors as one, for a caller that waits until a step has something to take."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plans the step behind one whose tokens are not known yet. Knows no device.
+"""Plans the step after one whose tokens are not known yet. Knows no device.
 
-A row that is due gets as many tokens as its drafts are right, and one. The plan behind it counts on all of them:
+A row that is due gets as many tokens as its drafts are right, and one. The plan after it counts on all of them:
 
     step n        [newest d d d]             4 positions, up to 4 tokens
     plan of n+1                 [newest d d d]
@@ -28,9 +28,9 @@ class AsyncScheduler:
     more.
 
     Where more is needed, there is no plan: where drafts are made that the executor does not keep for itself, or
-    somebody has rules that read the text (a grammar, bad words, min_tokens), or wants log-probabilities, which are read
-    from what the step left; and where a request may have to be preempted, which could not keep the tokens that it is
-    about to get.
+    a request has rules that read the text (a grammar, bad words, min_tokens), or wants log-probabilities, which are
+    read from what the step left; and where a request may have to be preempted, which could not keep the tokens that it
+    is about to get.
 
     Args:
         drafts_async: see engine.executor.Launcher.
@@ -40,7 +40,7 @@ class AsyncScheduler:
         self._scheduler, self._pool, self._drafts_async = scheduler, scheduler.pool, drafts_async
 
     def is_open(self, plan: SchedulerOutput) -> bool:
-        """Whether there may be a plan behind this one, which was just made, before its result is known."""
+        """Whether there may be a plan after this one, which was just made, before its result is known."""
         pool = self._pool
         rests = pool.speculation.max_draft_tokens == 0 or (
             pool.drafts.skip_draft_steps > 0 and not len(plan.draft.token_ids)
@@ -48,7 +48,7 @@ class AsyncScheduler:
         return (rests or self._drafts_async) and pool.num_text_bound == 0
 
     def schedule(self, plan: SchedulerOutput, states: Sequence[RequestState]) -> SchedulerOutput | None:
-        """Plan the step behind one that is under way.
+        """Plan the step after one that is in flight.
 
         Who may get its last token from that one is not in it; who ends otherwise is.
 
@@ -56,8 +56,8 @@ class AsyncScheduler:
             plan: of that step. states: its rows, all of which run.
 
         Returns:
-            None where there is no plan, or nobody in it. The counters of those rows are right again when that step is
-            committed, and nobody may look at them before.
+            None where there is no plan, or no row in it. The counters of those rows are right again when that step is
+            committed, and must not be read before.
         """
         pool, c = self._pool, self._pool.counters
         num_available = pool.kv.num_free_blocks + pool.kv.num_cached_blocks

@@ -92,10 +92,10 @@ class _Commit:
         return outputs
 
     def _advance(self, num_tokens: list[int], rows: ResultRows) -> None:
-        """Move the counters, publish the blocks that have become full and free those that windows have left behind.
+        """Move the counters, publish full blocks, and free those that are outside of their window.
 
         The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
-        is overwritten before anyone reads it. A row without output has run a part of its prompt, or failed, or its
+        is overwritten before it is read. A row without output has run a part of its prompt, or failed, or its
         request is held and runs the same tokens again.
         """
         pool, kv, block_size = self._pool, self._pool.kv, self._pool.kv.block_size
@@ -120,7 +120,7 @@ class _Commit:
     def _count(self, rows: ResultRows) -> None:
         """Count the step and what became of its drafts.
 
-        Draft i became output token i or was in its place: what lies behind the last one had no say and does not count,
+        Draft i became output token i or was in its place: those after the last one had no effect and do not count,
         nor does anything of a row that failed.
         """
         stats, draft = self._pool.stats, self._plan.draft

@@ -10,7 +10,7 @@ class DraftCounter:
     """Counts verifications by their outcome, from which every statistic of drafts follows.
 
     An outcome is (sources of the drafts that count, how many of them were accepted, output tokens). A verification
-    costs one addition whatever its length; the counts per position are worked out when somebody asks. With 4 drafts
+    costs one addition whatever its length; the counts per position are worked out on request. With 4 drafts
     verified and 2 accepted:
 
         position    0         1         2         3
@@ -28,7 +28,7 @@ class DraftCounter:
         """Count one verification of at least one draft, as far as `DraftCounts` counts it.
 
         Args:
-            sources: a DraftSource per draft, those behind the end of the request left out.
+            sources: a DraftSource per draft, those after the end of the request left out.
             num_accepted: of these.
             num_emitted: output tokens.
         """

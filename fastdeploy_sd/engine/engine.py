@@ -66,10 +66,10 @@ class Engine:
         self._is_stalled = False
 
     def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
-        """End requests before the next step; what one that is under way gives for them is nobody's.
+        """End requests before the next step; what a step in flight gives for them is dropped.
 
         Args:
-            reason: STOP when a stop string, which only whoever reads the text can see, has completed them.
+            reason: STOP when a stop string, which only the reader of the text can see, has completed them.
 
         Returns:
             Their last outputs (with that finish_reason, no tokens). Ids that are unknown or have ended are ignored.

@@ -40,7 +40,7 @@ def slice_draft_logprobs(
 
     Args:
         drafts: the verified drafts of the whole step.
-        num_accepted: how many of the row's drafts became output, those behind the end of the request not among them.
+        num_accepted: how many of the row's drafts became output, those after the end of the request not among them.
         num_alternatives: as for `slice_logprobs`.
     """
     if drafts.logprobs is None:

@@ -20,10 +20,10 @@ _NUM_NUMBERS = 1 << 31  # results are numbered in i32, a server's steps may be m
 
 
 class PendingDrafts:
-    """The results whose drafts somebody may still want. A row that a step left out keeps an earlier step's drafts.
+    """The results whose drafts may still be used. A row that a step left out keeps an earlier step's drafts.
 
     Attributes:
-        skip_draft_steps: behind so many of the next steps nobody drafts, if no request starts; see `StepResult`.
+        skip_draft_steps: nothing is drafted after so many of the next steps, if no request starts; see `StepResult`.
     """
 
     def __init__(self, counters: RequestCounters) -> None:
@@ -34,7 +34,7 @@ class PendingDrafts:
         self._none = DraftTokens.none(0)
 
     def keep(self, rows: Rows, drafts: DraftTokens) -> None:
-        """Have a step's rows keep its drafts, cut so that one more token fits behind them, in place of older ones.
+        """Have a step's rows keep its drafts, cut so that one more token fits after them, in place of older ones.
 
         Args:
             rows: intp[R], the rows of the step; they have their new tokens already.
@@ -42,7 +42,7 @@ class PendingDrafts:
         """
         c, cu_num_draft = self._counters, drafts.cu_num_draft
         if len(drafts.token_ids) == 0:
-            if self._results:  # else nobody has any
+            if self._results:  # else no row has any
                 c.num_drafts[rows] = 0
             return
         number = self._number(drafts)
@@ -77,7 +77,7 @@ class PendingDrafts:
             self._results = {number: drafts for number, drafts in self._results.items() if number in wanted}
 
     def collect(self, rows: Rows, num_draft: list[int]) -> DraftTokens:
-        """Put the first `num_draft[r]` drafts of every row behind each other, with their sources and logprobs."""
+        """Put the first `num_draft[r]` drafts of every row one after the other, with their sources and logprobs."""
         if not any(num_draft):
             return self._none_of(len(rows))
         begins, cu = self._counters.draft_begin.take(rows).tolist(), [0, *accumulate(num_draft)]

@@ -12,18 +12,16 @@ import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.connector_chain import ConnectorChain
-from fastdeploy_sd.engine.draft_share import max_num_drafts
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
-from fastdeploy_sd.engine.preemption import beyond_share, lower_priorities
 from fastdeploy_sd.engine.prompt_budget import PromptBudget
 from fastdeploy_sd.engine.requests.admission import AdmissionRules
-from fastdeploy_sd.engine.requests.pool_stats import snapshot_of
+from fastdeploy_sd.engine.requests.pool_inspection import snapshot_of, verify_pool
 from fastdeploy_sd.engine.requests.request_pool import RequestPool
 from fastdeploy_sd.engine.requests.request_state import RequestState
-from fastdeploy_sd.engine.step_blocks import fit_drafts, make_room, preempt, reserve_lookahead
+from fastdeploy_sd.engine.step_blocks import fit_drafts, make_room, max_num_drafts, preempt, reserve_lookahead, victims
 from fastdeploy_sd.engine.step_builder import StepBuilder
 from fastdeploy_sd.engine.swap_space import SwapSpace
 from fastdeploy_sd.errors import BadRequest, shown
@@ -49,19 +47,19 @@ class Scheduler:
     running requests of strictly lower priority. It does so for want of blocks alone, never for want of a seat or of
     budget, and only if all those requests together hold enough. Under the 'fair' policy the head of the queue preempts,
     for blocks or a seat, requests of clients with more than their share, if its own client has no seat.
-    Neither drafts nor the slots that drafting writes ahead preempt anyone: they get blocks when the rows have theirs.
+    Neither drafts nor the slots that drafting writes ahead preempt requests: they get blocks when the rows have theirs.
     A row keeps these blocks, those of rejected drafts too, as its next tokens go there; so in a later step another row
     may find none left, and preempt, sooner than it would without speculation.
 
     Drafts. Who runs or waits for a free seat shares the step, so one alone may bring more drafts than one of many. When
-    others have come, what was drafted before is cut to the share there is now: drafts keep nobody from running.
+    others have come, what was drafted before is cut to the share there is now: drafts keep no request from running.
 
-    Chunks. Requests that decode come first; prompts share what `PromptBudget` allows beside them. A request runs at
+    Chunks. Requests that decode come first; prompts share what `PromptBudget` allows in addition. A request runs at
     most `long_prefill_token_threshold` of its own tokens in a step, if there is a threshold. Without chunked prefill a
     request waits until the rest of the budget holds all its tokens; only one that outgrew the whole budget while it ran
     and was then preempted is chunked all the same.
 
-    Readiness. A request whose grammar is being compiled stands in front of the queue, and those behind it go past. One
+    Readiness. A request whose grammar is being compiled stands in front of the queue, and those after it go past. One
     for which the connector brings KV when it gets its blocks keeps seat and blocks, and is in no step until that has
     arrived; then it starts before any waiting one, and may bring drafts. Meanwhile others run past it, and it can be
     preempted like a running request. So can one that a step has held, until it is ready for the next.
@@ -177,8 +175,8 @@ class Scheduler:
         return stats if self._swap is None else replace(stats, swap=self._swap.stats())
 
     def check_integrity(self) -> None:
-        """Verify every invariant between two steps; see RequestPool."""
-        self.pool.check_integrity()
+        """Verify every invariant between two steps."""
+        verify_pool(self.pool)
         if self._swap is not None:
             self._swap.check_integrity()
 
@@ -201,7 +199,7 @@ class Scheduler:
         if any(num_draft):
             most = max_num_drafts(self._limits, pool)
             num_draft = [min(count, most) for count in num_draft]
-        num_new = list(map(add, num_own, num_draft))  # drafts are only behind the last token of a request
+        num_new = list(map(add, num_own, num_draft))  # drafts are only after the last token of a request
         num_prompts = len(num_own) - num_own.count(1)
         prompt_budget = self._prompts.max_tokens(is_decoding=num_prompts < len(num_own))
         step = StepBuilder(self._max_num_batched_tokens, states, rows, num_new, num_draft, prompt_budget)
@@ -214,7 +212,7 @@ class Scheduler:
         short = [row for row, (end, count) in enumerate(zip(ends, num_slots, strict=False)) if end > count]
         if short:
             make_room(pool, step, short, ends)
-            # Only now that every row has blocks for its own tokens, as drafts must not make anyone be preempted.
+            # Only now that every row has blocks for its own tokens, as drafts must not preempt a request.
             fit_drafts(pool, step, short, ends)
         return step
 
@@ -227,7 +225,7 @@ class Scheduler:
         return list(islice(pool.waiting, pool.num_free_seats))
 
     def _start_ready(self, step: StepBuilder) -> bool:
-        """Start the admitted requests that are ready; False if one must wait for budget, as nobody overtakes it."""
+        """Start the admitted requests that are ready; False if one must wait for budget, as none overtakes it."""
         return not self.pool.admitted or all(self._start(state, step) for state in self.pool.ready())
 
     def _admit_waiting(self, step: StepBuilder) -> None:
@@ -242,18 +240,18 @@ class Scheduler:
     def _admit(self, state: RequestState, step: StepBuilder) -> bool:
         """Give a waiting request a seat and blocks, if budget and blocks allow, and start it if it is ready."""
         if self._kv.is_still_refused(state.table):
-            return False  # nor has anyone come to a seat since whom it may preempt, as nobody overtakes it
-        has_seat, victims = self.pool.num_free_seats > 0, list[RequestState]()
-        if not has_seat and not (victims := self._victims(state, has_seat=False)):
+            return False  # nor has anyone come to a seat since whom it may preempt, as none overtakes it
+        has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
+        if not has_seat and not (candidates := self._victims(state, has_seat=False)):
             return False
         match = self._kv.match_prefix(state.table, state.token_ids, state.num_tokens)
         if not self._prompts.may_start(num_new := state.num_tokens - match.num_tokens, step.room_for(num_new)):
             return False
         if not has_seat or not self.pool.admit(state, match):
-            victims = victims or self._victims(state, has_seat=True)
-            if not victims or not self._kv.fits_without([v.table for v in victims], match, state.num_tokens):
+            candidates = candidates or self._victims(state, has_seat=True)
+            if not candidates or not self._kv.fits_without([v.table for v in candidates], match, state.num_tokens):
                 return False
-            for victim in victims:
+            for victim in candidates:
                 preempt(self.pool, step, victim)
                 if self.pool.admit(state, match):
                     break
@@ -262,10 +260,7 @@ class Scheduler:
         return not state.is_ready or self._start(state, step)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:
-        """Return whom a waiting request may preempt, in this order, until it has a seat and blocks."""
-        if self._policy == "fair":
-            return beyond_share(self.pool, state)
-        return lower_priorities(self.pool, state) if self._policy == "priority" and has_seat else []
+        return victims(self.pool, state, self._policy, has_seat=has_seat)
 
     def _start(self, state: RequestState, step: StepBuilder) -> bool:
         """Let an admitted request run from this step on, if the budget allows, with the drafts that find room."""
@@ -284,8 +279,8 @@ class Scheduler:
     def _prompt_tokens_ahead(self, step: StepBuilder) -> int:
         """How many tokens of prompts the next step is likely to hold: what drafts in it cost depends on these.
 
-        Of prompts under way, and of those that wait for budget only; how much of these the prefix cache has is not
-        looked at. A prefill instance says 0, as its drafts are verified elsewhere.
+        Of prompts that run, and of those that wait for budget only; what of these the prefix cache has is not
+        counted. A prefill instance says 0, as its drafts are verified elsewhere.
         """
         if self._drafts_for_others:
             return 0

@@ -1,11 +1,13 @@
-"""Blocks for the rows of a step under construction. Knows no queue and no budget."""
+"""Blocks for the rows of a step under construction, and which requests lose theirs. Knows no budget."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
+from fastdeploy_sd.config import SchedulerConfig
 from fastdeploy_sd.engine.requests.request_pool import RequestPool
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.step_builder import StepBuilder
@@ -50,7 +52,7 @@ def reserve_lookahead(pool: RequestPool, step: StepBuilder, max_draft_len: I32) 
         [0 ....... c) [c ....... c+n) [c+n ........ c+n+d)      and never the slot of the request's last token
            computed      this step        look-ahead
 
-    A row that gets none is drafted for as far as its slots go. Comes last, so that nobody is preempted or kept
+    A row that gets none is drafted for as far as its slots go. Comes last, so that no request is preempted or kept
     waiting in this step for it.
     """
     c, rows = pool.counters, step.counter_rows
@@ -60,3 +62,35 @@ def reserve_lookahead(pool: RequestPool, step: StepBuilder, max_draft_len: I32) 
     num_useful = np.minimum(ends - num_spared, c.max_total_tokens.take(rows) - 1)
     for row in np.flatnonzero(ends > c.num_slots.take(rows)).tolist():
         pool.extend_as_far_as_possible(step.states[row], int(num_useful[row]))
+
+
+def victims(pool: RequestPool, state: RequestState, policy: str, *, has_seat: bool) -> list[RequestState]:
+    """Requests that a waiting one may preempt, in this order, until it has a seat and blocks."""
+    if policy == "fair":
+        return _beyond_share(pool, state)
+    if policy == "priority" and has_seat:
+        return [seated for seated in reversed(pool.seated()) if seated.key[0] > state.key[0]]
+    return []
+
+
+def _beyond_share(pool: RequestPool, state: RequestState) -> list[RequestState]:
+    """Requests of clients that have more than an equal share of all that hold a seat, the latest first.
+
+    Empty unless the client of the waiting request has no seat: others give up just enough for all to have one.
+    """
+    if pool.num_seats[state.client]:
+        return []
+    share = max((pool.num_seats.total() + 1) // (len(pool.num_seats) + 1), 1)
+    left, found = Counter(pool.num_seats), list[RequestState]()
+    for seated in reversed(pool.seated()):
+        if left[seated.client] > share:
+            left[seated.client] -= 1
+            found.append(seated)
+    return found
+
+
+def max_num_drafts(limits: SchedulerConfig, pool: RequestPool) -> int:
+    """How many drafts each may have in a step that all share who have a seat or wait for a free one."""
+    num_seated = pool.max_num_seqs - pool.num_free_seats
+    num_requests = num_seated + min(len(pool.waiting), pool.num_free_seats)
+    return limits.rows_of_request(max(num_requests, 1)) - 1

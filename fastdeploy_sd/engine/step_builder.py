@@ -12,7 +12,7 @@ from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.types import I32, Rows
 
-# Fewer rows are looked at one after the other sooner than together: with cold caches a NumPy call takes as long as
+# Fewer rows are handled faster one by one than together: with cold caches a NumPy call takes as long as
 # several of them.
 _MANY_ROWS = 48
 

@@ -14,7 +14,7 @@ Or it needs no more than that each row got tokens, whichever: then it is *ahead*
                               outputs of 1,   outputs of 2,
                               plan 3, start 3 plan 4, start 4
 
-A request that ends with step 1 is in step 2 nevertheless; what that gives for it is nobody's. Where drafts of step 1
+A request that ends with step 1 is in step 2 nevertheless; what that gives for it is dropped. Where drafts of step 1
 were wrong, plan 2 has counted too many tokens: when it is committed it says what was run.
 """
 
@@ -53,7 +53,7 @@ class _InFlightStep:
 
 
 class StepPipeline:
-    """See the module. Between two calls of `advance` at most one step is under way.
+    """See the module. Between two calls of `advance` at most one step is in flight.
 
     Args:
         scheduler: plans; its pool has the requests. ahead: plans where tokens are not known.
@@ -67,11 +67,11 @@ class StepPipeline:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is in flight."""
         return self._current is not None
 
     def advance(self) -> list[RequestOutput]:
-        """Commit the step that is under way, and have the next one under way.
+        """Commit the step in flight, and start the next one.
 
         Returns:
             What the first one gave; empty where there was none.
@@ -108,7 +108,7 @@ class StepPipeline:
         return None if plan is None else self._start(plan)
 
     def _start(self, plan: SchedulerOutput) -> _InFlightStep | None:
-        """Start a step, if anybody is in it."""
+        """Start a step, if it has rows."""
         if not plan.request_ids:
             return None
         states = tuple(self._pool.find(plan.request_ids)[0])

@@ -1,4 +1,4 @@
-"""How many prompt tokens fit into a step beside requests that decode. Knows no request and no queue."""
+"""How many prompt tokens fit into a step with requests that decode. Knows no request and no queue."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class SwapSpace:
         self._storing[block_id] = self._submit(StoreBlock(self._next_id(), block_id, slot, content))
 
     def lost(self, block_ids: Sequence[int]) -> None:
-        """Stop reading these blocks. What had not been copied is not worth making anybody wait."""
+        """Stop reading these blocks. What had not been copied is not worth a wait."""
         stored = [block_id for block_id in block_ids if self._storing.pop(block_id, None) is not None]
         if stored:
             self._store.cancel(stored)
@@ -98,7 +98,7 @@ class SwapSpace:
     # ---- KVConnector -----------------------------------------------------------------------------------------------
 
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
-        """Load what the slots hold behind the cached tokens, whole blocks, and never all the tokens."""
+        """Load what the slots hold after the cached tokens, whole blocks, and never all the tokens."""
         table, block_size = self._kv.table(request.request_id), self._kv.block_size
         first, end = num_cached_tokens // block_size, (len(token_ids) - 1) // block_size
         load = _Load(num_cached_tokens, [], time.monotonic() + self._load_deadline_s, 0)
@@ -157,7 +157,7 @@ class SwapSpace:
         """
         self._index.check_integrity()
         expected = {i for i, command in self._commands.items() if isinstance(command, LoadBlock)}
-        assert set(self._waiting) == expected, "a load that nobody knows"
+        assert set(self._waiting) == expected, "an unknown load"
         for block_id, command_id in self._storing.items():
             command = self._commands[command_id]
             assert isinstance(command, StoreBlock), f"block {block_id} is read by {command}"
@@ -213,7 +213,7 @@ class SwapSpace:
     def _forget(self, block_hash: bytes) -> None:
         slot = self._index.drop(block_hash)
         if slot is not None:
-            # Copies to a slot are made in their order, so this empties it before somebody else's content comes.
+            # Copies to a slot are made in their order, so this empties it before another content comes.
             self._submit(EraseSlot(self._next_id(), slot))
 
     def _submit(self, command: Command) -> int:

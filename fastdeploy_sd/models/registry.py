@@ -46,7 +46,7 @@ def read_decoder_config(values: Mapping[str, Any], where: str = "config.json") -
 
 
 def read_draft_config(values: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
-    """Turn the config.json beside draft layers into a DecoderConfig; raises as read_decoder_config."""
+    """Turn the config.json of draft layers into a DecoderConfig; raises as read_decoder_config."""
     return _read(values, DRAFT_ARCHITECTURES, where)
 
 

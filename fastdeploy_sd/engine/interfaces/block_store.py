@@ -68,7 +68,7 @@ class CopyResult:
 class BlockStore(Protocol):
     """Slots for copies of blocks, and copies that are made while the engine does something else.
 
-    Every command has exactly one result, in any order. Nobody waits for one: `submit` and `take_results` return at
+    Every command has exactly one result, in any order. No call waits for one: `submit` and `take_results` return at
     once.
     """
 

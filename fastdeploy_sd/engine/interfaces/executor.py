@@ -42,7 +42,7 @@ class Executor(Protocol):
         Returns:
             A result with the plan's step_id and request_ids. A row whose tokens are all known after this step has
             `num_accepted + 1` output tokens; a row whose prompt is unfinished, or which failed, has none. Its output
-            tokens hold until the next call; nobody writes to its drafts.
+            tokens hold until the next call; its drafts are not overwritten.
 
         Raises:
             Exception: what it keeps of requests broke; the engine's state is then unusable. What breaks for some
@@ -69,7 +69,7 @@ class Launcher(Protocol):
         """Start a step; see `Executor.execute`, which must not be called until it is finished.
 
         Args:
-            is_open: whether a later step needs nothing of its rows but the tokens themselves, and the drafts behind
+            is_open: whether a later step needs nothing of its rows but the tokens themselves, and the drafts after
                 them.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Grammars of requests, compiled beside the steps. Owns the interface; knows no library.
+"""Grammars of requests, compiled while steps run. Owns the interface; knows no library.
 
 A request with a grammar waits, in front of the queue of those that may be admitted, until its grammar is ready:
 
@@ -8,7 +8,7 @@ A request with a grammar waits, in front of the queue of those that may be admit
                          ... aborted
     end    -> release
 
-Nobody waits behind it: it has no seat, no blocks and no place in the queue yet.
+No other request waits for it: it has no seat, no blocks and no place in the queue yet.
 
 While it runs, a mask may take too long for a step. Then the step says that the request is held; others go on without
 it until its mask has been computed:
@@ -36,7 +36,7 @@ class Grammars(Protocol):
     fd: int
 
     def prepare(self, grammar: str) -> None:
-        """Have a grammar for one request more, compiled beside the steps if nobody has it; `release` ends that."""
+        """Have a grammar for one request more, compiled while steps run if no other has it; `release` ends that."""
         ...
 
     def release(self, grammar: str) -> None:

@@ -49,7 +49,7 @@ class KVConnector(Protocol):
     """Brings KV of requests' leading tokens into their blocks. Called by the thread that steps the engine.
 
     Attributes:
-        fd: readable as long as `arrivals` has something to return or to do, whether or not anybody waits; None = never.
+        fd: readable as long as `arrivals` has something to return or to do, even if no request waits; None = never.
     """
 
     fd: int | None
@@ -62,7 +62,7 @@ class KVConnector(Protocol):
         Args:
             token_ids: i32[n], the request's committed tokens; the output so far, if any, is among them.
             num_cached_tokens: leading tokens whose KV is in the first blocks already, whole blocks; these are shared.
-            block_ids: of all its tokens. Those behind the cached ones are the connector's to write until the arrival is
+            block_ids: of all its tokens. Those after the cached ones are the connector's to write until the arrival is
                 taken or `cancel` returns.
 
         Returns:
@@ -71,7 +71,7 @@ class KVConnector(Protocol):
         ...
 
     def cancel(self, request_id: RequestId) -> None:
-        """Forget a request that waits. When this returns nobody writes to its blocks, and it will not arrive."""
+        """Forget a request that waits. When this returns its blocks are not written to, and it will not arrive."""
         ...
 
     def arrivals(self) -> Sequence[KvArrival]:
@@ -85,11 +85,11 @@ class NoKVConnector:
     fd: int | None = None
 
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
-        """Nobody waits."""
+        """No request waits."""
         return False
 
     def cancel(self, request_id: RequestId) -> None:
-        """Nobody waits."""
+        """No request waits."""
 
     def arrivals(self) -> Sequence[KvArrival]:
         """Nothing comes."""

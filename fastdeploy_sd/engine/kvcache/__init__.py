@@ -1,1 +1,1 @@
-"""Which block of the KV cache holds which tokens. Pure Python: knows block ids, never the tensors behind them."""
+"""Which block of the KV cache holds which tokens. Pure Python: knows block ids, never their tensors."""

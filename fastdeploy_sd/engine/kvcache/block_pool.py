@@ -83,7 +83,7 @@ class BlockPool:
     def release(self, block_id: int, *, keep: bool) -> None:
         """Drop a reference; the last one makes the block cached (most recently used) if `keep`, else free."""
         count = self._ref_counts[block_id] - 1
-        assert count >= 0, f"release of block {block_id}, which nobody refers to"
+        assert count >= 0, f"release of block {block_id}, which has no reference"
         self._ref_counts[block_id] = count
         if count == 0:
             self._num_releases += 1

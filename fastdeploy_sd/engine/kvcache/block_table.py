@@ -8,7 +8,7 @@ from fastdeploy_sd.engine.kvcache.prefix_cache import PrefixCache
 from fastdeploy_sd.types import RequestId
 
 NO_BLOCK = -1
-"""In place of a block that a group does not need: a window has left its tokens behind."""
+"""In place of a block that a group does not need: its tokens are outside of the window."""
 
 
 @dataclass(slots=True, eq=False)

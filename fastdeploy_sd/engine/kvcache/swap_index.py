@@ -16,8 +16,8 @@ class _Entry:
 
     Attributes:
         last_used: the index's clock then.
-        num_pins: copies from or to the slot that are under way.
-        is_ready: whether the bytes are there. is_dropped: whether nobody may find it again; only pins keep the slot.
+        num_pins: copies from or to the slot that have not ended.
+        is_ready: whether the bytes are there. is_dropped: whether it may not be found again; only pins keep the slot.
     """
 
     slot: int
@@ -33,10 +33,10 @@ class SwapIndex:
 
     A slot is in exactly one state:
 
-        free      no content that anyone may find
-        storing   its bytes are on their way: found by nobody, pinned
+        free      no content that may be found
+        storing   its bytes are on their way: not found, pinned
         ready     found; pinned while it is read
-        dropped   found by nobody any more, and still pinned
+        dropped   not found any more, and still pinned
 
     Full slots are overwritten least recently used first, but never before those that hold what follows them: without
     its parent a block is never asked for. Using a block uses those before it.
@@ -125,7 +125,7 @@ class SwapIndex:
                 self._offer(entry)
 
     def drop(self, block_hash: bytes) -> int | None:
-        """Let nobody find a content again.
+        """Forget a content: it is not found again.
 
         Returns:
             Its slot, free now unless it is pinned; None if there was none.

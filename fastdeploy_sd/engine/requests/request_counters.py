@@ -17,7 +17,7 @@ _NUM_READ, _NUM_WITH_LIMITS = 4, 6  # the columns that `read` and `with_limits` 
 class RequestCounters:
     """One row per request, from its arrival to its end; rows of ended requests are given away again.
 
-    The columns, i32[num_rows] each. Growth replaces them: nobody may hold one across `allocate`.
+    The columns, i32[num_rows] each. Growth replaces them: none may be held across `allocate`.
 
     Attributes:
         num_tokens: committed tokens, prompt included.

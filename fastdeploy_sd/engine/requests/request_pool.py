@@ -21,7 +21,6 @@ from fastdeploy_sd.engine.kvcache.block_table import PrefixMatch
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.requests.held_requests import HeldRequests
-from fastdeploy_sd.engine.requests.integrity import verify_pool
 from fastdeploy_sd.engine.requests.preparing_requests import PreparingRequests
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
@@ -213,7 +212,7 @@ class RequestPool:
         return state.table.num_slots
 
     def close(self, state: RequestState, reason: FinishReason, now: float) -> RequestMetrics:
-        """End a request: out of its group, its blocks given back. After an ERROR nobody finds their content again.
+        """End a request: out of its group, its blocks given back. After an ERROR their content is not found again.
 
         Returns:
             What its last output reports.
@@ -269,10 +268,6 @@ class RequestPool:
         """Requests the executor does not know, and blocks it does not, since the last call; then it counts as told."""
         return self._changes.take()
 
-    def check_integrity(self) -> None:
-        """See verify_pool. O(tokens and blocks); for tests and debug mode."""
-        verify_pool(self, self.max_num_seqs)
-
     def _index_running(self) -> tuple[Rows, tuple[RequestId, ...]]:
         if self._rows is None:
             self._rows = np.array([state.counter_row for state in self.running], np.intp)
@@ -280,7 +275,7 @@ class RequestPool:
         return self._rows, self._running_ids
 
     def _withdraw(self, state: RequestState) -> None:
-        """Take a request out of the admitted ones; nobody writes to its blocks afterwards."""
+        """Take a request out of the admitted ones; its blocks are not written to afterwards."""
         del self.admitted[state.request_id]
         if not state.is_ready:
             self._connector.cancel(state.request_id)

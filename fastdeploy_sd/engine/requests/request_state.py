@@ -154,7 +154,7 @@ class RequestState:
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed tokens behind the prompt."""
+        """Committed tokens after the prompt."""
         return self.num_tokens - self.num_prompt_tokens
 
     def admit(self, num_computed_tokens: int) -> None:
@@ -175,7 +175,7 @@ class RequestState:
         elif not num_computed <= arrival.num_tokens <= last:
             wanted = f"{num_computed} to {last} tokens"
         elif arrival.drafts and arrival.num_tokens != last:
-            wanted = "no drafts behind tokens that are still to be computed"
+            wanted = "no drafts after tokens that are still to be computed"
         elif self._keeps_draft_kv and arrival.num_tokens % block_size and not arrival.is_draft_ahead:
             wanted = "draft KV of one token more"
         if wanted:

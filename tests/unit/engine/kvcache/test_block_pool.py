@@ -41,7 +41,7 @@ def test_more_than_available_is_a_caller_error() -> None:
 
 
 def test_releasing_a_free_block_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="block 0, which nobody refers to"):
+    with pytest.raises(AssertionError, match="block 0, which has no reference"):
         BlockPool(1).release(0, keep=False)
 
 

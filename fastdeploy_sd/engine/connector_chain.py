@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival, KVConnector
 from fastdeploy_sd.types import I32, Request, RequestId
 
@@ -26,11 +26,8 @@ class ConnectorChain:
         self._first, self._second = first, second
         self._in_first: dict[RequestId, _Waiting] = {}
         self._origins: dict[RequestId, Mapping[str, int]] = {}  # of the first's arrivals, which wait for the second
-        self._poll = select.epoll()  # is readable itself while one of them is
-        for connector in (first, second):
-            if connector.fd is not None:
-                self._poll.register(connector.fd, select.EPOLLIN)
-        self.fd: int | None = self._poll.fileno()
+        self._fds = ArrivalFds([first.fd, second.fd])
+        self.fd = self._fds.fd
 
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
         if self._first.begin(request, token_ids, num_cached_tokens, block_ids):

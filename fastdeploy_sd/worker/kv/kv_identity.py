@@ -29,7 +29,7 @@ class KvIdentity:
         draft_fingerprint: the same for the same draft layers besides; "" = there are none.
         kv_format: "float32", "bfloat16", "float16", "int8" or "fp8".
         block_size: tokens per block.
-        num_layers: of the target. num_kv_heads, head_dim: of each, in all ranks together.
+        num_layers: of the target. num_kv_heads, head_dim: of its first layer, in all ranks together.
     """
 
     device: str

@@ -1,14 +1,16 @@
-"""Requests that wait until their grammars are compiled, in front of the queue. Knows no queue and no blocks."""
+"""Requests that wait for their grammars: in front of the queue, or while they run. Knows no queue and no blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+
+import numpy as np
 
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.types import Request
+from fastdeploy_sd.types import Request, RequestId, Rows
 from fastdeploy_sd.types.grammar_stats import GrammarStats
 
 
@@ -99,3 +101,32 @@ class PreparingRequests:
 
 def _refused(error: str) -> str:
     return f"grammar: expected one that can be compiled, got: {error}"
+
+
+class HeldRequests:
+    """Ids of running requests that no step may have until their masks have been computed; see StepResult.held.
+
+    Args:
+        grammars: says when a mask has been computed; None = no request has a grammar.
+    """
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        self._grammars = grammars
+        self.request_ids: set[RequestId] = set()
+
+    def add(self, request_ids: Iterable[RequestId]) -> None:
+        """Hold requests from now on."""
+        self.request_ids.update(request_ids)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Let go of a request that does not run any more, whether or not it was held."""
+        self.request_ids.discard(request_id)
+
+    def others(self, running: Sequence[RequestState]) -> tuple[list[RequestState], Rows] | None:
+        """Return which of the running requests a step may have now, and their counters; None = all."""
+        if self._grammars is not None:
+            self.request_ids.difference_update(self._grammars.take_masked())
+        if not self.request_ids:
+            return None
+        states = [state for state in running if state.request_id not in self.request_ids]
+        return states, np.array([state.counter_row for state in states], np.intp)

@@ -1,6 +1,6 @@
 """RequestCounters: the numbers of all requests that planning reads, so that a step's arithmetic runs over columns.
 
-Owns the numbers; knows no request, no blocks and no rule about them. What is looked at one request at a time is in its
+Owns the numbers; knows no request, no blocks and no rule about them. What is read one request at a time is in its
 RequestState, which has the number of its row here.
 """
 

@@ -20,8 +20,7 @@ from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival, KVConn
 from fastdeploy_sd.engine.kvcache.block_table import PrefixMatch
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
-from fastdeploy_sd.engine.requests.held_requests import HeldRequests
-from fastdeploy_sd.engine.requests.preparing_requests import PreparingRequests
+from fastdeploy_sd.engine.requests.preparing_requests import HeldRequests, PreparingRequests
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
 from fastdeploy_sd.engine.requests.waiting_queue import WaitingQueue

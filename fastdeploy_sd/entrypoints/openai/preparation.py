@@ -26,7 +26,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
 )
 from fastdeploy_sd.entrypoints.openai.tokenization import Tokenization
 from fastdeploy_sd.errors import BadRequest, FdsdError
-from fastdeploy_sd.process.fork_worker import Handle, Note, Setup, memory_limit
+from fastdeploy_sd.process.sandbox_worker import Handle, Note, Setup, memory_limit
 from fastdeploy_sd.text.guidance.checker import GrammarChecker
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
@@ -74,7 +74,7 @@ class Preparation:
         model_info: the loaded model.
         limit: what holds the growth of the process to so many bytes while a body is read.
         verify_grammar: see JobBuilder; None = this is no worker, and compiles nothing.
-        note: gets the field whose grammar is compiled; see `fork_worker.Note`.
+        note: gets the field whose grammar is compiled; see `sandbox_worker.Note`.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ def _leave_to_worker(grammar: str, field: str, forbidden: Collection[int] = ()) 
 
 
 def load(config: str) -> Setup:
-    """Load what workers share; see `fork_server.Loader`.
+    """Load what workers share; see `sandbox_worker.Loader`.
 
     Raises:
         CheckpointError: the tokenizer's files or the chat template are not valid.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,9 +20,9 @@ from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.preparation import Outcome, Preparation, too_complex
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.process.child import describe_exit
-from fastdeploy_sd.process.fork_worker import WorkerLimits
-from fastdeploy_sd.process.forked import ForkServer, ForkServerEndedError, Worker, WorkerEndedError
 from fastdeploy_sd.process.limited_thread import TimeLimitError, run_within
+from fastdeploy_sd.process.sandbox import EXCESS, Sandbox, SandboxEndedError, Worker, WorkerEndedError
+from fastdeploy_sd.process.sandbox_worker import WorkerLimits
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.reasoning_formats import find_format
 from fastdeploy_sd.text.tokenizer import load_tokenizer
@@ -33,17 +33,16 @@ from fastdeploy_sd.wire.codec import pack, unpack
 logger = logging.getLogger(__name__)
 
 _LOADER = "fastdeploy_sd.entrypoints.openai.preparation:load"
-_SETUP = "setup"
 
 
 @dataclass(frozen=True, slots=True)
-class LaneRules:
-    """How bodies of one size are prepared by workers.
+class WorkerPoolLimits:
+    """How workers prepare the bodies of one size.
 
     Attributes:
         max_bytes: of a body.
-        max_workers: bodies prepared at a time.
-        keeps_workers: a worker takes one body after the other, else each has its own.
+        max_workers: number of bodies prepared at a time.
+        keeps_workers: a worker prepares one body after another; else each body gets a new worker.
         limits: of each worker.
     """
 
@@ -58,14 +57,12 @@ LOCAL_BYTES = 1 << 14
 # long, the next ones go to workers, whatever they hold.
 LOCAL_CPU_S = 0.05
 _NUM_AFTER_SLOW = 1000
-# A worker that uses no processor time is stuck; one that gets little of it needs longer by the clock.
-_CPU_TIMEOUTS = 6
 # Encoding takes some 200 bytes of memory and a microsecond per byte of text. What cannot fit into the context is
 # refused before that; these limits are for what may fit, and for tokenizers and templates that misbehave.
-LANES = (
-    LaneRules(LOCAL_BYTES, 2, True, WorkerLimits(nice=0, memory_bytes=512 << 20, cpu_s=5)),
-    LaneRules(1 << 18, 2, True, WorkerLimits(nice=0, memory_bytes=512 << 20, cpu_s=10)),
-    LaneRules(math.inf, 2, False, WorkerLimits(nice=10, memory_bytes=2 << 30, cpu_s=60)),
+POOLS = (
+    WorkerPoolLimits(LOCAL_BYTES, 2, True, WorkerLimits(nice=0, memory_bytes=512 << 20, cpu_s=5)),
+    WorkerPoolLimits(1 << 18, 2, True, WorkerLimits(nice=0, memory_bytes=512 << 20, cpu_s=10)),
+    WorkerPoolLimits(math.inf, 2, False, WorkerLimits(nice=10, memory_bytes=2 << 30, cpu_s=60)),
 )
 _NEEDS_WORKER = Outcome(needs_worker=True)
 
@@ -97,27 +94,27 @@ class Preparer:
         self.parsers = f"reasoning parser: {reasoning.name if reasoning else 'none'}; tool call parser: {calls}"
         self._config = config
         self._model_info = model_info
-        self._server: ForkServer | None = None
+        self._sandbox = Sandbox(_LOADER, "text", to_json(config))
         self._is_closed = False
         self._num_to_workers = 0
-        limit = config.scheduler.max_num_queued_requests
-        self._lanes = [_Lane(rules, self._fork, limit) for rules in LANES]
+        max_waiting = config.scheduler.max_num_queued_requests
+        self._pools = [_WorkerPool(limits, self._fork, max_waiting) for limits in POOLS]
 
     def start(self) -> None:
         """Start the process that workers are forked from, unless it runs already."""
-        if self._server is None or self._server.is_closed:
-            self._server = ForkServer(_LOADER, {"name": "text", "config": to_json(self._config)})
+        self._sandbox.start()
 
     @property
     def server_pid(self) -> int | None:
         """The process that workers are forked from, None while there is none."""
-        return None if self._server is None or self._server.is_closed else self._server.pid
+        return self._sandbox.pid
 
     def close(self) -> None:
         """End all processes."""
         self._is_closed = True
-        if self._server is not None:
-            self._server.close()
+        self._sandbox.close()
+        for pool in self._pools:
+            pool.close()
 
     async def prepare(self, task: str, content: bytes) -> GenerationJob:
         """Return the job of a body; cancelling it ends the work.
@@ -167,40 +164,23 @@ class Preparer:
         return Preparation(self._encoder, self._config, self._model_info())
 
     async def _run_in_worker(self, task: str, content: bytes) -> Outcome:
-        lane = next(lane for lane in self._lanes if len(content) <= lane.max_bytes)
+        pool = next(pool for pool in self._pools if len(content) <= pool.limits.max_bytes)
         try:
-            return unpack(Outcome, await lane.run(task, content))
-        except WorkerEndedError as error:
+            return unpack(Outcome, await pool.run(task, content))
+        except (WorkerEndedError, SandboxEndedError) as error:
             if self._is_closed:
-                raise _shutting_down() from None
+                raise Unavailable("the server is shutting down") from None
             raise _explained(error, len(content)) from None
 
-    async def _fork(self, limits: WorkerLimits) -> Worker:
-        for _ in range(2):  # the process may have been killed, which shows when it is asked
-            if self._is_closed:
-                raise _shutting_down()
-            self.start()
-            assert self._server is not None
-            try:
-                worker = await self._server.fork(limits)
-            except ForkServerEndedError:
-                continue
-            await worker.tell(_SETUP, pack(self._model_info()))
-            return worker
-        raise InternalError("the process that prepares requests ended; the server's log says why")
+    def _fork(self, limits: WorkerLimits) -> Worker:
+        return self._sandbox.fork(limits, pack(self._model_info()))
 
 
-# How a worker ends that passes a limit: the kernel ends it, or a library finds no memory, or no room on the stack.
-_EXCESS = {-signal.SIGXCPU: "time", -signal.SIGABRT: "memory", -signal.SIGSEGV: "memory"}
-
-
-def _shutting_down() -> Unavailable:
-    return Unavailable("the server is shutting down")
-
-
-def _explained(error: WorkerEndedError, num_bytes: int) -> FdsdError:
-    """What to tell the client of a worker that ended; the log gets a line."""
-    what = _EXCESS.get(error.status)
+def _explained(error: WorkerEndedError | SandboxEndedError, num_bytes: int) -> FdsdError:
+    """Return what to tell the client of a worker that ended; the log gets a line."""
+    if isinstance(error, SandboxEndedError):
+        return InternalError("the process that prepares requests ended; the server's log says why")
+    what = EXCESS.get(error.status)
     if what is None:
         logger.error("a worker that prepared a body of %d bytes ended (%s)", num_bytes, describe_exit(error.status))
         return InternalError("the process that prepared this request ended; the server's log says why")
@@ -208,68 +188,83 @@ def _explained(error: WorkerEndedError, num_bytes: int) -> FdsdError:
     return too_complex(what, error.note)
 
 
-class _Lane:
-    """The workers of one kind of bodies; a body waits while all are taken, first come first served."""
+class _Call:
+    """One body in a pool: remembers its worker, so that cancelling kills it."""
 
-    def __init__(self, rules: LaneRules, fork: Callable[[WorkerLimits], Awaitable[Worker]], max_waiting: int) -> None:
-        self.max_bytes = rules.max_bytes
-        self._rules = rules
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._worker: Worker | None = None
+
+    def begin(self, worker: Worker) -> None:
+        self._worker = worker
+        if self.is_cancelled:  # set before `cancel` looks for a worker
+            worker.kill()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        if self._worker is not None:
+            self._worker.kill()
+
+
+class _WorkerPool:
+    """The workers for bodies of one size; a body waits while all are busy, first come first served."""
+
+    def __init__(self, limits: WorkerPoolLimits, fork: Callable[[WorkerLimits], Worker], max_waiting: int) -> None:
+        self.limits = limits
         self._fork = fork
-        self._max_waiting = max_waiting
-        self._num_waiting = 0
-        self._free = asyncio.Semaphore(rules.max_workers)
+        self._threads = ThreadPoolExecutor(limits.max_workers, "prepare")  # each waits for one worker
+        self._max_bodies = limits.max_workers + max_waiting
+        self._num_bodies = 0
         self._idle: list[Worker] = []
 
     async def run(self, task: str, content: bytes) -> bytes:
-        """Return a worker's result.
+        """Return a worker's result; cancelling kills the worker.
 
         Raises:
             Overloaded: too many bodies wait.
             WorkerEndedError: the body passed a limit.
+            SandboxEndedError: no worker can be forked.
         """
-        if self._num_waiting >= self._max_waiting:
-            raise Overloaded(f"queue: expected fewer than {self._max_waiting} bodies to be prepared, got more")
-        self._num_waiting += 1
+        if self._num_bodies >= self._max_bodies:
+            raise Overloaded(f"queue: expected fewer than {self._max_bodies} bodies to be prepared, got more")
+        self._num_bodies += 1
+        call = _Call()
         try:
-            await self._free.acquire()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, call, task, content)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
         finally:
-            self._num_waiting -= 1
-        try:
-            return await self._run(task, content)
-        finally:
-            self._free.release()
+            self._num_bodies -= 1
 
-    async def _run(self, task: str, content: bytes) -> bytes:
-        ended = ""
-        if idle := self._take_idle():
-            try:
-                return await self._call(idle, task, content)
-            except WorkerEndedError as error:
-                if error.status in _EXCESS:
-                    raise
-                ended = describe_exit(error.status)  # killed from outside, perhaps before it saw the body
-        worker = await self._fork(self._rules.limits)
-        if ended:
-            logger.warning("a worker ended (%s): its body goes to another one", ended)
-        return await self._call(worker, task, content)
-
-    def _take_idle(self) -> Worker | None:
+    def close(self) -> None:
+        """Free the idle workers; those that are busy are freed when their calls end."""
+        self._threads.shutdown(wait=False)
         while self._idle:
-            worker = self._idle.pop()
-            if worker.is_running:
-                return worker
-            worker.close()
-        return None
+            self._idle.pop().close()
 
-    async def _call(self, worker: Worker, task: str, content: bytes) -> bytes:
+    def _run(self, call: _Call, task: str, content: bytes) -> bytes:
+        try:
+            idle = self._idle.pop()
+        except IndexError:
+            return self._call(call, self._fork(self.limits.limits), task, content)
+        try:
+            return self._call(call, idle, task, content)
+        except WorkerEndedError as error:
+            if error.status in EXCESS or call.is_cancelled:
+                raise
+            ended = describe_exit(error.status)  # killed from outside, perhaps before it saw the body
+        worker = self._fork(self.limits.limits)
+        logger.warning("a worker ended (%s): its body goes to another one", ended)
+        return self._call(call, worker, task, content)
+
+    def _call(self, call: _Call, worker: Worker, task: str, content: bytes) -> bytes:
         is_kept = False
         try:
-            async with asyncio.timeout(_CPU_TIMEOUTS * self._rules.limits.cpu_s):
-                result = await worker.call(task, content)
-            is_kept = self._rules.keeps_workers
+            call.begin(worker)
+            result = worker.call(task, content)
+            is_kept = self.limits.keeps_workers and not call.is_cancelled
             return result
-        except TimeoutError:
-            raise WorkerEndedError(-signal.SIGXCPU, worker.note) from None  # `finally` ends it
         finally:
             if is_kept:
                 self._idle.append(worker)

@@ -28,9 +28,9 @@ from fastdeploy_sd.entrypoints.openai.preparation import (
     TOKENIZE,
     Preparation,
 )
-from fastdeploy_sd.entrypoints.openai.preparer import LANES, Preparer
+from fastdeploy_sd.entrypoints.openai.preparer import POOLS, Preparer
 from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
-from fastdeploy_sd.process.forked import Worker
+from fastdeploy_sd.process.sandbox import Worker
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 INFO = ModelInfo("m", vocab_size=4096, max_model_len=4096, eos_token_ids=(2,), block_size=16, num_blocks=512)
 CONFIG = Config(model=ModelConfig(model=str(GOLDEN)))
 SMALL = json.dumps({"prompt": "hello world", "seed": 5, "bad_words": ["foo"], "echo": True}).encode()
-SIZES = [int(lane.max_bytes) + 1 for lane in LANES[:2]]
+SIZES = [int(pool.max_bytes) + 1 for pool in POOLS[:2]]
 DEADLINE_S = 120.0
 
 
@@ -147,8 +147,8 @@ async def test_a_small_chat_needs_no_process_and_a_grammar_does() -> None:
 async def test_a_template_that_never_ends_costs_a_moment_of_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rules = replace(preparer_module.LANES[0], limits=replace(preparer_module.LANES[0].limits, cpu_s=1))
-    monkeypatch.setattr(preparer_module, "LANES", (rules,))
+    rules = replace(preparer_module.POOLS[0], limits=replace(preparer_module.POOLS[0].limits, cpu_s=1))
+    monkeypatch.setattr(preparer_module, "POOLS", (rules,))
     for file in GOLDEN.iterdir():
         if file.name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.copy(file, tmp_path)
@@ -191,8 +191,8 @@ async def test_a_large_body_is_refused_with_the_field_at_fault(task: str, body: 
 
 
 async def test_a_schema_that_takes_too_long_to_compile_is_refused_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = replace(preparer_module.LANES[0], limits=replace(preparer_module.LANES[0].limits, cpu_s=1))
-    monkeypatch.setattr(preparer_module, "LANES", (rules,))
+    rules = replace(preparer_module.POOLS[0], limits=replace(preparer_module.POOLS[0].limits, cpu_s=1))
+    monkeypatch.setattr(preparer_module, "POOLS", (rules,))
     schema = {"allOf": [{"type": "string", "pattern": f"[a-z]{{{i}}}x"} for i in range(1, 60)]}
     body = {"prompt": "a", "structured_outputs": {"json": schema}}
     async with preparing(Config(model=ModelConfig(model="demo"))) as preparer:
@@ -255,9 +255,8 @@ async def test_killed_processes_are_replaced_and_no_body_fails_with_them(caplog:
     async with preparing() as preparer:
         body = padded(SMALL, SIZES[0])
         await preparer.prepare(COMPLETION, body)
-        [worker] = (worker for lane in preparer._lanes for worker in lane._idle)
+        [worker] = (worker for pool in preparer._pools for worker in pool._idle)
         os.kill(worker.pid, signal.SIGKILL)
-        assert worker.is_running  # as far as anybody has been told: it is given the next body
         assert await preparer.prepare(COMPLETION, body)
         assert "a worker ended (killed by SIGKILL): its body goes to another one" in caplog.messages
         assert preparer.server_pid is not None
@@ -268,17 +267,17 @@ async def test_killed_processes_are_replaced_and_no_body_fails_with_them(caplog:
 async def test_closing_ends_what_is_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     call, num_stopped = Worker.call, 0
 
-    async def call_stopped(worker: Worker, name: str, payload: bytes) -> bytes:
+    def call_stopped(worker: Worker, name: str, payload: bytes) -> bytes:
         nonlocal num_stopped
         os.kill(worker.pid, signal.SIGSTOP)  # or it might be ready before it is closed
         num_stopped += 1
-        return await call(worker, name, payload)
+        return call(worker, name, payload)
 
     monkeypatch.setattr(Worker, "call", call_stopped)
     async with preparing() as preparer:
         body = json.dumps({"prompt": [[5] * 4000] * 100}).encode()
         tasks = [asyncio.create_task(preparer.prepare(COMPLETION, body)) for _ in range(5)]
-        while num_stopped < LANES[-1].max_workers:  # the others wait for these
+        while num_stopped < POOLS[-1].max_workers:  # the others wait for these
             await asyncio.sleep(0.01)
         preparer.close()
         for result in await asyncio.gather(*tasks, return_exceptions=True):

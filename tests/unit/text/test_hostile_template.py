@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+from dataclasses import replace
 
 import pytest
 
@@ -92,14 +93,14 @@ def test_errors_of_a_process_are_those_of_the_template() -> None:
 
 @pytest.mark.parametrize("source", [*HUGE, ENDLESS])
 def test_a_hostile_template_costs_one_request(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_process, "MEMORY_BYTES", 1 << 29)
-    monkeypatch.setattr(template_process, "CPU_S", 1)
+    limits = replace(template_process.LIMITS, memory_bytes=1 << 29, cpu_s=1)
+    monkeypatch.setattr(template_process, "LIMITS", limits)
     process = TemplateProcess("{% if messages[0].content == 'go' %}" + source + "{% endif %}ok", {}, [])
     with pytest.raises(BadRequest, match=r"messages: .*(takes more|cannot render them: [A-Za-z])"):
         process.render([Message("user", "go")], {})
     assert process.render(HELLO, {}) == (Segment("ok", is_control=False),)
-    assert process.pid is not None
-    assert resource.prlimit(process.pid, resource.RLIMIT_AS) == (1 << 29, 1 << 29)
+    [worker] = process._idle
+    assert 0 < resource.prlimit(worker.pid, resource.RLIMIT_AS)[0] < 1 << 31
 
 
 def test_a_long_conversation_renders() -> None:

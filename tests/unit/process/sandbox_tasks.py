@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fastdeploy_sd.process.fork_worker import Handle, Note, Setup
+from fastdeploy_sd.process.sandbox_worker import Handle, Note, Setup
 
 
 def load(config: str) -> Setup:

@@ -65,7 +65,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "spec_decode/proposer.py",  # its types only
         "worker",
     ),
-    "paddlenlp": ("text",),
+    "paddlenlp": (),
     "zmq": ("wire/channel.py", "wire/sockets.py"),
     "mooncake": ("disaggregation/transports/rdma.py",),
     "msgpack": ("wire",),

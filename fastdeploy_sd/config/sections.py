@@ -60,12 +60,12 @@ class ModelConfig:
         ),
     )
     tokenizer: str | None = option(None, Spec("Directory of the tokenizer files; none: the checkpoint's."))
-    tokenizer_backend: Literal["auto", "tokenizers", "sentencepiece", "paddlenlp"] = option(
+    tokenizer_backend: Literal["auto", "tokenizers", "sentencepiece"] = option(
         "auto",
         Spec(
-            "Library that reads the tokenizer: `tokenizers` (tokenizer.json), `sentencepiece` (tokenizer.model), or"
-            " `paddlenlp`, which needs the extra of that name. auto: tokenizer.json if it exists, else"
-            " tokenizer.model."
+            "Library that reads the tokenizer: `tokenizers` (tokenizer.json, vocab.json) or `sentencepiece`"
+            " (tokenizer.model, sentencepiece.bpe.model). auto: by the first file that the checkpoint has.",
+            instead=(("paddlenlp", "auto reads the files of PaddleNLP's Qwen2 and Llama tokenizers"),),
         ),
     )
     reasoning_parser: str | None = option(

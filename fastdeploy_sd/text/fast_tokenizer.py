@@ -1,8 +1,9 @@
-"""The Tokenizer interface on a tokenizer.json, run by the `tokenizers` library."""
+"""The Tokenizer interface on a tokenizer.json, or on the vocab.json and merges.txt of Qwen2, run by `tokenizers`."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -12,8 +13,8 @@ from typing import Any
 
 import tokenizers
 
-from fastdeploy_sd.errors import BadRequest, CheckpointError, InternalError
-from fastdeploy_sd.process.files import describe, read_text
+from fastdeploy_sd.errors import BadRequest, CheckpointError, InternalError, shown
+from fastdeploy_sd.process.files import describe, read_json, read_text
 from fastdeploy_sd.text.added_tokens import (
     WHITE_SPACE,
     AddedToken,
@@ -26,9 +27,16 @@ from fastdeploy_sd.text.token_bytes import TokenBytes
 from fastdeploy_sd.text.token_length import longest_token
 from fastdeploy_sd.text.tokenizer_files import read_tokenizer_files
 
+_QWEN2 = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+# Words as they are cut before the byte pairs of each are merged. Source: transformers, `convert_slow_tokenizer.py`,
+# class Qwen2Converter.
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 class FastTokenizer:
-    """A tokenizer.json with the tokens that other files add; see Tokenizer for the meaning of each method.
+    """A vocabulary with the tokens that other files add; see Tokenizer for the meaning of each method.
 
     Raises:
         CheckpointError: a file is missing or malformed.
@@ -37,7 +45,7 @@ class FastTokenizer:
     def __init__(self, directory: Path) -> None:
         path = directory / "tokenizer.json"
         self.files = read_tokenizer_files(directory)
-        self._tokenizer, spec = _load(path)
+        self._tokenizer, spec = _load(path, self.files.tokenizer_class)
         _add_missing(path, self._tokenizer, self.files.added_tokens)
         added = _added_tokens(self._tokenizer, self.files.special_tokens.values())
         self.hidden_ids = frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
@@ -112,19 +120,50 @@ class FastTokenizer:
         return self._token_bytes.of(token_id)
 
 
-def _load(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def _load(path: Path, tokenizer_class: str | None) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Return the tokenizer, and its content as the library writes it, whatever form the file has."""
+    has_vocabulary = not os.path.lexists(path) and os.path.lexists(path.with_name("vocab.json"))
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(read_text(path))
+        content = _qwen2(path.parent, tokenizer_class) if has_vocabulary else read_text(path)
+        tokenizer = tokenizers.Tokenizer.from_str(content)
         tokenizer.no_truncation()  # a file may ask to cut or pad silently: prompts are never cut
         tokenizer.no_padding()
         if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None  # random ids, meant for training
         return tokenizer, json.loads(tokenizer.to_str())
     except FileNotFoundError:
+        if has_vocabulary:
+            raise CheckpointError(f"{path.parent}: expected a merges.txt with the vocab.json, got none") from None
         raise CheckpointError(f"{path}: expected a tokenizer.json or a tokenizer.model, got neither") from None
+    except CheckpointError:
+        raise
     except BaseException as error:
         raise CheckpointError(f"{path}: expected a tokenizer, got {_reason(error)}") from None
+
+
+def _qwen2(directory: Path, tokenizer_class: str | None) -> str:
+    """Return the tokenizer.json of a vocab.json and a merges.txt: byte-level pairs in the words of Qwen2."""
+    if tokenizer_class not in _QWEN2:
+        raise CheckpointError(
+            f"{directory / 'tokenizer_config.json'}: tokenizer_class: expected {' or '.join(_QWEN2)} with a vocab.json"
+            f" and no tokenizer.json, got {shown(tokenizer_class)}"
+        )
+    lines = read_text(directory / "merges.txt").splitlines()
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    words = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
+    spec = {
+        "added_tokens": [],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level]},
+        "post_processor": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": read_json(directory / "vocab.json"),
+            "merges": [line for line in lines if line and not line.startswith("#version")],
+        },
+    }
+    return json.dumps(spec)
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:

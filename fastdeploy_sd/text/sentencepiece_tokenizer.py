@@ -8,6 +8,7 @@ space before a text and in BOS. Any other class is refused: its rules are unknow
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,12 @@ class _Rules:
     adds_space: bool
 
 
+def model_path(directory: Path) -> Path | None:
+    """Return the SentencePiece model of a checkpoint, None where there is none; PaddleNLP's has the second name."""
+    paths = (directory / name for name in ("tokenizer.model", "sentencepiece.bpe.model"))
+    return next((path for path in paths if os.path.lexists(path)), None)
+
+
 class SentencePieceTokenizer:
     """A tokenizer.model with the tokens added to it; see Tokenizer for the meaning of each method.
 
@@ -48,7 +55,7 @@ class SentencePieceTokenizer:
     def __init__(self, directory: Path) -> None:
         self.files = read_tokenizer_files(directory)
         self._rules = _rules_of(directory / "tokenizer_config.json", self.files)
-        self._model = SentencePieceModel(directory / "tokenizer.model")
+        self._model = SentencePieceModel(model_path(directory) or directory / "tokenizer.model")
         self._added = _with_ids(self.files, self._model.pieces)
         self._named = self.files.named_tokens | _DEFAULT_TOKENS
         markers = {text: AddedToken(text, i) for text, i in self._model.user_defined.items()}

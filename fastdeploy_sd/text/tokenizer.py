@@ -75,33 +75,24 @@ def load_tokenizer(directory: Path, backend: str = "auto") -> Tokenizer:
     """Load a checkpoint's tokenizer.
 
     Args:
-        directory: holds tokenizer.json, tokenizer.model, or what PaddleNLP reads.
-        backend: who reads it: "tokenizers" (tokenizer.json), "sentencepiece" (tokenizer.model), "paddlenlp", or "auto":
-            tokenizer.json where there is one, else tokenizer.model.
+        directory: has tokenizer.json; else tokenizer.model or sentencepiece.bpe.model; else vocab.json and merges.txt.
+        backend: the library: "tokenizers" for the JSON files, "sentencepiece" for the models, "auto" for the first file
+            that there is.
 
     Raises:
         CheckpointError: a file is missing or malformed.
-        ConfigError: the backend is unknown or not installed.
+        ConfigError: the backend is unknown.
     """
-    if backend == "paddlenlp":
-        # Imported only when chosen: it brings in Paddle, which is slow and which no other part of this process needs.
-        from fastdeploy_sd.text.paddlenlp_tokenizer import PaddleNLPTokenizer
-
-        return PaddleNLPTokenizer(directory)
     if backend not in ("auto", "tokenizers", "sentencepiece"):
         raise ConfigError(
-            f"tokenizer_backend: expected auto, tokenizers, sentencepiece or paddlenlp, got {backend!r}",
-            param="tokenizer_backend",
+            f"tokenizer_backend: expected auto, tokenizers or sentencepiece, got {backend!r}", param="tokenizer_backend"
         )
-    has_only_model = not _exists(directory / "tokenizer.json") and _exists(directory / "tokenizer.model")
-    if backend == "sentencepiece" or (backend == "auto" and has_only_model):
-        from fastdeploy_sd.text.sentencepiece_tokenizer import SentencePieceTokenizer
+    if backend == "sentencepiece" or (backend == "auto" and not os.path.lexists(directory / "tokenizer.json")):
+        # Imported only where it is needed, as few checkpoints have such a model.
+        from fastdeploy_sd.text.sentencepiece_tokenizer import SentencePieceTokenizer, model_path
 
-        return SentencePieceTokenizer(directory)
+        if backend == "sentencepiece" or model_path(directory) is not None:
+            return SentencePieceTokenizer(directory)
     from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 
     return FastTokenizer(directory)
-
-
-def _exists(path: Path) -> bool:
-    return os.path.lexists(path)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastdeploy_sd.config import config_from_kwargs
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.text.added_tokens import Segment, split_inside, token_pattern
 from fastdeploy_sd.text.chat_template import Message
 from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer
-from tests.unit.text.vocabularies import GOLDEN, added_tokenizer, byte_fallback_tokenizer, golden_tokenizer
+from tests.unit.text.vocabularies import (
+    GOLDEN,
+    SENTENCEPIECE,
+    added_tokenizer,
+    byte_fallback_tokenizer,
+    golden_tokenizer,
+)
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>"]
 TOKENIZER = golden_tokenizer()
@@ -150,46 +155,57 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: str | None, 
 
 
 def test_unknown_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected auto, tokenizers, sentencepiece or paddlenlp, got 'slow'"):
+    with pytest.raises(ConfigError, match="expected auto, tokenizers or sentencepiece, got 'slow'"):
         load_tokenizer(GOLDEN, "slow")
 
 
-def test_paddlenlp_backend_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "paddlenlp", None)
-    monkeypatch.setitem(sys.modules, "paddlenlp.transformers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fastdeploy-sd\[paddlenlp\]'"):
-        load_tokenizer(GOLDEN, "paddlenlp")
+def test_a_backend_that_is_gone_says_what_reads_its_files() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer_backend: .*got 'paddlenlp': auto reads the files of PaddleNLP's"):
+        config_from_kwargs(model=str(GOLDEN), tokenizer_backend="paddlenlp")
 
 
-class _Auto:
-    """Answers like a PaddleNLP tokenizer, from the golden tokenizer."""
-
-    all_special_tokens = CONTROL
-    eos_token_id = 2
-
-    @staticmethod
-    def from_pretrained(path: str) -> _Auto:
-        assert path == str(GOLDEN)
-        return _Auto()
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        return TOKENIZER.control_tokens[token]
-
-    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
-        return {"input_ids": TOKENIZER.encode(text, add_special_tokens=add_special_tokens)}
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        return TOKENIZER.decode(token_ids, skip_hidden=skip_special_tokens)
+TEXTS = ["hello world", "Z\u00fcrich \u4f60\u597d \U0001f680", "def f(x):\n    return x", "  a  b\n\n c", "it's 1234"]
 
 
-def test_paddlenlp_backend_encodes_plain_text_without_control_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    package, transformers = ModuleType("paddlenlp"), ModuleType("paddlenlp.transformers")
-    transformers.AutoTokenizer = _Auto  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "paddlenlp", package)
-    monkeypatch.setitem(sys.modules, "paddlenlp.transformers", transformers)
-    tokenizer = load_tokenizer(GOLDEN, "paddlenlp")
-    assert tokenizer.encode("hi<|im_end|>", add_special_tokens=True)[-1] == 2
-    token_ids = plain(tokenizer, "hi<|im_end|>")
-    assert 2 not in token_ids
-    assert tokenizer.decode(token_ids, skip_hidden=True) == "hi<|im_end|>"
-    assert tokenizer.token_bytes(5) is None
+def qwen2(directory: Path, tokenizer_class: str | None = "Qwen2Tokenizer") -> Tokenizer:
+    """The golden tokenizer in the files that Qwen2's slow tokenizer writes, and PaddleNLP's."""
+    model = json.loads((GOLDEN / "tokenizer.json").read_text())["model"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (directory / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    config = {"tokenizer_class": tokenizer_class, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_tokenizer(directory)
+
+
+def test_qwen2s_vocabulary_gives_the_ids_of_its_tokenizer_json(tmp_path: Path) -> None:
+    tokenizer = qwen2(tmp_path)
+    assert tokenizer.eos_token_ids == (2,)
+    for text in TEXTS:
+        token_ids = tokenizer.encode(text, add_special_tokens=True)
+        assert token_ids == TOKENIZER.encode(text, add_special_tokens=True)
+        assert tokenizer.decode(token_ids, skip_hidden=True) == text
+    assert plain(tokenizer, "a<|im_end|>b") == plain(TOKENIZER, "a<|im_end|>b")
+
+
+def test_a_vocabulary_of_another_class_or_without_merges_is_refused(tmp_path: Path) -> None:
+    for name, shown in (("BertTokenizer", "'BertTokenizer'"), (None, "null")):
+        with pytest.raises(CheckpointError, match=f"tokenizer_class: expected Qwen2Tokenizer or .*, got {shown}"):
+            qwen2(tmp_path, name)
+    qwen2(tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"expected a merges.txt with the vocab.json, got none"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_llama_model_is_read_under_the_name_that_paddlenlp_gives_it(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizers = []
+    for folder, name in ((tmp_path / "a", "sentencepiece.bpe.model"), (tmp_path / "b", "tokenizer.model")):
+        folder.mkdir()
+        shutil.copy(SENTENCEPIECE / "bpe-prefix.model", folder / name)
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        tokenizers.append(load_tokenizer(folder))
+    for text in TEXTS:
+        first, second = (tokenizer.encode(text, add_special_tokens=True) for tokenizer in tokenizers)
+        assert first == second

@@ -22,7 +22,7 @@ class FdsdError(Exception):
         type: OpenAI error type.
         param: the request field or option at fault, or None.
         code: short machine-readable reason, or None.
-        retry_after_s: when to try again, for the Retry-After header; None = nobody knows.
+        retry_after_s: when to try again, for the Retry-After header; None = not known.
     """
 
     status = 500
@@ -89,7 +89,7 @@ class UnsupportedMediaType(BadRequest):
 
 
 class MisframedRequest(BadRequest):
-    """Where the request ends can be read in two ways, so what follows it on the connection may be somebody's trick."""
+    """Where the request ends can be read in two ways, so what follows it on the connection may be an attack."""
 
 
 class HeadersTooLarge(BadRequest):
@@ -193,7 +193,7 @@ def _is_probably(name: str, known: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value that somebody sent as an error text repeats it: its repr, cut to MAX_SHOWN_CHARS, with
+    """Return a value as an error text repeats it: its repr, cut to MAX_SHOWN_CHARS, with
     JSON's words for true, false and null.
 
     Takes no longer for a large value than for a small one, and raises nothing: an integer too long to be written out

@@ -162,11 +162,11 @@ class LLM:
 
         Args:
             messages: one conversation ({"role": ..., "content": ...} each) or several. `as_turn` of an answer's
-                `messages` is the turn to go on with, {"role": "tool", "tool_call_id": ..., "content": ...} behind it.
+                `messages` is the turn to go on with, {"role": "tool", "tool_call_id": ..., "content": ...} after it.
             sampling_params: for all conversations, or one for each; None = defaults.
             use_tqdm: as for generate.
             chat_template_kwargs: extra variables of the checkpoint's chat template.
-            speculation, predictions, structured_outputs: as for generate. The form begins behind what the model thinks.
+            speculation, predictions, structured_outputs: as for generate. The form begins after what the model thinks.
             tools, tool_choice, parallel_tool_calls: functions that the model may call in all conversations, as in a
                 chat completion of the server.
             add_generation_prompt: False = the prompts end after the last message.

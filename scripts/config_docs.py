@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from fastdeploy_sd.cluster.router.options import OPTIONS as ROUTER_OPTIONS
-from fastdeploy_sd.config.elsewhere import LLAMA_CPP, SGLANG, VLLM
+from fastdeploy_sd.config.aliases import LLAMA_CPP, SGLANG, VLLM
 from fastdeploy_sd.config.tables import (
     migration_markdown,
     no_effect_markdown,

@@ -46,7 +46,7 @@ NUM_PASSES = 4
 def explain_config(argv: Sequence[str]) -> int:
     """Print every option's effective value and origin, for the arguments `serve` would get; secrets are hidden.
 
-    Behind them stands what the options come to with this checkpoint on this machine.
+    They are followed by what the options lead to with this checkpoint on this machine.
 
     Raises:
         ConfigError: as load_config and forecast.

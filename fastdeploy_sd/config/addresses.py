@@ -29,7 +29,7 @@ def is_wildcard(host: str) -> bool:
 def is_bindable(address: str) -> bool:
     """Whether a numeric address is one of this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent, and nobody can connect
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent, and no client can connect
         try:
             probe.bind((address, 0))
         except OSError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.config.elsewhere import SAME_MEANING
+from fastdeploy_sd.config.aliases import SAME_MEANING
 from fastdeploy_sd.config.option import Option, options_of
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.redis_section import RedisConfig

@@ -26,7 +26,7 @@ class Flag:
 
     Attributes:
         name: the option's, with aliases resolved; "" for a word that belongs to no flag.
-        value: the text behind it; True or False for a flag without one.
+        value: the text after it; True or False for a flag without one.
         index: which argument it is.
     """
 
@@ -75,7 +75,7 @@ def _without_value(name: str, index: int, is_switch: Callable[[str], bool]) -> F
 
 
 def _takes(name: str, word: str, is_switch: Callable[[str], bool]) -> bool:
-    """Whether the word behind a flag is its value: never another flag, and of a switch only a word like "true"."""
+    """Whether the word after a flag is its value: never another flag, and of a switch only a word like "true"."""
     if _FLAG.match(word) or name.startswith(_NO):
         return False
     return word.lower() in _TRUTH_WORDS if is_switch(name) else True

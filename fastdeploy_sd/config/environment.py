@@ -46,7 +46,7 @@ def verify_keys_are_known(environment: Mapping[str, str], has_keys: bool) -> Non
     """
     if environment.get(_KEYS_VARIABLE) and not has_keys:
         raise ConfigError(
-            f"api_key: expected one beside the variable {_KEYS_VARIABLE}, which is not read here, got none: the API"
+            f"api_key: expected one, as the variable {_KEYS_VARIABLE} is not read here, got none: the API"
             " would be open (if it shall be, unset the variable)",
             param="api_key",
         )

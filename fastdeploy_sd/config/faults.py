@@ -13,7 +13,7 @@ LAST: Position = (9, 0)
 
 
 class SeveralFaultsError(ConfigError):
-    """Several faults. The message has a line for each behind a first one that counts them; `param` is the first's.
+    """Several faults. The message counts them in its first line and has one line for each; `param` is the first's.
 
     Attributes:
         faults: at least two, in order.
@@ -47,7 +47,7 @@ class Faults:
 
     @contextmanager
     def collecting(self, position: Position = LAST, origin: str = "") -> Iterator[None]:
-        """Note the ConfigError that ends the block, and go on behind it."""
+        """Note the ConfigError that ends the block, and continue after the block."""
         try:
             yield
         except ConfigError as error:

@@ -111,7 +111,7 @@ class RedisConfig:
     def __post_init__(self) -> None:
         verify_fields(self, "redis")
         if self.password is not None and self.password_file is not None:
-            raise wrong_value("scheduler_password_file", "none beside scheduler_password", "one")
+            raise wrong_value("scheduler_password_file", "none with scheduler_password", "one")
         for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
             if getattr(self, name) is not None and not self.tls:
                 raise wrong_value(f"scheduler_{name}", "none without scheduler_tls", "one")

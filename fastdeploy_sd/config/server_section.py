@@ -95,7 +95,7 @@ class ServerConfig:
         1024,
         Spec(
             "Open connections of each HTTP process from one client address (of IPv6: /64 network); more are answered"
-            " with 503. none: no limit, for servers behind a proxy.",
+            " with 503. none: no limit, for servers that a proxy fronts.",
             minimum=1,
         ),
     )

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from fastdeploy_sd.config.aliases import advice
 from fastdeploy_sd.config.catalogue import BY_NAME, KNOWN_NAMES, canonical_name
 from fastdeploy_sd.config.command_line import COMMAND_LINE, Flag, split_flags
-from fastdeploy_sd.config.elsewhere import advice
 from fastdeploy_sd.config.faults import Faults, Position
 from fastdeploy_sd.config.help_text import help_text
 from fastdeploy_sd.config.no_effect import NO_EFFECT

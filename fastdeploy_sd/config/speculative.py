@@ -158,7 +158,7 @@ class SpeculativeConfig:
 
     @property
     def extended_by(self) -> str | None:
-        """The method that goes on behind the configured one's drafts, if any does."""
+        """The method that extends the configured one's drafts, if any does."""
         return METHODS[self.method].extensions.get(self.mtp_strategy) if self.method in METHODS else None
 
     @property

@@ -60,7 +60,7 @@ def read_speculative(value: object) -> SpeculativeMap:
     """Return the configuration that `value` describes; None says nothing, and a word is the name of a method.
 
     Defaults that depend on other keys: k (`num_speculative_tokens`) is the method's own; where MTP drafts alone,
-    k and `num_model_steps` follow one another; a `suffix_decoding_*` key beside method mtp selects with_suffix.
+    k and `num_model_steps` follow one another; a `suffix_decoding_*` key with method mtp selects with_suffix.
 
     Raises:
         ConfigError: no map, JSON object or name; a key that is unknown, repeated or not supported; a value its key does
@@ -91,7 +91,7 @@ def fit_defaults(read: SpeculativeMap, room: int) -> SpeculativeMap:
     """Return what a map says with the defaults that a step has room for.
 
     As many drafts as fit where a method that chooses has its default of them; plain decoding where none fits and
-    nobody asked for anything. What was written stays: too much of it is an error of the rules between options.
+    no key was written. What was written stays: too much of it is an error of the rules between options.
 
     Args:
         room: drafts that a step holds of one request.
@@ -182,7 +182,7 @@ def _derive_layers(values: dict[str, Any], origins: dict[str, str]) -> None:
 
 
 def _derive_strategy(method: DraftMethod, values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Let a key that only one method behind this one reads ask for that method."""
+    """Let a key that only one extending method reads ask for that method."""
     implied = method.extensions.get(method.implied_strategy)
     own_key = next((key for key in values if [m.name for m in methods_reading(key)] == [implied]), None)
     if own_key is not None and "mtp_strategy" not in values:
@@ -223,7 +223,7 @@ def _verify_lengths(config: SpeculativeConfig, written: Mapping[str, Any]) -> No
 
 
 def _verify_model_steps(config: SpeculativeConfig, has_default: bool) -> None:
-    """`has_default`: nobody wrote the number of drafts."""
+    """`has_default`: the number of drafts was not written."""
     k, num_steps, strategy = config.num_speculative_tokens, config.num_model_steps, config.mtp_strategy
     got = f"{k} (the default)" if has_default else k
     if strategy == "default":

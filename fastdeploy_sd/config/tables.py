@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fastdeploy_sd.config.aliases import OTHER_MEANING, SAME_MEANING
 from fastdeploy_sd.config.catalogue import OPTIONS
-from fastdeploy_sd.config.elsewhere import OTHER_MEANING, SAME_MEANING
 from fastdeploy_sd.config.no_effect import NO_EFFECT
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of

@@ -54,7 +54,7 @@ ENGINE = "fastdeploy_sd.disaggregation.roles:open_engine"
 
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
 _STUCK_S = 30.0
-_HURRY_S = 5.0  # the same after a second signal, which means that somebody does not want to wait
+_HURRY_S = 5.0  # the same after a second signal, which means that the operator does not want to wait
 _HTTP_END_S = 10.0
 _SCHEDULER_END_S = 5.0
 _LEAVE_S = 3.0

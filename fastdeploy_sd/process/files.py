@@ -1,4 +1,4 @@
-"""Reads files that somebody else wrote: regular files only, within a size. Writes files whole or not at all.
+"""Reads files from other programs: regular files only, within a size. Writes files whole or not at all.
 
 Opening a FIFO or a device waits, or never ends; here both are refused before a byte is read. Knows no format but JSON
 objects.
@@ -63,11 +63,11 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 
 
 def read_private(path: Path, max_bytes: int) -> bytes:
-    """Return what a file of this user holds that nobody else can read.
+    """Return what a file holds that belongs to this user and that no other user can read.
 
     Raises:
         FileNotFoundError: there is nothing of this name.
-        OSError: it is a link or no regular file, somebody else's or readable by others, or longer than `max_bytes`.
+        OSError: it is a link or no regular file, another user's or readable by others, or longer than `max_bytes`.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags), "rb") as file:
@@ -92,7 +92,7 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces the one at `path` when the block ends well. A crash leaves one of the two, whole.
 
-    A process that is killed in the block leaves an unfinished file beside it: see `remove_unfinished`.
+    A process that is killed in the block leaves an unfinished file next to it: see `remove_unfinished`.
 
     Raises:
         OSError: the folder is missing, cannot be written, or is full.
@@ -116,7 +116,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed processes left of attempts to write a file. Nobody else may be writing it.
+    """Remove what killed processes left of attempts to write a file. No other process may be writing it.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Tokens that stand beside a vocabulary's own pieces, and cutting a text at them.
+"""Tokens that are added to a vocabulary's own pieces, and cutting a text at them.
 
 Owns the leftmost-longest search, whose time is linear in the text however many tokens there are, and the whitespace
 that a token takes with it. Knows no vocabulary and no model of language.

@@ -3,7 +3,7 @@
 The template always comes from the checkpoint, never from a request. Knows no token ids.
 
 A message may contain the text of a control token (`<|im_end|>`), by accident or to forge a turn. Before rendering every
-such occurrence is replaced by a placeholder nobody can guess, so that the template's own string operations (trim,
+such occurrence is replaced by a placeholder that cannot be guessed, so that the template's own string operations (trim,
 split) see the message as usual. Afterwards the prompt is cut at the control tokens that are left, which the template
 wrote; what lies between gets the original characters back and is encoded by a tokenizer that has no control tokens, so
 that no other spelling of one (full-width, in capitals) acts either.

@@ -27,9 +27,9 @@ class TextDelta:
         token_ids: cut at the token that ended the sequence, which is included.
         text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
         logprobs: one per token when asked for, else None.
-        draft_logprobs: the drafts that the step verified when asked for, else None. The last delta has none behind its
+        draft_logprobs: the drafts that the step verified when asked for, else None. The last delta has none after its
             last token, whether the engine or a stop string cut it there.
-        draft_text_offsets: per draft, where the text of the token at its position starts; for drafts behind the last
+        draft_text_offsets: per draft, where the text of the token at its position starts; for drafts after the last
             token, where the step's text ends.
         stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
         needs_abort: the engine does not know that the sequence ended (a stop string or a repeated call did it).

@@ -21,7 +21,7 @@ class _State(Enum):
 
     OPENING = auto()  # as the first thing that is written
     CLOSING = auto()
-    ANSWER_OPENING = auto()  # directly behind
+    ANSWER_OPENING = auto()  # directly after the reasoning
     ANSWER_CLOSING = auto()
     NOTHING = auto()
 
@@ -40,7 +40,7 @@ class ThoughtSplitter:
         self._held = ""  # perhaps the beginning of a mark
         self._blanks = _Blanks(drops_first=self._state in (_State.CLOSING, _State.ANSWER_OPENING))
         self._num_chars = 0
-        self._end: int | None = 0 if start is Start.BEHIND else None
+        self._end: int | None = 0 if start is Start.ANSWER else None
 
     @property
     def is_inside(self) -> bool:
@@ -89,7 +89,7 @@ class ThoughtSplitter:
         return _State.ANSWER_OPENING if self._form.answer_opening else _State.NOTHING
 
     def _look_ahead(self, text: str, mark: str, found: _State) -> str:
-        """Pass over a mark that comes next; return the text behind it, "" when more must come to know."""
+        """Skip a mark that comes next; return the text after it, "" when more text is needed to know."""
         words = text.lstrip(SPACES)
         self._blanks.add(text[: len(text) - len(words)], holds_last=True)
         if words.startswith(mark):
@@ -104,7 +104,7 @@ class ThoughtSplitter:
         return words
 
     def _read(self, text: str, mark: str, part: list[str]) -> str:
-        """Add text to a part up to its closing mark, and return what is behind that."""
+        """Add text to a part up to its closing mark, and return what comes after that."""
         place = text.find(mark)
         if place < 0:
             split = len(text) - _len_begun(text, mark)

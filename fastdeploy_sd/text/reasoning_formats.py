@@ -22,12 +22,12 @@ class Start(StrEnum):
 
     MAYBE: the model may open the thinking itself, as the first thing it writes.
     INSIDE: in the thinking.
-    BEHIND: in the answer, the thinking being over or left out.
+    ANSWER: in the answer; the thinking is over or left out.
     """
 
     MAYBE = "maybe"
     INSIDE = "inside"
-    BEHIND = "behind"
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ReasoningFormat:
         """
         end = prompt_end.rstrip(SPACES)
         if end.endswith(self.closing):
-            return Start.BEHIND
+            return Start.ANSWER
         if end.endswith(self.opening) or self.thinks_unasked:
             return Start.INSIDE
         return Start.MAYBE
@@ -120,7 +120,7 @@ FORMATS: Mapping[str, ReasoningFormat] = (
     | {"deepseek_r1": replace(_THINK, name="deepseek_r1", thinks_unasked=True)}
 )
 NAMES = (AUTO, NONE, *FORMATS)
-# At the end of a prompt: room for a mark in the smallest pieces and the blanks that templates write behind it.
+# At the end of a prompt: room for a mark in the smallest pieces and the blanks that templates write after it.
 _NUM_END_TOKENS = 64
 
 

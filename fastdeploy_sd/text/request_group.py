@@ -87,7 +87,7 @@ class RequestGroup(Sequence[Request]):
 
     @property
     def num_logprobs_per_token(self) -> int:
-        """How many entries the output has per token: itself, and the alternatives that are reported beside it."""
+        """How many entries the output has per token: itself, and the alternatives that are reported with it."""
         return 1 + (self.sampling.logprobs or 0)
 
     @property

@@ -145,7 +145,7 @@ class SentencePieceTokenizer:
             return self._model.encode(text)
         if not text.startswith((SPACE, " ")):
             return self._model.encode_inner(text)
-        # The library drops a leading space that it has not put there itself; behind other text it keeps it.
+        # The library drops a leading space that it has not put there itself; after other text it keeps it.
         token_ids = self._model.encode_inner(self._guard + text)
         return token_ids[self._guard_length :] if len(token_ids) >= self._guard_length else token_ids
 
@@ -177,7 +177,7 @@ def _rules_of(path: Path, files: TokenizerFiles) -> _Rules:
     if name is not None and name not in _ERNIE | _LLAMA:
         known = sorted(_ERNIE | _LLAMA)
         raise CheckpointError(
-            f"{path}: tokenizer_class: expected one of {', '.join(known)} beside a tokenizer.model without a"
+            f"{path}: tokenizer_class: expected one of {', '.join(known)} with a tokenizer.model and no"
             f" tokenizer.json, got {name!r:.100}{suggest(name, known)}"
         )
     switches = files.switches
@@ -195,7 +195,7 @@ def _rules_of(path: Path, files: TokenizerFiles) -> _Rules:
 
 
 def _with_ids(files: TokenizerFiles, pieces: Sequence[str]) -> dict[str, AddedToken]:
-    """Return text -> added token, each with its id: the listed one, the piece's, or the next behind all others.
+    """Return text -> added token, each with its id: the listed one, the piece's, or the next after all others.
 
     Special tokens that no file names are added where the vocabulary has them.
     """

@@ -127,7 +127,7 @@ def _verify_type(name: str, value: object) -> None:
 
 
 def _verify_known_method(name: str) -> None:
-    """Refuse a name that no server has, also beside `enabled: false`: it is a typing error."""
+    """Refuse a name that no server has, also with `enabled: false`: it is a typing error."""
     if name not in METHODS:
         raise _unexpected("method", f"one of {', '.join(METHODS)}", f"{name!r}{suggest(name, METHODS)}")
 

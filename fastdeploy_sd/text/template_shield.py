@@ -1,7 +1,7 @@
 """Keeps control tokens that a message spells from acting, while a chat template works with the message.
 
-Before rendering, each one is replaced by a placeholder nobody can guess; afterwards it is put back. A template that
-looks for a control token in a message (`'</think>' in content`, `content.split('</think>')`) finds its placeholder.
+Before rendering, each one is replaced by a placeholder that cannot be guessed; afterwards it is put back. A template
+that looks for a control token (`'</think>' in content`, `content.split('</think>')`) finds its placeholder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Shield:
         limit: how many control tokens messages may spell, None = any number.
 
     Attributes:
-        end_mark: stands for no text; nobody can guess it.
+        end_mark: stands for no text; it cannot be guessed.
     """
 
     def __init__(self, control: re.Pattern[str], beginnings: Collection[str], limit: int | None) -> None:
@@ -46,7 +46,7 @@ class Shield:
         self._placeholder = re.compile(f"{self._open}{self._nonce}:([0-9]+){self._close}")
 
     def mark(self, name: str) -> str:
-        """Return a text that stands for none. Nobody can guess it; it must not be left in what a template wrote."""
+        """Return a random text that stands for none; it must not be left in what a template wrote."""
         return f"{self._open}{self._nonce}:{name}{self._close}"
 
     def cover(self, value: Any) -> Any:

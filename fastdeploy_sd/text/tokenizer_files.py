@@ -125,7 +125,7 @@ class _Reader:
         yield from {t.content: t for t in named if t.content not in ids}.values()
 
     def _sources(self) -> list[tuple[Path, dict[str, Any]]]:
-        """The newer form of tokenizer_config.json holds everything; beside the older one the map is heard first."""
+        """The newer form of tokenizer_config.json holds everything. With the older one the map comes first."""
         sources = [(self._map_path, self._map), (self._config_path, self.config)]
         return sources[::-1] if "added_tokens_decoder" in self.config else sources
 

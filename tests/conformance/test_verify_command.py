@@ -13,13 +13,13 @@ from fastdeploy_sd.cli import main
 from fastdeploy_sd.cli.verify import (
     PLAIN,
     Cell,
+    EngineVariant,
     Lengths,
     Method,
     Reference,
-    Way,
     make_reference,
     make_requests,
-    quick_ways,
+    quick_variants,
     run_alone,
     run_matrix,
 )
@@ -36,7 +36,7 @@ from tests.ops.cuda_device import EMULATED, GPU
 
 pytestmark = pytest.mark.slow
 
-WAY = Way("batch of 7", max_num_seqs=7, arrivals_per_step=2)
+WAY = EngineVariant("batch of 7", max_num_seqs=7, arrivals_per_step=2)
 WAY_THAT_PREEMPTS = "batch 64, chunks of 16, preemption"
 DRAFTING = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
 
@@ -137,7 +137,7 @@ def test_a_vocabulary_without_grammars_is_told(golden_dir: Path, tmp_path: Path)
 
 
 def test_a_way_that_never_preempts_proves_nothing(reference: Reference) -> None:
-    roomy = Way("roomy", num_blocks=1000, must_preempt=True)
+    roomy = EngineVariant("roomy", num_blocks=1000, must_preempt=True)
     matrix = run_matrix(reference, [roomy], [double("oracle", OracleProposer, reference)])
     assert matrix.gaps == ["oracle, roomy: no preemption"]
 
@@ -184,7 +184,7 @@ def test_requests_may_be_few_and_short() -> None:
     assert [r.max_tokens for r in requests[:2]] == [17, 17]
     assert max(r.max_tokens for r in with_grammars(requests, 17)) == 17
     with pytest.raises(ConfigError, match=r"prompt_tokens, output_tokens: expected .*, got 160 and 3"):
-        quick_ways(Lengths.up_to(160, 3))
+        quick_variants(Lengths.up_to(160, 3))
 
 
 @pytest.mark.parametrize(

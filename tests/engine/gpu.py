@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from custom_ops import cuda_build
-from fastdeploy_sd.cli.verify import Answer, Way, make_requests, run_alone
+from fastdeploy_sd.cli.verify import Answer, EngineVariant, make_requests, run_alone
 from fastdeploy_sd.cli.verify.guided import GRAMMARS
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
@@ -26,7 +26,7 @@ from tests.ops.cuda_device import EMULATED, require
 
 _PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
 # Steps of few tokens: prompts are computed in parts, beside requests that decode.
-BATCH = Way("batch 4", 4, 24, long_prefill_token_threshold=10, arrivals_per_step=2, num_blocks=24)
+BATCH = EngineVariant("batch 4", 4, 24, long_prefill_token_threshold=10, arrivals_per_step=2, num_blocks=24)
 # Blocks for four prompts, which begin alike, and for one of them to go on: some are preempted.
 TIGHT = replace(
     BATCH, name="preemption, prefix cache", num_blocks=6, arrivals_per_step=_NUM_REQUESTS, num_requests=4,

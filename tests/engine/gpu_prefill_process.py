@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
-from fastdeploy_sd.cli.verify import Way, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, standard_methods
 from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import Config, ParallelConfig, SplitwiseConfig
 from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
@@ -26,7 +26,7 @@ from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from tests.engine.gpu import tiny_config
 
-WAY = Way("splitwise", 3, 48, num_blocks=12, arrivals_per_step=2)
+WAY = EngineVariant("splitwise", 3, 48, num_blocks=12, arrivals_per_step=2)
 
 
 DEADLINE_S = 120.0

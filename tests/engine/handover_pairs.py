@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fastdeploy_sd.cli.verify import Reference, Way
+from fastdeploy_sd.cli.verify import EngineVariant, Reference
 from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import engine_config
@@ -91,8 +91,8 @@ class Pair:
 @contextmanager
 def open_pair(
     reference: Reference,
-    decode: tuple[Way, Method],
-    prefill: tuple[Way, Method],
+    decode: tuple[EngineVariant, Method],
+    prefill: tuple[EngineVariant, Method],
     seed: int,
     num_ranks: tuple[int, int] = (1, 1),
 ) -> Iterator[Pair]:

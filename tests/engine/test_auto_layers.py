@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import Method, Way, run_cell
+from fastdeploy_sd.cli.verify import EngineVariant, Method, run_cell
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
@@ -17,13 +17,13 @@ from tests.engine.models import References
 pytestmark = pytest.mark.slow
 
 WAYS = [
-    Way("prefix cache", max_num_seqs=6, enable_prefix_caching=True, num_passes=2, must_hit=True),
-    Way(
+    EngineVariant("prefix cache", max_num_seqs=6, enable_prefix_caching=True, num_passes=2, must_hit=True),
+    EngineVariant(
         "preemption, chunks", max_num_seqs=8, num_blocks=14, max_num_batched_tokens=24, long_prefill_token_threshold=7,
         enable_prefix_caching=True, num_passes=2, must_preempt=True,
     ),
-    Way("alone", max_num_seqs=1, num_requests=6),
-    Way("eager", max_num_seqs=6, enforce_eager=True, num_requests=12),
+    EngineVariant("alone", max_num_seqs=1, num_requests=6),
+    EngineVariant("eager", max_num_seqs=6, enforce_eager=True, num_requests=12),
 ]  # fmt: skip
 # Of five requests one forces the layers, one forces them for one draft, and two do without them.
 SPECULATIONS = (
@@ -69,7 +69,7 @@ CASES = [(way, SPECULATIONS) for way in WAYS] + [(WAYS[0], ())]
 @pytest.mark.parametrize(("way", "speculations"), CASES, ids=[f"{way.name}-{len(asked)}" for way, asked in CASES])
 @pytest.mark.parametrize("model", ["demo", "two MTP layers"])
 def test_layers_as_a_source_change_no_token(
-    references: References, model: str, way: Way, speculations: tuple[Speculation, ...]
+    references: References, model: str, way: EngineVariant, speculations: tuple[Speculation, ...]
 ) -> None:
     reference, made = references.get(model), list[Counting]()
 

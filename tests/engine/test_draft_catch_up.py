@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import Method, Way, run_cell
+from fastdeploy_sd.cli.verify import EngineVariant, Method, run_cell
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
@@ -67,18 +67,18 @@ class RestingProposer:
 
 # A prefix cache hands blocks that were filled late to the second pass; preemption and chunks start requests anew.
 WAYS = [
-    Way("prefix cache", max_num_seqs=6, enable_prefix_caching=True, num_passes=2, must_hit=True),
-    Way(
+    EngineVariant("prefix cache", max_num_seqs=6, enable_prefix_caching=True, num_passes=2, must_hit=True),
+    EngineVariant(
         "preemption, chunks", max_num_seqs=8, num_blocks=14, max_num_batched_tokens=24, long_prefill_token_threshold=7,
         enable_prefix_caching=True, num_passes=2, must_preempt=True,
     ),
-    Way("eager", max_num_seqs=6, enforce_eager=True, num_requests=12),
+    EngineVariant("eager", max_num_seqs=6, enforce_eager=True, num_requests=12),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize("model", ["demo", "two MTP layers"])
-def test_layers_that_rested_draft_as_if_they_had_not(references: References, model: str, way: Way) -> None:
+def test_layers_that_rested_draft_as_if_they_had_not(references: References, model: str, way: EngineVariant) -> None:
     k = 2 if model == "two MTP layers" else 4
     always, sometimes = drafts_of(references, model, way, k, 0.0), drafts_of(references, model, way, k, 0.8)
     both = always.keys() & sometimes.keys()
@@ -88,7 +88,7 @@ def test_layers_that_rested_draft_as_if_they_had_not(references: References, mod
     assert {key: always[key][:n] for key, n in shared.items()} == {key: sometimes[key][:n] for key, n in shared.items()}
 
 
-def drafts_of(references: References, model: str, way: Way, k: int, share_of_rest: float) -> Seen:
+def drafts_of(references: References, model: str, way: EngineVariant, k: int, share_of_rest: float) -> Seen:
     """What the layers drafted, resting in about this share of the steps, while others' drafts were verified."""
     reference, known, seen = references.get(model), references.known(model), Seen()
     config = SpeculativeConfig(method="mtp", num_speculative_tokens=k, num_model_steps=k)

@@ -13,11 +13,11 @@ import pytest
 
 from fastdeploy_sd.cli.verify import (
     PLAIN,
+    EngineVariant,
     Matrix,
-    Way,
-    all_ways,
+    all_variants,
     make_reference,
-    quick_ways,
+    quick_variants,
     run_cell,
     run_matrix,
     standard_methods,
@@ -34,20 +34,20 @@ pytestmark = pytest.mark.slow
 DraftHead = Literal["target", "wint8", "wint4"]
 # Where a step's budget, not a request's chunk, cuts the prompts; the number of kernel threads.
 OTHER_WAYS = [
-    Way("budget of 16", max_num_seqs=12, max_num_batched_tokens=16, arrivals_per_step=3),
-    Way(
+    EngineVariant("budget of 16", max_num_seqs=12, max_num_batched_tokens=16, arrivals_per_step=3),
+    EngineVariant(
         "budget of 24, preemption, prefix cache", max_num_seqs=8, num_blocks=14, max_num_batched_tokens=24,
         enable_prefix_caching=True, num_passes=2, must_preempt=True, must_hit=True,
     ),
-    Way("blocks of 64", block_size=64, num_blocks=64),
-    Way("three threads", num_threads=3),
+    EngineVariant("blocks of 64", block_size=64, num_blocks=64),
+    EngineVariant("three threads", num_threads=3),
 ]  # fmt: skip
 # The tests compute on one thread; whole prompts in large batches have the largest ops to share out.
-QUICK_WAYS = quick_ways()
+QUICK_WAYS = quick_variants()
 QUICK_WAYS[2] = replace(QUICK_WAYS[2], num_threads=2)
-FEW_WAYS = [quick_ways()[1], OTHER_WAYS[1]]
+FEW_WAYS = [quick_variants()[1], OTHER_WAYS[1]]
 # So few blocks that requests are preempted even when all their drafts are accepted.
-TIGHT_WAYS = [quick_ways()[3], replace(OTHER_WAYS[1], num_blocks=12)]
+TIGHT_WAYS = [quick_variants()[3], replace(OTHER_WAYS[1], num_blocks=12)]
 METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed", "auto"]
 # Every method on every architecture; on further formats and layouts those that contain the others.
 COLUMNS = [
@@ -154,16 +154,16 @@ def test_same_tokens_wherever_improbable_drafts_end_a_chain(references: Referenc
 
 @pytest.mark.long
 def test_same_tokens_in_every_combination_of_ways(references: References) -> None:
-    ways = [way for way in all_ways() if references.device == "cpu" or not way.enforce_eager]
+    ways = [way for way in all_variants() if references.device == "cpu" or not way.enforce_eager]
     check(run_matrix(references.get("ernie4_5-tiny"), ways, standard_methods(["mtp-suffix", "mixed"], [4])))
 
 
 def test_a_way_that_must_preempt_does_so_however_much_is_drafted(references: References) -> None:
     """Requests that are drafted for well end early, and need not be in each other's way by themselves."""
     reference = references.get("demo")
-    tight = [way for way in all_ways() if way.must_preempt]
+    tight = [way for way in all_variants() if way.must_preempt]
     cells = [(way, references.double("demo", "oracle", 8)) for way in tight]
-    cells += [(quick_ways()[1], method) for method in standard_methods(["mtp"], [3, 5])]
+    cells += [(quick_variants()[1], method) for method in standard_methods(["mtp"], [3, 5])]
     for way, method in cells:
         first = replace(way, num_requests=6, num_passes=1, must_hit=False)
         cell = run_cell(reference.base, first, method, reference.requests, reference.answers)
@@ -196,7 +196,7 @@ def test_the_promise_holds_at_every_isa_level(references: References, level: str
 
 def test_a_draft_model_that_is_always_right_saves_steps(references: References) -> None:
     reference = references.get("qwen3-tiny")
-    way = replace(quick_ways()[0], enable_prefix_caching=False, must_hit=False, num_passes=1)
+    way = replace(quick_variants()[0], enable_prefix_caching=False, must_hit=False, num_passes=1)
     cell = run_cell(
         reference.base, way, references.double("qwen3-tiny", "oracle", 4), reference.requests, reference.answers
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.cli.verify import Method, Reference, Way, open_engine, quick_ways, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, Method, Reference, open_engine, quick_variants, standard_methods
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode import dispatcher as router
@@ -24,7 +24,7 @@ from tests.engine.models import References, double
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("expects_step_failures")]
 
 # Chunks, a prefix cache and preemption; prompts and outputs share steps.
-WAY = replace(quick_ways()[1], num_blocks=24, num_requests=None)
+WAY = replace(quick_variants()[1], num_blocks=24, num_requests=None)
 NUM_REQUESTS = 20
 ONE, SEVERAL = 1, 4
 METHODS = ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "mixed", "auto"]
@@ -135,7 +135,7 @@ def reference(references: References) -> Reference:
 
 
 @contextmanager
-def opened(reference: Reference, method: str, way: Way = WAY) -> Iterator[tuple[Engine, list[Request]]]:
+def opened(reference: Reference, method: str, way: EngineVariant = WAY) -> Iterator[tuple[Engine, list[Request]]]:
     column = method_named(method)
     with open_engine(reference.base, way, column) as engine:
         yield engine, column.apply(reference.requests[:NUM_REQUESTS])

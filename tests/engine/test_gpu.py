@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, Method, Way, open_engine, run_alone, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.cuda.buffer import CudaTransfers
@@ -57,9 +57,9 @@ def method_named(name: str, kind: str) -> Method:
 @pytest.mark.parametrize(
     ("way", "method"),
     [(BATCH, "naive"), (BATCH, "ngram"), (BATCH, "oracle"), (BATCH, "auto"), (TIGHT, "suffix")],
-    ids=lambda value: value.name if isinstance(value, Way) else value,
+    ids=lambda value: value.name if isinstance(value, EngineVariant) else value,
 )
-def test_answers_depend_on_nothing_but_the_request(kind: str, way: Way, method: str) -> None:
+def test_answers_depend_on_nothing_but_the_request(kind: str, way: EngineVariant, method: str) -> None:
     config = tiny_config()
     if way is TIGHT:  # what is preempted has blocks in the second level of the prefix cache, too
         config = replace(config, cache=replace(config.cache, swap_space=0.02))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, Way, open_engine, standard_methods
+from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, open_engine, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.engine.engine import Engine
@@ -112,7 +112,7 @@ def model_with_layers(folder: pathlib.Path, num_layers: int) -> pathlib.Path:
 
 @pytest.mark.parametrize("way", [BATCH, TIGHT], ids=lambda way: way.name)
 def test_any_number_of_right_drafts_gives_the_plain_tokens(
-    kind: str, way: Way, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, way: EngineVariant, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts are computed beside them, some in parts; requests end inside drafts, by length, or as a client goes."""
     requests, want = plain_requests(4), dict(plain_answers(kind))

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from fastdeploy_sd.cli.verify import Answer, Way, compare, open_engine, standard_methods
+from fastdeploy_sd.cli.verify import Answer, EngineVariant, compare, open_engine, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import RequestId
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
 DEADLINE_S = 120.0
 # Room for one request, or two that begin alike: nothing stays in the first level for long.
-WAY = Way("tiny first level", 2, 48, num_blocks=6, enable_prefix_caching=True, arrivals_per_step=2)
+WAY = EngineVariant("tiny first level", 2, 48, num_blocks=6, enable_prefix_caching=True, arrivals_per_step=2)
 
 
 def _first(answers: Mapping[RequestId, Answer]) -> dict[RequestId, Answer]:

@@ -15,17 +15,17 @@ import pytest
 from fastdeploy_sd.cli.verify import (
     PLAIN,
     Answer,
+    EngineVariant,
     Reference,
-    Way,
     compare,
     open_engine,
-    quick_ways,
+    quick_variants,
     run_cell,
     standard_methods,
 )
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import run, run_alone
-from fastdeploy_sd.cli.verify.ways import ALONE
+from fastdeploy_sd.cli.verify.variants import ALONE
 from fastdeploy_sd.config import ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.control.online_estimator import OnlineEstimator, StepForecast
@@ -48,8 +48,8 @@ pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 24
 # Chunks, prefix hits, preemption; budgets that cut prompts.
-CHUNKS, BUDGET = quick_ways()[1], OTHER_WAYS[1]
-WAYS = [quick_ways()[0], CHUNKS, BUDGET]
+CHUNKS, BUDGET = quick_variants()[1], OTHER_WAYS[1]
+WAYS = [quick_variants()[0], CHUNKS, BUDGET]
 METHODS = [("ngram", 1), ("ngram", 9), ("suffix", 4), ("mtp", 4), ("mtp-ngram", 4), ("mixed", 4), ("auto", 9)]
 DEADLINE_MS = 120_000
 
@@ -78,7 +78,7 @@ def test_every_answer_is_what_its_grammar_says(guided: Reference) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
-def test_same_tokens_whatever_the_way(guided: Reference, way: Way) -> None:
+def test_same_tokens_whatever_the_way(guided: Reference, way: EngineVariant) -> None:
     cell = run_cell(guided.base, way, PLAIN, guided.requests, guided.answers)
     assert cell.difference is None
 
@@ -116,7 +116,7 @@ def test_same_tokens_on_two_ranks(guided: Reference) -> None:
 
 
 @pytest.mark.parametrize("way", [CHUNKS, BUDGET], ids=lambda way: way.name)
-def test_the_rest_of_an_output_is_the_same(guided: Reference, way: Way) -> None:
+def test_the_rest_of_an_output_is_the_same(guided: Reference, way: EngineVariant) -> None:
     requests, rest = resumed(guided, random.Random(way.name))
     with open_engine(guided.base, replace(way, num_passes=1), method("ngram", 4)) as engine:
         assert compare(rest, run(engine, requests, 3)) is None

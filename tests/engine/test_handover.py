@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.cli.verify import Way, compare, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, compare, standard_methods
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.types import FinishReason
 from tests.engine.handover_pairs import Pair, open_pair
@@ -17,8 +17,8 @@ from tests.engine.models import References
 pytestmark = pytest.mark.slow
 
 # Chunks of 16 tokens on the prefill instance, so that pages leave while the prompt is computed.
-PREFILL = Way("prefill", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
-DECODE = Way("decode", max_num_seqs=9, enable_prefix_caching=True)
+PREFILL = EngineVariant("prefill", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
+DECODE = EngineVariant("decode", max_num_seqs=9, enable_prefix_caching=True)
 # Blocks for a few requests only.
 TIGHT = 30
 

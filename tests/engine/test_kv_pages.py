@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import Reference, Way, compare, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, Reference, compare, standard_methods
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import engine_config, run
 from fastdeploy_sd.config import Config
@@ -24,7 +24,7 @@ from tests.engine.models import References
 
 pytestmark = pytest.mark.slow
 
-WAY = Way("roomy", max_num_seqs=9, enable_prefix_caching=True)
+WAY = EngineVariant("roomy", max_num_seqs=9, enable_prefix_caching=True)
 
 
 @dataclass

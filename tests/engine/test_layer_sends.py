@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fastdeploy_sd.cli.verify import Way, compare, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, compare, standard_methods
 from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
 from fastdeploy_sd.types import I32, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor
@@ -19,7 +19,7 @@ from tests.engine.models import References
 
 pytestmark = pytest.mark.slow
 
-WAY = Way("chunks", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
+WAY = EngineVariant("chunks", max_num_seqs=6, long_prefill_token_threshold=16, enable_prefix_caching=True)
 DEADLINE_S = 120.0
 
 
@@ -60,7 +60,7 @@ class Watch:
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_layers_are_sent_while_the_step_runs(references: References, enforce_eager: bool) -> None:
     reference = references.get("demo")
-    way = Way("chunks", 6, long_prefill_token_threshold=16, enforce_eager=enforce_eager)
+    way = EngineVariant("chunks", 6, long_prefill_token_threshold=16, enforce_eager=enforce_eager)
     [method] = standard_methods(["mtp"], [2], model_method="mtp")
     with open_pair(reference, (WAY, method), (way, method), seed=0) as pair:
         watch = Watch(pair)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import PLAIN, quick_variants, run_cell, standard_methods
 from fastdeploy_sd.cli.verify.runs import engine_config
 from tests.engine.models import References
 from tests.server.node_process import on_nodes, second_node_of
@@ -12,7 +12,7 @@ from tests.server.node_process import on_nodes, second_node_of
 pytestmark = pytest.mark.slow
 
 # Chunks, prefix hits, preemption, everybody in turn.
-WAY = quick_ways()[1]
+WAY = quick_variants()[1]
 NUM_REQUESTS = 16
 
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import Reference, open_engine, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import Reference, open_engine, quick_variants, run_cell, standard_methods
 from fastdeploy_sd.types import Request
 from tests.engine.models import References
 
 pytestmark = pytest.mark.slow
 
 MAX_PREDICTED = 200  # the references' max_model_len is a little more
-TIGHT, WIDE = quick_ways()[1], quick_ways()[4]
+TIGHT, WIDE = quick_variants()[1], quick_variants()[4]
 
 
 def predicted(rng: random.Random, kind: int, request: Request, answer: Sequence[int], vocab_size: int) -> list[int]:

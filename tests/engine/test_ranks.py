@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, Way, open_engine, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, open_engine, quick_variants, run_cell, standard_methods
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.distributed import executor as ranks
 from fastdeploy_sd.distributed.executor import MultiProcessExecutor
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 24
 # Chunks, prefix hits, preemption, everybody in turn.
-WAYS = [quick_ways()[1], quick_ways()[4]]
+WAYS = [quick_variants()[1], quick_variants()[4]]
 METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mixed", "auto", "auto-mtp"]
 
 
@@ -37,7 +37,7 @@ def on_ranks(base: Config, size: int) -> Config:
 
 
 def verify(
-    references: References, model: str, size: int, method: str, ways: Sequence[Way], draft_p_min: float = 0.0
+    references: References, model: str, size: int, method: str, ways: Sequence[EngineVariant], draft_p_min: float = 0.0
 ) -> None:
     reference = references.get(model)
     columns = [PLAIN] if method == "naive" else standard_methods([method], [3], model_method="mtp")

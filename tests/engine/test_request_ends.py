@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import Method, Reference, Way, quick_ways, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, Method, Reference, quick_variants, run_cell, standard_methods
 from fastdeploy_sd.cli.verify.runs import run_alone
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request
@@ -21,8 +21,8 @@ BLOCK_SIZE = 16
 # The last block reaches past it.
 MAX_MODEL_LEN = 61
 WAYS = [
-    Way("roomy", max_num_seqs=7),
-    replace(quick_ways()[1], name="tight", num_blocks=6, num_requests=None, must_hit=False),
+    EngineVariant("roomy", max_num_seqs=7),
+    replace(quick_variants()[1], name="tight", num_blocks=6, num_requests=None, must_hit=False),
 ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import Reference, Way, compare, quick_ways, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, Reference, compare, quick_variants, standard_methods
 from fastdeploy_sd.cli.verify.answers import Answer
 from fastdeploy_sd.cli.verify.runs import open_engine, run
 from fastdeploy_sd.types import Request
@@ -16,7 +16,10 @@ from tests.engine.models import References
 
 pytestmark = pytest.mark.slow
 
-WAYS = [Way("roomy", max_num_seqs=9), replace(quick_ways()[1], name="tight", num_requests=None, must_hit=False)]
+WAYS = [
+    EngineVariant("roomy", max_num_seqs=9),
+    replace(quick_variants()[1], name="tight", num_requests=None, must_hit=False),
+]
 
 
 def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], dict[str, Answer]]:
@@ -36,7 +39,7 @@ def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], di
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize("name", ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp"])
-def test_the_rest_of_an_output_is_the_same(references: References, name: str, way: Way) -> None:
+def test_the_rest_of_an_output_is_the_same(references: References, name: str, way: EngineVariant) -> None:
     reference = references.get("demo")
     requests, rest = resumed(reference, random.Random(f"{name} {way.name}"))
     [method] = standard_methods([name], [4], model_method="mtp")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, Answer, Reference, Way, compare, standard_methods
+from fastdeploy_sd.cli.verify import PLAIN, Answer, EngineVariant, Reference, compare, standard_methods
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import engine_config, run
 from fastdeploy_sd.config import CacheConfig, ParallelConfig
@@ -26,7 +26,9 @@ from tests.engine.models import References
 pytestmark = pytest.mark.slow
 
 # Room for one long request or two short ones, so that nothing stays in the first level for long.
-WAY = Way("tiny first level", max_num_seqs=3, num_blocks=20, enable_prefix_caching=True, max_num_batched_tokens=64)
+WAY = EngineVariant(
+    "tiny first level", max_num_seqs=3, num_blocks=20, enable_prefix_caching=True, max_num_batched_tokens=64
+)
 METHODS = ["ngram", "suffix", "mtp", "mtp-ngram", "mtp-suffix", "mixed", "auto", "auto-mtp"]
 SPACE_GIB = 0.05
 DEADLINE_S = 120.0
@@ -36,7 +38,7 @@ DEADLINE_S = 120.0
 def swapping(
     reference: Reference,
     method: Method = PLAIN,
-    way: Way = WAY,
+    way: EngineVariant = WAY,
     folder: Path | None = None,
     space: float = SPACE_GIB,
     num_ranks: int = 1,

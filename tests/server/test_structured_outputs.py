@@ -147,7 +147,7 @@ def test_offline() -> None:
         wrong: list[tuple[Any, SamplingParams, str]] = [
             ({"regex": "("}, params, "structured_outputs: expected what can be compiled"),
             ({"json": {}, "regex": "a"}, params, "structured_outputs: expected exactly one of"),
-            ({"regex": "a"}, SamplingParams(ignore_eos=True), "ignore_eos: expected false beside a grammar"),
+            ({"regex": "a"}, SamplingParams(ignore_eos=True), "ignore_eos: expected false with a grammar"),
             ([None], params, "structured_outputs: expected StructuredOutputs, or one or None for each of 2"),
         ]
         for given, sampling, message in wrong:

@@ -107,8 +107,9 @@ def test_verify_says_what_it_leaves_out(environment: dict[str, str]) -> None:
     """The eager way is one of many; the others are run."""
     code = """
 from fastdeploy_sd.config import Config, ModelConfig
-from fastdeploy_sd.cli.verify import Way, runnable_ways
-ways, reasons = runnable_ways(Config(ModelConfig("demo")), [Way("batch", 4), Way("eager", 4, enforce_eager=True)])
+from fastdeploy_sd.cli.verify import EngineVariant, runnable_variants
+both = [EngineVariant("batch", 4), EngineVariant("eager", 4, enforce_eager=True)]
+ways, reasons = runnable_variants(Config(ModelConfig("demo")), both)
 print([way.name for way in ways], reasons)
 """
     done = subprocess.run(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.cli.verify import Reference, Way, compare, make_reference, standard_methods
+from fastdeploy_sd.cli.verify import EngineVariant, Reference, compare, make_reference, standard_methods
 from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
 from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SplitwiseConfig
@@ -29,7 +29,9 @@ from fastdeploy_sd.wire.channel import private_address
 pytestmark = pytest.mark.slow
 
 WAIT_S = 120.0
-WAY = Way("processes", max_num_seqs=9, long_prefill_token_threshold=32, enable_prefix_caching=True, num_threads=1)
+WAY = EngineVariant(
+    "processes", max_num_seqs=9, long_prefill_token_threshold=32, enable_prefix_caching=True, num_threads=1
+)
 SECRET = "a secret of at least 16 characters"
 
 

@@ -105,7 +105,7 @@ def _cost(args: argparse.Namespace) -> StepTimes | None:
     if args.profile is not None:
         return CostModel(_profile(args.profile), args.concurrency * (1 + MAX_DRAFT_LEN))
     if args.policy is not None:
-        raise ConfigError("policy: expected beside cost or profile, got neither", param="policy")
+        raise ConfigError("policy: expected with cost or profile, got neither", param="policy")
     return None
 
 
@@ -135,7 +135,7 @@ def _tuning(args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
 
 
 def _configs(methods: Sequence[str], lengths: Sequence[int], tuning: dict[str, Any]) -> list[SpeculativeConfig]:
-    """One for each method and length, with the keys that are the method's own; each key must be somebody's."""
+    """One for each method and length, with the keys that are the method's own; each key must belong to a method."""
     for key in tuning:
         _verify_used(key, key, methods)
     own = {method: {key: tuning[key] for key in tuning if key in _METHODS[method].keys} for method in methods}

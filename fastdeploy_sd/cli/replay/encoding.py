@@ -11,7 +11,7 @@ from fastdeploy_sd.text.added_tokens import output_encoder
 from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = "words"
-# A word is cut at six letters; a space belongs to the word behind it; everything else, digits too, is one token each.
+# A word is cut at six letters; a space belongs to the word after it; everything else, digits too, is one token each.
 _WORD_PIECE = re.compile(r" ?[^\W\d_]{1,6}|.", re.DOTALL)
 
 
@@ -33,7 +33,7 @@ class TextEncoder(Protocol):
 
 
 class WordEncoder:
-    """Words cut at six letters, numbered as they come: figures that do not depend on anybody's vocabulary."""
+    """Words cut at six letters, numbered as they come: figures that do not depend on a vocabulary."""
 
     end_token_id = 0
 

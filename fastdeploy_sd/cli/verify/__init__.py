@@ -18,9 +18,9 @@ from fastdeploy_sd.cli.verify.runs import (
     open_engine,
     run,
     run_alone,
-    runnable_ways,
+    runnable_variants,
 )
-from fastdeploy_sd.cli.verify.ways import ALONE, Way, all_ways, quick_ways
+from fastdeploy_sd.cli.verify.variants import ALONE, EngineVariant, all_variants, quick_variants
 
 __all__ = [
     "ALONE",
@@ -31,22 +31,22 @@ __all__ = [
     "Answer",
     "Cell",
     "Difference",
+    "EngineVariant",
     "Lengths",
     "Matrix",
     "Method",
     "Reference",
-    "Way",
-    "all_ways",
+    "all_variants",
     "available_methods",
     "compare",
     "make_reference",
     "make_requests",
     "open_engine",
-    "quick_ways",
+    "quick_variants",
     "run",
     "run_alone",
     "run_cell",
     "run_matrix",
-    "runnable_ways",
+    "runnable_variants",
     "standard_methods",
 ]

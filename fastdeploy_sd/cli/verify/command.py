@@ -15,17 +15,17 @@ from fastdeploy_sd.cli.arguments import Parser, read_names
 from fastdeploy_sd.cli.verify import (
     METHOD_NAMES,
     USUAL_LENGTHS,
+    EngineVariant,
     Lengths,
     Matrix,
     Method,
     Reference,
-    Way,
-    all_ways,
+    all_variants,
     available_methods,
     make_reference,
-    quick_ways,
+    quick_variants,
     run_matrix,
-    runnable_ways,
+    runnable_variants,
     standard_methods,
 )
 from fastdeploy_sd.cli.verify.progress import CellProgress, duration, estimate_s, say
@@ -57,10 +57,10 @@ def main(argv: Sequence[str]) -> int:
     _refuse_lossy(config)
     show_lines("verify")
     lengths = Lengths.up_to(args.prompt_tokens, args.output_tokens)
-    chosen = _chosen_ways(quick_ways(lengths) if args.quick else all_ways(lengths), args.way)
+    chosen = _chosen_variants(quick_variants(lengths) if args.quick else all_variants(lengths), args.way)
     with _quiet():
         methods, unavailable = _methods(args, config)
-        ways, not_runnable = runnable_ways(config, chosen)
+        ways, not_runnable = runnable_variants(config, chosen)
         reference, matrix = _run(config, args, lengths, ways, methods)
     unavailable = {**unavailable, **not_runnable}
     if reference.unguided:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(
-    config: Config, args: argparse.Namespace, lengths: Lengths, ways: Sequence[Way], methods: Sequence[Method]
+    config: Config, args: argparse.Namespace, lengths: Lengths, ways: Sequence[EngineVariant], methods: Sequence[Method]
 ) -> tuple[Reference, Matrix]:
     """Run the requests alone, then the cells; says how long it will take as soon as that can be told."""
     say(f"{args.requests} requests alone with plain decoding, then {len(ways) * len(methods)} cells")
@@ -127,7 +127,7 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-def _chosen_ways(ways: Sequence[Way], texts: Sequence[str]) -> list[Way]:
+def _chosen_variants(ways: Sequence[EngineVariant], texts: Sequence[str]) -> list[EngineVariant]:
     """The ways that have one of the texts in their names, all of them without any.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fastdeploy_sd.cli.verify.answers import Answer, Difference, compare
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import Reference, open_engine, run
-from fastdeploy_sd.cli.verify.ways import Way
+from fastdeploy_sd.cli.verify.variants import EngineVariant
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.types import DraftSource, Request, RequestId
 from fastdeploy_sd.types.stats import EngineStats, SourceCounts
@@ -48,7 +48,7 @@ class Matrix:
     """All cells.
 
     What was not exercised is a gap where the matrix itself could have seen to it, and a warning where it depends on the
-    model: how good the drafts of MTP layers are, nobody but the layers can say, and those of random weights are never
+    model: how good the drafts of MTP layers are, only the layers can say, and those of random weights are never
     right. A gap is no proof; a proof with warnings holds for what it names only.
 
     Attributes:
@@ -107,7 +107,7 @@ class Matrix:
 
 
 def run_cell(
-    base: Config, way: Way, method: Method, requests: Sequence[Request], expected: Mapping[RequestId, Answer]
+    base: Config, way: EngineVariant, method: Method, requests: Sequence[Request], expected: Mapping[RequestId, Answer]
 ) -> Cell:
     """Run the way's share of the requests and compare every pass with `expected`.
 
@@ -139,7 +139,7 @@ def run_cell(
 
 def run_matrix(
     reference: Reference,
-    ways: Sequence[Way],
+    ways: Sequence[EngineVariant],
     methods: Sequence[Method],
     on_cell: Callable[[Cell], object] | None = None,
 ) -> Matrix:
@@ -173,7 +173,7 @@ def _renamed(request: Request, number: int) -> Request:
     return request if number == 0 else replace(request, request_id=f"{request.request_id}-again-{number}")
 
 
-def _missing(way: Way, stats: EngineStats) -> str | None:
+def _missing(way: EngineVariant, stats: EngineStats) -> str | None:
     if way.must_preempt and stats.num_preemptions == 0:
         return "no preemption"
     if way.must_hit and stats.num_prefix_hit_tokens == 0:

@@ -14,7 +14,7 @@ from fastdeploy_sd.types import Request, Speculation
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 
 _MIXED = "mixed"
-# Name of the column -> the method, and the strategy by which another one goes on behind it.
+# Name of the column -> the method, and the strategy by which another one extends its drafts.
 _HYBRIDS = {f"{m.name}-{rest}": (m, strategy) for m in METHODS.values() for strategy, rest in m.extensions.items()}
 _MODEL_FREE = [m.name for m in METHODS.values() if not m.needs_model and not m.chooses]
 # Name of the column -> the method that chooses, with draft layers among its sources.

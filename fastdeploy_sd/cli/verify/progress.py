@@ -9,7 +9,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from fastdeploy_sd.cli.verify import Cell, Way
+from fastdeploy_sd.cli.verify import Cell, EngineVariant
 
 _LINE_EVERY_S = 10.0
 # A sequence in a cell takes this part of what it takes alone, on average over all ways: most of them run in batches.
@@ -17,7 +17,7 @@ _SHARE_OF_ALONE = 0.3
 _S_PER_MIN = 60
 
 
-def estimate_s(ways: Sequence[Way], num_methods: int, num_requests: int, reference_s: float) -> float:
+def estimate_s(ways: Sequence[EngineVariant], num_methods: int, num_requests: int, reference_s: float) -> float:
     """Return about how long the matrix takes, from the time that the requests took alone."""
     num_sequences = sum(way.num_passes * (way.num_requests or num_requests) for way in ways)
     return num_methods * num_sequences / num_requests * reference_s * _SHARE_OF_ALONE

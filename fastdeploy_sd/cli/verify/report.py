@@ -36,7 +36,7 @@ def findings(matrix: Matrix, unavailable: Mapping[str, str]) -> list[str]:
 
 
 def matrix_json(matrix: Matrix, unavailable: Mapping[str, str]) -> dict[str, Any]:
-    """Return everything the tables say, and the counts behind them."""
+    """Return everything the tables say, and the counts that they come from."""
     return {
         "is_proof": matrix.is_proof,
         "ways": list(matrix.ways),

@@ -27,7 +27,7 @@ class Lengths:
 
     Attributes:
         shared: a prompt begins with nothing, some or all of so many tokens that others begin with.
-        own: behind these a prompt has one of so many of its own.
+        own: after these a prompt has one of so many of its own.
         output: most tokens of an answer, one of these.
     """
 

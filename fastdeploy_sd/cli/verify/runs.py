@@ -10,7 +10,7 @@ from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
 from fastdeploy_sd.cli.verify.guided import with_grammars
 from fastdeploy_sd.cli.verify.methods import PLAIN, Method
 from fastdeploy_sd.cli.verify.requests import USUAL_LENGTHS, Lengths, make_requests
-from fastdeploy_sd.cli.verify.ways import ALONE, Way
+from fastdeploy_sd.cli.verify.variants import ALONE, EngineVariant
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.engine.engine import Engine
@@ -38,7 +38,7 @@ class Reference:
     unguided: str = ""
 
 
-def engine_config(base: Config, way: Way, method: Method) -> Config:
+def engine_config(base: Config, way: EngineVariant, method: Method) -> Config:
     """Return `base` with everything that a way and a method say; model, weights and their format stay."""
     needed = way.max_num_seqs * (method.num_speculative_tokens + 1)
     return replace(
@@ -63,7 +63,7 @@ def engine_config(base: Config, way: Way, method: Method) -> Config:
 
 
 @contextmanager
-def open_engine(base: Config, way: Way, method: Method) -> Iterator[Engine]:
+def open_engine(base: Config, way: EngineVariant, method: Method) -> Iterator[Engine]:
     """Load the model for one cell of the matrix; it is freed, and the number of threads restored, at the end.
 
     Raises:
@@ -117,7 +117,7 @@ def available_methods(base: Config, methods: Sequence[Method]) -> tuple[list[Met
     return found, reasons
 
 
-def runnable_ways(base: Config, ways: Sequence[Way]) -> tuple[list[Way], dict[str, str]]:
+def runnable_variants(base: Config, ways: Sequence[EngineVariant]) -> tuple[list[EngineVariant], dict[str, str]]:
     """Return the ways in which this machine can run the model, and why it cannot in each of the others."""
     found, reasons = [], {}
     for way in ways:
@@ -129,7 +129,7 @@ def runnable_ways(base: Config, ways: Sequence[Way]) -> tuple[list[Way], dict[st
     return found, reasons
 
 
-def _load_error(base: Config, method: Method, way: Way = ALONE) -> str | None:
+def _load_error(base: Config, method: Method, way: EngineVariant = ALONE) -> str | None:
     try:
         with open_engine(base, way, method):
             return None

@@ -20,9 +20,9 @@ from fastdeploy_sd.cluster.router.registry import Registry
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
-from fastdeploy_sd.wire.http.enclosure import enclose, routes_of
 from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
+from fastdeploy_sd.wire.http.middleware import add_middleware, routes_of
 from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
@@ -56,7 +56,7 @@ class RouterApp:
             title="fastdeploy_sd", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
         )
         self._add_routes()
-        enclose(self.app, config.server, stats, open_paths=(m.CHALLENGE, m.REGISTER, m.HEARTBEAT, m.DEREGISTER))
+        add_middleware(self.app, config.server, stats, open_paths=(m.CHALLENGE, m.REGISTER, m.HEARTBEAT, m.DEREGISTER))
 
     def _add_routes(self) -> None:
         for path in (*_GENERATION, *_TEXT):

@@ -34,7 +34,7 @@ class AnswerFormat(ABC):
     """The JSON of the answer to one job.
 
     Attributes:
-        stream_end: what stands behind all events of a stream.
+        stream_end: what follows all events of a stream.
         split_depth: how deep the log-probabilities of single tokens are in the whole answer, see `json_pieces`.
         repeats_all: the last part of a stream has all that the others had, so it may be large.
     """
@@ -71,7 +71,7 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def ending(self, usage: UsageCounter) -> str:
-        """Return the event behind those of all choices, "" = there is none."""
+        """Return the event that follows those of all choices, "" = there is none."""
 
     @abstractmethod
     def error(self, error: FdsdError) -> StreamPart:

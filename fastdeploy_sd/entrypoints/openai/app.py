@@ -21,8 +21,8 @@ from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.stats import EngineStats
-from fastdeploy_sd.wire.http.enclosure import enclose, routes_of
 from fastdeploy_sd.wire.http.error_format import JsonResponse
+from fastdeploy_sd.wire.http.middleware import add_middleware, routes_of
 from fastdeploy_sd.wire.http.model_names import resolve_model
 from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
 from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
@@ -35,7 +35,7 @@ def create_app(
     stats: SharedStats | None = None,
     gate: RouteGate = RouteGate(),  # noqa: B008 (without a reader it has no state)
 ) -> FastAPI:
-    """Return the application that serves the model behind `client`.
+    """Return the application that serves the model of `client`.
 
     Args:
         client: may still be connecting; until then /health is 503.
@@ -54,7 +54,7 @@ def create_app(
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
     stats = stats or SharedStats()
     _Info(client, config, stats).add_routes(app)
-    enclose(app, config.server, stats.own.http)
+    add_middleware(app, config.server, stats.own.http)
     return app
 
 
@@ -80,7 +80,7 @@ class _Info:
         app.add_api_route("/config-info", self.config_info, methods=["GET"])
 
     async def root(self, request: HttpRequest) -> Response:
-        """What this is, for whoever looks: name, version, model, routes."""
+        """What this server is: name, version, model, routes."""
         about = {"name": "fastdeploy_sd", "version": __version__, "model": self._config.model.served_name}
         return JsonResponse(about | {"routes": routes_of(request.app)})
 

@@ -33,7 +33,7 @@ def verify_shape(content: bytes) -> None:
 
 
 def verify_names_once(content: bytes, value: dict[str, Any]) -> None:
-    """Refuse JSON in which an object has a name twice: which of the values is meant is anybody's guess.
+    """Refuse JSON in which an object has a name twice: which of the values is meant cannot be known.
 
     Args:
         content: valid JSON.
@@ -64,7 +64,7 @@ def _num_names(value: dict[str, Any] | list[Any]) -> int:
 
 
 def _between_texts(content: bytes) -> Iterator[tuple[int, int]]:
-    """Yield what stands before, between and behind the texts of a JSON text, each by its limits."""
+    """Yield the limits of what comes before, between and after the strings of a JSON text."""
     start = 0
     for text in chain(_STRING.finditer(content), (None,)):
         yield start, text.start() if text else len(content)

@@ -88,7 +88,7 @@ class ChoiceFormat(AnswerFormat):
         return {"prompt_token_ids": self._job.prompt_token_ids_of(choice)} if self._answer.returns_token_ids else {}
 
     def _vllm_prompt_token_ids(self, choice: int) -> dict[str, Any]:
-        """The same where vLLM's clients look for them: beside `choices`, where all have one prompt."""
+        """The same where vLLM's clients look for them: next to `choices`, where all have one prompt."""
         return {}
 
     def _token_ids(self, part: Completion | TextDelta) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class ChoiceFormat(AnswerFormat):
         return {"completion_token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
 
     def _vllm_token_ids(self, part: Completion | TextDelta) -> dict[str, Any]:
-        """The same where vLLM's clients look for them, beside the text."""
+        """The same where vLLM's clients look for them, next to the text."""
         return {"token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
 
     def _ending(self, part: Completion | TextDelta) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import Overloaded, Unavailable
 from fastdeploy_sd.text.completion import CompletionCollector
 from fastdeploy_sd.wire.http.auth import client_of
-from fastdeploy_sd.wire.http.enclosure import LOSSY_HEADER
 from fastdeploy_sd.wire.http.error_format import JsonResponse, json_pieces, to_fdsd_error
 from fastdeploy_sd.wire.http.event_stream import EventStream, until_disconnected
+from fastdeploy_sd.wire.http.middleware import LOSSY_HEADER
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http.request_record import record_of
 
@@ -102,7 +102,7 @@ class GenerationHandler:
     async def _answer(
         self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamMetadata | None
     ) -> Response:
-        """Answer; where verification may change tokens the header says so, before and beside every choice."""
+        """Answer; where verification may change tokens the header says so, for every choice."""
         record_of(request.scope).request_id = job.job_id
         deltas = run_job(self._client, self._tokenizer, job, self._share)
         headers = {LOSSY_HEADER: "true"} if job.is_lossy else {}

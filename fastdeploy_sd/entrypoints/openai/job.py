@@ -50,7 +50,7 @@ class GenerationJob:
         created: seconds since the epoch.
         echoed_texts: per prompt, the text as given, None when it was given as token ids; empty unless it is echoed.
         requests: one per choice, in choice order.
-        method: who drafts for its requests, "naive" = nobody.
+        method: that drafts for its requests, "naive" = none.
         is_lossy: verification may give its requests tokens that plain decoding would not.
         answer: how to answer.
         progress: what the client has got of it from another instance; None = nothing.
@@ -82,11 +82,11 @@ class GenerationJob:
         return len(self.requests.prediction_token_ids) > 0
 
     def echoed_text_of(self, choice: int) -> str | None:
-        """Return the prompt text behind a choice, None when it was given as token ids."""
+        """Return the prompt text of a choice, None when it was given as token ids."""
         return self.echoed_texts[choice // self.requests.sampling.n]
 
     def prompt_token_ids_of(self, choice: int) -> list[int]:
-        """Return the prompt's token ids behind a choice."""
+        """Return the prompt's token ids of a choice."""
         token_ids: list[int] = self.requests.prompt_of(choice).tolist()
         return token_ids
 
@@ -112,13 +112,13 @@ class GenerationJob:
         return self.shown_of(choice, tokenizer)[0]
 
     def shown_logprobs_of(self, choice: int) -> tuple[TokenLogprob, ...] | None:
-        """Return those of the tokens behind that text, None where the request does not ask for any."""
+        """Return those of the tokens after that text, None where the request does not ask for any."""
         if self.requests.sampling.logprobs is None:
             return None
         return () if self.progress is None else self.progress.choices[choice].logprobs
 
     def shown_of(self, choice: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-        """Return that text, and for each token behind it where the token's text starts."""
+        """Return that text, and for each token after it where the token's text starts."""
         if self.progress is None:
             return "", []
         processor = OutputProcessor(self.requests[choice], tokenizer, self.answer.shown_ids)
@@ -136,7 +136,7 @@ class GenerationJob:
         return replace(self, requests=replace(self.requests, client=name))
 
     def routed(self, kv_source: KvSource | None, progress: Progress | None) -> Self:
-        """Return the job as a router wants it: with others' KV, or going on behind what another instance has sent.
+        """Return the job as a router wants it: with others' KV, or continuing after what another instance has sent.
 
         Raises:
             BadRequest: the progress is not one of this job.
@@ -266,7 +266,7 @@ class JobBuilder:
         )
 
     def _encoded(self, text: str) -> list[int]:
-        """Return a prompt's ids; one that is too long is refused before those behind it are encoded."""
+        """Return a prompt's ids; one that is too long is refused before the next ones are encoded."""
         token_ids = self._encoder.encode_text(text, self._requests.max_prompt_tokens)
         self._requests.verify_prompt_length(len(token_ids))
         return token_ids

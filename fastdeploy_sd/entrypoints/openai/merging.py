@@ -18,7 +18,7 @@ from fastdeploy_sd.errors import Overloaded
 
 T = TypeVar("T")
 
-# Between two attempts of a job that waits for others to leave the queue: nobody tells it when they do.
+# Between two attempts of a job that waits for others to leave the queue: it is not told when they do.
 _RETRY_S = 0.1
 
 

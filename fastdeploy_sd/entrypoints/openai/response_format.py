@@ -20,7 +20,7 @@ from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.completion import Completion
 from fastdeploy_sd.text.output_processor import TextDelta
-from fastdeploy_sd.text.part_tokens import PartTokensParser
+from fastdeploy_sd.text.token_alignment import TokenAligner
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, TokenLogprob
 from fastdeploy_sd.wire.http.error_format import json_pieces, to_json
@@ -41,7 +41,7 @@ class ResponseFormat(AnswerFormat):
     def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
         super().__init__(job, tokenizer)
         self._num_events = 0 if job.progress is None else job.progress.num_events
-        self._parser = PartTokensParser[Json](job.answer.parser())
+        self._parser = TokenAligner[Json](job.answer.parser())
         self._logprobs = LogprobsFormat(tokenizer)
         self._output = ResponseOutput(job.job_id)
         text, offsets = job.shown_of(0, tokenizer)

@@ -1,4 +1,4 @@
-"""Requests that come from a router: who may send them, and what a stream tells the router beside its events.
+"""Requests that come from a router: who may send them, and what a stream tells the router in addition to its events.
 
 Knows no engine, and of HTTP the headers.
 """
@@ -46,7 +46,7 @@ class RouteGate:
 
 
 class StreamMetadata:
-    """What the events of a stream show, for the router that must be able to go on behind any of them.
+    """What the events of a stream show, for the router, which must be able to continue after any of them.
 
     Tokens whose text is held back, and which therefore have no event, belong to the next one of their choice.
     """

@@ -11,7 +11,7 @@ def speculate_metrics(counts: DraftCounts, method: str, is_lossy: bool) -> dict[
     """Return what drafting did for one sequence; a ratio whose denominator is 0 is 0.
 
     The engine does not look for stop strings: after one, the steps that it still ran until it was told, usually one,
-    count too, and so do the drafts behind the stop.
+    count too, and so do the drafts after the stop.
 
     FastDeploy's fields count drafts only, never the token that verification adds to them:
         accepted_tokens, rejected_tokens: of the drafts verified.

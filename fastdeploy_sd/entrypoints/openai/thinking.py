@@ -64,5 +64,5 @@ class Thinking:
     def _start(self, body: GenerationBody, prompt: Sequence[int]) -> Start:
         assert self._form is not None
         if body.continues_answer:
-            return Start.BEHIND
+            return Start.ANSWER
         return start_of(self._form, prompt, lambda ids: self._tokenizer.decode(ids, skip_hidden=False))

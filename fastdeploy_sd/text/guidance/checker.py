@@ -24,7 +24,7 @@ _MAX_WAYS_TRIED = 64
 
 
 class GrammarChecker:
-    """Compiles grammars as an engine would, and forgets them. Runs where its work is limited and stalls nobody.
+    """Compiles grammars as an engine would, and forgets them. Runs where its work is limited and delays no request.
 
     Args:
         vocabulary: of the model; None = it cannot be used.
@@ -86,7 +86,7 @@ def _has_way_without(matcher: LLMatcher, forbidden: frozenset[int]) -> bool:
         for token_id in left:
             following = state.deep_copy()
             if not following.consume_token(token_id) or following.is_stopped():
-                return True  # it ends here, or nobody can tell
+                return True  # it ends here, or that is not known
             states.append(following)
     return False
 

@@ -65,7 +65,7 @@ class GrammarStore:
     Args:
         vocabulary: of the model.
         max_used: grammars of requests compiled at a time; at least as many as requests run.
-        max_idle: grammars kept beside them.
+        max_idle: grammars kept in addition.
         limits: of each grammar; None = `limits_of` it.
 
     Attributes:
@@ -94,7 +94,7 @@ class GrammarStore:
         self._thread: threading.Thread | None = None
 
     def prepare(self, grammar: str) -> None:
-        """Have a grammar for one request more; it is compiled if nobody has it. `release` ends that."""
+        """Hold a grammar for one more request; it is compiled if no request holds it. `release` ends that."""
         with self._changed:
             entry = self._entries.get(grammar)
             if entry is not None:
@@ -118,7 +118,7 @@ class GrammarStore:
             if entry.num_users:
                 return
             if entry.matcher is None:
-                self._queue.pop(grammar, None)  # nobody waits for it; the thread may be at it
+                self._queue.pop(grammar, None)  # no request waits for it; the thread may be compiling it
                 del self._entries[grammar]
                 return
             self._num_used -= 1
@@ -232,7 +232,7 @@ class GrammarStore:
 
     def _enter(self, grammar: str, entry: _Entry, matcher: LLMatcher | None, error: str) -> None:
         if self._is_closed or self._entries.get(grammar) is not entry:
-            return  # nobody waits any more
+            return  # no request waits any more
         entry.matcher, entry.error = matcher, error
         self._num_used += matcher is not None
         self._prepared.append(grammar)

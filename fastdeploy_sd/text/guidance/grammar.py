@@ -1,6 +1,6 @@
 """What clients ask of the form of an output -> a grammar as text. Knows no vocabulary and no request.
 
-Every grammar here is text in the library's Lark syntax with a rule `start`, so that whoever composes grammars
+Every grammar here is text in the library's Lark syntax with a rule `start`, so that code that composes grammars
 (reasoning in front, the marks of a tool call around) can embed it.
 """
 
@@ -50,7 +50,7 @@ class StructuredOutputs:
         regex: the whole output matches it, as if it began with ^ and ended with $.
         choice: the output is one of these texts.
         grammar: in the syntax of Lark, or GBNF as llama.cpp has it; its rule `start` (`root`) derives the output.
-        whitespace_pattern: of JSON: a regular expression of what may stand between its parts. None = one space behind
+        whitespace_pattern: of JSON: a regular expression of what may stand between its parts. None = one space after
             each comma and colon.
         disable_any_whitespace: of JSON: true = not even that.
     """
@@ -164,11 +164,9 @@ def verify_schema(schema: Mapping[str, Any], field: str) -> None:
 
 
 def against_grammar(params: SamplingParams) -> list[BadRequest]:
-    """Return what is wrong with sampling options beside any grammar: those that forbid the end that it asks for."""
+    """Return what is wrong with sampling options and any grammar: those that forbid the end that it asks for."""
     return [
-        BadRequest(
-            f"{name}: expected {wanted} beside a grammar, which says where the output ends, got {got}", param=name
-        )
+        BadRequest(f"{name}: expected {wanted} with a grammar, which says where the output ends, got {got}", param=name)
         for name, wanted, got, is_wrong in (
             ("ignore_eos", "false", "true", params.ignore_eos),
             ("min_tokens", "0", params.min_tokens, params.min_tokens > 0),
@@ -199,9 +197,9 @@ def _verify_spaces(outputs: StructuredOutputs, field: str, kind: str) -> None:
     pattern, is_disabled = outputs.whitespace_pattern, outputs.disable_any_whitespace
     if pattern is not None:
         if not kind.startswith("json"):
-            raise _wrong(f"{field}.whitespace_pattern", "none beside what is not JSON", pattern)
+            raise _wrong(f"{field}.whitespace_pattern", "none with a form that is not JSON", pattern)
         if is_disabled:
-            raise _wrong(f"{field}.whitespace_pattern", "none beside disable_any_whitespace", pattern)
+            raise _wrong(f"{field}.whitespace_pattern", "none with disable_any_whitespace", pattern)
         name = f"{field}.whitespace_pattern"
         _verify_repeats([_text(pattern, name, MAX_REGEX_CHARS)], name)
     if is_disabled is not None and not isinstance(is_disabled, bool):

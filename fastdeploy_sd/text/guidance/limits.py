@@ -7,7 +7,7 @@ import re
 from llguidance import LLParserLimits
 
 # Fuel is the library's measure of work: some 50,000 units per ms while a grammar is read, 14,000 per ms in a step.
-# Items are the parser's alternatives, in a row (behind one token) and in a step (at all tokens that it tries).
+# Items are the parser's alternatives, in a row (after one token) and in a step (at all tokens that it tries).
 #
 # A client's own grammar may be ambiguous, and then takes time of the square of its items: these limits keep one
 # operation of the library below some 0.2 s.

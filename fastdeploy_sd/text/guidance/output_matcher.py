@@ -21,7 +21,7 @@ class OutputMatcher:
     the request, and does not count that among the tokens that it would take. Here such an id is a token as any other.
 
     What may come later is found out by copies, which share all that is large, and take less than a microsecond. The
-    library's own way back, `rollback`, leaves a wrong state behind tokens that a grammar names by their ids.
+    library's own way back, `rollback`, leaves a wrong state after tokens that a grammar names by their ids.
 
     Matchers of one grammar share automata that grow with what any of their requests writes, up to a limit. There a
     request goes on with new ones, so that none ends because of what others have written.
@@ -48,7 +48,7 @@ class OutputMatcher:
         return self._refused
 
     def consume(self, token_ids: list[int]) -> None:
-        """Go on behind output; what follows an id that ends the request is not looked at.
+        """Continue after output; what follows an id that ends the request is ignored.
 
         A token that the grammar does not allow makes `error` say so.
 
@@ -75,9 +75,9 @@ class OutputMatcher:
                 self._refused = f"token {token_ids[num_taken]} of the output is none that the grammar allows"
 
     def states(self, token_ids: Sequence[int]) -> Iterator[LLMatcher | None]:
-        """Make matchers behind none, one ... of tokens that may follow, up to the first that may not.
+        """Make matchers after zero, one ... of the tokens, up to the first that is not allowed.
 
-        Behind an id that ends the request it is None, and the last.
+        After an id that ends the request the matcher is None, and it is the last one.
 
         Raises:
             WornError: it is not known whether a token may follow.
@@ -158,5 +158,5 @@ class OutputMatcher:
         return bool(probe.is_error())
 
     def _is_end(self, matcher: LLMatcher, token_id: int) -> bool:
-        """Whether a token ends the request behind a matcher that takes none any more."""
+        """Whether a token ends the request after a matcher that accepts no more tokens."""
         return token_id in self._ends and matcher.is_stopped() and not matcher.is_error()

@@ -1,4 +1,4 @@
-"""Grammars of models that think first: what holds for the answer begins behind the thinking, which may be limited.
+"""Grammars of models that think first: the answer's grammar begins after the thinking, which may be limited.
 
 The thinking is any text up to its closing mark. Where the vocabulary hides the mark, only its token ends the thinking;
 else its text does, however it is spelled in tokens, as where answers are split (text/reasoning.py). A
@@ -57,7 +57,7 @@ class ThinkingGrammar:
         """
         if max_tokens is not None and (self._opening is None or self._closing is None):
             raise no_limit(f"this model has no single tokens for {self._form.opening} and {self._form.closing}")
-        if start is Start.BEHIND or (not grammar and max_tokens is None):
+        if start is Start.ANSWER or (not grammar and max_tokens is None):
             return grammar
         thought, rules = self._thought(max_tokens)
         opening = self._mark(self._form.opening, self._opening)
@@ -71,7 +71,7 @@ class ThinkingGrammar:
         return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
     def _thought(self, max_tokens: int | None) -> tuple[str, list[str]]:
-        """What stands behind the opening mark, up to the end of the closing one, and the rules that it names."""
+        """What comes after the opening mark, up to the end of the closing one, and the rules that it names."""
         closing = re.escape(self._form.closing).replace("/", "\\/")
         if max_tokens is not None:
             tokens = f"{self._any_but(self._closing)}{{0,{max_tokens}}} " if max_tokens else ""

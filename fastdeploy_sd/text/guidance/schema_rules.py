@@ -14,7 +14,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from fastdeploy_sd.errors import shown
-from fastdeploy_sd.text.guidance.schema_words import EXPECTED, LISTS, MAPS, SCHEMAS, anything, bounds_of, says_more
+from fastdeploy_sd.text.guidance.schema_words import (
+    EXPECTED,
+    LISTS,
+    MAPS,
+    SCHEMAS,
+    anything,
+    bounds_of,
+    has_constraints,
+)
 
 MAX_SUBSCHEMAS = 10_000
 # The library recurses into what a reference names. Its stack overflows at some 2,000 levels.
@@ -136,7 +144,7 @@ class _Nodes:
         """
         schemas = {place: schema for place, schema in self._schemas.items() if isinstance(schema, dict)}
         groups = [[place] for place in schemas]
-        if any(says_more(schema) for schema in schemas.values()):
+        if any(has_constraints(schema) for schema in schemas.values()):
             groups = [list(schemas)]
         for group in groups:
             lows = [bound for place in group for bound in bounds_of(schemas[place], "inimum")]

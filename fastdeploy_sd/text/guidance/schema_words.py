@@ -24,7 +24,7 @@ def bounds_of(schema: Mapping[str, Any], end: str) -> list[tuple[float, bool]]:
     ]
 
 
-def says_more(schema: Mapping[str, Any]) -> bool:
+def has_constraints(schema: Mapping[str, Any]) -> bool:
     """Whether several subschemas describe one value."""
     others = schema.keys() & EXPECTED.keys() - {"$schema", "$id", "$defs", "definitions"}
     return not schema.keys().isdisjoint(("allOf", "patternProperties")) or (

@@ -35,7 +35,7 @@ class ParameterText:
 
     before_name: str
     before_value: str
-    behind: str
+    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class CallText:
 
     before_name: str
     before_arguments: str
-    behind: str
+    after: str
     between: str = "\n"
     before_all: str = ""
-    behind_all: str = ""
+    after_all: str = ""
     parameters: ParameterText | None = None
 
 

@@ -32,7 +32,7 @@ FORMATS: Mapping[str, CallFormat] = {
         text=CallText(
             before_name="<tool_call>",
             before_arguments="\n",
-            behind="</tool_call>",
+            after="</tool_call>",
             parameters=ParameterText("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
         ),
         markers=(*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
@@ -45,7 +45,7 @@ FORMATS: Mapping[str, CallFormat] = {
         text=CallText(
             before_name="<tool_call>\n<function=",
             before_arguments=">\n",
-            behind="</function>\n</tool_call>",
+            after="</function>\n</tool_call>",
             parameters=ParameterText("<parameter=", ">\n", "\n</parameter>\n"),
         ),
         markers=_TOOL_CALL,
@@ -58,9 +58,9 @@ FORMATS: Mapping[str, CallFormat] = {
         text=CallText(
             before_name=DEEPSEEK_BEGIN + "function" + DEEPSEEK_SEPARATOR,
             before_arguments="\n```json\n",
-            behind="\n```" + DEEPSEEK_END,
+            after="\n```" + DEEPSEEK_END,
             before_all=DEEPSEEK_OPENING,
-            behind_all=DEEPSEEK_LAST,
+            after_all=DEEPSEEK_LAST,
         ),
         markers=_DEEPSEEK_MARKERS,
         signs=((DEEPSEEK_BEGIN, "```json"),),
@@ -72,10 +72,10 @@ FORMATS: Mapping[str, CallFormat] = {
         text=CallText(
             before_name=DEEPSEEK_BEGIN,
             before_arguments=DEEPSEEK_SEPARATOR,
-            behind=DEEPSEEK_END,
+            after=DEEPSEEK_END,
             between="",
             before_all=DEEPSEEK_OPENING,
-            behind_all=DEEPSEEK_LAST,
+            after_all=DEEPSEEK_LAST,
         ),
         markers=_DEEPSEEK_MARKERS,
         signs=((DEEPSEEK_BEGIN,),),
@@ -87,10 +87,10 @@ FORMATS: Mapping[str, CallFormat] = {
         text=CallText(
             before_name='{"name": "',
             before_arguments='", "arguments": ',
-            behind="}",
+            after="}",
             between=", ",
             before_all="[TOOL_CALLS][",
-            behind_all="]",
+            after_all="]",
         ),
         markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         signs=(("[TOOL_CALLS]",),),
@@ -100,7 +100,7 @@ FORMATS: Mapping[str, CallFormat] = {
         openings=_TOOL_CALL[:1],
         read=read_hermes,
         text=CallText(
-            before_name='<tool_call>\n{"name": "', before_arguments='", "arguments": ', behind="}\n</tool_call>"
+            before_name='<tool_call>\n{"name": "', before_arguments='", "arguments": ', after="}\n</tool_call>"
         ),
         markers=_TOOL_CALL,
         signs=(("<tool_call>",),),
@@ -109,7 +109,7 @@ FORMATS: Mapping[str, CallFormat] = {
         models="Llama 3.1 and later",
         openings=("<|python_tag|>", "{"),
         read=read_json,
-        text=CallText(before_name='{"name": "', before_arguments='", "parameters": ', behind="}", between="; "),
+        text=CallText(before_name='{"name": "', before_arguments='", "parameters": ', after="}", between="; "),
         only_first=True,
         markers=("<|python_tag|>",),
         signs=(("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")),
@@ -121,10 +121,10 @@ FORMATS: Mapping[str, CallFormat] = {
         text=CallText(
             before_name='{"name": "',
             before_arguments='", "arguments": ',
-            behind="}",
+            after="}",
             between=", ",
             before_all="[",
-            behind_all="]",
+            after_all="]",
         ),
         only_first=True,
     ),

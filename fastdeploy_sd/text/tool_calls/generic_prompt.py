@@ -53,4 +53,4 @@ def _written(function: Any) -> str:
     arguments = function["arguments"]
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return f"{text.before_name}{function['name']}{text.before_arguments}{arguments or '{}'}{text.behind}"
+    return f"{text.before_name}{function['name']}{text.before_arguments}{arguments or '{}'}{text.after}"

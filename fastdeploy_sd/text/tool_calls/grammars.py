@@ -1,7 +1,7 @@
 """Grammars of calls, in the format that the model's parser reads, so that a guided call always parses.
 
 Calls that are wanted begin the answer. A call that the model may make or not is guided from its opening on; the text in
-front of it is free. What is guided ends with the text that the format has behind it.
+front of it is free. What is guided ends with the text that the format puts after it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Writer:
         bodies = []
         for name, parameters in self._parameters.items():
             beginning = self._rules.literal(name + self._text.before_arguments)
-            bodies.append(f"{beginning} {parameters} {self._rules.literal(self._text.behind)}")
+            bodies.append(f"{beginning} {parameters} {self._rules.literal(self._text.after)}")
         self._call = self._rules.add(" | ".join(bodies))  # from the name on
 
     def wanted(self) -> str:
@@ -122,11 +122,11 @@ class _Writer:
         space = rules.add_terminal(f"/{_SPACE}+/")
         start = rules.add_terminal(f"/{_SPACE}*{_BARE_START}/")
         next_start = rules.add_terminal(f"/{close}[,;]?{_SPACE}*{_BARE_START}/")
-        behind_name = rules.add_terminal(rf'/"{_SPACE}*,{_SPACE}*"(arguments|parameters)"{_SPACE}*:/')
+        after_name = rules.add_terminal(rf'/"{_SPACE}*,{_SPACE}*"(arguments|parameters)"{_SPACE}*:/')
         firsts, others = [], []
         for name, parameters in self._parameters.items():
-            first = rules.add(f"{start} {rules.quoted(name)} {behind_name}", "[lazy]")
-            other = rules.add_terminal(f"{next_start} {rules.quoted(name)} {behind_name}")
+            first = rules.add(f"{start} {rules.quoted(name)} {after_name}", "[lazy]")
+            other = rules.add_terminal(f"{next_start} {rules.quoted(name)} {after_name}")
             firsts.append(f"{first} {space}? {parameters}")
             others.append(f"{other} {space}? {parameters}")
         more = "" if self._use.takes_one_call else f"{rules.add(' | '.join(others))}*"
@@ -145,12 +145,12 @@ class _Writer:
         return f"({head} {calls})* {text}"
 
     def _calls(self, beginning: str, num_more: int | None) -> str:
-        """A call behind this text and as many more, None = any number."""
+        """A call after this text and at most so many more; None = any number."""
         more = ""
         if not self._use.takes_one_call and num_more != 0:
             again = self._rules.add(f"{self._rules.literal(self._text.between + self._text.before_name)} {self._call}")
             more = f"{again}*" if num_more is None else f"{again}{{0,{num_more}}}"
-        return f"{self._rules.literal(beginning)} {self._call} {more} {self._rules.literal(self._text.behind_all)}"
+        return f"{self._rules.literal(beginning)} {self._call} {more} {self._rules.literal(self._text.after_all)}"
 
     def _opening(self, beginning: str) -> str:
         return next(opening for opening in self._form.openings if beginning.startswith(opening))

@@ -22,7 +22,7 @@ DEEPSEEK_SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c>"
 DEEPSEEK_LAST = "<\uff5ctool\u2581calls\u2581end\uff5c>"
 _FENCE = "```"
-# What models write behind a fence around calls.
+# What models write after a fence around calls.
 FENCE_LANGUAGES = ("", "json", "xml", "tool_call")
 
 
@@ -128,7 +128,7 @@ def read_deepseek(sink: Sink, opening: str, functions: Functions) -> Reader:
 
 
 def read_mistral(sink: Sink, opening: str, functions: Functions) -> Reader:
-    """A JSON list of calls; newer models write a name, perhaps an id, and JSON, each call behind a mark of its own.
+    """A JSON list of calls; newer models write a name, perhaps an id, and JSON, each call after a mark of its own.
 
     Source: mistralai/mistral-common, the tokenizers v3, v11 and v13.
     """

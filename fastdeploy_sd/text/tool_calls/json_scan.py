@@ -141,7 +141,7 @@ class JsonScan:
             self._expect = _Expect.STRING
 
     def _continues_scalar(self, char: str) -> bool:
-        """Take a character of a number or a word; False = it stands behind them."""
+        """Take a character of a number or a word; False = it comes after them."""
         if (self._text and self._text[0] not in _NUMBER_CHARS) or char in _WORD_STARTS:
             belongs = any(word.startswith("".join((*self._text, char))) for word in _WORDS)
         else:

@@ -83,17 +83,17 @@ def _between_tags(rules: GrammarRules, text: ParameterText, tool: Tool) -> str:
 def _value_between_tags(
     rules: GrammarRules, text: ParameterText, tool: Tool, name: str, schema: Mapping[str, Any]
 ) -> str:
-    """A value with the tag behind it."""
+    """A value and the tag after it."""
     function = tool.as_callable()
     if name not in (*function.text_parameters, *function.nullable_texts):
         definitions = {key: tool.parameters[key] for key in _DEFINITIONS if tool.parameters and key in tool.parameters}
         value = rules.json(closed({**schema, **definitions}), is_lenient=not tool.strict)
-        return f"{value} {rules.literal(text.behind)}"
+        return f"{value} {rules.literal(text.after)}"
     return _text_value(rules, text, tool, name, schema)
 
 
 def _text_value(rules: GrammarRules, text: ParameterText, tool: Tool, name: str, schema: Mapping[str, Any]) -> str:
-    """A value that is a text or null, with the tag behind it."""
+    """A value that is a text or null, and the tag after it."""
     options = schema.get("anyOf", schema.get("oneOf"))
     if isinstance(options, list):
         return "(" + " | ".join(rules.add(_text_value(rules, text, tool, name, option)) for option in options) + ")"
@@ -101,23 +101,23 @@ def _text_value(rules: GrammarRules, text: ParameterText, tool: Tool, name: str,
     if schema.get("type") == "null":
         choices = [None]
     if not isinstance(choices, list):
-        return _free_text(rules, text.behind, schema)
+        return _free_text(rules, text.after, schema)
     words = [choice if isinstance(choice, str) else "null" for choice in choices]
-    tag = text.behind.strip("\n")
+    tag = text.after.strip("\n")
     if any(tag in word for word in words):
         raise _refused(tool, f"values of {name} without {tag}, got one with it")
-    return f"({' | '.join(map(rules.quoted, words))}) {rules.literal(text.behind)}"
+    return f"({' | '.join(map(rules.quoted, words))}) {rules.literal(text.after)}"
 
 
-def _free_text(rules: GrammarRules, behind: str, schema: Mapping[str, Any]) -> str:
-    """Text and the tag behind it, which ends the text where it comes first."""
-    tag = behind.strip("\n")
+def _free_text(rules: GrammarRules, after: str, schema: Mapping[str, Any]) -> str:
+    """Text and the tag after it; the text ends where the tag first occurs."""
+    tag = after.strip("\n")
     if rules.id_of(tag) is not None:
-        return f"{rules.add(_text_pattern(schema))} {rules.literal(behind)}"
-    border = behind[: behind.index(tag)]
+        return f"{rules.add(_text_pattern(schema))} {rules.literal(after)}"
+    border = after[: after.index(tag)]
     terminal = rules.add_terminal(f"({_text_pattern(schema)} & ~/(.|\\n)*{_in_slashes(tag)}(.|\\n)*/)")
     body = rules.add(f"{terminal} {rules.quoted(border + tag)}", "[lazy]")
-    return f"{body} {rules.literal(behind[len(border) + len(tag) :])}"
+    return f"{body} {rules.literal(after[len(border) + len(tag) :])}"
 
 
 def _text_pattern(schema: Mapping[str, Any]) -> str:

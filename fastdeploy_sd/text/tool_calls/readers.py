@@ -19,7 +19,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 def read_space() -> CharReader:
-    """Return the first character behind white space."""
+    """Return the first character after white space."""
     char = yield
     while char in WHITESPACE:
         char = yield
@@ -54,7 +54,7 @@ def read_one_of(texts: Iterable[str], first: str = "") -> CharReader:
 
 
 def read_until(ends: str, first: str = "") -> Generator[None, str, tuple[str, str]]:
-    """Return a short text and the character behind it, which is one of `ends`; `first` was taken already.
+    """Return a short text and the character after it, which is one of `ends`; `first` was taken already.
 
     Raises:
         Malformed: it is too long.
@@ -212,7 +212,7 @@ def read_text(tag: str, tell: Callable[[str], None], *, has_own_lines: bool) -> 
     """Read text up to a tag, whose "<" is the only one in it, and tell it as it comes.
 
     Args:
-        has_own_lines: a line break in front of the text and one behind it belong to the tags.
+        has_own_lines: a line break before the text and one after it belong to the tags.
     """
     border = "\n" if has_own_lines else ""
     held = ""  # the line break, and what may be the tag

@@ -1,6 +1,6 @@
 """Finds calls in a text that comes in pieces: the part that all formats share.
 
-A format is read by a generator that takes the text behind an opening character by character, so that it cannot know
+A format is read by a generator that takes the text after an opening character by character, so that it cannot know
 how the text was cut. It tells a `Sink` what it finds. What it has taken without telling anything yet is kept, and is
 content if the text turns out to be no call:
 
@@ -31,7 +31,7 @@ class Repeated(Exception):  # noqa: N818 - a verdict about a text, not a failure
 
 
 class Sink:
-    """Takes what a reader finds, and knows the text of which nobody has been told.
+    """Collects what a reader finds, and the text that has not been passed on.
 
     Attributes:
         kept: that text: of a call that has not begun, or what closes one.
@@ -50,7 +50,7 @@ class Sink:
         self.is_closing = False
 
     def head(self, text: str = "") -> None:
-        """What is kept, with this text behind it, may be a call that has not begun."""
+        """Whether the text kept so far, followed by this text, may be the beginning of a call."""
         self.kept.append(text)
         self.is_closing = False
 
@@ -123,12 +123,12 @@ class Sink:
 class Scanner:
     """The state of one answer; a `ToolParser`, which says what the attribute means.
 
-    White space in front of a call is part of its format, and so is what ends the text behind one; all other text
+    White space before a call is part of its format, and so is what ends the text after one; all other text
     outside of calls is content.
 
     Args:
         openings: what a call, or a list of calls, begins with; none is the beginning of another.
-        read: makes the reader of the text behind an opening.
+        read: makes the reader of the text after an opening.
         names: of the functions that may be called.
         only_first: those openings that begin a call only in front of all content, or right after another call.
         ends_after_calls: content after a call is none: it ends the answer.
@@ -156,7 +156,7 @@ class Scanner:
         self._read = read
         self._sink = Sink(names)
         self._reader: Reader | None = None
-        # Held back outside of calls: white space, and behind it what may be the beginning of an opening.
+        # Held back outside of calls: white space, and after it what may be the beginning of an opening.
         self._space: list[str] = []
         self._begun = ""
         self._follows_content = False
@@ -194,7 +194,7 @@ class Scanner:
         return parts
 
     def _search(self, text: str, start: int, parts: list[AnswerPart]) -> int:
-        """Take text outside of calls up to the next opening; return the position behind what was taken."""
+        """Take text outside of calls up to the next opening; return the position after it."""
         total = self._begun + text[start:]
         place, opening = self._find(total) or (len(total) - self._num_begun(total), "")
         content = total[:place].rstrip(WHITESPACE)
@@ -213,7 +213,7 @@ class Scanner:
         return len(text) - (len(total) - place - len(opening))
 
     def _feed(self, text: str, start: int, parts: list[AnswerPart]) -> int:
-        """Let the reader take text; return the position behind what it took."""
+        """Let the reader take text; return the position after what it took."""
         reader, sink = self._reader, self._sink
         assert reader is not None
         position = start

@@ -26,7 +26,7 @@ MakeConnection = Callable[[Callable[[], None]], Connection]
 
 # So many at a time: other connections have their turn between two batches.
 _BATCH = 16
-# What a process opens beside connections and those descriptors that it has when it starts to serve.
+# What a process opens in addition to connections and the descriptors that it has when it starts to serve.
 _RESERVED_DESCRIPTORS = 24
 _PAUSE_S = 0.5
 _QUIET_S = 60.0
@@ -46,7 +46,7 @@ class Acceptor:
 
     Beyond `max_connections` a new connection takes the place of the one that has been without a request for longest;
     when every one has a request in progress, it is answered 503 and closed. Likewise beyond
-    `max_connections_per_address`, where nobody else's place is taken.
+    `max_connections_per_address`, where no other client's place is taken.
 
     Args:
         listener: made non-blocking; stays open.

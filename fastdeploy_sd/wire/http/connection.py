@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection: uvicorn's, with deadlines until a request is complete and with our JSON for its errors.
 
-Whoever connects may be nobody's client and has shown no key yet. So what a connection may cost is bounded here before
+A peer may be no real client, and it has shown no key yet. So what a connection may cost is bounded here before
 anything reaches the application: how long it may stay silent, how slowly it may send, and how much it may send that
-nobody reads. Knows no route and no engine.
+is not read. Knows no route and no engine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fastdeploy_sd.wire.http.gathered_writes import GatheredWrites
 
 # A body may come slowly, but not for ever: beyond the first `timeout_body` seconds its mean rate is at least this.
 MIN_BODY_BYTES_PER_S = 1024
-# So many times the largest body is read, and dropped, behind an answer: a connection that is closed while bytes of it
+# So many times the largest body is read, and dropped, after an answer: a connection that is closed while bytes of it
 # arrive takes the answer away from the client, who then learns of no reason.
 _MAX_DROPPED_BODIES = 8
 

@@ -45,7 +45,7 @@ class EventStream(Response):
     Args:
         events: complete events, each ending in an empty line.
         source: what `events` reads from; closed even if `events` was never started.
-        headers: beside those of every stream.
+        headers: in addition to those of every stream.
     """
 
     media_type = "text/event-stream"

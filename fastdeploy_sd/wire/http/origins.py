@@ -1,7 +1,7 @@
 """Web pages: which of them may use the server. Knows no route and no key.
 
 A browser sends a page's requests to this machine's own addresses too, with the page's origin in a header; programs send
-none. Where there is no key, only the origin tells whether somebody else's page spends the machine's time. Such a page
+none. Where there is no key, only the origin tells whether a foreign page spends the machine's time. Such a page
 could also read answers, by giving its own name this machine's address (DNS rebinding); the Host header shows that.
 """
 
@@ -19,10 +19,10 @@ from fastdeploy_sd.wire.http.error_format import error_response
 
 
 class OriginGate:
-    """Refuses requests of web pages that nobody has allowed.
+    """Refuses requests of web pages that are not allowed.
 
     A preflight request of an origin that is not allowed is refused. Without keys every request of such an origin is,
-    and on a loopback address also one to a Host that somebody may own in the Internet, unless an allowed origin has it.
+    and on a loopback address also one to a Host that may be a name of the Internet, unless an allowed origin has it.
 
     Args:
         allowed: origins; "*" = any.
@@ -69,7 +69,7 @@ class OriginGate:
 
 
 def _is_local(name: str) -> bool:
-    """Whether nobody can own this name in the Internet."""
+    """Whether this cannot be a name of the Internet."""
     return "." not in name or name.endswith(".localhost")
 
 

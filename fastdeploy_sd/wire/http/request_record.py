@@ -39,6 +39,6 @@ def begin_record(scope: Scope) -> RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Return the request's record; where nobody keeps one, one that is thrown away."""
+    """Return the request's record; without a middleware that keeps one, a record that is thrown away."""
     record: RequestRecord = scope.get(_KEY) or RequestRecord()
     return record

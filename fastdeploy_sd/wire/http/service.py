@@ -1,4 +1,4 @@
-"""Serving applications on listening sockets: uvicorn behind our acceptors and connections. Knows no application.
+"""Serving applications on listening sockets: uvicorn with our acceptors and connections. Knows no application.
 
 Signals are the caller's: stopping has an order, which only it knows.
 """
@@ -44,7 +44,7 @@ async def serve_http(
     seconds.
 
     Args:
-        apps: the application behind each of the sockets.
+        apps: the application of each socket.
         shared: what the connections have in common.
         answered: waited for then, while requests that came before are still answered.
 

@@ -28,7 +28,7 @@ def response_error(error: FdsdError, num_events: int) -> str:
 
 
 def failed_end(path: str) -> StreamError:
-    """Return what makes the end of a failed stream of a route: the error, and what stands behind all events."""
+    """Return what makes the end of a failed stream of a route: the error, and what follows all events."""
     if path == RESPONSES_PATH:
         return response_error
     return lambda error, num_events: chunk_error(error, num_events) + DONE

@@ -53,7 +53,7 @@ def test_an_api_that_fastdeploy_would_have_closed_is_not_opened(
 ) -> None:
     monkeypatch.setenv("FD_API_KEY", "one,two")
     assert main(["--model", "demo"] if main is api_server.main else []) == 2
-    assert capsys.readouterr().err.count("error: api_key: expected one beside the variable FD_API_KEY") == 1
+    assert capsys.readouterr().err.count("error: api_key: expected one, as the variable FD_API_KEY") == 1
 
 
 def test_keys_by_the_option_or_none_asked_for_are_fine() -> None:

@@ -55,7 +55,7 @@ def test_a_wrong_value_is_an_error(model: str, name: str, value: object, text: s
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"password": "a", "password_file": "b"}, "scheduler_password_file: expected none beside scheduler_password"),
+        ({"password": "a", "password_file": "b"}, "scheduler_password_file: expected none with scheduler_password"),
         ({"tls_ca_file": "a"}, "scheduler_tls_ca_file: expected none without scheduler_tls, got one"),
         ({"tls": True, "tls_key_file": "a"}, "scheduler_tls_key_file: expected one with scheduler_tls_cert_file only"),
     ],

@@ -54,11 +54,11 @@ PROBES: list[Any] = [
     {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "f"}}]}},
 ]  # fmt: skip
 # Rules between fields, and one that JSON schema cannot say in the schema of a message: null content is the assistant's.
-BETWEEN_FIELDS = ("expected only with", "expected either", "expected at least one message", "beside it",
+BETWEEN_FIELDS = ("expected only with", "expected either", "expected at least one message", "with it",
                   "expected exactly one message", "only the value of n", "only an assistant's", "at most max_tokens",
-                  "beside reasoning_max_tokens", "expected a last message that is the",
+                  "with reasoning_max_tokens", "expected a last message that is the",
                   "expected false with messages", "metadata.",
-                  "that no other function has", "expected the name of one", "beside a grammar")  # fmt: skip
+                  "that no other function has", "expected the name of one", "with a grammar")  # fmt: skip
 
 
 def validators() -> Iterator[tuple[str, Any, dict[str, Any]]]:

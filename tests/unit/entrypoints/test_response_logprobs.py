@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseOutputMessage, ResponseTextDeltaEvent, ResponseTextDoneEvent
 
 from fastdeploy_sd.text.answer_parts import AnswerPart, Content, ToolCallDelta
-from fastdeploy_sd.text.part_tokens import PartTokensParser
+from fastdeploy_sd.text.token_alignment import TokenAligner
 from fastdeploy_sd.types import FinishReason
 from tests.unit.entrypoints.scripted_app import CHAT, EOS, Script, ScriptedApp
 from tests.unit.text.vocabularies import golden_tokenizer
@@ -129,6 +129,6 @@ class ByCharacter:
 def test_tokens_of_parts(pieces: list[str], expected: list[tuple[str | None, list[int]]]) -> None:
     offsets = [sum(map(len, pieces[:i])) for i in range(len(pieces))]
     parser: Any = ByCharacter()
-    at_once = PartTokensParser[int](parser)
+    at_once = TokenAligner[int](parser)
     told = at_once.push("".join(pieces), range(len(pieces)), offsets)
     assert [(part.text if isinstance(part, Content) else None, tokens) for part, tokens in told] == expected

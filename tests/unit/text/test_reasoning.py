@@ -19,7 +19,7 @@ from fastdeploy_sd.text.reasoning_formats import (
 )
 
 THINK, ERNIE = FORMATS["qwen3"], FORMATS["ernie_x1"]
-MAYBE, INSIDE, BEHIND = Start.MAYBE, Start.INSIDE, Start.BEHIND
+MAYBE, INSIDE, BEHIND = Start.MAYBE, Start.INSIDE, Start.ANSWER
 
 CASES = [
     # format, start, text, thought, said

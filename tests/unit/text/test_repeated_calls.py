@@ -80,7 +80,7 @@ def test_no_format_tells_a_repeated_call_whatever_the_cuts(name: str) -> None:
     form, rng = FORMATS[name], random.Random(name)
     written = form.text
     texts = [_written(name, value) for value in ("x", "yy", "x", "z")]
-    text = written.before_all + written.between.join(texts) + written.behind_all
+    text = written.before_all + written.between.join(texts) + written.after_all
     expected = PartsDelta.of(parse(name, [text]))
     assert [json.loads(call.arguments) for call in expected.tool_calls] == [{"city": "x"}, {"city": "yy"}]
     assert expected.content == ""
@@ -99,8 +99,8 @@ def _written(name: str, value: str) -> str:
     if parameters is None:
         arguments = json.dumps({"city": value})
     else:
-        arguments = parameters.before_name + "city" + parameters.before_value + value + parameters.behind
-    return text.before_name + "get" + text.before_arguments + arguments + text.behind
+        arguments = parameters.before_name + "city" + parameters.before_value + value + parameters.after
+    return text.before_name + "get" + text.before_arguments + arguments + text.after
 
 
 def test_many_calls_take_time_in_proportion() -> None:

@@ -121,7 +121,7 @@ class ChatCompletionBody(PromptEndFields, GenerationBody):
         faults = super().contradictions()
         num_messages = len(self.messages)
         if self.prompt_token_ids is not None and num_messages:
-            text = f"prompt_token_ids: expected messages to be empty beside it, got {num_messages}"
+            text = f"prompt_token_ids: expected messages to be empty with it, got {num_messages}"
             faults.append(Fault(text, "prompt_token_ids"))
         elif self.prompt_token_ids is None and not num_messages:
             faults.append(Fault("messages: expected at least one message, got none", "messages"))
@@ -151,7 +151,7 @@ class ChatCompletionBody(PromptEndFields, GenerationBody):
         unfit = [
             (name, wanted) for name, wanted in (("ignore_eos", "false"), ("min_tokens", "0")) if getattr(self, name)
         ]
-        return [Fault(f"{n}: expected {w} beside {first}, got {shown(getattr(self, n))}", n) for n, w in unfit]
+        return [Fault(f"{n}: expected {w} with {first}, got {shown(getattr(self, n))}", n) for n, w in unfit]
 
     @property
     def tool_use(self) -> ToolUse | None:

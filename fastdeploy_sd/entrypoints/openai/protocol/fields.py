@@ -20,13 +20,13 @@ from fastdeploy_sd.sampling_params import verified
 
 # Bookkeeping of OpenAI's platform (billing, storage, abuse control, cache routing) with no meaning for one server.
 Ignored = Any
-# More wrong names than this in one object are not looked at: nobody reads them, and a body may hold a million.
+# More wrong names than this in one object are not reported: they would not be read, and a body may hold a million.
 MAX_NAMES = 5
 TOKEN_IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 MAX_MAP_ENTRIES = 64
 EMPTY = '""'
 
-# A map whose keys are not ours; nobody needs more of them, and each costs time.
+# A map whose keys are not ours; more are not needed, and each costs time.
 SmallMap = Annotated[dict[str, Any], Field(max_length=MAX_MAP_ENTRIES)]
 
 
@@ -161,7 +161,7 @@ class Matching(FieldKind):
 
     Args:
         pattern: a regular expression, anchored.
-        description: of what it matches, behind "expected".
+        description: of what it matches, to follow "expected".
     """
 
     def __init__(self, pattern: str, description: str) -> None:

@@ -32,12 +32,12 @@ _SHORT_TEXT = Field(max_length=256)
 
 
 class StreamOptions(Body):
-    """What a stream reports beside text; without `stream` there is none, and they ask for nothing.
+    """What a stream reports in addition to text; without `stream` there is none, and they ask for nothing.
 
     Attributes:
         include_usage: one more chunk at the end with the usage of the whole request.
         continuous_usage_stats: the usage so far in every chunk.
-        include_obfuscation: text of a random length beside each delta, which this server has not.
+        include_obfuscation: a text of random length with each delta, which this server does not send.
     """
 
     include_usage: bool | None = None

@@ -79,7 +79,7 @@ class TextOptions(Body):
     """The form of the text.
 
     Attributes:
-        format: what response_format is elsewhere, with the schema and its name beside the type.
+        format: what response_format is elsewhere, with the schema and its name next to the type.
         verbosity: the variable of that name of the chat template.
     """
 

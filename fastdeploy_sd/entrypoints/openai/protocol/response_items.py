@@ -26,7 +26,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 # Type of a part of the content -> the key of its text.
 _TEXT_KEYS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _THOUGHT_KEYS = {"reasoning_text": "text"}
-# What OpenAI's own items and parts have beside that.
+# What OpenAI's own items and parts have in addition.
 _OF_ITEMS = ("id", "status", "phase")
 _OF_PARTS = ("annotations", "logprobs")
 _CONTENT = 'text or a list of {"type": "input_text", "text": ...} parts (images, audio and files are not supported)'

@@ -107,7 +107,7 @@ class Format(FieldKind):
     """An object with a type: text (anything), json_object, or json_schema.
 
     Args:
-        is_flat: the schema and its name are beside the type, as in /v1/responses; else in an object of their own.
+        is_flat: the schema and its name are next to the type, as in /v1/responses; else in an object of their own.
     """
 
     def __init__(self, *, is_flat: bool) -> None:
@@ -136,7 +136,7 @@ class Format(FieldKind):
         of_kind = {"json_object": ["schema"], "json_schema": _NAMED_SCHEMA if self._is_flat else ["json_schema"]}
         for name in value:
             if name not in ("type", *of_kind.get(kind, ())):
-                raise fault("below", f"{shown(name)[:80]}: unknown field beside the type {kind}")
+                raise fault("below", f"{shown(name)[:80]}: unknown field with the type {kind}")
         if kind == "text":
             return None
         if kind == "json_object":
@@ -156,7 +156,7 @@ class FlatFormat(FieldKind):
 
 
 class _OneOf(FieldKind):
-    """A field that is one attribute of StructuredOutputs; the value is checked by whoever makes a grammar.
+    """A field that is one attribute of StructuredOutputs; the value is checked when the grammar is made.
 
     Args:
         unset: another way to say null, as llama.cpp's clients write "".
@@ -214,8 +214,8 @@ class StructuredFields(Body):
     """What form an output must have; at most one of these fields says it, or several say the same.
 
     Attributes:
-        response_format: OpenAI's. A schema is followed whether it is strict or not; its name and description are for
-            whoever reads the request.
+        response_format: OpenAI's. A schema is followed whether it is strict or not; its name and description
+            have no effect.
         structured_outputs: vLLM's object; see StructuredOutputs.
         guided_json, guided_json_object, guided_regex, guided_choice, guided_grammar: the same by FastDeploy's and
             vLLM's older names.

@@ -123,7 +123,7 @@ class ToolChoiceField(FieldKind):
     """Whether and which functions may or must be called.
 
     Args:
-        is_flat: as in /v1/responses: a name stands beside the type.
+        is_flat: as in /v1/responses: a name is next to the type.
     """
 
     def __init__(self, *, is_flat: bool = False) -> None:
@@ -211,7 +211,7 @@ def _function(value: Any, path: str, known: tuple[str, ...]) -> Tool:
     """A function's definition.
 
     Args:
-        known: names that it has beside its own.
+        known: names that it has in addition to its own.
     """
     if not isinstance(value, dict):
         raise _inside(path, 'a function of the form {"name": ..., "description": ..., "parameters": ...}', value)

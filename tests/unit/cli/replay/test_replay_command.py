@@ -96,7 +96,7 @@ def test_drafts_take_the_time_to_read_their_contexts(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--policy", "auto"], "policy: expected beside cost or profile, got neither"),
+        (["--policy", "auto"], "policy: expected with cost or profile, got neither"),
         (["--cost", "-1"], "cost: expected a number of at least 0, got -1.0"),
         (["--profile", "nowhere.json"], "profile: expected a readable file, got nowhere.json"),
     ],

@@ -15,13 +15,13 @@ from fastdeploy_sd.cli.verify import (
     Answer,
     Cell,
     Difference,
+    EngineVariant,
     Matrix,
     Method,
-    Way,
-    all_ways,
+    all_variants,
     compare,
     make_requests,
-    quick_ways,
+    quick_variants,
     run,
     standard_methods,
 )
@@ -130,7 +130,7 @@ def test_an_answer_that_is_missing_is_an_error() -> None:
 
 
 def test_ways_are_the_product() -> None:
-    ways = all_ways()
+    ways = all_variants()
     assert len({w.name for w in ways}) == len(ways)
     product = {
         (w.max_num_seqs, w.long_prefill_token_threshold, w.enable_prefix_caching, w.must_preempt)
@@ -138,12 +138,12 @@ def test_ways_are_the_product() -> None:
         if w.name.startswith("batch")
     }
     assert len(product) == 3 * 3 * 2 + 2 * 3 * 2
-    assert {w.max_num_seqs for w in quick_ways()} == {1, 7, 64}
-    assert {w.long_prefill_token_threshold for w in quick_ways()} == {0, 16, 64}
-    assert {(w.must_hit, w.must_preempt) for w in quick_ways()} == {
+    assert {w.max_num_seqs for w in quick_variants()} == {1, 7, 64}
+    assert {w.long_prefill_token_threshold for w in quick_variants()} == {0, 16, 64}
+    assert {(w.must_hit, w.must_preempt) for w in quick_variants()} == {
         (x, y) for x in (False, True) for y in (False, True)
     }
-    for way in (*ways, *quick_ways()):
+    for way in (*ways, *quick_variants()):
         assert way.num_blocks * way.block_size >= USUAL_LENGTHS.whole, f"{way.name}: a request could never run"
         assert way.num_passes == 2 or not way.must_hit
 
@@ -178,11 +178,11 @@ def test_mixed_requests_choose_for_themselves() -> None:
 def test_an_engine_is_configured_by_way_and_method_only() -> None:
     base = Config(ModelConfig("demo", dtype="float32"), num_threads=3)
     [method] = standard_methods(["ngram"], [9])
-    config = engine_config(base, Way("w", max_num_seqs=64, max_num_batched_tokens=100, num_threads=1), method)
+    config = engine_config(base, EngineVariant("w", max_num_seqs=64, max_num_batched_tokens=100, num_threads=1), method)
     assert config.model == base.model
     assert config.scheduler.max_num_batched_tokens == 64 * 10
     assert (config.num_threads, config.speculative.num_speculative_tokens) == (1, 9)
-    assert engine_config(base, Way("w"), PLAIN).num_threads == 3
+    assert engine_config(base, EngineVariant("w"), PLAIN).num_threads == 3
 
 
 def test_running_gives_every_request_its_answer() -> None:

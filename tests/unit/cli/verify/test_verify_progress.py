@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fastdeploy_sd.cli.verify import Cell, Difference, Way
+from fastdeploy_sd.cli.verify import Cell, Difference, EngineVariant
 from fastdeploy_sd.cli.verify.progress import CellProgress, duration, estimate_s
 
 
@@ -43,7 +43,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def test_the_estimate_follows_sequences_and_methods() -> None:
-    ways = [Way("a"), Way("b", num_requests=12, num_passes=2)]
+    ways = [EngineVariant("a"), EngineVariant("b", num_requests=12, num_passes=2)]
     one = estimate_s(ways, 1, 64, 10.0)
     assert one == pytest.approx((64 + 24) / 64 * 10 * 0.3)
     assert estimate_s(ways, 3, 64, 20.0) == pytest.approx(6 * one)

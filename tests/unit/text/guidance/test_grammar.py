@@ -147,7 +147,7 @@ def test_what_is_within_the_limits_fits_into_a_request() -> None:
             outputs(grammar="start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(20_000 // 10))),
             "guided_grammar: expected at most 500 rules, got 2001",
         ),
-        (FIELD, outputs(regex="a", whitespace_pattern=" "), f"{FIELD}.whitespace_pattern: expected none beside"),
+        (FIELD, outputs(regex="a", whitespace_pattern=" "), f"{FIELD}.whitespace_pattern: expected none with"),
         (FIELD, outputs(json={}, disable_any_whitespace="no"), f"{FIELD}.disable_any_whitespace: expected true or"),
     ],
 )

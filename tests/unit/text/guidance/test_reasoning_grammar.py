@@ -23,7 +23,7 @@ from tests.unit.text.vocabularies import golden_tokenizer, thinking_tokenizer
 
 EOS, VOCAB_SIZE = 2, 4100
 FORM = FORMATS["qwen3"]
-MAYBE, INSIDE, BEHIND = Start.MAYBE, Start.INSIDE, Start.BEHIND
+MAYBE, INSIDE, BEHIND = Start.MAYBE, Start.INSIDE, Start.ANSWER
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ANSWERS = {
     f"start: %json {json.dumps(SCHEMA)}": ['{"a": 1}', '{\n"a":23}'],

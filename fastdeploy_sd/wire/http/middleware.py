@@ -16,20 +16,20 @@ from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, MethodNotAllowed, NotFound
 from fastdeploy_sd.metrics import HttpStats
 from fastdeploy_sd.wire.http.auth import BearerAuth
-from fastdeploy_sd.wire.http.boundary import Boundary
 from fastdeploy_sd.wire.http.error_format import error_response, to_fdsd_error
 from fastdeploy_sd.wire.http.origins import OriginGate
+from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 _MIN_LIKENESS = 0.9
 
 
-def enclose(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Collection[str] = ()) -> None:
+def add_middleware(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Collection[str] = ()) -> None:
     """Have every error answered in our form, and put in front of the routes what every request passes.
 
     Args:
         stats: counts requests.
-        open_paths: need no key, beside those of health.
+        open_paths: need no key, in addition to those of health.
     """
     app.add_exception_handler(FdsdError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -45,7 +45,7 @@ def enclose(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Co
             expose_headers=["Retry-After", LOSSY_HEADER],
         )
     app.add_middleware(OriginGate, allowed=server.allowed_origins, is_open=not server.api_key, host=server.host)
-    app.add_middleware(Boundary, stats=stats, has_log=server.access_log)
+    app.add_middleware(RequestMiddleware, stats=stats, has_log=server.access_log)
 
 
 async def _answer_error(request: HttpRequest, error: Exception) -> Response:

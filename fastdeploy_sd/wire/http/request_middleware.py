@@ -30,13 +30,13 @@ from fastdeploy_sd.wire.http.request_record import RequestRecord, begin_record
 
 logger = logging.getLogger(__name__)
 
-_CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; nobody receives it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status for its log; no client receives it
 # The parser stops at as much of a head that is not complete; one that came in a single piece may be longer.
 _MAX_HEAD_BYTES = 1 << 16
 _LINE_BYTES = len(b": \r\n")
 
 
-class Boundary:
+class RequestMiddleware:
     """Answers every exception, counts every request and, where wanted, logs a line for each.
 
     HEAD is answered as GET without the body; a target with scheme and host (RFC 9112, 3.2.2) as its path alone.
@@ -78,7 +78,7 @@ class Boundary:
             _verify_encoding(scope)
             await self._app(scope, receive, send)
         except (ClientDisconnect, OSError):
-            return None  # nobody is left to answer
+            return None  # the client has left
         except asyncio.CancelledError:  # only the end of the server cancels
             return Unavailable("the server shut down before the request finished", code="draining")
         except (KeyboardInterrupt, SystemExit, GeneratorExit):

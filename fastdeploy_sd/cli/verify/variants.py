@@ -13,7 +13,7 @@ _BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EngineVariant:
     """One way of running requests.
 
     Attributes:
@@ -46,12 +46,12 @@ class Way:
 
 
 # What every other way must reproduce, with plain decoding: one request in the engine, its prompt in one piece.
-ALONE = Way("alone", max_num_seqs=1, num_blocks=64)
+ALONE = EngineVariant("alone", max_num_seqs=1, num_blocks=64)
 
 
-def all_ways(lengths: Lengths = USUAL_LENGTHS) -> list[Way]:
+def all_variants(lengths: Lengths = USUAL_LENGTHS) -> list[EngineVariant]:
     """The product of batch 1, 7, 64, chunks of 16, 64 and whole prompts, prefix cache on and off, blocks for all and
-    for few; then block size, threads and eager execution by themselves. A batch of one has nobody to preempt.
+    for few; then block size, threads and eager execution by themselves. A batch of one has no request to preempt.
 
     Raises:
         ConfigError: requests of these lengths do not get in each other's way.
@@ -62,26 +62,26 @@ def all_ways(lengths: Lengths = USUAL_LENGTHS) -> list[Way]:
         for chunk in (16, 64, 0)
         for has_prefix in (False, True)
         for must_preempt in ((False,) if batch == 1 else (False, True))
-        for way in [_way(batch, chunk, has_prefix, must_preempt, lengths)]
+        for way in [_variant(batch, chunk, has_prefix, must_preempt, lengths)]
     ]
     return [*ways, *_OTHERS]
 
 
-def quick_ways(lengths: Lengths = USUAL_LENGTHS) -> list[Way]:
-    """A few ways in which every value of the product occurs; raises as all_ways."""
+def quick_variants(lengths: Lengths = USUAL_LENGTHS) -> list[EngineVariant]:
+    """A few ways in which every value of the product occurs; raises as all_variants."""
     return [
-        _way(1, 64, True, False, lengths),
-        _way(7, 16, True, True, lengths),
-        _way(_LARGEST_BATCH, 0, False, False, lengths),
-        _way(_LARGEST_BATCH, 16, False, True, lengths),
-        _way(_LARGEST_BATCH, 64, True, False, lengths),
+        _variant(1, 64, True, False, lengths),
+        _variant(7, 16, True, True, lengths),
+        _variant(_LARGEST_BATCH, 0, False, False, lengths),
+        _variant(_LARGEST_BATCH, 16, False, True, lengths),
+        _variant(_LARGEST_BATCH, 64, True, False, lengths),
     ]
 
 
-def _way(batch: int, chunk: int, has_prefix: bool, must_preempt: bool, lengths: Lengths) -> Way:
+def _variant(batch: int, chunk: int, has_prefix: bool, must_preempt: bool, lengths: Lengths) -> EngineVariant:
     parts = [f"batch {batch}", f"chunks of {chunk}" if chunk else "whole prompts"]
     parts += ["prefix cache"] * has_prefix + ["preemption"] * must_preempt
-    way = Way(
+    way = EngineVariant(
         ", ".join(parts),
         max_num_seqs=batch,
         long_prefill_token_threshold=chunk,
@@ -93,17 +93,17 @@ def _way(batch: int, chunk: int, has_prefix: bool, must_preempt: bool, lengths: 
         must_hit=has_prefix,
     )
     if must_preempt:
-        # All at once: admission then fills the cache, and whoever grows takes blocks from another.
+        # All at once: admission then fills the cache, and a request that grows takes blocks from another.
         num_blocks = blocks_for_preemption(_BLOCK_SIZE, lengths)
         way = replace(way, num_blocks=num_blocks, arrivals_per_step=_ALL_AT_ONCE, must_preempt=True)
     return way
 
 
 def blocks_for_preemption(block_size: int, lengths: Lengths) -> int:
-    """So few blocks that somebody must be preempted, and room for one request of any length.
+    """Return so few blocks that a request must be preempted, and enough for one request of any length.
 
     The long requests come first and are admitted together, with blocks for their prompts. Whichever ends first then has
-    blocks for all its tokens but the last, beside those for the prompt of the other: one block less is there.
+    blocks for all its tokens but the last, in addition to those for the prompt of the other: there is one block less.
 
     Raises:
         ConfigError: there is no such number for requests of these lengths.
@@ -121,9 +121,9 @@ def blocks_for_preemption(block_size: int, lengths: Lengths) -> int:
 
 
 _OTHERS = (
-    Way("blocks of 64", block_size=64, num_blocks=256),
-    Way("blocks of 128, prefix cache", 7, block_size=128, enable_prefix_caching=True, num_passes=2),
-    Way("one thread", num_threads=1),
-    Way("three threads", num_threads=3),
-    Way("eager", enforce_eager=True),
+    EngineVariant("blocks of 64", block_size=64, num_blocks=256),
+    EngineVariant("blocks of 128, prefix cache", 7, block_size=128, enable_prefix_caching=True, num_passes=2),
+    EngineVariant("one thread", num_threads=1),
+    EngineVariant("three threads", num_threads=3),
+    EngineVariant("eager", enforce_eager=True),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fastdeploy_sd.config import load_config
+from fastdeploy_sd.config.aliases import OTHER_MEANING, SAME_MEANING
 from fastdeploy_sd.config.catalogue import KNOWN_NAMES
-from fastdeploy_sd.config.elsewhere import OTHER_MEANING, SAME_MEANING
 from fastdeploy_sd.config.no_effect import NO_EFFECT
 from fastdeploy_sd.config.unsupported import UNSUPPORTED
 from fastdeploy_sd.errors import ConfigError

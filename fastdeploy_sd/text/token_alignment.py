@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from fastdeploy_sd.text.answer_parts import AnswerParser, AnswerPart, Content, Reasoning
 
 T = TypeVar("T")
-PartTokens = tuple[AnswerPart, list[T]]
+AlignedPart = tuple[AnswerPart, list[T]]
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class _Piece(Generic[T]):
     tokens: list[T] = field(default_factory=list)
 
 
-class PartTokensParser(Generic[T]):
+class TokenAligner(Generic[T]):
     """Parses the text of one answer token by token, and tells with each part of type Content its tokens.
 
     A token with any character in a part belongs to it, and so do those without text of their own in front of it. Tokens
@@ -38,16 +38,16 @@ class PartTokensParser(Generic[T]):
         self._waiting: deque[tuple[int, T]] = deque()  # tokens whose text has not come, with its place
         self._pending: list[_Piece[T]] = []  # pieces of which no part has been told
 
-    def push(self, text: str, tokens: Iterable[T] = (), offsets: Iterable[int] = ()) -> list[PartTokens[T]]:
+    def push(self, text: str, tokens: Iterable[T] = (), offsets: Iterable[int] = ()) -> list[AlignedPart[T]]:
         """Take more of the answer; return the parts that became certain, in order.
 
         Args:
             text: may lag behind the tokens.
-            tokens: none, where nobody asks for them.
+            tokens: none, where the request does not ask for them.
             offsets: where in the whole text the text of each begins.
         """
         self._waiting.extend(zip(offsets, tokens, strict=True))
-        told: list[PartTokens[T]] = []
+        told: list[AlignedPart[T]] = []
         begin = 0
         while begin < len(text):
             begun: list[T] = []
@@ -61,7 +61,7 @@ class PartTokensParser(Generic[T]):
             begin = end
         return _joined(told)
 
-    def finish(self) -> list[PartTokens[T]]:
+    def finish(self) -> list[AlignedPart[T]]:
         """Return what was held back at the end of the text."""
         return [self._assigned(part) for part in self._parser.finish()]
 
@@ -71,7 +71,7 @@ class PartTokensParser(Generic[T]):
         else:
             self._pending.append(_Piece(text, tokens))
 
-    def _assigned(self, part: AnswerPart) -> PartTokens[T]:
+    def _assigned(self, part: AnswerPart) -> AlignedPart[T]:
         if not isinstance(part, Content):
             del self._pending[:-1]  # the last piece may hold the beginning of another part
             return part, []
@@ -91,9 +91,9 @@ class PartTokensParser(Generic[T]):
         return part, tokens
 
 
-def _joined(told: Sequence[PartTokens[T]]) -> list[PartTokens[T]]:
+def _joined(told: Sequence[AlignedPart[T]]) -> list[AlignedPart[T]]:
     """Join neighbours of one kind, as if the text had been pushed at once."""
-    joined: list[PartTokens[T]] = []
+    joined: list[AlignedPart[T]] = []
     for part, tokens in told:
         before, known = joined[-1] if joined else (None, [])
         if isinstance(part, Content) and isinstance(before, Content):

@@ -1,4 +1,4 @@
-"""How subcommands read their arguments: errors that look like all others, lists of names. Knows no arguments."""
+"""Parses the arguments of subcommands: errors in one form, lists of names. Knows no single argument."""
 
 from __future__ import annotations
 

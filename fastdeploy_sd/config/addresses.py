@@ -1,4 +1,4 @@
-"""Which addresses are this machine's own. Asks no name server."""
+"""Finds this machine's own addresses, without a name server."""
 
 from __future__ import annotations
 

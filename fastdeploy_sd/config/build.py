@@ -250,7 +250,7 @@ def _assemble(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
 
 
 def _verify_checkpoint(config: Config) -> None:
-    """A folder is read; a name is resolved where the model is started."""
+    """Take facts from a folder; a name is resolved where the model is loaded."""
     model = config.model
     if hub_name(model.model) is not None:
         return

@@ -1,4 +1,4 @@
-"""Collects what is wrong with a configuration, so that one start shows all of it. Knows no option."""
+"""Collects the faults of a configuration, so that one start shows all of them. Knows no option."""
 
 from __future__ import annotations
 

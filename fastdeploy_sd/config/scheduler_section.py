@@ -1,4 +1,4 @@
-"""Options of scheduling: what a step holds, and who waits."""
+"""The options of scheduling: what a step holds, and how many requests wait."""
 
 from __future__ import annotations
 

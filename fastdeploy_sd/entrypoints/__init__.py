@@ -1,1 +1,1 @@
-"""Where users meet the engine: HTTP (openai/) and the text handling (text/) that it shares with the offline LLM."""
+"""How users reach the engine: the HTTP API (openai/), the launcher, and the parts of the offline LLM."""

@@ -1,4 +1,4 @@
-"""What an instance tells routers about itself, and by what it knows them again. Knows no HTTP."""
+"""The registration of an instance at routers, and the key by which it recognises them. Knows no HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a server of one kind: as many as are wanted, one that dies is replaced. Knows no route and no engine."""
+"""Keeps a number of processes of one kind running and replaces one that dies. Knows no route and no engine."""
 
 from __future__ import annotations
 

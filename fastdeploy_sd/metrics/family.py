@@ -1,4 +1,4 @@
-"""What a metric that follows from EngineStats is: its name, meaning and value. Knows no exposition format."""
+"""A metric that is computed from EngineStats: name, meaning and value. Knows no exposition format."""
 
 from __future__ import annotations
 

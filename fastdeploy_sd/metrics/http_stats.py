@@ -1,4 +1,4 @@
-"""What HTTP processes count themselves: connections, and how requests were answered. Knows no HTTP library."""
+"""Counters of an HTTP process: connections, and answers by status. Knows no HTTP library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server's processes but the engine count, and how each of them knows the counts of all.
+"""Counters of a server's processes other than the engine, summed over all of them by any.
 
 With several processes any of them may be asked for the counts of all. So each keeps its own in a file of the server's
 private directory, up to date within about a second, and adds the others' when it is asked. A process

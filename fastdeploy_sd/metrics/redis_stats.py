@@ -1,4 +1,4 @@
-"""What a process of a server counts of the requests that instances share through Redis. Knows no Redis."""
+"""Counters of the requests that instances share through Redis. Knows no Redis."""
 
 from __future__ import annotations
 

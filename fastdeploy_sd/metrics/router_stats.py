@@ -1,4 +1,4 @@
-"""What a router counts, and its Prometheus text. Knows no router."""
+"""Counters of a router, and their Prometheus text. Knows no router."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether another process still gets anywhere. Knows no message and no engine.
+"""Detects a process that makes no progress. Knows no message and no engine.
 
-Silence alone does not tell: a step over a long prompt may rightly take minutes without an answer. But then
+Silence alone is no proof: a step over a long prompt may take minutes in which no request is answered. But then
 the process computes, or waits for memory from a disk; one that is stopped or deadlocked does neither.
 """
 

@@ -1,4 +1,4 @@
-"""How our log lines look, wherever they come from: a server's processes, or an LLM in a program."""
+"""The format of log lines, wherever they come from: a server's processes, or an LLM in a program."""
 
 from __future__ import annotations
 

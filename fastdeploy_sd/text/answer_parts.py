@@ -1,8 +1,8 @@
-"""The text of an answer -> its parts: what the model thought, what it says, and the functions it calls.
+"""Splits the text of an answer into its parts: reasoning, content and tool calls.
 
-A parser is a function of the text: what it has told after n characters does not depend on the pieces in which they
-came, so a stream adds up to the whole, and a stream that goes on elsewhere needs the shown text and no more. No
-character of the text is lost: what turns out to be no call is content. Knows no tokens and no HTTP.
+A parser is a function of the text: its output after n characters does not depend on the pieces in which they came. So a
+stream adds up to the whole, and another instance can continue a stream from the shown text alone. No character is lost:
+what turns out to be no call is content. Knows no tokens and no HTTP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments of earlier calls, as chat templates get them: what they write is what the call had.
+"""Arguments of earlier tool calls, as chat templates get them; a template writes them back unchanged.
 
 An object reaches the template as one, in which each number keeps its digits. Templates that join arguments with other
 text, as DeepSeek's do, get the JSON that the call had. A text that is no JSON object, as when a limit cut the call,

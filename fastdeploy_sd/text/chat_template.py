@@ -1,4 +1,4 @@
-"""Messages -> the prompt text of a checkpoint's chat template, with nothing in a message able to steer the model.
+"""Renders messages with a checkpoint's chat template; no text in a message can steer the model.
 
 The template always comes from the checkpoint, never from a request. Knows no token ids.
 

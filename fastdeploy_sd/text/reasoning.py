@@ -1,6 +1,6 @@
-"""The text of an answer -> what the model thought, and what it says; and how many tokens the thinking took.
+"""Splits the text of an answer into reasoning and content, and counts the reasoning tokens.
 
-What has been told after n characters depends on those characters alone, not on the pieces in which they came. Blanks
+The output after n characters depends on those characters alone, not on the pieces in which they came. Blanks
 and line breaks around the marks belong to neither part, so that a client gets `Because ...` and `Hello`, not
 `\\nBecause ...\\n` and `\\n\\nHello`. Thinking that a limit cut off stays thinking.
 """

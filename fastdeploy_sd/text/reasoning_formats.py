@@ -1,4 +1,4 @@
-"""How models mark what they think before they answer: the formats by name, and which one a chat template belongs to.
+"""Reasoning formats by name: how models mark their reasoning, and which format a chat template uses.
 
 Whether an answer begins inside the thinking is read off the prompt's end, where a template writes the opening mark for
 the model (`<think>`) or thinking that is already over (`<think></think>`).

@@ -1,4 +1,4 @@
-"""Prompts' ids + SamplingParams -> a RequestGroup: checked against the model's sizes, every default resolved.
+"""Builds a RequestGroup from prompt ids and SamplingParams, checked against the model's sizes, all defaults resolved.
 
 The only maker of Request for users' input, shared by the server and LLM. Knows no HTTP.
 """

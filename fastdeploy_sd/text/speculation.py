@@ -1,4 +1,4 @@
-"""What a caller says about drafting -> a Speculation that the loaded methods can honour; shared by the server and LLM.
+"""Resolves the speculation options of a request against the loaded methods; shared by the server and LLM.
 
 Knows the methods by name only, from SpeculationInfo; knows no HTTP and makes no drafts.
 """

@@ -1,4 +1,4 @@
-"""The tokens that each part of an answer is made of. Knows no log-probabilities and no HTTP."""
+"""Assigns the tokens of an answer to its parts. Knows no log-probabilities and no HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Piece(Generic[T]):
 
 
 class TokenAligner(Generic[T]):
-    """Parses the text of one answer token by token, and tells with each part of type Content its tokens.
+    """Parses the text of one answer token by token, and returns the tokens of each part of type Content.
 
     A token with any character in a part belongs to it, and so do those without text of their own in front of it. Tokens
     whose text is in no Content belong to none: marks, thoughts, calls, and what ends the answer. Which tokens a part

@@ -1,4 +1,4 @@
-"""What bytes each token of a vocabulary stands for, where the vocabulary defines that token by token.
+"""The bytes of each token of a vocabulary, where the vocabulary defines them token by token.
 
 That is so for byte-level BPE (GPT-2's alphabet) and for SentencePiece with byte fallback; it is what makes incremental
 detokenization exact and its cost per token constant. Knows no sequence, only single tokens.

@@ -1,4 +1,4 @@
-"""How much text one token can stand for, where a tokenizer.json proves a bound.
+"""An upper bound for the text of one token, where a tokenizer.json proves one.
 
 With a bound a text that is far too long is refused by its length, before any of it is encoded. Owns the rule for each
 kind of step; a step that is not listed here proves nothing. Knows no tokenizer object, only the file's content.

@@ -1,1 +1,1 @@
-"""What LLM needs from the terminal: Ctrl-C at a safe moment, and a progress bar."""
+"""The parts of the offline LLM: arguments, conversations, the run of a batch, Ctrl-C and a progress bar."""

@@ -1,4 +1,4 @@
-"""What callers of LLM may pass -> the values it works with. Knows no engine and no tokenizer."""
+"""Normalises the arguments of LLM's methods. Knows no engine and no tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every form of an answer has: a whole, the parts of a stream, and errors inside of one. Knows no sockets."""
+"""The interface of answer formats: the whole answer, the events of a stream, and errors in one. Knows no sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a body asks of the form of its answer -> how the answer is read, and the grammar that it must follow.
+"""Decides how the answer to a body is parsed, and which grammar it must follow.
 
 For one model; the same for the server and LLM. Knows no HTTP.
 """

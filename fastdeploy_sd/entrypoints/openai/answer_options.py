@@ -1,4 +1,4 @@
-"""What a body says about the form of its answer; all of the body that is needed once the job is made."""
+"""The options of a body that its answer depends on; the rest of the body is dropped once the job is made."""
 
 from __future__ import annotations
 

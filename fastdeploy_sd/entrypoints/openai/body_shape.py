@@ -1,6 +1,6 @@
-"""What a JSON text holds, by its bytes. Before it is read: a body of a few megabytes can hold millions of objects, each
-of which takes fifty times its bytes. And when it has been: a parser keeps the last of several values of one name, and
-says nothing of the others.
+"""Checks of a JSON text that only look at its bytes. A body of a few megabytes can hold millions of objects,
+each of which takes fifty times its bytes; so they are counted before it is parsed. And a parser silently keeps the last
+of several values of one name; so doubled names are looked for.
 """
 
 from __future__ import annotations

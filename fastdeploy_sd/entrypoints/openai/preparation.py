@@ -1,7 +1,7 @@
-"""Bytes of a body -> a job, as a worker process does it: parse, validate, render, encode. Knows no socket.
+"""Turns the bytes of a body into a job: parse, validate, render, encode. Knows no socket.
 
-Everything that takes time in proportion to what a client sends happens here, and nothing else does. The tokenizer and
-the chat template are loaded once, before any worker is forked.
+All work that grows with the size of a body happens here, in a thread or in a forked worker. The tokenizer and the chat
+template are loaded once, before a worker is forked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_ERROR_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call came to: one of the five.
+    """The outcome of a call; exactly one of the five is set.
 
     Attributes:
         job: the prepared job.

@@ -19,7 +19,7 @@ from fastdeploy_sd.types import TokenLogprob
 
 
 class RouteGate:
-    """Lets routes of this deployment's routers in.
+    """Admits requests of this deployment's routers.
 
     Args:
         reader: of routes; None = this instance has no router.

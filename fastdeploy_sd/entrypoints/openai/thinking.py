@@ -1,4 +1,4 @@
-"""What a request says about thinking -> how its answer is split, and where a grammar for it begins. Knows no HTTP."""
+"""Decides how the reasoning of an answer is split off, and where a grammar begins. Knows no HTTP."""
 
 from __future__ import annotations
 

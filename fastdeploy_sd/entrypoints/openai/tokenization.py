@@ -1,4 +1,4 @@
-"""Answers /tokenize and /detokenize: what a text is in tokens, and back. Needs no engine but its sizes."""
+"""Answers /tokenize and /detokenize. Needs the sizes of the engine only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a body says about functions -> how its answer is read, and the grammar that it must follow. For one model."""
+"""Decides how the tool calls of an answer are parsed, and which grammar it must follow. For one model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job has cost so far, as the `usage` of its answer says it. Knows no HTTP and no engine."""
+"""Counts the tokens of a job for the `usage` of its answer. Knows no HTTP and no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a grammar can be compiled and begun, found out before any engine hears of it."""
+"""Checks that a grammar compiles and that some text can begin it, before a request reaches an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars as text -> matchers, compiled in a thread of their own and kept for the requests that come next.
+"""Compiles grammars to matchers in a thread of its own, and caches them.
 
 One store per engine. Its thread runs below the priority of the steps', and the library lets others run meanwhile.
 """

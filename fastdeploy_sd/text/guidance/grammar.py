@@ -1,4 +1,4 @@
-"""What clients ask of the form of an output -> a grammar as text. Knows no vocabulary and no request.
+"""Turns structured output options (JSON schema, regex, choice, grammar) into a grammar. Knows no vocabulary.
 
 Every grammar here is text in the library's Lark syntax with a rule `start`, so that code that composes grammars
 (reasoning in front, the marks of a tool call around) can embed it.

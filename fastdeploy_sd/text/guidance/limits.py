@@ -1,4 +1,4 @@
-"""How much a grammar may cost, at all and per step; and the library's errors in words for a client."""
+"""How much a grammar may cost in total and per step, and the library's errors in words for a client."""
 
 from __future__ import annotations
 

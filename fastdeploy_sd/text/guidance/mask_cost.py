@@ -1,7 +1,7 @@
-"""What following a grammar costs one request, and what that lets it have. Knows no grammar, no step and no clock.
+"""Tracks the cost of one request's token masks, and limits its drafts by it. Knows no grammar, no step and no clock.
 
-A request with expensive masks gets fewer drafts, as each has a mask of its own. One for which a single mask is more
-than its share of a step has it computed off the step. One that goes on like that for too long ends.
+A request with expensive masks gets fewer drafts, as each has a mask of its own. If a single
+mask is more than its share of a step, it is computed outside of the step. If that lasts too long, the request ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One request's place in its grammar: goes forward over its output, and says what may or must follow. Knows no step."""
+"""The position of one request in its grammar: advances over the output and says which tokens may or must follow."""
 
 from __future__ import annotations
 

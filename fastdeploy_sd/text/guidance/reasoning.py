@@ -1,4 +1,4 @@
-"""Grammars of models that think first: the answer's grammar begins after the thinking, which may be limited.
+"""Grammars for reasoning models: the answer's grammar begins after the reasoning, whose length may be limited.
 
 The thinking is any text up to its closing mark. Where the vocabulary hides the mark, only its token ends the thinking;
 else its text does, however it is spelled in tokens, as where answers are split (text/reasoning.py). A

@@ -1,4 +1,4 @@
-"""How long a regular expression gets when its counted repetitions are written out, as the grammar library has to."""
+"""Computes the length of a regular expression with its counted repetitions expanded, as the grammar library does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a JSON schema must be before the grammar library sees it.
+"""Validates a JSON schema before the grammar library compiles it.
 
 The library refuses the words that it does not know. What it takes and must not is refused here: words of the wrong
 kind, which it leaves out where the type does not need them; bounds that it does not hold exactly; references that never

@@ -1,4 +1,4 @@
-"""The vocabulary as the grammar library sees it: the bytes of every token, made from any of our tokenizers."""
+"""Makes the grammar library's vocabulary, the bytes of every token, from any of our tokenizers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Calls of functions in the text of an answer: each family of models has its format, with a parser and a grammar."""
+"""Tool calls in the text of an answer: each model family has its format, with a parser and a grammar."""

@@ -1,4 +1,4 @@
-"""What a format of calls is: how it is read, and how it is written."""
+"""A tool call format: how calls are read, and how they are written."""
 
 from __future__ import annotations
 

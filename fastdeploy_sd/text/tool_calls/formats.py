@@ -1,4 +1,4 @@
-"""The formats by name, and which one a model's chat template speaks."""
+"""The tool call formats by name, and which one a chat template uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model reads about functions whose chat template has no place for them: words, in turns that it has.
+"""Describes tools in words, for models whose chat template has no place for tools.
 
 The words describe the format GENERIC, in which earlier calls and their results are then written too.
 """

@@ -1,4 +1,4 @@
-"""What is needed to read the calls of an answer, as it goes from the process that prepares a request to the others."""
+"""The options that a tool call parser needs, in a form that can be sent between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells whether a call repeats an earlier one of its answer: the same function with equal JSON values as arguments."""
+"""Detects a call that repeats an earlier one of its answer: the same function with equal JSON values as arguments."""
 
 from __future__ import annotations
 

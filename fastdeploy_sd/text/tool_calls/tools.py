@@ -1,4 +1,4 @@
-"""What a request says about functions: those that it offers, and how many may or must be called."""
+"""The tools of a request: which functions it offers, and how many may or must be called."""
 
 from __future__ import annotations
 

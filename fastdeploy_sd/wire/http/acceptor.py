@@ -1,4 +1,4 @@
-"""Accepts connections: how many in all and from one address, and what happens when descriptors run out.
+"""Accepts connections, with limits in total and per address, and survives a lack of descriptors.
 
 asyncio's own accept loop would go on accepting without a limit and, when there is no descriptor left, log a traceback
 for each place of the backlog. Knows nothing of HTTP but the bytes of one refusal.

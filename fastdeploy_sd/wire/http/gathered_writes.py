@@ -1,4 +1,4 @@
-"""What is written to a connection in one turn of the event loop goes out in one piece.
+"""Gathers what is written to a connection in one turn of the event loop into one write.
 
 The head of an answer, its first token and its end are written one by one. Each would be a system call and a packet, and
 would wake a client that has to wait for the rest. Knows no HTTP.

@@ -1,4 +1,4 @@
-"""What stands around the routes of an application of ours, and the one shape of its errors. Knows no route."""
+"""The middleware of our applications, and the one form of their errors. Knows no route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a client means. There is one model, which may have several names. Knows no HTTP."""
+"""Checks the `model` of a request. There is one model, which may have several names. Knows no HTTP."""
 
 from __future__ import annotations
 

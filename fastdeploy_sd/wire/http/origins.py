@@ -1,4 +1,4 @@
-"""Web pages: which of them may use the server. Knows no route and no key.
+"""Decides which web pages may use the server. Knows no route and no key.
 
 A browser sends a page's requests to this machine's own addresses too, with the page's origin in a header; programs send
 none. Where there is no key, only the origin tells whether a foreign page spends the machine's time. Such a page

@@ -1,4 +1,4 @@
-"""Routes of OpenAI that clients know and that a server of language models has no answer to. Reads no body."""
+"""Routes of OpenAI that this server refuses by name, as it serves a language model. Reads no body."""
 
 from __future__ import annotations
 

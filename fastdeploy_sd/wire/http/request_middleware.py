@@ -1,7 +1,7 @@
-"""The outermost layer of the application: whatever comes in, one answer in our form goes out and is counted once.
+"""The outermost middleware: every request gets exactly one answer in our form, and is counted once.
 
-What an exception, a client that leaves or a shutdown means for the answer and for the log is decided here and nowhere
-else. Knows no route and no key.
+Only this module decides what an exception, a client that leaves or a shutdown means for the answer and for the log.
+Knows no route and no key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is noted about one HTTP request while it is answered, for metrics and the log. Knows no logger and no metric."""
+"""Facts about one HTTP request for metrics and the log. Knows no logger and no metric."""
 
 from __future__ import annotations
 

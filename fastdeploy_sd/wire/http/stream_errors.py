@@ -1,4 +1,4 @@
-"""How a stream that has begun says that it failed, by route. A router says it in the same words as a server."""
+"""How a stream that has begun reports a failure, by route; the same for a router and a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes -> a validated body, or one error that says all that is wrong with them. A pure function of the bytes."""
+"""Parses and validates a body, or raises one error that lists all its faults. A pure function of the bytes."""
 
 from __future__ import annotations
 

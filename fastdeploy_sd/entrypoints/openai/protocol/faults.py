@@ -1,4 +1,4 @@
-"""All that is wrong with a body -> one error that says it, in JSON's words and never in those of a library."""
+"""Makes one error of all faults of a body, in JSON's words and not in those of a library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a client sent and that this server leaves aside: told in the log, once each. Knows no field by name."""
+"""Logs names that clients sent and that this server ignores, once each. Knows no field by name."""
 
 from __future__ import annotations
 

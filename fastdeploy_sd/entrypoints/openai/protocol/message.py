@@ -1,7 +1,7 @@
 """A turn of a conversation as clients send it: OpenAI's fields, and what their own second turns carry along.
 
 Clients send back what a server gave them (`annotations`, `parsed`, `provider_specific_fields`, ...), so a turn may hold
-names that mean nothing here. They are left aside, as other servers do, and told in the log once.
+names that mean nothing here. They are ignored, as by other servers, and logged once.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import weakref
 
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.process.sandbox_worker import CALL, FORK, LIFELINE, RESULT, WorkerLimits
@@ -52,6 +53,7 @@ class Sandbox:
         self._lock = threading.Lock()
         self._process: ChildProcess | None = None
         self._control: socket.socket | None = None
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._is_closed = False
 
     @property
@@ -93,6 +95,10 @@ class Sandbox:
                 for end in (connection, lifeline):
                     end.settimeout(_CLOCK_S_PER_CPU_S * limits.cpu_s)
                 worker = Worker(LIFELINE.unpack(pid)[0], fds[0], connection, lifeline)
+                with self._lock:
+                    self._workers.add(worker)
+                    if self._is_closed:
+                        worker.kill()
                 worker.send("setup", setup)
                 return worker
             connection.close()
@@ -107,6 +113,8 @@ class Sandbox:
         with self._lock:
             self._is_closed = True
             self._end()
+            for worker in self._workers:  # one that is stopped may not have been told to end with its parent
+                worker.kill()
 
     def _started(self) -> socket.socket:
         if self._is_closed:

@@ -111,8 +111,10 @@ class _ForkServer:
             return False
         connection, lifeline = (socket.socket(fileno=fd) for fd in fds)
         with connection:
+            parent = os.getpid()
             pid = os.fork()
             if pid == 0:
+                _end_with(parent)
                 self._become_worker(WorkerLimits(*FORK.unpack(record)), connection, lifeline)
         fd = os.pidfd_open(pid)
         self._workers[fd] = pid, lifeline
@@ -150,7 +152,6 @@ class _ForkServer:
 
 def _run_worker(setup: Setup, limits: WorkerLimits, connection: socket.socket) -> None:
     """Answer calls until the client closes the connection."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(limits.nice)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_address_space(limits.memory_bytes)
@@ -169,6 +170,13 @@ def _run_worker(setup: Setup, limits: WorkerLimits, connection: socket.socket) -
             result = handle(*call)
             del call  # it may be large, and the next one too
             send(result, is_note=False)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, or end at once if that has happened."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_FAILED)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Finds the multi-token prediction (MTP) layers of a checkpoint, under ERNIE's naming or GLM's and DeepSeek's.
 
-ERNIE keeps them in a directory of their own, `<model>/mtp`, or beside the other weights: `ernie.mtp_emb_norm.<j>`,
+ERNIE keeps them in a directory of their own, `<model>/mtp`, or with the other weights: `ernie.mtp_emb_norm.<j>`,
 `ernie.mtp_hidden_norm.<j>`, `ernie.mtp_linear_proj.<j>` and `ernie.mtp_block.<j>.*`, or the same under `model.`.
 GLM and DeepSeek number them as layers that follow the decoder's: `model.layers.<n + j>.{enorm,hnorm,eh_proj}`,
 `shared_head.{norm,head}`, `embed_tokens` and a decoder layer. Knows names and shapes, not layers.

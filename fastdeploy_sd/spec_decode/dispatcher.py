@@ -145,7 +145,7 @@ class MethodDispatcher:
         return self._async_drafter
 
     def is_async(self, table_rows: I32) -> bool:
-        """See DraftsAsync: nobody drafts but the configured method; for rows that were given up nobody does."""
+        """See DraftsAsync: only the configured method drafts; rows that were given up get no drafts."""
         if self._async_drafter is None or not self._per_request.is_idle:
             return False
         return set(self._method_of_row.take(table_rows).tolist()) <= {self._configured, self._naive, _NO_METHOD}
@@ -195,9 +195,9 @@ class MethodDispatcher:
         return joined(len(owners), head, ~self._chooses[owners], tail)
 
     def _with_chooser(self, owners: I8, present: list[int]) -> list[int]:
-        """The methods that draft: for requests that forbid it, that is known to the one that chooses, and nobody does.
+        """The methods that draft: for requests that forbid it, the method that chooses is told, and none drafts.
 
-        It is asked where it has no rows as well, as it knows how long nobody need be asked.
+        It is asked where it has no rows as well, as it knows how many steps can skip drafting.
         """
         self._step_stats.num_forbidden = int((owners == self._naive).sum())
         return sorted({self._configured if method == self._naive else method for method in present})

@@ -1,6 +1,6 @@
 """Drafts that only some requests have, whatever their method: a grammar forces tokens, a client predicts its answer.
 
-They come before the method's drafts, which go on behind them. Knows neither these sources nor any method.
+The method's drafts follow them. Knows neither these sources nor any method.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class PerRequestDrafts:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is asked for any of the requests that were begun."""
+        """Whether no source is asked for any of the requests that were begun."""
         return self._num_asked == 0
 
     def propose(self, x: ProposeInput) -> DraftTokens | None:
         """Return what partial methods draft for the rows of a step, all of them; raises nothing.
 
         Returns:
-            At most `max_draft_len[r]` drafts in row r, with their sources; None = nobody is asked for any of them.
+            At most `max_draft_len[r]` drafts in row r, with their sources; None = no source is asked for any of them.
         """
         if self._num_asked == 0:
             return None

@@ -132,10 +132,10 @@ class ProposeInput(StepView):
         max_draft_len: i32[R], the longest draft allowed, `prefix` not counted; 0 for a row whose prompt is unfinished
             or that failed, and for rows that belong to another method.
         num_draft_logprobs: i32[R], alternatives wanted with every draft's log-probability, -1 = not wanted;
-            None = nobody wants any.
-        prefix: drafts that another method made already; what is returned follows them. None = nobody did.
+            None = no request wants any.
+        prefix: drafts that another method made already; what is returned follows them. None = there are none.
         target: what the model ran; None where no model runs, and for a method that writes no KV slots.
-        probabilities: asked for; None = nobody wants any. A method without a model does not look at it.
+        probabilities: asked for; None = no request wants any. A method without a model does not look at it.
     """
 
     request_ids: tuple[RequestId, ...]
@@ -151,7 +151,7 @@ class ProposeInput(StepView):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingStep(StepView):
-    """A step that runs on a device, whose output nobody else knows. Row r is that of the step everywhere.
+    """A step that runs on a device, whose output the host does not know yet. Row r is that of the step everywhere.
 
     Attributes:
         table_rows: i32[R].
@@ -278,7 +278,7 @@ class PerRequestMethod(Protocol):
     @property
     def is_certain(self) -> bool:
         """Whether its drafts are right without fail. A method that chooses takes them for certain then; else it gets
-        none, but asks `native_drafter`, which the proposer has then, beside its own."""
+        none, but asks `native_drafter`, which the proposer has then, besides its own."""
         ...
 
     def serves(self, request: DraftRequest) -> bool:

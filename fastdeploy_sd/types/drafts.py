@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, Rows, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
+from fastdeploy_sd.types.ragged import merge_rows, take_rows
 
 # In place of a draft's id: only who made it has it, and it follows the row's newest token.
 MADE_ON_DEVICE = -1
@@ -104,7 +105,7 @@ class DraftTokens:
             token_ids=np.concatenate([part.token_ids for part in parts]),
             cu_num_draft=offsets(np.concatenate([np.diff(part.cu_num_draft) for part in parts])),
             sources=_concat_sources(parts),
-            logprobs=_concat_logprobs(parts),
+            logprobs=concat_logprobs([(len(part.token_ids), part.logprobs) for part in parts]),
             parents=None if all(part.parents is None for part in parts) else np.concatenate(list(map(_parents, parts))),
         )
 
@@ -120,8 +121,7 @@ class DraftTokens:
         """
         if not parts:
             return DraftTokens.none(num_rows)
-        row_of = np.concatenate([np.repeat(rows, np.diff(drafts.cu_num_draft)) for rows, drafts in parts])
-        order = np.argsort(row_of, kind="stable")
+        order, cu = merge_rows(num_rows, [(rows, drafts.cu_num_draft) for rows, drafts in parts])
         merged = DraftTokens.concat([drafts for _, drafts in parts])
         if merged.parents is not None:
             num_before, num_so_far = [], np.zeros(num_rows, np.int32)
@@ -130,7 +130,7 @@ class DraftTokens:
                 num_before.append(np.repeat(num_so_far[rows], counts))
                 num_so_far[rows] += counts
             merged = replace(merged, parents=merged.parents + np.concatenate(num_before))
-        return merged.pick(order, offsets(np.bincount(row_of, minlength=num_rows)))
+        return merged.pick(order, cu)
 
     def row(self, r: int) -> I32:
         """The drafts of a row."""
@@ -138,10 +138,7 @@ class DraftTokens:
 
     def take(self, rows: Rows) -> DraftTokens:
         """Return some rows, intp[n], in this order."""
-        counts = np.diff(self.cu_num_draft)[rows]
-        cu = offsets(counts)
-        shift = np.repeat(self.cu_num_draft[:-1][rows] - cu[:-1], counts)
-        return self.pick(shift + np.arange(len(shift)), cu)
+        return self.pick(*take_rows(self.cu_num_draft, rows))
 
     def pick(self, index: Index, cu_num_draft: I32) -> DraftTokens:
         """Return the drafts `index` as rows of other lengths; a row of them must be the first of one row's here."""
@@ -180,9 +177,8 @@ def _concat_sources(parts: Sequence[DraftTokens]) -> I8 | None:
     )
 
 
-def _concat_logprobs(parts: Sequence[DraftTokens]) -> LogprobArrays | None:
-    if all(part.logprobs is None for part in parts):
+def concat_logprobs(parts: Sequence[tuple[int, LogprobArrays | None]]) -> LogprobArrays | None:
+    """Put the log-probabilities of parts of so many tokens one after the other; None = no part has any."""
+    if all(logprobs is None for _, logprobs in parts):
         return None
-    return LogprobArrays.concat(
-        [LogprobArrays.empty(len(p.token_ids), 0) if p.logprobs is None else p.logprobs for p in parts]
-    )
+    return LogprobArrays.concat([LogprobArrays.empty(n, 0) if logprobs is None else logprobs for n, logprobs in parts])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
 
-from fastdeploy_sd.types.arrays import F32, I32, U64, Rows
+from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I32, U64, Rows, offsets
 from fastdeploy_sd.types.choices import ChoiceReport
-from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays
+from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays, concat_logprobs
+from fastdeploy_sd.types.ragged import merge_rows, take_rows
 from fastdeploy_sd.types.requests import Request, RequestId
 
 
@@ -175,8 +176,22 @@ class VerifyResult(StepView):
 
     def take(self, rows: Rows) -> VerifyResult:
         """Return some rows, intp[n] rising."""
-        taken = DraftTokens(self.token_ids, self.cu_num_output, None, self.logprobs).take(rows)
-        return VerifyResult(taken.token_ids, taken.cu_num_draft, self.num_accepted[rows], taken.logprobs)
+        index, cu = take_rows(self.cu_num_output, rows)
+        logprobs = None if self.logprobs is None else self.logprobs.take(index)
+        return VerifyResult(self.token_ids[index], cu, self.num_accepted[rows], logprobs)
+
+    @staticmethod
+    def merge(num_rows: int, parts: Sequence[tuple[Rows, VerifyResult]]) -> VerifyResult:
+        """Put the output of parts of a step together: row i of a part is row rows[i]; the others have no output."""
+        if not parts:
+            return VerifyResult(EMPTY_I32, offsets(np.zeros(num_rows)), np.zeros(num_rows, np.int32))
+        order, cu = merge_rows(num_rows, [(rows, part.cu_num_output) for rows, part in parts])
+        logprobs = concat_logprobs([(len(part.token_ids), part.logprobs) for _, part in parts])
+        num_accepted = np.zeros(num_rows, np.int32)
+        for rows, part in parts:
+            num_accepted[rows] = part.num_accepted
+        token_ids = np.concatenate([part.token_ids for _, part in parts])[order]
+        return VerifyResult(token_ids, cu, num_accepted, None if logprobs is None else logprobs.take(order))
 
     def row(self, r: int) -> I32:
         return self.token_ids[self.cu_num_output[r] : self.cu_num_output[r + 1]]

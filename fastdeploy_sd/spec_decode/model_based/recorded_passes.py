@@ -103,7 +103,7 @@ class RecordedPasses:
         )
         step = DraftStep.over(self._target, columns, counts, num_steps, self._min_prob)
         logits: Any = run_passes(self._target, step)
-        # Requests that fill a size are nobody's: they have no slot, no draft and no row.
+        # Rows that fill a size belong to no request: they have no slot, no draft and no row.
         padding: Padding = dict.fromkeys(m.per_request(), 0) | dict.fromkeys(m.offsets(), "last")
         return Recording(recorder, logits if wants_logits else (), self._bounds(), padding)
 

@@ -1,4 +1,4 @@
-"""What a server takes of a GPU's memory beside its KV, and what is left for that. Needs no Paddle and loads nothing.
+"""What a server takes of a GPU's memory besides its KV, and what is left for that. Needs no Paddle and loads nothing.
 
 Sizes of steps are bounds that follow from the options; what kernels want between their launches the library says. It is
 an estimate: what it misses comes out of what `gpu_memory_utilization` leaves alone.
@@ -38,7 +38,7 @@ class GpuMemory:
 
     Attributes:
         total, free: of the GPU.
-        steps: what the server will still take beside its KV.
+        steps: what the server will still take besides its KV.
     """
 
     total: int

@@ -130,7 +130,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens)
-    # A GPU's pages leave when the step is over: its layers have nobody to signal to while it runs.
+    # A GPU's pages leave when the step is over: no one waits for its layers while it runs.
     sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0
     signals = LayerSignals(group.size) if sends_layers else None
     on_stored = None if signals is None else signals.on_stored

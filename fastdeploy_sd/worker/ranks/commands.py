@@ -18,7 +18,7 @@ class TakePlan:
 
     Attributes:
         plan: without log-probabilities of drafts, which only rank 0 reports.
-        refused_ids: new requests that rank 0 did not take in; nobody else may.
+        refused_ids: new requests that rank 0 refused, so every rank does.
     """
 
     plan: SchedulerOutput
@@ -76,7 +76,7 @@ class DraftRows:
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """Whether every rank has run them; else nobody has."""
+    """Whether every rank has run them; else the attempt counts for none."""
 
     has_succeeded: bool
 

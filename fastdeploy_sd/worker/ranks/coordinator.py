@@ -1,4 +1,4 @@
-"""Rank 0's side of a step on several ranks: it tells the others what to run, and whether everybody has run it.
+"""Rank 0's side of a step on several ranks: it tells the others what to run, and learns whether all have run it.
 
 An *attempt* is what all ranks run together: the model over some rows, or the draft layers. It has succeeded when every
 rank says so; else it has failed on all of them, and rank 0, whose code for failing steps is that of a single process,
@@ -95,10 +95,10 @@ class SingleRank:
     """A RankCoordinator without other ranks."""
 
     def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
-        """Nobody is told."""
+        """There are no others."""
 
     def post(self, command: Command) -> None:
-        """Nobody is told."""
+        """There are no others."""
 
     def attempt(self, make: MakeAttempt) -> AbstractContextManager[object]:
         """Just run it."""

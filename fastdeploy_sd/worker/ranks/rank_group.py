@@ -17,10 +17,10 @@ class NoCollectives:
     """Collectives of a process that exchanges nothing."""
 
     def begin(self, attempt: int) -> None:
-        """There is nobody to be in step with."""
+        """There is no other rank to be in step with."""
 
     def fail(self) -> None:
-        """There is nobody to fail for."""
+        """There is no other rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class RankGroup:
         smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
         exchange: gives bytes to all ranks and returns those of all, in order; all call it, as often, while they load.
         kv_files: rank -> descriptor of the memory for its KV, see worker.kv_file: on rank 0 those of all others, on
-            these their own. None where KV is nobody else's business, or on GPUs.
+            these their own. None where no other process reads KV, or on GPUs.
     """
 
     rank: int = 0

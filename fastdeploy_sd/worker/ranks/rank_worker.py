@@ -78,7 +78,7 @@ class RankWorker:
             self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))
             self._batches.build(self._ran)
             self._forward()
-            # Nobody's next attempt begins before all have done this one.
+            # No rank begins its next attempt before all have ended this one.
             device().wait()
         else:
             self._methods[attempt.method].propose(self._draft_input(attempt))

@@ -65,7 +65,7 @@ class AsyncDrafting:
     def finish(
         self, request_ids: tuple[RequestId, ...], rows: PendingRows, result: VerifyResult, committed: tuple[I32, I32]
     ) -> DraftTokens:
-        """Return what was made, once the step's output is committed. Where that fails, nobody drafts for them any more.
+        """Return what was made, once the step's output is committed. Where that fails, they get no more drafts.
 
         Args:
             committed: see BatchBuilder.commit_pending.

@@ -37,8 +37,8 @@ class DraftInputs:
             if has_target
             else None
         )
-        # The same views while the number of rows is, and the same input while the requests are: whoever bound them to
-        # a native call need not do so again.
+        # The same views while the number of rows is, and the same input while the requests are: a native call stays
+        # bound to them.
         self._views, self._target = self._rows(0), self._target_rows(0)
         self._latest: ProposeInput | None = None
 

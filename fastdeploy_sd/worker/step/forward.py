@@ -202,7 +202,7 @@ _RESOLVED_SHAPES = {
 _RESOLVED = (
     "input_ids", "positions", "slot_mapping", "num_computed", "seq_lens", "output_positions", "draft_token_ids",
 )  # fmt: skip
-# What fills rows behind a step's own, where a device rounds sizes up: they are nobody's, and write nothing.
+# What fills rows after a step's own, where a device rounds sizes up: they belong to no request and write nothing.
 _PADDING: Padding = {
     **dict.fromkeys(_SHAPES | _RESOLVED_SHAPES, 0),
     **dict.fromkeys(("query_start_loc", "cu_num_logits", "cu_num_draft"), "last"),

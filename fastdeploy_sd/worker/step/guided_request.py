@@ -19,7 +19,7 @@ _OVER_BUDGET = (
     f"expected one that takes at most {STEP_S * 1e3:.0f} ms of processor time a token, and {DEBT_S:.0f} s beyond that"
     " in all, got one that takes more"
 )
-# The library lets nobody else run while a token is followed; after so long there is a rest.
+# The library lets no other thread run while a token is followed; after so long it pauses.
 _PIECE_S = 0.002
 _NUM_AT_ONCE = 16
 
@@ -32,7 +32,7 @@ class Matchers(Protocol):
         ...
 
     def renewed(self, grammar: str) -> LLMatcher:
-        """Return the same, with automata that nobody else has used."""
+        """Return the same, with automata of its own."""
         ...
 
     def announce(self, request_id: RequestId) -> None:
@@ -57,7 +57,7 @@ class GuidedRequest:
         cost: of its masks.
         bits: i32[num_words], what may follow the output, where that was computed off the steps; None = it was not.
         is_pending: whether a mask has been ordered off the steps and is not there.
-        is_gone: whether nobody wants its masks any more.
+        is_gone: whether its masks are not needed any more.
         spent_s: what was spent on it since `note`.
     """
 
@@ -106,7 +106,7 @@ class GuidedRequest:
         """Do a piece of what was ordered. For a thread of `compiler.start_thread`; raises nothing.
 
         Returns:
-            Whether it is done, and how many seconds nobody else could run.
+            Whether it is done, and how many seconds no other thread could run.
         """
         begin, is_done = self._clock(), True
         alone_s = 0.0

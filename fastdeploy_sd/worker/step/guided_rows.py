@@ -1,6 +1,6 @@
 """The requests with a grammar, by table row: what each row of logits may be, and what their grammars say of drafts.
 
-A step's bits are computed by a thread while the model runs, as nobody needs them before its logits are there. Row j of
+A step's bits are computed by a thread while the model runs, before its logits are there and need them. Row j of
 a request gets what may follow its first j drafts. Matchers go forward when output has been committed and at no other
 time, so that a step that fails may be run again.
 
@@ -32,7 +32,7 @@ from fastdeploy_sd.worker.step.mask_worker import MaskWorker
 
 _log = logging.getLogger(__name__)
 
-_NOBODY: Mapping[RequestId, Exception] = {}
+_NONE_REFUSED: Mapping[RequestId, Exception] = {}
 _NOTHING = nullcontext()
 
 
@@ -72,7 +72,7 @@ class GuidedRows:
                     self._admitted[request.request.request_id] = self._admit(request)
                 except Exception as error:
                     refused[request.request.request_id] = error
-        return refused or _NOBODY
+        return refused or _NONE_REFUSED
 
     def update(self, dropped: I32, added: Sequence[tuple[NewRequest, int]]) -> None:
         """Forget the requests of table rows that were given up, i32[n]; keep the matchers of those that got one."""
@@ -103,7 +103,7 @@ class GuidedRows:
         """Return a context at whose end every row of the step in the memory has its bits.
 
         A request whose grammar cannot go on, or that is held, gets rows that allow nothing: it fails, see `failure` and
-        `is_late`, and nobody else.
+        `is_late` alone.
         """
         m = self._memory
         m.allowed_rows[: m.num_allowed] = -1

@@ -18,10 +18,10 @@ _CHEAP_S = 0.001
 
 
 class Job(Protocol):
-    """What is computed, in pieces; whoever put it is told by itself when it is done."""
+    """What is computed, in pieces; it tells its owner when it is done."""
 
     def compute(self) -> tuple[bool, float]:
-        """Do a piece; return whether it was the last, and how many seconds nobody else could run. Raises nothing."""
+        """Do a piece; return whether it was the last, and for how many seconds it held the lock. Raises nothing."""
         ...
 
 

@@ -137,7 +137,7 @@ class RequestTable:
         )
 
     def send_all(self) -> None:
-        """Have whoever copies the columns copy those of every request again."""
+        """Have the columns of every request copied again."""
         table_rows = self._table_row_of.values()
         self.new_rows.update(table_rows)
         self.rows_with_blocks.update(table_rows)

@@ -107,7 +107,7 @@ class StepLauncher:
 
 
 def _dropped(step: _Started) -> Mapping[RequestId, Exception]:
-    """The requests of a step that nobody waits for any more, and whose names others may have."""
+    """The requests of a step that were dropped since; others may have their names."""
     if step.rows is None:
         return {}
     gone = np.flatnonzero(~step.rows.is_kept).tolist()

@@ -51,29 +51,20 @@ def merge_results(
         failed: the plan's other requests, and why.
     """
     num_rows = len(plan.request_ids)
-    # A row's outputs are put together as its drafts are: tokens with perhaps a log-probability each.
-    outputs = [
-        (rows, DraftTokens(part.verified.token_ids, part.verified.cu_num_output, None, part.verified.logprobs))
-        for rows, part in parts
-    ]
-    drafts = [(rows, part.drafts) for rows, part in parts]
-    output = DraftTokens.merge(num_rows, outputs)
-    num_accepted = np.zeros(num_rows, np.int32)
     timings_ms: dict[str, float] = {}
     choice, skip_draft_steps = None, 0
     all_failed, held = dict(failed), frozenset[RequestId]()
-    for rows, part in parts:
-        num_accepted[rows] = part.verified.num_accepted
+    for _, part in parts:
         all_failed |= part.failed
         held |= part.held
-        choice, skip_draft_steps = part.choice, part.skip_draft_steps  # as things are behind the last part
+        choice, skip_draft_steps = part.choice, part.skip_draft_steps  # as things are after the last part
         for phase, milliseconds in part.timings_ms.items():
             timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
     return StepResult(
         plan.step_id,
         plan.request_ids,
-        VerifyResult(output.token_ids, output.cu_num_draft, num_accepted, output.logprobs),
-        DraftTokens.merge(num_rows, drafts),
+        VerifyResult.merge(num_rows, [(rows, part.verified) for rows, part in parts]),
+        DraftTokens.merge(num_rows, [(rows, part.drafts) for rows, part in parts]),
         all_failed,
         timings_ms,
         choice,

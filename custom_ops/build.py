@@ -112,16 +112,22 @@ def struct_members(header: pathlib.Path) -> dict[str, list[tuple[str, str]]]:
 
 def declarations_source(headers: list[pathlib.Path]) -> str:
     """Return what the headers declare, for files that need all of it: FDSD_OP(Name, name) of every op, a function
-    `Error Name(const NameParams& p)`; and the fields of every struct, members of members by their path.
+    `Error Name(const NameParams& p)`; FDSD_CALL(Name, Params, name) of every call of an object with state, a function
+    `CallError Name(const Params& p)`; and the fields of every struct, members of members by their path.
 
     Raises:
         BuildError: a header is in another style.
     """
     structs: dict[str, list[tuple[str, str]]] = {}
     ops: list[str] = []
+    calls: list[tuple[str, str]] = []
     for header in headers:
         structs |= struct_members(header)
         ops += re.findall(r"^Error (\w+)\(const \1Params& p\);", header.read_text(), re.MULTILINE)
+        calls += re.findall(r"^CallError (\w+)\(const (\w+)& p\);", header.read_text(), re.MULTILINE)
+
+    def snake_name(name: str) -> str:
+        return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
 
     def paths(name: str) -> list[str]:
         found = []
@@ -130,13 +136,9 @@ def declarations_source(headers: list[pathlib.Path]) -> str:
         return found
 
     lines = [f'#include "fdsd/{header.name}"' for header in headers]
-    snake_names = [re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower() for op in ops]
-    lines += [
-        "#ifdef FDSD_OP",
-        *(f"FDSD_OP({op}, {name})" for op, name in zip(ops, snake_names, strict=True)),
-        "#endif",
-    ]
-    lines.append("#ifdef FDSD_STRUCT")
+    lines += ["#ifdef FDSD_OP", *(f"FDSD_OP({op}, {snake_name(op)})" for op in ops), "#endif"]
+    lines += ["#ifdef FDSD_CALL", *(f"FDSD_CALL({name}, {params}, {snake_name(name)})" for name, params in calls)]
+    lines += ["#endif", "#ifdef FDSD_STRUCT"]
     for name in structs:
         lines += [f"FDSD_STRUCT({name})", *(f"FDSD_FIELD({path})" for path in paths(name)), "FDSD_END"]
     return "\n".join([*lines, "#endif", ""])

@@ -15,7 +15,7 @@ from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.ranks.coordinator import GroupEnded

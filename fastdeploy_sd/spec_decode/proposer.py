@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftSource, DraftTokens, RequestId, StepView
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import device_lost_as_error
-from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_method, create_proposer
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, keep_local
 from fastdeploy_sd.spec_decode.verify import VerifyRule

@@ -10,13 +10,13 @@ import pytest
 from benchmarks.engines import greedy_request
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.spec_decode.control.cost import CostModel
 from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.autotune.cost_file import profile_of
 from fastdeploy_sd.worker.autotune.cost_measurement import measure_costs
 from fastdeploy_sd.worker.autotune.monotone_fit import monotone_fit
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
+from tests.doubles.controller_parts import FollowedCost
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +165,7 @@ def test_a_model_of_long_steps_runs_no_more_of_them_than_drafts_costs_follow_fro
         short = [s for s in costs.steps if s.context <= 64]
         assert [(s.rows, s.requests, s.ms) for s in short] == [(48, 0, pytest.approx(960.0)), (1, 1, 400.0)]
         assert costs.drafts == ()
-        times = CostModel(profile_of(CONFIG, executor.model_info, costs), 256).times(1, 1, 64)
+        times = FollowedCost(profile_of(CONFIG, executor.model_info, costs), 256).times(1, 1, 64)
         assert times.array(4)[4] > 1.1 * times.array(0)[0]
     finally:
         executor.shutdown()
@@ -196,7 +196,7 @@ def test_a_context_that_there_is_no_time_for_is_read_as_fast_as_the_weights(monk
         costs = measure_costs(SlowSteps(executor, 0.4, 0.02, monkeypatch), info, 8, 256, 2.0)
         [long] = [s for s in costs.steps if s.context > 64]
         assert (long.requests, long.rows) == (1, 1)
-        model = CostModel(profile_of(CONFIG, info, costs), 256)
+        model = FollowedCost(profile_of(CONFIG, info, costs), 256)
         for num_requests in (1, 4):
             more = model.expected(num_requests, num_requests, 1000 + 64 * num_requests)
             assert more - model.expected(num_requests, num_requests, 64 * num_requests) == pytest.approx(400.0 * 0.5)

@@ -28,7 +28,8 @@ from fastdeploy_sd.cli.verify.runs import run, run_alone
 from fastdeploy_sd.cli.verify.variants import ALONE
 from fastdeploy_sd.config import ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.spec_decode.control.online_estimator import OnlineEstimator, StepForecast
+from fastdeploy_sd.spec_decode.control.controller import DraftController
+from fastdeploy_sd.spec_decode.control.decision import StepForecast
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.types import FinishReason, Request, RequestId
 from fastdeploy_sd.worker.step import guided_rows
@@ -95,12 +96,12 @@ def test_same_tokens_whatever_the_method(guided: Reference, name: str, k: int) -
 
 def test_forced_tokens_are_drafts_where_guesses_are_off(guided: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """Method auto has found that guesses lose: what a grammar forces is none."""
-    learn = OnlineEstimator.observe_and_decide
+    learn = DraftController.observe_and_decide
 
     def demand(*args: Any, **how: Any) -> StepForecast:
         return learn(*args, **(how | {"decides": False}))._replace(least_gain=math.inf, is_off=1.0)
 
-    monkeypatch.setattr(OnlineEstimator, "observe_and_decide", demand)
+    monkeypatch.setattr(DraftController, "observe_and_decide", demand)
     auto = method("auto", 9)
     with open_engine(guided.base, CHUNKS, auto) as engine:
         assert compare(guided.answers, run(engine, auto.apply(guided.requests), 3)) is None

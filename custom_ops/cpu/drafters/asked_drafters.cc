@@ -6,16 +6,16 @@
 
 namespace fdsd {
 
-AskedDrafters::AskedDrafters(const PolicyCreateParams& p) {
+AskedDrafters::AskedDrafters(const ControllerCreateParams& p) {
   for (int32_t s = 0; s < p.num_sources; ++s)
     drafters_.push_back({reinterpret_cast<void*>(p.drafters[s]), reinterpret_cast<Propose>(p.proposes[s])});
 }
 
-bool AskedDrafters::AllowsDrafts(const PolicyRowsParams& x) {
+bool AskedDrafters::AllowsDrafts(const ControllerRowsParams& x) {
   return std::any_of(x.max_draft_len, x.max_draft_len + x.num_rows, [](int32_t n) { return n > 0; });
 }
 
-Error AskedDrafters::Ask(const PolicyRowsParams& x, uint64_t skipped, const PolicyOffersParams& to) const {
+Error AskedDrafters::Ask(const ControllerRowsParams& x, uint64_t skipped, const ControllerOffersParams& to) const {
   const bool is_allowed = AllowsDrafts(x);
   for (size_t s = 0; s < drafters_.size(); ++s) {
     if (drafters_[s].drafter == nullptr) continue;
@@ -45,7 +45,7 @@ Error AskedDrafters::Ask(const PolicyRowsParams& x, uint64_t skipped, const Poli
   return nullptr;
 }
 
-int32_t AskedDrafters::CountOffered(const PolicyRowsParams& x, const PolicyOffersParams& offers) const {
+int32_t AskedDrafters::CountOffered(const ControllerRowsParams& x, const ControllerOffersParams& offers) const {
   int32_t count = 0;
   for (size_t s = 0; s < drafters_.size(); ++s)
     if (drafters_[s].drafter != nullptr)
@@ -53,7 +53,7 @@ int32_t AskedDrafters::CountOffered(const PolicyRowsParams& x, const PolicyOffer
   return count;
 }
 
-Error AskedDrafters::CheckOffers(const PolicyRowsParams& x, const PolicyOffersParams& offers) const {
+Error AskedDrafters::CheckOffers(const ControllerRowsParams& x, const ControllerOffersParams& offers) const {
   for (size_t s = 0; s < drafters_.size(); ++s) {
     const int32_t* cu = offers.cu_num_draft + static_cast<int64_t>(s) * (offers.max_num_rows + 1);
     if (cu[0] != 0) return "offers: expected offsets from 0, got others";

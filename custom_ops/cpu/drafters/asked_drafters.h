@@ -5,30 +5,30 @@
 #include <vector>
 
 #include "fdsd/draft.h"
-#include "fdsd/policy.h"
+#include "fdsd/controller.h"
 
 namespace fdsd {
 
 class AskedDrafters {
  public:
   // Whether any row may have drafts.
-  static bool AllowsDrafts(const PolicyRowsParams& x);
+  static bool AllowsDrafts(const ControllerRowsParams& x);
 
-  explicit AskedDrafters(const PolicyCreateParams& p);
+  explicit AskedDrafters(const ControllerCreateParams& p);
 
   // Have each write its plane of the offers. Nothing is asked of those that are skipped, bit s for source s, and of all
   // where no row may have drafts: they read what they missed when they are asked next. If one refuses, those before it
   // have read the rows, which does no harm.
-  Error Ask(const PolicyRowsParams& x, uint64_t skipped, const PolicyOffersParams& to) const;
+  Error Ask(const ControllerRowsParams& x, uint64_t skipped, const ControllerOffersParams& to) const;
 
   // How many drafts they wrote for all rows.
-  int32_t CountOffered(const PolicyRowsParams& x, const PolicyOffersParams& offers) const;
+  int32_t CountOffered(const ControllerRowsParams& x, const ControllerOffersParams& offers) const;
 
   // Whether a source's offers are a drafter's; else the caller writes them.
   bool asks(int32_t source) const { return drafters_[static_cast<size_t>(source)].drafter != nullptr; }
 
   // Check the planes of all sources.
-  Error CheckOffers(const PolicyRowsParams& x, const PolicyOffersParams& offers) const;
+  Error CheckOffers(const ControllerRowsParams& x, const ControllerOffersParams& offers) const;
 
  private:
   using Propose = Error (*)(const DraftProposeParams*);

@@ -4,17 +4,20 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <span>
+#include <map>
 #include <vector>
 
 namespace fdsd {
 
 class RequestCounts {
  public:
-  explicit RequestCounts(std::span<const int32_t> counts) {
-    for (const int32_t count : counts) logs_.push_back(std::log2(count));
+  RequestCounts() = default;
+  explicit RequestCounts(const std::vector<int32_t>& counts) {
+    for (const int32_t count : counts) Add(count);
   }
+
+  // Requires more than all before.
+  void Add(int32_t count) { logs_.push_back(std::log2(count)); }
 
   // Between the counts at `index` and behind it, `part` of the way; part is 0 at the first and the last.
   struct Place {
@@ -31,11 +34,6 @@ class RequestCounts {
     return {above - 1, (log - logs_[above - 1]) / (logs_[above] - logs_[above - 1])};
   }
 
-  static bool AreRising(std::span<const int32_t> counts) {
-    return counts.empty() ||
-           (counts.front() >= 1 && std::ranges::adjacent_find(counts, std::greater_equal<>()) == counts.end());
-  }
-
  private:
   std::vector<double> logs_;
 };
@@ -43,8 +41,12 @@ class RequestCounts {
 // A number by how many requests there are; 0 where none was measured.
 class ByRequests {
  public:
-  ByRequests(std::span<const int32_t> counts, const double* values)
-      : counts_(counts), values_(values, values + counts.size()) {}
+  explicit ByRequests(const std::map<int32_t, double>& found) {
+    for (const auto& [count, value] : found) {
+      counts_.Add(count);
+      values_.push_back(value);
+    }
+  }
 
   double At(int32_t num_requests) const {
     if (values_.empty()) return 0.0;

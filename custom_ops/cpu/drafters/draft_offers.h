@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "draft_evidence.h"
-#include "fdsd/policy.h"
+#include "fdsd/controller.h"
 
 namespace fdsd {
 
@@ -21,7 +21,7 @@ struct Offered {
 // The offers of a step.
 class OfferPlanes {
  public:
-  OfferPlanes(const PolicyOffersParams& p, int32_t num_rows, int32_t num_sources) : p_(p) {
+  OfferPlanes(const ControllerOffersParams& p, int32_t num_rows, int32_t num_sources) : p_(p) {
     for (int32_t s = 0; s < num_sources; ++s) {
       const int32_t* cu = p.cu_num_draft + static_cast<int64_t>(s) * (p.max_num_rows + 1);
       if (cu[num_rows] > 0) offering_[static_cast<size_t>(num_offering_++)] = s;
@@ -42,7 +42,7 @@ class OfferPlanes {
   int32_t offering(int32_t i) const { return offering_[static_cast<size_t>(i)]; }
 
  private:
-  const PolicyOffersParams& p_;
+  const ControllerOffersParams& p_;
   std::array<int32_t, kMaxSources> offering_;
   int32_t num_offering_ = 0;
 };

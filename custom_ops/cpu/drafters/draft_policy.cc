@@ -14,7 +14,7 @@ constexpr double kRateInherited = 0.5;
 
 }  // namespace
 
-Error DraftPolicy::CheckCreate(const PolicyCreateParams& p) {
+Error DraftPolicy::CheckCreate(const ControllerCreateParams& p) {
   if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
   if (p.num_sources < 1 || p.num_sources > kMaxSources) return "num_sources: expected 1 to 8, got another number";
   if (p.max_draft_len < 1 || p.max_draft_len > AcceptanceModel::kMaxPositions)
@@ -22,7 +22,7 @@ Error DraftPolicy::CheckCreate(const PolicyCreateParams& p) {
   return nullptr;
 }
 
-DraftPolicy::DraftPolicy(const PolicyCreateParams& p)
+DraftPolicy::DraftPolicy(const ControllerCreateParams& p)
     : max_draft_len_(p.max_draft_len),
       source_ids_(p.source_ids, p.source_ids + p.num_sources),
       asked_(p),
@@ -67,8 +67,8 @@ Error DraftPolicy::Forget(const int32_t* table_rows, int32_t count) {
   return nullptr;
 }
 
-Error DraftPolicy::CheckRows(const PolicyDecideParams& p) const {
-  const PolicyRowsParams& x = p.rows;
+Error DraftPolicy::CheckRows(const ControllerDecideParams& p) const {
+  const ControllerRowsParams& x = p.rows;
   if (Error error = CheckTableRows(x.table_rows, x.num_rows)) return error;
   // Nearly always all are as they should be: so they are looked at together.
   bool is_inside = true, is_begun = true, has_text = true, has_lengths = true;
@@ -86,7 +86,7 @@ Error DraftPolicy::CheckRows(const PolicyDecideParams& p) const {
   return DraftPrefix::Check(x);
 }
 
-void DraftPolicy::Write(const PolicyDecideParams& p) const {
+void DraftPolicy::Write(const ControllerDecideParams& p) const {
   const OfferPlanes planes(p.offers, p.rows.num_rows, num_sources());
   int32_t num_drafts = 0, next_row = 0;
   p.cu_num_draft[0] = 0;
@@ -110,53 +110,38 @@ void DraftPolicy::Write(const PolicyDecideParams& p) const {
   while (next_row < p.rows.num_rows) p.cu_num_draft[++next_row] = num_drafts;
 }
 
-Error DraftPolicy::Ask(const PolicyDecideParams& p) {
-  PhaseClock clock(p.phase_seconds);
+Error DraftPolicy::Ask(const ControllerDecideParams& p) {
   if (Error error = CheckRows(p)) return error;
-  clock.Lap(PolicyPhase::kCheck);
   if (Error error = asked_.Ask(p.rows, p.skipped_sources, p.offers)) return error;
   p.outcome[2] = asked_.CountOffered(p.rows, p.offers);
-  clock.Lap(PolicyPhase::kAsk);
   return nullptr;
 }
 
-Error DraftPolicy::Offer(const PolicyDecideParams& p) {
+Error DraftPolicy::Offer(const ControllerDecideParams& p) {
   if (Error error = Ask(p)) return error;
-  PhaseClock clock(p.phase_seconds);
   if (Error error = asked_.CheckOffers(p.rows, p.offers)) return error;
-  clock.Lap(PolicyPhase::kCheck);
   Score(p.rows);
-  clock.Lap(PolicyPhase::kScore);
   Predict(p);
-  clock.Lap(PolicyPhase::kPredict);
   return nullptr;
 }
 
-Error DraftPolicy::Choose(const PolicyDecideParams& p) {
-  PhaseClock clock(p.phase_seconds);
+Error DraftPolicy::Choose(const ControllerDecideParams& p) {
   if (Error error = CheckTimes(p)) return error;
   if (Error error = CheckRows(p)) return error;
   if (Error error = asked_.CheckOffers(p.rows, p.offers)) return error;
-  clock.Lap(PolicyPhase::kCheck);
   Predict(p);
-  clock.Lap(PolicyPhase::kPredict);
   Fill(p);
-  clock.Lap(PolicyPhase::kFill);
   return nullptr;
 }
 
-Error DraftPolicy::Decide(const PolicyDecideParams& p) {
-  PhaseClock checks(p.phase_seconds);
+Error DraftPolicy::Decide(const ControllerDecideParams& p) {
   if (Error error = CheckTimes(p)) return error;
-  checks.Lap(PolicyPhase::kCheck);
   if (Error error = Offer(p)) return error;
-  PhaseClock clock(p.phase_seconds);
   Fill(p);
-  clock.Lap(PolicyPhase::kFill);
   return nullptr;
 }
 
-Error DraftPolicy::CheckTimes(const PolicyDecideParams& p) const {
+Error DraftPolicy::CheckTimes(const ControllerDecideParams& p) const {
   if (p.num_outputs < 0) return "num_outputs: expected >= 0, got a negative number";
   if (p.max_num_chosen < 0) return "max_num_chosen: expected >= 0, got a negative number";
   if (!(p.least_gain >= 1)) return "least_gain: expected >= 1, got less";
@@ -169,7 +154,7 @@ Error DraftPolicy::CheckTimes(const PolicyDecideParams& p) const {
 }
 
 // Choose from what Predict found.
-void DraftPolicy::Fill(const PolicyDecideParams& p) {
+void DraftPolicy::Fill(const ControllerDecideParams& p) {
   const DraftTimes times(p.times, p.max_num_chosen);
   const DraftFill::Outcome outcome =
       fill_.Choose(chains(), accept_probs(), p.num_outputs, times, {calibration_.value(), p.least_gain});

@@ -11,9 +11,8 @@
 #include "draft_fill.h"
 #include "draft_offers.h"
 #include "draft_prefix.h"
-#include "fdsd/policy.h"
+#include "fdsd/controller.h"
 #include "growing_array.h"
-#include "phase_clock.h"
 
 namespace fdsd {
 
@@ -33,9 +32,9 @@ class DraftPolicy {
   static constexpr int32_t kNumStats = 7;
 
   // Checks nothing; see CheckCreate.
-  explicit DraftPolicy(const PolicyCreateParams& p);
+  explicit DraftPolicy(const ControllerCreateParams& p);
 
-  static Error CheckCreate(const PolicyCreateParams& p);
+  static Error CheckCreate(const ControllerCreateParams& p);
 
   // New requests come into these table rows.
   Error Begin(const int32_t* table_rows, int32_t count);
@@ -45,20 +44,20 @@ class DraftPolicy {
 
   // Have the native drafters offer, and nothing else: p.outcome[2] becomes how many drafts. Asked again for the same
   // text they offer the same.
-  Error Ask(const PolicyDecideParams& p);
+  Error Ask(const ControllerDecideParams& p);
 
   // Score what was offered in earlier steps, and have the native drafters offer. Nothing is asked of them where no row
   // may have drafts. Arguments are checked before anything changes; where a drafter refuses, those before it have read
   // the rows, as they would in their next step.
-  Error Offer(const PolicyDecideParams& p);
+  Error Offer(const ControllerDecideParams& p);
 
   // Choose from all that is offered. p.outcome becomes the tokens expected of the step and its time; how many drafts
   // were offered; and what a draft takes beside the rest, as a part of what a step without drafts takes, infinity where
   // there is no room for one; and this time without drafts.
-  Error Choose(const PolicyDecideParams& p);
+  Error Choose(const ControllerDecideParams& p);
 
   // Both.
-  Error Decide(const PolicyDecideParams& p);
+  Error Decide(const ControllerDecideParams& p);
 
   // What the offers of the latest Offer or Choose are worth. By row, of equals by source.
   std::span<const DraftChain> chains() const { return {chains_.data(), chains_.size()}; }
@@ -102,31 +101,32 @@ class DraftPolicy {
     double values[kNumStats] = {};
   };
   Error CheckTableRows(const int32_t* table_rows, int32_t count) const;
-  Error CheckRows(const PolicyDecideParams& p) const;
-  Error CheckTimes(const PolicyDecideParams& p) const;
-  void Score(const PolicyRowsParams& x);
-  void PrefetchOffers(const PolicyRowsParams& x, int32_t r) const;
-  void PrefetchLearned(const PolicyRowsParams& x, int32_t r) const;
-  void ScoreRow(const PolicyRowsParams& x, int32_t r);
+  Error CheckRows(const ControllerDecideParams& p) const;
+  Error CheckTimes(const ControllerDecideParams& p) const;
+  void Score(const ControllerRowsParams& x);
+  void PrefetchOffers(const ControllerRowsParams& x, int32_t r) const;
+  void PrefetchLearned(const ControllerRowsParams& x, int32_t r) const;
+  void ScoreRow(const ControllerRowsParams& x, int32_t r);
   bool ScoreOffer(const int32_t* text, int32_t num_tokens, double* rates, OpenOffer* offer);
   struct RowSource {
     int32_t row;
     int32_t source;
   };
-  void PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& planes, RowSource at) const;
-  void PredictAll(const PolicyDecideParams& p, const OfferPlanes& planes);
-  void PredictBest(const PolicyDecideParams& p, const OfferPlanes& planes);
+  void PrefetchCells(const ControllerDecideParams& p, const OfferPlanes& planes, RowSource at) const;
+  void PredictAll(const ControllerDecideParams& p, const OfferPlanes& planes);
+  void PredictBest(const ControllerDecideParams& p, const OfferPlanes& planes);
   void FinishFirst();
-  int32_t LookAt(const PolicyDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source, int32_t max_drafts);
-  void AddPrefixOnly(const PolicyDecideParams& p, int32_t r);
-  void Predict(const PolicyDecideParams& p);
+  int32_t LookAt(const ControllerDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source,
+                 int32_t max_drafts);
+  void AddPrefixOnly(const ControllerDecideParams& p, int32_t r);
+  void Predict(const ControllerDecideParams& p);
   DraftChain BeginChain(const DraftPrefix& prefix, int32_t r, int32_t source);
   int32_t PredictChain(const OfferPlanes& planes, int32_t table_row, const DraftChain& begun, int32_t max_drafts);
-  void Fill(const PolicyDecideParams& p);
-  void Keep(const PolicyDecideParams& p);
-  void KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted,
+  void Fill(const ControllerDecideParams& p);
+  void Keep(const ControllerDecideParams& p);
+  void KeepOffer(const ControllerDecideParams& p, const DraftChain& chain, int32_t num_wanted,
                  std::vector<OpenOffer>* open);
-  void Write(const PolicyDecideParams& p) const;
+  void Write(const ControllerDecideParams& p) const;
 
   const int32_t max_draft_len_;
   const std::vector<int32_t> source_ids_;

@@ -96,7 +96,7 @@ void DraftPolicy::FinishFirst() {
 }
 
 // Look at the first drafts of an offer, at most `max_drafts` of them. Returns how many.
-int32_t DraftPolicy::LookAt(const PolicyDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source,
+int32_t DraftPolicy::LookAt(const ControllerDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source,
                             int32_t max_drafts) {
   const int32_t count = std::min({max_drafts, planes.at(r, source).count, p.rows.max_draft_len[r], max_draft_len_});
   if (count == 0) return 0;
@@ -104,12 +104,12 @@ int32_t DraftPolicy::LookAt(const PolicyDecideParams& p, const OfferPlanes& plan
 }
 
 // The row's prefix is a chain where nothing is offered behind it.
-void DraftPolicy::AddPrefixOnly(const PolicyDecideParams& p, int32_t r) {
+void DraftPolicy::AddPrefixOnly(const ControllerDecideParams& p, int32_t r) {
   const DraftPrefix prefix(p.rows, r);
   if (prefix.count > 0) *chains_.Extend(1) = BeginChain(prefix, r, kPrefixOnly);
 }
 
-void DraftPolicy::PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& planes, RowSource at) const {
+void DraftPolicy::PrefetchCells(const ControllerDecideParams& p, const OfferPlanes& planes, RowSource at) const {
   const Offered offered = planes.at(at.row, at.source);
   if (offered.count > 0)
     model_.Prefetch(requests_[static_cast<size_t>(p.rows.table_rows[at.row])], at.source, offered.token_ids[0]);
@@ -117,7 +117,7 @@ void DraftPolicy::PrefetchCells(const PolicyDecideParams& p, const OfferPlanes& 
 
 // The acceptance probabilities of what is offered. Where there are too many offers to look at all, each row gets its
 // share of what those before it left.
-void DraftPolicy::Predict(const PolicyDecideParams& p) {
+void DraftPolicy::Predict(const ControllerDecideParams& p) {
   chains_.Cut(0);
   accept_probs_.Cut(0);
   guesses_.Cut(0);
@@ -133,7 +133,7 @@ void DraftPolicy::Predict(const PolicyDecideParams& p) {
 }
 
 // Of every row all offers.
-void DraftPolicy::PredictAll(const PolicyDecideParams& p, const OfferPlanes& planes) {
+void DraftPolicy::PredictAll(const ControllerDecideParams& p, const OfferPlanes& planes) {
   const int32_t num_rows = p.rows.num_rows;
   int32_t num_left = kMaxLookedAt, num_chains_left = num_rows * num_sources();
   for (int32_t next = 0; next < num_rows + kRowsAhead; ++next) {
@@ -149,7 +149,7 @@ void DraftPolicy::PredictAll(const PolicyDecideParams& p, const OfferPlanes& pla
 }
 
 // Of every row the best offer. Rows that have none are left out before, without branches, as no one foresees them.
-void DraftPolicy::PredictBest(const PolicyDecideParams& p, const OfferPlanes& planes) {
+void DraftPolicy::PredictBest(const ControllerDecideParams& p, const OfferPlanes& planes) {
   const int32_t num_rows = p.rows.num_rows;
   best_.resize(static_cast<size_t>(num_rows));
   size_t num_best = 0;

@@ -57,7 +57,7 @@ bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, double* ra
   return offer->num_scored < count;
 }
 
-void DraftPolicy::ScoreRow(const PolicyRowsParams& x, int32_t r) {
+void DraftPolicy::ScoreRow(const ControllerRowsParams& x, int32_t r) {
   const auto table_row = static_cast<size_t>(x.table_rows[r]);
   const int32_t* text = x.token_table + x.table_rows[r] * static_cast<int64_t>(x.max_tokens_per_row);
   double* rates = &rates_[table_row * source_ids_.size()];
@@ -73,7 +73,7 @@ void DraftPolicy::ScoreRow(const PolicyRowsParams& x, int32_t r) {
 }
 
 // What scoring reads first of a row's offers.
-void DraftPolicy::PrefetchOffers(const PolicyRowsParams& x, int32_t r) const {
+void DraftPolicy::PrefetchOffers(const ControllerRowsParams& x, int32_t r) const {
   const int32_t* text = x.token_table + x.table_rows[r] * static_cast<int64_t>(x.max_tokens_per_row);
   for (const OpenOffer& offer : open_[static_cast<size_t>(x.table_rows[r])]) {
     BringIn(&offer.guesses[static_cast<size_t>(offer.num_scored)]);
@@ -82,7 +82,7 @@ void DraftPolicy::PrefetchOffers(const PolicyRowsParams& x, int32_t r) const {
 }
 
 // And then, of a few guesses.
-void DraftPolicy::PrefetchLearned(const PolicyRowsParams& x, int32_t r) const {
+void DraftPolicy::PrefetchLearned(const ControllerRowsParams& x, int32_t r) const {
   for (const OpenOffer& offer : open_[static_cast<size_t>(x.table_rows[r])]) {
     const auto first = std::max(offer.num_scored, offer.num_prefix);
     const auto end = std::min(first + kGuessesAhead, static_cast<int32_t>(offer.guesses.size()));
@@ -92,7 +92,7 @@ void DraftPolicy::PrefetchLearned(const PolicyRowsParams& x, int32_t r) const {
 
 // What is read of a row's offers says where the next part of it lies: while one row is scored, the parts of later ones
 // come into the caches.
-void DraftPolicy::Score(const PolicyRowsParams& x) {
+void DraftPolicy::Score(const ControllerRowsParams& x) {
   waiting_.clear();
   for (int32_t r = 0; r < x.num_rows; ++r) {
     const auto table_row = static_cast<size_t>(x.table_rows[r]);
@@ -110,7 +110,7 @@ void DraftPolicy::Score(const PolicyRowsParams& x) {
 }
 
 // Remember what was looked at, to be scored.
-void DraftPolicy::Keep(const PolicyDecideParams& p) {
+void DraftPolicy::Keep(const ControllerDecideParams& p) {
   int32_t num_left = has_many_offers_ ? kMaxKeptOfMany : kMaxKept;
   const size_t num_chains = chains_.size();
   size_t next = num_chains == 0 ? 0 : num_decisions_ % num_chains;
@@ -130,7 +130,7 @@ void DraftPolicy::Keep(const PolicyDecideParams& p) {
   ++num_decisions_;
 }
 
-void DraftPolicy::KeepOffer(const PolicyDecideParams& p, const DraftChain& chain, int32_t num_wanted,
+void DraftPolicy::KeepOffer(const ControllerDecideParams& p, const DraftChain& chain, int32_t num_wanted,
                             std::vector<OpenOffer>* open) {
   double* stats = stats_[static_cast<size_t>(chain.source)].values;
   const int32_t num_prefix = DraftPrefix(p.rows, chain.row).count;

@@ -4,14 +4,14 @@
 #include <cmath>
 #include <cstdint>
 
-#include "fdsd/policy.h"
+#include "fdsd/controller.h"
 
 namespace fdsd {
 
 class DraftTimes {
  public:
   // At most `most` drafts. Requires 0 <= num_step_rows < num_times.
-  DraftTimes(const PolicyTimesParams& p, int64_t most)
+  DraftTimes(const ControllerTimesParams& p, int64_t most)
       : curve_(p.curve + p.num_step_rows),
         fixed_(p.fixed),
         per_draft_(p.per_draft),

@@ -15,10 +15,10 @@ constexpr float kMostAcceptance = 0.9F;
 
 class Wants {
  public:
-  explicit Wants(const PolicyWantsParams& p)
-      : p_(p), free_chains_(p.policy->chains()), demand_{p.policy->calibration(), 1.0} {
+  Wants(const DraftPolicy& policy, const ControllerWantsParams& p)
+      : policy_(policy), p_(p), free_chains_(policy.chains()), demand_{policy.calibration(), 1.0} {
     for (int32_t r = 0; r < p.num_rows; ++r)
-      accept_priors_.push_back(std::max(p.policy->rate(p.table_rows[r], p.source), p.min_acceptance_prior));
+      accept_priors_.push_back(std::max(policy.rate(p.table_rows[r], p.source), p.min_acceptance_prior));
   }
 
   Error Run() {
@@ -37,13 +37,13 @@ class Wants {
     for (const int32_t r : takers) p_.num_wanted[r] = std::min(best, p_.max_draft_len[r]);
     p_.outcome[0] = best == 0 ? 1.0 : best_rate / plain_rate;
     p_.outcome[1] = best == 0 ? 0.0 : LeastAcceptance(best_rate, takers);
-    p_.outcome[2] = static_cast<double>(p_.policy->accept_probs().size());
+    p_.outcome[2] = static_cast<double>(policy_.accept_probs().size());
     return nullptr;
   }
 
  private:
   double RateWithout() {
-    const DraftFill::Outcome found = fill_.Choose(free_chains_, p_.policy->accept_probs(), p_.num_outputs,
+    const DraftFill::Outcome found = fill_.Choose(free_chains_, policy_.accept_probs(), p_.num_outputs,
                                                   DraftTimes(p_.times, p_.max_num_chosen), demand_);
     return found.num_tokens / found.time;
   }
@@ -59,7 +59,7 @@ class Wants {
   // Afterwards takers_ are the rows whose drafts would be taken.
   double RateOf(int32_t num_drafts) {
     Imagine(num_drafts);
-    PolicyTimesParams with_call = p_.times;
+    ControllerTimesParams with_call = p_.times;
     const double call_time = CallTime(askable_, num_drafts);
     with_call.fixed += call_time;
     const DraftFill::Outcome found =
@@ -74,7 +74,7 @@ class Wants {
   void Imagine(int32_t num_drafts) {
     chains_.clear();
     askable_.clear();
-    accept_probs_.assign(p_.policy->accept_probs().begin(), p_.policy->accept_probs().end());
+    accept_probs_.assign(policy_.accept_probs().begin(), policy_.accept_probs().end());
     size_t next = 0;
     for (int32_t r = 0; r < p_.num_rows; ++r) {
       for (; next < free_chains_.size() && free_chains_[next].row == r; ++next) chains_.push_back(free_chains_[next]);
@@ -100,7 +100,8 @@ class Wants {
     return std::min(needed, static_cast<double>(kMostAcceptance));
   }
 
-  const PolicyWantsParams& p_;
+  const DraftPolicy& policy_;
+  const ControllerWantsParams& p_;
   const std::span<const DraftChain> free_chains_;
   const DraftFill::Demand demand_;
   DraftFill fill_;
@@ -111,12 +112,12 @@ class Wants {
   std::vector<double> accept_probs_;
 };
 
-Error Check(const PolicyWantsParams& p) {
-  if (p.source < 0 || p.source >= p.policy->num_sources()) return "source: expected one of the policy's, got another";
+Error Check(const DraftPolicy& policy, const ControllerWantsParams& p) {
+  if (p.source < 0 || p.source >= policy.num_sources()) return "source: expected one of the policy's, got another";
   if (p.max_drafts < 0) return "max_drafts: expected >= 0, got a negative number";
   if (p.num_outputs < 0) return "num_outputs: expected >= 0, got a negative number";
   for (int32_t r = 0; r < p.num_rows; ++r) {
-    if (!p.policy->IsBegun(p.table_rows[r])) return "table_rows: expected table rows that were begun, got another";
+    if (!policy.IsBegun(p.table_rows[r])) return "table_rows: expected table rows that were begun, got another";
     if (!(p.catch_up[r] >= 0)) return "catch_up: expected times >= 0, got others";
   }
   for (const double time : {p.call.first, p.call.per_row, p.call.per_pass, p.call.per_pass_row})
@@ -130,9 +131,9 @@ Error Check(const PolicyWantsParams& p) {
 
 }  // namespace
 
-Error DraftWants(const PolicyWantsParams& p) {
-  if (Error error = Check(p)) return error;
-  return Wants(p).Run();
+Error DraftWants(const DraftPolicy& policy, const ControllerWantsParams& p) {
+  if (Error error = Check(policy, p)) return error;
+  return Wants(policy, p).Run();
 }
 
 }  // namespace fdsd

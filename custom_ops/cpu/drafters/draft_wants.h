@@ -12,6 +12,6 @@ namespace fdsd {
 //   rate(k) = expected tokens / (time of the step + time of a call for k drafts of the rows that take them)
 //
 // The best k is wanted if its rate is above that of a step without the call.
-Error DraftWants(const PolicyWantsParams& p);
+Error DraftWants(const DraftPolicy& policy, const ControllerWantsParams& p);
 
 }  // namespace fdsd

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "draft_evidence.h"
 #include "draft_length.h"
@@ -212,6 +213,28 @@ int64_t NgramIndex::num_bytes() const {
   for (const Row& table_row : rows_)
     for (const NgramTable& table : table_row.tables) total += table.num_bytes();
   return total;
+}
+
+CallError NgramCreate(const NgramCreateParams& p) {
+  if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
+  if (p.min_n < 1 || p.max_n < p.min_n) return "min_n: expected 1 <= min_n <= max_n, got another order";
+  if (!(p.max_factor > 0) || std::isinf(p.max_factor)) return "max_factor: expected a finite number > 0, got another";
+  *p.index = new NgramIndex(p.num_table_rows, {p.min_n, p.max_n, p.max_factor, p.follows_copies != 0});
+  return nullptr;
+}
+
+CallError NgramBegin(const DraftTableRowsParams& p) {
+  return static_cast<NgramIndex*>(p.drafter)->Begin(p.table_rows, p.count);
+}
+
+CallError NgramForget(const DraftTableRowsParams& p) {
+  return static_cast<NgramIndex*>(p.drafter)->Forget(p.table_rows, p.count);
+}
+
+CallError NgramPropose(const DraftProposeParams& p) { return static_cast<NgramIndex*>(p.drafter)->Propose(p); }
+
+CallError NgramCheckIntegrity(const NgramCheckParams& p) {
+  return p.index->CheckIntegrity(p.token_table, p.num_table_rows, p.max_tokens_per_row);
 }
 
 }  // namespace fdsd

@@ -20,8 +20,8 @@ constexpr double kLeastSeconds = 1e-9;
 
 }  // namespace
 
-OnlineEstimator::StepForecast OnlineEstimator::Observe(const EstimatorObserveParams& p) {
-  const PolicyRowsParams& rows = p.next->rows;
+OnlineEstimator::StepForecast OnlineEstimator::Observe(const ControllerStepParams& p) {
+  const ControllerRowsParams& rows = p.next->rows;
   const Step step = {
       .num_kv_tokens = std::accumulate(rows.num_tokens, rows.num_tokens + rows.num_rows, int64_t{0}),
       .num_drafts = std::max(0, p.step.num_rows - p.step.num_prompt_tokens - p.step.num_requests),
@@ -49,7 +49,7 @@ OnlineEstimator::StepForecast OnlineEstimator::Observe(const EstimatorObservePar
           false};
 }
 
-void OnlineEstimator::LearnTimes(const EstimatorObserveParams& p, const Step& step) {
+void OnlineEstimator::LearnTimes(const ControllerStepParams& p, const Step& step) {
   const bool has_drafts = step.num_drafts > 0;
   if (p.took.choosing_s > 0.0) drafting_.Observe(p.step.num_requests, p.took.choosing_s);
   if (!step.is_decode_only) return;
@@ -67,7 +67,7 @@ void OnlineEstimator::LearnTimes(const EstimatorObserveParams& p, const Step& st
     (has_drafts ? drafted_host_ : host_).Observe(p.step.num_requests, std::max(p.took.host_seconds, 0.0));
 }
 
-void OnlineEstimator::TellDetector(const EstimatorObserveParams& p, const Step& step) {
+void OnlineEstimator::TellDetector(const ControllerStepParams& p, const Step& step) {
   int64_t num_new = 0;  // it cannot be compared with others
   if (p.step.num_skipped_steps > 0) {
     num_new = step.is_decode_only ? p.step.num_requests : 0;
@@ -91,9 +91,9 @@ double OnlineEstimator::HostSeconds(int32_t num_requests, bool has_drafts) const
   return has_drafts ? std::min(std::max(drafted_s, plain_s), kMostHost * plain_s) : plain_s;
 }
 
-void OnlineEstimator::WriteTimes(const EstimatorObserveParams& p, int64_t num_kv_tokens) {
+void OnlineEstimator::WriteTimes(const ControllerStepParams& p, int64_t num_kv_tokens) {
   const int32_t n = p.step.num_requests, num_rows = n + p.num_prompt_tokens_ahead;
-  PolicyTimesParams& times = p.next->times;
+  ControllerTimesParams& times = p.next->times;
   if (cost_ == nullptr) {
     WriteUnmeasured(num_rows, &times);
     return;
@@ -111,7 +111,7 @@ void OnlineEstimator::WriteTimes(const EstimatorObserveParams& p, int64_t num_kv
 }
 
 // T(1 + d) = 1 + cost * d.
-void OnlineEstimator::WriteUnmeasured(int32_t num_rows, PolicyTimesParams* times) {
+void OnlineEstimator::WriteUnmeasured(int32_t num_rows, ControllerTimesParams* times) {
   const size_t num_times = static_cast<size_t>(num_rows) + kUnmeasuredRows;
   for (size_t row = unmeasured_.size(); row < num_times; ++row)
     unmeasured_.push_back(kUnmeasuredCost * (static_cast<double>(row) - 1.0));

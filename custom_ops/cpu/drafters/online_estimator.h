@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cold_start_overhead.h"
-#include "fdsd/estimator.h"
+#include "fdsd/controller.h"
 #include "quantile_estimator.h"
 #include "regression_detector.h"
 #include "step_cost.h"
@@ -41,7 +41,7 @@ class OnlineEstimator {
   void TakeCosts(StepCost* cost) { cost_ = cost; }
 
   // A step is over. Returns what is known of the next one, and writes that to p.next; is_decided is left to others.
-  StepForecast Observe(const EstimatorObserveParams& p);
+  StepForecast Observe(const ControllerStepParams& p);
 
  private:
   // The step that is over, as it counts.
@@ -50,11 +50,11 @@ class OnlineEstimator {
     int32_t num_drafts;
     bool is_decode_only;
   };
-  void LearnTimes(const EstimatorObserveParams& p, const Step& step);
-  void TellDetector(const EstimatorObserveParams& p, const Step& step);
-  void WriteTimes(const EstimatorObserveParams& p, int64_t num_kv_tokens);
+  void LearnTimes(const ControllerStepParams& p, const Step& step);
+  void TellDetector(const ControllerStepParams& p, const Step& step);
+  void WriteTimes(const ControllerStepParams& p, int64_t num_kv_tokens);
   double HostSeconds(int32_t num_requests, bool has_drafts) const;
-  void WriteUnmeasured(int32_t num_rows, PolicyTimesParams* times);
+  void WriteUnmeasured(int32_t num_rows, ControllerTimesParams* times);
 
   RegressionDetector& detector_;
   const uint64_t covered_sources_;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
-#include <span>
+#include <utility>
 
 namespace fdsd {
 namespace {
@@ -14,15 +14,6 @@ constexpr int64_t kRefreshSteps = 64;
 // One step says at most this much: what interrupts it says nothing of it, and interrupts long steps most often.
 constexpr double kMostStepRatio = 1.25;
 
-template <typename T>
-std::span<const T> Span(const T* values, int64_t count) {
-  return {values, static_cast<size_t>(count)};
-}
-
-bool ArePositive(std::span<const double> values) {
-  return std::ranges::all_of(values, [](double value) { return value > 0 && std::isfinite(value); });
-}
-
 // What drafts would take to read contexts, if each took what its request's own token does.
 double ReadMs(int32_t num_rows, int32_t num_requests, double context_ms) {
   return (num_rows - num_requests) * context_ms / std::max(num_requests, 1);
@@ -30,40 +21,26 @@ double ReadMs(int32_t num_rows, int32_t num_requests, double context_ms) {
 
 }  // namespace
 
-Error StepCost::CheckCreate(const StepCostCreateParams& p) {
-  if (p.num_times < 2) return "num_times: expected at least 2, got fewer";
-  const std::span curve = Span(p.curve, p.num_times);
-  if (!ArePositive(curve) || !std::ranges::is_sorted(curve))
-    return "curve: expected finite rising numbers > 0, got others";
-  if (p.num_shapes < 1) return "num_shapes: expected at least 1, got fewer";
-  if (p.shape_counts[0] != 1 || !RequestCounts::AreRising(Span(p.shape_counts, p.num_shapes)))
-    return "shape_counts: expected rising numbers from 1, got others";
-  if (!ArePositive(Span(p.shapes, int64_t{p.num_shapes} * p.num_times)))
-    return "shapes: expected finite numbers > 0, got others";
-  if (p.short_context < 0) return "short_context: expected >= 0, got a negative number";
-  if (p.num_slopes < 0 || !RequestCounts::AreRising(Span(p.slope_counts, p.num_slopes)))
-    return "slope_counts: expected rising numbers >= 1, got others";
-  if (!std::ranges::all_of(Span(p.slopes, p.num_slopes), [](double x) { return x >= 0 && std::isfinite(x); }))
-    return "slopes: expected finite numbers >= 0, got others";
-  if (p.num_shares < 0 || !RequestCounts::AreRising(Span(p.share_counts, p.num_shares)))
-    return "share_counts: expected rising numbers >= 1, got others";
-  if (!std::ranges::all_of(Span(p.shares, p.num_shares), [](double x) { return x >= 0 && x <= 1; }))
-    return "shares: expected 0 to 1, got others";
-  return nullptr;
+Error StepCost::CheckCreate(const ControllerCostParams& p) {
+  if (p.max_num_rows < 1) return "max_num_rows: expected at least 1, got less";
+  bool has_base = false;
+  for (int32_t i = 0; i < p.num_samples; ++i) {
+    has_base |= p.rows[i] == 1 && p.requests[i] == 1;
+    if (p.rows[i] < 1 || p.requests[i] < 0) return "steps: expected rows >= 1 and requests >= 0, got others";
+    if (p.contexts[i] < 0) return "contexts: expected >= 0, got a negative number";
+  }
+  return has_base ? nullptr : "steps: expected one of one row of one request, got none";
 }
 
-StepCost::StepCost(const StepCostCreateParams& p)
-    : curve_(p.curve, p.curve + p.num_times),
-      most_shape_requests_(p.shape_counts[p.num_shapes - 1]),
-      shape_counts_(Span(p.shape_counts, p.num_shapes)),
-      shapes_(p.shapes, p.shapes + int64_t{p.num_shapes} * p.num_times),
-      short_context_(p.short_context),
-      slopes_(Span(p.slope_counts, p.num_slopes), p.slopes),
-      shares_(Span(p.share_counts, p.num_shares), p.shares),
-      corrections_(p.num_times - 1) {}
+StepCost::StepCost(CostTables tables)
+    : tables_(std::move(tables)),
+      shape_counts_(tables_.counts),
+      slopes_(tables_.slopes),
+      shares_(tables_.shares),
+      corrections_(tables_.num_times() - 1) {}
 
-PolicyTimesParams StepCost::Times(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens) {
-  const auto num_times = static_cast<int32_t>(curve_.size());
+ControllerTimesParams StepCost::Times(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens) {
+  const auto num_times = static_cast<int32_t>(tables_.curve.size());
   const double context_ms = ContextMs(num_requests, num_kv_tokens);
   return {.num_step_rows = std::min(num_rows, num_times - 1),
           .num_times = num_times,
@@ -104,21 +81,21 @@ double StepCost::StepMs(int32_t num_rows, int32_t num_requests, int64_t num_kv_t
 const std::vector<double>& StepCost::TableOf(int32_t num_requests, bool is_optimistic) {
   Tables& tables = is_optimistic ? optimistic_ : known_;
   if (tables.refresh != num_refreshed_) {
-    tables.corrected.resize(curve_.size());
+    tables.corrected.resize(tables_.curve.size());
     corrections_.WriteFactors(is_optimistic, tables.corrected.data());
-    std::ranges::transform(tables.corrected, curve_, tables.corrected.begin(), std::multiplies<>());
+    std::ranges::transform(tables.corrected, tables_.curve, tables.corrected.begin(), std::multiplies<>());
     tables.refresh = num_refreshed_;
   }
   // Of more requests than were measured nothing else is known.
-  num_requests = std::clamp(num_requests, 1, most_shape_requests_);
+  num_requests = std::clamp(num_requests, 1, tables_.counts.back());
   Tables::Table& table = tables.by_requests[num_requests];
   if (table.refresh == num_refreshed_) return table.times;
-  table.times.resize(curve_.size());
+  table.times.resize(tables_.curve.size());
   const auto [index, part] = shape_counts_.Find(num_requests);
-  const double* low = shapes_.data() + index * curve_.size();
-  const double* high = part > 0 ? low + curve_.size() : low;
+  const double* low = tables_.shapes.data() + index * tables_.curve.size();
+  const double* high = part > 0 ? low + tables_.curve.size() : low;
   double most = 0.0;
-  for (size_t rows = 0; rows < curve_.size(); ++rows) {
+  for (size_t rows = 0; rows < tables_.curve.size(); ++rows) {
     most = std::max(most, tables.corrected[rows] * ((1.0 - part) * low[rows] + part * high[rows]));
     table.times[rows] = most;
   }
@@ -128,7 +105,7 @@ const std::vector<double>& StepCost::TableOf(int32_t num_requests, bool is_optim
 
 // What the requests' own tokens take to read so many tokens of context, of all requests together.
 double StepCost::ContextMs(int32_t num_requests, int64_t num_kv_tokens) const {
-  const int64_t num_more = std::max<int64_t>(0, num_kv_tokens - num_requests * short_context_);
+  const int64_t num_more = std::max<int64_t>(0, num_kv_tokens - num_requests * tables_.short_context);
   return slopes_.At(num_requests) * static_cast<double>(num_more);
 }
 
@@ -138,7 +115,7 @@ double StepCost::Share(int32_t num_requests) const {
 }
 
 int32_t StepCost::Row(int32_t num_rows) const {
-  return std::clamp(num_rows, 1, static_cast<int32_t>(curve_.size()) - 1);
+  return std::clamp(num_rows, 1, static_cast<int32_t>(tables_.curve.size()) - 1);
 }
 
 }  // namespace fdsd

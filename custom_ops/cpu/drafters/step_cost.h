@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "by_requests.h"
-#include "fdsd/step_cost.h"
+#include "cost_tables.h"
+#include "fdsd/controller.h"
 #include "row_corrections.h"
 #include "step_slope.h"
 
@@ -21,14 +22,13 @@ namespace fdsd {
 // Calls must not overlap.
 class StepCost {
  public:
-  static Error CheckCreate(const StepCostCreateParams& p);
+  static Error CheckCreate(const ControllerCostParams& p);
 
-  // Checks nothing; see CheckCreate.
-  explicit StepCost(const StepCostCreateParams& p);
+  explicit StepCost(CostTables tables);
 
   // What a decision is made by, in ms of the machine as it was measured: row counts that few steps had get an
   // optimistic time. `curve` of what is returned is as it is until the next Observe, and memory of this object.
-  PolicyTimesParams Times(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens);
+  ControllerTimesParams Times(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens);
 
   // What a step of this kind takes as far as is known, in the same unit.
   double Expected(int32_t num_rows, int32_t num_requests, int64_t num_kv_tokens);
@@ -58,11 +58,8 @@ class StepCost {
   double Share(int32_t num_requests) const;
   int32_t Row(int32_t num_rows) const;
 
-  const std::vector<double> curve_;
-  const int32_t most_shape_requests_;
+  const CostTables tables_;
   const RequestCounts shape_counts_;
-  const std::vector<double> shapes_;  // [count, rows]
-  const int64_t short_context_;
   const ByRequests slopes_, shares_;
   RowCorrections corrections_;
   StepSlope more_share_;  // what drafts read besides what was measured

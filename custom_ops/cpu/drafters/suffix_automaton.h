@@ -109,9 +109,9 @@ class SuffixAutomaton {
   void CountOccurrence(int32_t state, int32_t target);
   Error CheckState(int32_t state) const;
 
-  GrowingArray<State> states_;
-  GrowingArray<int32_t> text_;   // chunks: the next chunk of the same sequence or -1, then tokens, -1 = none yet
-  GrowingArray<int32_t> heads_;  // first chunk of each sequence
+  MappedArray<State> states_;
+  MappedArray<int32_t> text_;   // chunks: the next chunk of the same sequence or -1, then tokens, -1 = none yet
+  MappedArray<int32_t> heads_;  // first chunk of each sequence
   SuffixEdges edges_;
   int64_t num_tokens_ = 0;
   int64_t num_steps_ = 0;

@@ -65,7 +65,7 @@ class SuffixEdges {
   int32_t Grow(int32_t block);
   void Insert(int32_t block, int32_t token, int32_t target);
 
-  GrowingArray<int32_t> words_;
+  MappedArray<int32_t> words_;
   int32_t free_[kNumClasses];  // offset / 4 of the first free block of a class, -1 = none; its word 0 is the next one's
 };
 

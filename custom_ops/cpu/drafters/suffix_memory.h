@@ -32,9 +32,9 @@ class GrowingMemory {
   size_t num_bytes_ = 0;
 };
 
-// A growing array of T.
+// A growing array of T, in GrowingMemory.
 template <typename T>
-class GrowingArray {
+class MappedArray {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:

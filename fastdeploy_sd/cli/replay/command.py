@@ -21,8 +21,8 @@ from fastdeploy_sd.config import DEMO_MODEL, SpeculativeConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS
 from fastdeploy_sd.config.speculative_map import read_speculative
 from fastdeploy_sd.errors import ConfigError, suggest
+from fastdeploy_sd.spec_decode.control.controller import MAX_DRAFT_LEN
 from fastdeploy_sd.spec_decode.control.cost import CostModel, LinearCost, StepTimes
-from fastdeploy_sd.spec_decode.control.policy import MAX_DRAFT_LEN
 from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer, OfferingMethod
 from fastdeploy_sd.spec_decode.dispatcher import create_method

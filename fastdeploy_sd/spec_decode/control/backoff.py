@@ -1,4 +1,4 @@
-"""How many steps nobody is asked in, where nothing was worth drafting. Knows no drafts."""
+"""When drafting is tried again where it was not worth its time. Knows no drafts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _STEPS_BEHIND_REST = 8
 _MOST_PLAIN = math.isqrt(_STEPS_BEHIND_REST * _LONGEST_REST) + 1
 # Where nobody had a draft it is only looked, so many times, whether somebody has one now.
 _MOST_PROBES = 7
+# Steps in which a source that was found not worth its time is tried, and after how many steps for the first time.
+_TRIAL_STEPS, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64, 4096
 
 
 class Backoff:
@@ -52,3 +54,28 @@ class Backoff:
 
 def _longest(seconds: float, step_s: float) -> int:
     return min(int(seconds / (_ASKING_SHARE * max(step_s, 1e-9))), _LONGEST_REST)
+
+
+class Trials:
+    """When a source that is not wanted is tried all the same: not soon, and more rarely each time."""
+
+    def __init__(self) -> None:
+        self._pause = self._next_pause = _FIRST_PAUSE
+        self._num_left = 0
+
+    def note_wanted(self) -> None:
+        """The source is worth its time."""
+        self._pause = self._next_pause = _FIRST_PAUSE
+        self._num_left = 0
+
+    def is_due(self, num_steps: int) -> bool:
+        """The source was not worth its time in so many steps; returns whether it is to be tried nevertheless."""
+        if self._num_left > 0:
+            self._num_left -= 1
+            return True
+        self._pause -= num_steps
+        if self._pause > 0:
+            return False
+        self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+        self._pause, self._num_left = self._next_pause, _TRIAL_STEPS - 1
+        return True

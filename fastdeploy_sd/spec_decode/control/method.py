@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fastdeploy_sd.spec_decode.control.backoff import Backoff
-from fastdeploy_sd.spec_decode.control.choice_log import ChoiceLog
-from fastdeploy_sd.spec_decode.control.cost import CostModel
-from fastdeploy_sd.spec_decode.control.decision import Decision
+from fastdeploy_sd.spec_decode.control.controller import LEAST_DEMAND
+from fastdeploy_sd.spec_decode.control.decision import Decision, StepForecast
 from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
 from fastdeploy_sd.spec_decode.control.offers import NativeMethod
-from fastdeploy_sd.spec_decode.control.online_estimator import OnlineEstimator, StepForecast, StepPrediction
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer, OfferingMethod
-from fastdeploy_sd.spec_decode.control.regression_detector import LEAST_DEMAND, RegressionDetector
+from fastdeploy_sd.spec_decode.control.report import ChoiceLog
 from fastdeploy_sd.spec_decode.control.row_partition import RowPartition
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens
@@ -38,7 +36,7 @@ _CHOICES = (_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON)
 
 
 class AutoMethod(Proposer):
-    """Chooses among the server's methods, by request and step; see AutoPolicy.
+    """Chooses among the server's methods, by request and step; see DraftController.
 
     Where draft layers are loaded, it also draws drafts from them for requests that chose that method; see RowPartition.
 
@@ -65,14 +63,9 @@ class AutoMethod(Proposer):
             None if layers is None else layers.method.source,
             [(m.source, cast(NativeMethod, m.proposer)) for m in context.per_request_methods if not m.is_certain],
         )
-        if context.step_stats.phase_seconds is not None:
-            self._auto.policy.measure(context.step_stats.phase_seconds)
-        names = {m.name for m in drafters}
-        covered = [m.source for m in drafters if m.source and m.subsumed_by in names]
-        self._estimator = OnlineEstimator(RegressionDetector(), self._auto.policy, covered)
         self._has_costs = False
         self._backoff, self._log = Backoff(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
-        self._next = StepPrediction()
+        self._next = self._auto.controller.prediction
         self._asked: ProposeInput | None = None  # whose rows the policy's arguments are for; None = others'
         self._latest: ProposeInput | None = None
         self._rows: bytes | None = None  # of the latest step; None = requests of the next one began since
@@ -121,7 +114,7 @@ class AutoMethod(Proposer):
         if self._next.plain_time:  # they were asked
             self._next.lookup_s = asking_s - self._model_source_s
         if self._log.is_due:
-            self._step_stats.report = self._log.report(known, self._auto.policy.stats())
+            self._step_stats.report = self._log.report(known, self._auto.controller.stats())
         if choice == _DRAFTS:
             self._backoff.note_drafts()
         elif choice != _COMPARISON and known.is_decode_only:
@@ -165,10 +158,10 @@ class AutoMethod(Proposer):
 
     def _choose(self, x: ProposeInput, known: StepForecast) -> tuple[DraftTokens, str]:
         num_certain = 0 if x.prefix is None else len(x.prefix.token_ids)
-        self._next.expect_nothing()
+        self._next.time, self._next.plain_time, self._next.is_certain = 0.0, 0.0, False
         self._asked = None
         if known.is_decided:
-            decision = self._auto.policy.decision(len(x.table_rows))
+            decision = self._auto.controller.decision(len(x.table_rows))
             self._asked = x if x.prefix is None else None
         elif num_certain == 0 and not any(x.max_draft_len.tolist()):
             return DraftTokens.none(len(x.table_rows)), _REQUEST
@@ -178,7 +171,7 @@ class AutoMethod(Proposer):
             if num_certain == 0 or reason == _COMPARISON:
                 return DraftTokens.none(len(x.table_rows)), reason
             # Guesses are not worth it. What is certain is no guess.
-            self._auto.policy.params.least_gain = LEAST_DEMAND
+            self._auto.controller.params.least_gain = LEAST_DEMAND
             decision = self._auto.decide(replace(x, max_draft_len=np.zeros(len(x.table_rows), np.int32)))
         else:
             decision = self._decide(x, known)
@@ -212,7 +205,7 @@ class AutoMethod(Proposer):
 
     def _take_costs(self, profile: CostProfile) -> None:
         """Take what was measured when the server started."""
-        self._estimator.take_costs(CostModel(profile, _MAX_NUM_ROWS))
+        self._auto.controller.take_costs(profile, _MAX_NUM_ROWS)
         if self._model_source is not None:
             self._model_source.take_costs(profile.drafts)
         self._has_costs = True
@@ -231,4 +224,4 @@ class AutoMethod(Proposer):
         self._auto.bind(x)
         if b.num_skipped_steps:
             self._log.note_skipped(b.num_skipped_steps)
-        return self._estimator.observe_and_decide(b, self._next, goes_on=goes_on, decides=self._model_source is None)
+        return self._auto.controller.observe_and_decide(b, goes_on=goes_on, decides=self._model_source is None)

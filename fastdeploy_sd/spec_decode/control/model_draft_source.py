@@ -17,9 +17,10 @@ import numpy.typing as npt
 from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.bound_call import BoundCall
-from fastdeploy_sd.spec_decode.control.cost import MAX_STEP_DRAFTS, DraftTimes
-from fastdeploy_sd.spec_decode.control.draft_cost import CallTimes, DraftCost, Trials
-from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.control.backoff import Trials
+from fastdeploy_sd.spec_decode.control.controller import DraftController
+from fastdeploy_sd.spec_decode.control.cost import CallTimes, DraftCost
+from fastdeploy_sd.spec_decode.control.decision import MAX_STEP_DRAFTS, DraftTimes
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, DraftRequest, ProposeInput, Proposer, TargetStep
 from fastdeploy_sd.types import F32, I32, DraftTokens
 
@@ -95,7 +96,7 @@ class ModelDraftSource:
         return found if x.prefix is None else np.where(np.diff(x.prefix.cu_num_draft) == 0, found, 0).astype(np.int32)
 
     def wanted(
-        self, x: ProposeInput, policy: AutoPolicy, source: int, times: DraftTimes, speed: float, num_outputs: int
+        self, x: ProposeInput, policy: DraftController, source: int, times: DraftTimes, speed: float, num_outputs: int
     ) -> tuple[I32, float]:
         """Return how many drafts of each row are worth asking for, and at which acceptance probability they end.
 
@@ -103,7 +104,7 @@ class ModelDraftSource:
             x: the rows that the policy has offers for.
             source: the plane of this source.
             times: of the next step, in ms of a machine that takes `speed` times as long now.
-            num_outputs: see AutoPolicy.decide.
+            num_outputs: see DraftController.decide.
 
         Raises:
             ValueError: a shape or dtype disagrees, or the rows are not those of the latest offers.
@@ -127,7 +128,7 @@ class ModelDraftSource:
     def _worth(
         self,
         x: ProposeInput,
-        policy: AutoPolicy,
+        policy: DraftController,
         source: int,
         times: DraftTimes,
         how: tuple[float, float, int, int],
@@ -140,10 +141,10 @@ class ModelDraftSource:
         """
         speed, min_acceptance_prior, max_drafts, num_outputs = how
         if self._wants is None:
-            params = struct_type("PolicyWantsParams")(
-                policy=policy.handle, source=source, max_num_chosen=MAX_STEP_DRAFTS, outcome=address(self._outcome)
+            params = struct_type("ControllerWantsParams")(
+                controller=policy.handle, source=source, max_num_chosen=MAX_STEP_DRAFTS, outcome=address(self._outcome)
             )
-            self._wants = BoundCall("policy_wants", params)
+            self._wants = BoundCall("controller_wants", params)
         call: CallTimes = self.cost.times(speed)
         found, num_rows = np.zeros(len(x.table_rows), np.int32), len(x.table_rows)
         catch_up = self._num_behind(x) * call.row

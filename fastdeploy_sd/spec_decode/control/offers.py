@@ -1,14 +1,15 @@
-"""The rows of a step and what sources offer for them, in arrays that the policy's native code reads as they lie."""
+"""The rows of a step and what sources offer for them, in arrays that the native controller reads as they lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.spec_decode.methods.native.draft_call import DraftRows, NativeDrafter
-from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.types import F32, I32, DraftTokens
 
 NUM_EVIDENCE = 3
 
@@ -95,3 +96,69 @@ class OfferTable:
     def clear(self, source: int) -> None:
         """The source offers nothing in this step."""
         self.planes.cu_num_draft[source] = 0
+
+
+class BoundRows:
+    """Writes the rows of step after step to the controller's params, as far as they are others than in the last one.
+
+    Args:
+        params: ControllerDecideParams.
+        num_sources: planes of the offers.
+        max_num_rows: of a step.
+    """
+
+    def __init__(self, params: Any, num_sources: int, max_num_rows: int) -> None:
+        self._params, self._num_sources, self._max_num_rows = params, num_sources, max_num_rows
+        self._offers: OfferTable | None = None
+        self._token_table: I32 | None = None
+        self._table_rows: I32 | None = None
+        self._num_tokens: I32 | None = None
+        self._max_draft_len: I32 | None = None
+
+    def bind(self, x: PolicyRows, offers: OfferTable) -> None:
+        """Write these rows and offers.
+
+        Raises:
+            ValueError: a shape or dtype disagrees.
+        """
+        p, num_rows = self._params, len(x.table_rows)
+        if offers is not self._offers:
+            planes = offers.planes
+            num_sources, max_num_rows = planes.evidence.shape[:2]
+            if num_sources != self._num_sources:
+                raise ValueError(f"offers: expected {self._num_sources} sources, got {num_sources}")
+            p.max_num_rows, p.max_num_drafts = max_num_rows, planes.token_ids.shape[1]
+            p.token_ids, p.offers_cu_num_draft = address(planes.token_ids), address(planes.cu_num_draft)
+            p.evidence, p.draft_prob = address(planes.evidence), address(planes.draft_prob)
+            self._offers = offers
+        if x.token_table is not self._token_table:
+            p.num_table_rows, p.max_tokens_per_row = x.token_table.shape
+            p.token_table = pointer("token_table", x.token_table, x.token_table.shape, np.int32)
+            self._token_table = x.token_table
+        per_row = (num_rows,)
+        if x.table_rows is not self._table_rows:
+            if num_rows > self._max_num_rows:
+                raise ValueError(f"table_rows: expected at most {self._max_num_rows} rows, got {num_rows}")
+            p.table_rows = pointer("table_rows", x.table_rows, per_row, np.int32)
+            p.num_rows = num_rows
+            # The others are to be checked against this length.
+            self._table_rows, self._num_tokens, self._max_draft_len = x.table_rows, None, None
+        if x.num_tokens is not self._num_tokens:
+            p.num_tokens = pointer("num_tokens", x.num_tokens, per_row, np.int32)
+            self._num_tokens = x.num_tokens
+        if x.max_draft_len is not self._max_draft_len:
+            p.max_draft_len = pointer("max_draft_len", x.max_draft_len, per_row, np.int32)
+            self._max_draft_len = x.max_draft_len
+        self._bind_prefix(x.prefix, num_rows)
+
+    def _bind_prefix(self, prefix: DraftTokens | None, num_rows: int) -> None:
+        p = self._params
+        if prefix is None:
+            p.prefix_token_ids = p.cu_num_prefix = p.prefix_sources = None
+            return
+        if prefix.sources is None:
+            raise ValueError("prefix: expected drafts that name their sources, got some without")
+        num_prefix = (prefix.cu_num_draft.item(-1),)
+        p.prefix_token_ids = pointer("prefix.token_ids", prefix.token_ids, num_prefix, np.int32)
+        p.cu_num_prefix = pointer("prefix.cu_num_draft", prefix.cu_num_draft, (num_rows + 1,), np.int32)
+        p.prefix_sources = pointer("prefix.sources", prefix.sources, num_prefix, np.int8)

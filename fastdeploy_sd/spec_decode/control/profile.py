@@ -25,6 +25,7 @@ from fastdeploy_sd.process.files import describe, read_text, replacing
 VERSION = 5
 _MAX_BYTES = 1 << 20
 _SAMPLES = ("steps", "drafts")
+_MOST = (1 << 31) - 1
 Key = Mapping[str, str | int]
 Sample = TypeVar("Sample", "StepSample", "DraftSample")
 
@@ -168,6 +169,6 @@ def _sample(where: str, found: object, kind: type[Sample]) -> Sample:
                 raise _FieldError(f"{where}.{name}: expected a positive number, got {value!r:.200}")
         else:
             least = 0 if name in ("context", "requests") else 1
-            if type(value) is not int or value < least:
+            if type(value) is not int or not least <= value <= _MOST:
                 raise _FieldError(f"{where}.{name}: expected an integer of at least {least}, got {value!r:.200}")
     return kind(**values)

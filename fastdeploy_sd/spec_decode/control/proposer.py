@@ -7,14 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.control.cost import DraftTimes, StepTimes
-from fastdeploy_sd.spec_decode.control.decision import Decision
+from fastdeploy_sd.spec_decode.control.controller import DraftController
+from fastdeploy_sd.spec_decode.control.cost import StepTimes
+from fastdeploy_sd.spec_decode.control.decision import Decision, DraftTimes
 from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
 from fastdeploy_sd.spec_decode.control.offers import NativeMethod, OfferTable
-from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import F32, I32, DraftTokens
-from fastdeploy_sd.types.draft_methods import DraftSource
+from fastdeploy_sd.types.draft_methods import METHODS, DraftSource
 
 
 class OfferingMethod(NativeMethod, Proposer, Protocol):
@@ -33,10 +33,10 @@ class AutoProposer(Proposer):
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.
         model_source: whose offers the caller writes; None = there is none.
-        lent: methods that are asked as well, but begun, forgotten and closed by somebody else.
+        lent: methods that are asked as well, but begun, forgotten and closed by their owner.
 
     Attributes:
-        policy: what chooses.
+        controller: what chooses.
     """
 
     def __init__(
@@ -54,13 +54,15 @@ class AutoProposer(Proposer):
         sources = [*drafters, *([] if model_source is None else [model_source])]
         self._offers = OfferTable(len(sources), max_num_seqs, max_draft_len)
         self._model_source, self._has_model_offer = len(drafters), False  # its plane
-        self.policy = AutoPolicy(max_num_seqs, max_draft_len, sources, drafters)
+        self.controller = DraftController(
+            max_num_seqs, max_draft_len, sources, drafters, _covered([s for s, _ in methods])
+        )
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Begin the requests in every method and in the policy."""
         for method in self._methods:
             method.begin(requests)
-        self.policy.begin(np.array([request.table_row for request in requests], np.int32))
+        self.controller.begin(np.array([request.table_row for request in requests], np.int32))
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Return the drafts that are worth their time.
@@ -77,7 +79,7 @@ class AutoProposer(Proposer):
             ValueError: as `propose`.
         """
         self._clear_model_offer()
-        return self.policy.decide(x, self._offers, self._times(x), len(x.table_rows))
+        return self.controller.decide(x, self._offers, self._times(x), len(x.table_rows))
 
     def bind(self, x: ProposeInput) -> None:
         """Have the policy's params say these rows, and no offers of the model source.
@@ -86,7 +88,7 @@ class AutoProposer(Proposer):
             ValueError: a shape or dtype disagrees.
         """
         self._clear_model_offer()
-        self.policy.bind(x, self._offers)
+        self.controller.bind(x, self._offers)
 
     def ask_again(self) -> int:
         """Return how many drafts the methods offer for what was decided on last, which holds another step now.
@@ -94,7 +96,7 @@ class AutoProposer(Proposer):
         Raises:
             ValueError: as `propose`.
         """
-        return self.policy.ask_again()
+        return self.controller.ask_again()
 
     def ask(self, x: ProposeInput, model_source: ModelDraftSource, speed: float) -> tuple[I32, float]:
         """Ask the methods, and return what is wanted of the model source; see its `wanted`. `choose` follows.
@@ -103,11 +105,11 @@ class AutoProposer(Proposer):
             ValueError: as `propose`.
         """
         self._clear_model_offer()
-        self.policy.offer(x, self._offers)
+        self.controller.offer(x, self._offers)
         times, num_outputs = self._times(x), len(x.table_rows)
         if times is None:
-            times, num_outputs = self.policy.times, self.policy.params.num_outputs
-        return model_source.wanted(x, self.policy, self._model_source, times, speed, num_outputs)
+            times, num_outputs = self.controller.times, self.controller.params.num_outputs
+        return model_source.wanted(x, self.controller, self._model_source, times, speed, num_outputs)
 
     def choose(self, x: ProposeInput, drafts: DraftTokens, draft_prob: F32) -> Decision:
         """Choose from what was offered and the model source's drafts of the same rows, which have these probabilities.
@@ -120,7 +122,7 @@ class AutoProposer(Proposer):
         plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
         plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
         self._has_model_offer = True
-        return self.policy.choose(x, self._offers, self._times(x), num_rows)
+        return self.controller.choose(x, self._offers, self._times(x), num_rows)
 
     def _clear_model_offer(self) -> None:
         if self._has_model_offer:
@@ -136,9 +138,16 @@ class AutoProposer(Proposer):
         """Forget the table rows in every method and in the policy."""
         for method in self._methods:
             method.forget(table_rows)
-        self.policy.forget(table_rows)
+        self.controller.forget(table_rows)
 
     def close(self) -> None:
         """Close every method."""
         for method in self._methods:
             method.close()
+
+
+def _covered(sources: Sequence[DraftSource]) -> list[DraftSource]:
+    """Those whose drafts another of these mostly has as well."""
+    methods = [method for method in METHODS.values() if method.source in sources]
+    names = {method.name for method in methods}
+    return [method.source for method in methods if method.source is not None and method.subsumed_by in names]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.control.cost import DraftTimes
-from fastdeploy_sd.spec_decode.control.decision import Decision
+from fastdeploy_sd.spec_decode.control.controller import DraftController
+from fastdeploy_sd.spec_decode.control.decision import Decision, DraftTimes
 from fastdeploy_sd.spec_decode.control.offers import OfferTable
-from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
 from fastdeploy_sd.types import I32, DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_reference import OfferedRow
@@ -58,9 +57,9 @@ class PolicyServer:
     def __init__(self, texts: Sequence[Sequence[int]], sources: Sequence[DraftSource], max_draft_len: int = 16) -> None:
         self.texts = texts
         self.num_tokens = [1] * len(texts)
-        self.policy = AutoPolicy(len(texts), max_draft_len, sources)
+        self.controller = DraftController(len(texts), max_draft_len, sources)
         self.offers = OfferTable(len(sources), len(texts), max_draft_len)
-        self.policy.begin(i32(range(len(texts))))
+        self.controller.begin(i32(range(len(texts))))
 
     def decide(
         self,
@@ -79,7 +78,7 @@ class PolicyServer:
         lengths = i32([max_len] * len(rows))
         x = Rows(rows, table, i32(self.num_tokens), lengths, prefix)
         found = by_drafts(times)._replace(any_draft=any_draft)
-        return self.policy.decide(x, self.offers, found, len(rows), least_gain)
+        return self.controller.decide(x, self.offers, found, len(rows), least_gain)
 
     def commit(self, drafts: DraftTokens) -> int:
         """Accept what is right, and one token more; returns how many tokens of all rows."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.control.decision import Decision
-from fastdeploy_sd.spec_decode.control.online_estimator import OnlineEstimator, StepForecast
+from fastdeploy_sd.spec_decode.control.controller import DraftController
+from fastdeploy_sd.spec_decode.control.decision import Decision, StepForecast
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
@@ -44,7 +44,7 @@ def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
 ) -> None:
     """A token in four is chosen; the text repeats itself, so that there are guesses as well."""
     monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
-    learn, decide = OnlineEstimator.observe_and_decide, AutoProposer.decide
+    learn, decide = DraftController.observe_and_decide, AutoProposer.decide
 
     def demand(*args: Any, **how: Any) -> StepForecast:
         known = learn(*args, **(how | {"decides": False}))
@@ -52,10 +52,10 @@ def test_certain_drafts_stay_when_guesses_must_bring_more_or_are_off(
 
     def decide_on(auto: AutoProposer, x: ProposeInput) -> Decision:
         if np.isfinite(least_gain):
-            auto.policy.params.least_gain = least_gain
+            auto.controller.params.least_gain = least_gain
         return decide(auto, x)
 
-    monkeypatch.setattr(OnlineEstimator, "observe_and_decide", demand)
+    monkeypatch.setattr(DraftController, "observe_and_decide", demand)
     monkeypatch.setattr(AutoProposer, "decide", decide_on)
     text = repeated()
     server = Server([text], per_request_methods=(Foretold(text),))

@@ -8,11 +8,11 @@ import random
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.library import call
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.control.cost import MAX_STEP_DRAFTS, CostModel, LinearCost
+from fastdeploy_sd.spec_decode.control.cost import LinearCost
+from fastdeploy_sd.spec_decode.control.decision import MAX_STEP_DRAFTS
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
+from tests.doubles.controller_parts import FollowedCost
 
 
 def profile(*steps: tuple[int, int, int, float]) -> CostProfile:
@@ -37,7 +37,7 @@ def test_a_cost_is_a_number_of_at_least_0(cost: float) -> None:
 
 
 def test_a_stair_is_where_it_was_measured() -> None:
-    times = CostModel(STAIR, 40).times(1, 1, 10).array(19)
+    times = FollowedCost(STAIR, 40).times(1, 1, 10).array(19)
     assert times[:4].tolist() == [1.0] * 4
     assert times[4:8].tolist() == [2.0] * 4
     # In between, and on behind the last one as since half of its rows.
@@ -59,18 +59,18 @@ def test_a_stair_is_where_it_was_measured() -> None:
     ],
 )
 def test_more_rows_than_were_measured(steps: list[tuple[int, int, int, float]], expected: float) -> None:
-    assert CostModel(profile(*steps), 200).times(1, 1, 64).array(135)[135] == pytest.approx(expected)
+    assert FollowedCost(profile(*steps), 200).times(1, 1, 64).array(135)[135] == pytest.approx(expected)
 
 
 def test_drafts_beside_other_rows_cost_what_they_cost_there() -> None:
-    model = CostModel(STAIR, 40)
+    model = FollowedCost(STAIR, 40)
     assert model.times(4, 1, 10).array(2).tolist() == [1.0, 2.0, 2.0]
     assert np.diff(model.times(16, 1, 10).array(4)) == pytest.approx([0.25] * 4)
     assert len(model.times(39, 1, 10).array(8)) == 2, "a step has no more rows than it may have"
 
 
 def test_less_for_more_rows_is_noise() -> None:
-    model = CostModel(profile((1, 1, 0, 1.0), (2, 1, 0, 1.5), (3, 1, 0, 1.2), (4, 1, 0, 2.0)), 8)
+    model = FollowedCost(profile((1, 1, 0, 1.0), (2, 1, 0, 1.5), (3, 1, 0, 1.2), (4, 1, 0, 2.0)), 8)
     assert model.times(1, 1, 0).array(3).tolist() == [1.0, 1.5, 1.5, 2.0]
 
 
@@ -78,7 +78,7 @@ def test_context_and_requests_are_measured_apart() -> None:
     measured = profile(
         (1, 1, 10, 1.0), (2, 1, 10, 1.2), (4, 1, 10, 2.0), (1, 1, 110, 1.5), (4, 4, 10, 3.0), (20, 4, 10, 9.0)
     )  # fmt: skip
-    model = CostModel(measured, 32)
+    model = FollowedCost(measured, 32)
     assert model.times(1, 1, 110).array(0)[0] == pytest.approx(1.5)
     assert model.times(2, 1, 60).array(0)[0] == pytest.approx(1.2 + 0.25)
     assert model.times(4, 4, 40).array(0)[0] == pytest.approx(3.0)
@@ -89,7 +89,7 @@ def test_context_and_requests_are_measured_apart() -> None:
 def test_drafts_of_several_requests_cost_what_was_measured_of_them() -> None:
     alone = [(1, 1, 10, 1.0), (2, 1, 10, 1.1), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (64, 1, 10, 7.3)]
     batches = [(8, 8, 10, 3.4), (16, 8, 10, 3.75), (64, 8, 10, 7.3)]
-    model = CostModel(profile(*alone, *batches), 80)
+    model = FollowedCost(profile(*alone, *batches), 80)
     times = model.times(8, 8, 80).array(56)
     assert times[[0, 8, 56]].tolist() == pytest.approx([3.4, 3.75, 7.3])
     assert model.times(8, 1, 10).array(8)[8] == pytest.approx(2.5), "one request's are its own"
@@ -100,7 +100,7 @@ def test_drafts_of_several_requests_cost_what_was_measured_of_them() -> None:
 def test_what_drafts_read_of_long_contexts_is_measured_by_how_many_requests_there_are() -> None:
     alone = [(1, 1, 10, 1.0), (5, 1, 10, 1.4), (1, 1, 110, 1.5), (5, 1, 110, 1.9)]
     batches = [(8, 8, 10, 2.0), (40, 8, 10, 5.2), (8, 8, 110, 2.8), (40, 8, 110, 8.4)]
-    model = CostModel(profile(*alone, *batches, (64, 1, 10, 7.3)), 80)
+    model = FollowedCost(profile(*alone, *batches, (64, 1, 10, 7.3)), 80)
     # One request's drafts read nothing again; each of eight requests' does three quarters of what its own token does.
     assert model.times(1, 1, 110).per_draft == pytest.approx(0.0)
     assert model.times(8, 8, 880).per_draft == pytest.approx(0.075)
@@ -111,7 +111,7 @@ def test_what_drafts_read_of_long_contexts_is_measured_by_how_many_requests_ther
 
 
 def test_a_machine_that_is_slower_as_a_whole_changes_no_ratio() -> None:
-    model = CostModel(STAIR, 40)
+    model = FollowedCost(STAIR, 40)
     before = model.times(1, 1, 10).array(19).copy()
     for step in range(640):
         rows = (1, 2, 4, 8, 16)[step % 5]
@@ -125,7 +125,7 @@ def test_a_machine_that_is_slower_as_a_whole_changes_no_ratio() -> None:
 
 
 def test_rows_that_cost_more_than_measured_are_found_out() -> None:
-    model = CostModel(STAIR, 40)
+    model = FollowedCost(STAIR, 40)
     for _ in range(320):
         model.observe(1, 1, 10, 1.0)
         model.observe(8, 1, 10, 3.0)
@@ -135,7 +135,7 @@ def test_rows_that_cost_more_than_measured_are_found_out() -> None:
 
 
 def test_one_interrupted_step_says_little() -> None:
-    model = CostModel(STAIR, 40)
+    model = FollowedCost(STAIR, 40)
     for _ in range(63):
         model.observe(1, 1, 10, 1.0)
     model.observe(1, 1, 10, 1000.0)
@@ -144,13 +144,13 @@ def test_one_interrupted_step_says_little() -> None:
 
 
 def test_a_single_measured_time_is_a_flat_line() -> None:
-    assert CostModel(profile((1, 1, 10, 1.0)), 4).times(1, 1, 10).array(3).tolist() == [1.0] * 4
+    assert FollowedCost(profile((1, 1, 10, 1.0)), 4).times(1, 1, 10).array(3).tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("read", [0.0, 0.4])
 def test_what_drafts_read_of_the_context_is_learned(read: float) -> None:
     # A context of 1,010 tokens takes 1 ms to read, and a draft beside its request's token reads a part of it again.
-    model = CostModel(profile((1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0)), 40)
+    model = FollowedCost(profile((1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0)), 40)
     before = model.times(1, 1, 1010).array(7)
     for step in range(400):
         num_drafts = (step * 5) % 8
@@ -162,7 +162,7 @@ def test_what_drafts_read_of_the_context_is_learned(read: float) -> None:
 
 
 def test_a_few_noisy_steps_say_little_of_what_drafts_read() -> None:
-    model, source = CostModel(profile((1, 1, 10, 1.0), (16, 1, 10, 2.5), (1, 1, 1010, 2.0)), 40), random.Random(3)
+    model, source = FollowedCost(profile((1, 1, 10, 1.0), (16, 1, 10, 2.5), (1, 1, 1010, 2.0)), 40), random.Random(3)
     plain = model.times(1, 1, 1010).array(7)
     for _ in range(30):
         num_drafts = source.randrange(8)
@@ -180,8 +180,8 @@ def test_steps_that_nobody_ran_are_tried_and_found_out(
     are; in the other they seem to be, and are not. Some steps are plain, as the guard has it.
     """
     alone = [(1, 1, 64, 8.0), (16, 1, 64, 28.0), (32, 1, 64, 56.0), (16, 16, 64, 35.0)]
-    truth = CostModel(profile(*alone, (64, 16, 64, true_ms)), 200).times(16, 16, 1024).array(128)
-    model = CostModel(profile(*alone, (64, 16, 64, measured_ms)), 200)
+    truth = FollowedCost(profile(*alone, (64, 16, 64, true_ms)), 200).times(16, 16, 1024).array(128)
+    model = FollowedCost(profile(*alone, (64, 16, 64, measured_ms)), 200)
     drafted = []
     for step in range(300):
         rates = (1 + np.arange(9)) / model.times(16, 16, 1024).array(128)[::16]
@@ -196,7 +196,7 @@ def test_what_is_hoped_of_steps_says_nothing_of_what_drafts_read() -> None:
     """Where all steps take what was measured nothing is learned, however seldom a kind of them is."""
     alone = [(1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0), (8, 1, 1010, 3.05)]
     batches = [(8, 8, 10, 2.0), (64, 8, 10, 5.2), (8, 8, 1010, 6.0), (64, 8, 1010, 13.2)]
-    model, source = CostModel(profile(*alone, *batches), 80), random.Random(5)
+    model, source = FollowedCost(profile(*alone, *batches), 80), random.Random(5)
     truth = {n: model.times(n, n, 1010 * n) for n in (1, 8)}
     times = {n: found.array(64).tolist() for n, found in truth.items()}
     for _ in range(400):
@@ -211,7 +211,7 @@ def test_what_is_hoped_of_steps_says_nothing_of_what_drafts_read() -> None:
 
 
 def test_times_outlive_their_model() -> None:
-    times = CostModel(STAIR, 40).times(1, 1, 10)
+    times = FollowedCost(STAIR, 40).times(1, 1, 10)
     gc.collect()
     assert times.array(4).tolist() == [1.0, 1.0, 1.0, 1.0, 2.0]
 
@@ -219,10 +219,12 @@ def test_times_outlive_their_model() -> None:
 @pytest.mark.parametrize(
     ("steps", "max_num_rows", "refused"),
     [
-        ([(1, 1, 10, 1.0)], 0, "num_times: expected at least 2"),
+        ([(1, 1, 10, 1.0)], 0, "max_num_rows: expected at least 1"),
+        ([(2, 1, 10, 1.0)], 4, "steps: expected one of one row of one request"),
+        ([(1, 1, 10, 1.0), (0, 1, 10, 1.0)], 4, "steps: expected rows >= 1"),
         ([(1, 1, 10, 0.0)], 4, "curve: expected finite rising numbers > 0"),
         ([(1, 1, 10, 1.0), (2, 2, 10, float("inf"))], 4, "shapes: expected finite numbers > 0"),
-        ([(1, 1, -1, 1.0)], 4, "short_context: expected >= 0"),
+        ([(1, 1, -1, 1.0)], 4, "contexts: expected >= 0"),
         ([(1, 1, 10, 1.0), (1, 1, 20, float("inf"))], 4, "slopes: expected finite numbers >= 0"),
     ],
 )
@@ -230,45 +232,11 @@ def test_times_that_cannot_be_are_refused(
     steps: list[tuple[int, int, int, float]], max_num_rows: int, refused: str
 ) -> None:
     with pytest.raises(ValueError, match=refused):
-        CostModel(profile(*steps), max_num_rows)
-
-
-@pytest.mark.parametrize(
-    ("changed", "refused"),
-    [
-        ({"num_shapes": 0}, "num_shapes: expected at least 1"),
-        ({"shape_counts": [2, 3]}, "shape_counts: expected rising numbers from 1"),
-        ({"shape_counts": [1, 1]}, "shape_counts: expected rising numbers from 1"),
-        ({"num_slopes": -1}, "slope_counts: expected rising numbers >= 1"),
-        ({"slope_counts": [0, 1]}, "slope_counts: expected rising numbers >= 1"),
-        ({"share_counts": [4, 2]}, "share_counts: expected rising numbers >= 1"),
-        ({"shares": [0.0, 1.5]}, "shares: expected 0 to 1"),
-    ],
-)
-def test_tables_that_no_profile_has_are_refused(
-    changed: dict[str, int | list[int] | list[float]], refused: str
-) -> None:
-    counts = np.array([1, 2], np.int32)
-    ones, curve = np.ones((2, 3)), np.ones(3)
-    fields: dict[str, int] = {
-        "num_times": 3, "curve": curve.ctypes.data,
-        "num_shapes": 2, "shape_counts": counts.ctypes.data, "shapes": ones.ctypes.data,
-        "num_slopes": 2, "slope_counts": counts.ctypes.data, "slopes": ones.ctypes.data,
-        "num_shares": 2, "share_counts": counts.ctypes.data, "shares": ones.ctypes.data,
-    }  # fmt: skip
-    arrays = []  # kept alive
-    for name, value in changed.items():
-        if isinstance(value, list):
-            arrays.append(np.array(value, np.int32 if name.endswith("counts") else np.float64))
-            fields[name] = arrays[-1].ctypes.data
-        else:
-            fields[name] = value
-    with pytest.raises(ValueError, match=refused):
-        call("step_cost_create", struct_type("StepCostCreateParams")(**fields))
+        FollowedCost(profile(*steps), max_num_rows)
 
 
 def test_a_step_takes_some_time() -> None:
-    model = CostModel(STAIR, 40)
+    model = FollowedCost(STAIR, 40)
     with pytest.raises(ValueError, match="ms: expected a finite number"):
         model.observe(1, 1, 10, float("nan"))
     assert model.speed == 1.0

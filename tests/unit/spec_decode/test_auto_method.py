@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
+from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.dispatcher import available_methods
 from fastdeploy_sd.spec_decode.proposer import DraftRequest
@@ -71,13 +71,13 @@ def test_where_nobody_has_a_draft_it_is_looked_for_one_before_everything_is_aske
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []
-    ask = AutoPolicy.ask_again
+    ask = DraftController.ask_again
 
-    def look(policy: AutoPolicy) -> int:
+    def look(policy: DraftController) -> int:
         looks.append(ask(policy))
         return looks[-1]
 
-    monkeypatch.setattr(AutoPolicy, "ask_again", look)
+    monkeypatch.setattr(DraftController, "ask_again", look)
     server = Server([random_text(380) + repeated(132)])
     server.kept = server._input(K)
     server.step(380 - 24)

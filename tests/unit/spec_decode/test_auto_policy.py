@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.offers import OfferTable
-from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
 from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule
 from fastdeploy_sd.types import DraftTokens, offsets
@@ -54,12 +54,12 @@ def test_decides_as_the_definition_does(num_rows: int, num_steps: int) -> None:
         num_drafted += len(decision.drafts.token_ids)
         server.commit(decision.drafts)
         if min(len(text) - n for text, n in zip(texts, server.num_tokens, strict=True)) < 20:
-            server.policy.begin(i32(range(num_rows)))
+            server.controller.begin(i32(range(num_rows)))
             server.num_tokens = [1] * num_rows
             for row in range(num_rows):
                 reference.begin(row)
     assert num_drafted > 100
-    for s, stats in enumerate(server.policy.stats().values()):
+    for s, stats in enumerate(server.controller.stats().values()):
         scored = [(p, right) for source, p, right in reference.scored if source == s]
         assert (stats.num_scored, stats.observed) == (len(scored), sum(right for _, right in scored))
         assert stats.expected == pytest.approx(sum(p for p, _ in scored))
@@ -77,7 +77,7 @@ def test_offering_and_choosing_apart_decides_the_same() -> None:
         ngram = NgramIndex(3, NgramRule(1, 5, 2.0, follows_copies=True))
         suffix = SuffixDrafter(3, 40, SuffixRule(), SuffixLimits(0, 0))
         drafters = {DraftSource.NGRAM: ngram.drafter, DraftSource.SUFFIX: suffix.drafter}
-        policy, offers = AutoPolicy(3, 16, SOURCES, drafters), OfferTable(3, 3, 16)
+        policy, offers = DraftController(3, 16, SOURCES, drafters), OfferTable(3, 3, 16)
         ngram.begin(rows)
         for table_row in rows.tolist():
             suffix.begin(table_row, 0, bytes(16))
@@ -102,7 +102,7 @@ def test_of_more_offers_than_are_looked_at_those_that_were_asked_for_are() -> No
     text = [1, 2, 3, *range(50, 75), 1, 2]
     table, rows = np.tile(i32(text), (num_rows, 1)), i32(range(num_rows))
     ngram = NgramIndex(num_rows, NgramRule(1, 5, 1.0, follows_copies=True))
-    policy = AutoPolicy(num_rows, 8, SOURCES, {DraftSource.NGRAM: ngram.drafter})
+    policy = DraftController(num_rows, 8, SOURCES, {DraftSource.NGRAM: ngram.drafter})
     offers, reference = OfferTable(3, num_rows, 8), ReferencePolicy(8, [0.0, 0.0, 1.5], asked=[0])
     ngram.begin(rows)
     policy.begin(rows)
@@ -127,7 +127,7 @@ def test_of_more_offers_than_are_looked_at_those_that_were_asked_for_are() -> No
 
 def test_a_drafter_that_refuses_the_rows_says_so() -> None:
     suffix = SuffixDrafter(1, 40, SuffixRule(), SuffixLimits(0, 0))
-    policy, offers = AutoPolicy(1, 4, SOURCES[1:2], {SOURCES[1]: suffix.drafter}), OfferTable(1, 1, 4)
+    policy, offers = DraftController(1, 4, SOURCES[1:2], {SOURCES[1]: suffix.drafter}), OfferTable(1, 1, 4)
     policy.begin(i32([0]))
     x = Rows(i32([0]), np.zeros((1, 8), np.int32), i32([4]), i32([4]))
     with pytest.raises(ValueError, match="expected to draft for table rows that were begun"):
@@ -217,7 +217,7 @@ def test_times_are_checked(times: list[float], message: str) -> None:
 
 
 def test_rows_are_checked() -> None:
-    policy, offers = AutoPolicy(2, 4, [DraftSource.NGRAM]), OfferTable(1, 2, 4)
+    policy, offers = DraftController(2, 4, [DraftSource.NGRAM]), OfferTable(1, 2, 4)
     one, table = by_drafts([1.0]), np.zeros((2, 4), np.int32)
     with pytest.raises(ValueError, match="begun"):
         policy.decide(Rows(i32([0]), table, i32([1]), i32([1])), offers, one, 1)
@@ -233,6 +233,6 @@ def test_rows_are_checked() -> None:
 
 def test_sizes_are_checked() -> None:
     with pytest.raises(ValueError, match="max_draft_len"):
-        AutoPolicy(1, 65, [DraftSource.NGRAM])
+        DraftController(1, 65, [DraftSource.NGRAM])
     with pytest.raises(ValueError, match="num_sources"):
-        AutoPolicy(1, 4, [])
+        DraftController(1, 4, [])

@@ -78,7 +78,7 @@ def test_learns_from_what_was_never_verified() -> None:
         server.commit(decisions[-1].drafts)
     assert len(decisions[0].drafts.token_ids) == 0
     assert len(decisions[-1].drafts.token_ids) > 0
-    stats = server.policy.stats()[DraftSource.NGRAM]
+    stats = server.controller.stats()[DraftSource.NGRAM]
     assert stats.num_scored > stats.num_wanted > 0
     assert 0 <= stats.squared_error / stats.num_scored < 0.25
 
@@ -134,7 +134,7 @@ def test_what_is_expected_of_chosen_drafts_comes_to_what_they_bring() -> None:
         expected[step >= 60] += decision.num_tokens - 8
         brought[step >= 60] += server.commit(decision.drafts) - 8
         if max(server.num_tokens) > 370:
-            server.policy.begin(i32(range(8)))
+            server.controller.begin(i32(range(8)))
             server.num_tokens = [1] * 8
     assert brought[1] > 100
     assert brought[1] / expected[1] == pytest.approx(1.0, abs=0.03)

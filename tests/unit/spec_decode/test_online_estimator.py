@@ -7,13 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.control.cost import CostModel, DraftTimes
+from fastdeploy_sd.spec_decode.control.controller import DraftController
+from fastdeploy_sd.spec_decode.control.decision import DraftTimes, StepForecast
 from fastdeploy_sd.spec_decode.control.offers import OfferTable
-from fastdeploy_sd.spec_decode.control.online_estimator import OnlineEstimator, StepForecast, StepPrediction
-from fastdeploy_sd.spec_decode.control.policy import AutoPolicy
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
-from fastdeploy_sd.spec_decode.control.regression_detector import RegressionDetector
-from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftSource
 
@@ -25,18 +23,14 @@ class Steps:
     """Steps of one request each, 8 tokens long: what they take is what was measured, unless something is said."""
 
     def __init__(self, *, is_measured: bool = True) -> None:
-        self.policy = AutoPolicy(MAX_REQUESTS, 4, [DraftSource.NGRAM])
+        self.controller = DraftController(MAX_REQUESTS, 4, [DraftSource.NGRAM])
         self.offers = OfferTable(1, MAX_REQUESTS, 4)
-        self.estimator, self.step_stats, self.notes = (
-            OnlineEstimator(RegressionDetector(), self.policy),
-            StepStats(),
-            StepPrediction(),
-        )
+        self.step_stats, self.prediction = StepStats(), self.controller.prediction
         self.table = np.zeros((MAX_REQUESTS, 4096), np.int32)
         self.num_tokens = [8] * MAX_REQUESTS
         if is_measured:
             steps = [StepSample(rows, 1, 8, PLAIN_MS + ROW_MS * (rows - 1)) for rows in (1, 2, 8, 40)]
-            self.estimator.take_costs(CostModel(CostProfile({}, {}, tuple(steps)), 64))
+            self.controller.take_costs(CostProfile({}, {}, tuple(steps)), 64)
 
     def run(
         self,
@@ -57,12 +51,12 @@ class Steps:
         rows, nothing = np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.int32)
         num_tokens = np.array(self.num_tokens[:num_rows], np.int32)
         x = ProposeInput(tuple("r" * num_rows), rows, self.table, num_tokens, nothing)
-        self.policy.bind(x, self.offers)
-        return self.estimator.observe_and_decide(step_stats, self.notes, goes_on=goes_on)
+        self.controller.bind(x, self.offers)
+        return self.controller.observe_and_decide(step_stats, goes_on=goes_on)
 
     @property
     def times(self) -> DraftTimes:
-        return self.policy.times
+        return self.controller.times
 
     def ms(self) -> list[float]:
         found: list[float] = self.times.array(MAX_DRAFTS).tolist()
@@ -196,7 +190,7 @@ def test_the_engines_part_behind_drafts_is_a_cost_of_drafts_and_at_most_twice_th
 
 def test_choosing_drafts_is_in_every_step_in_which_they_are_chosen() -> None:
     steps = Steps()
-    steps.notes.choosing_s = 2e-4
+    steps.prediction.choosing_s = 2e-4
     for _ in range(10):
         steps.run(2)
     assert steps.times.fixed == pytest.approx(0.2)
@@ -208,7 +202,7 @@ def test_what_was_predicted_is_compared_with_what_it_took() -> None:
     assert (found.predicted_s, found.measured_s) == (0, 0)
     for _ in range(40):
         ms = steps.ms()
-        steps.notes.time, steps.notes.plain_time = ms[2], ms[0]
+        steps.prediction.time, steps.prediction.plain_time = ms[2], ms[0]
         found = steps.run(2, slowness=1.5)
     assert found.measured_s == pytest.approx(40e-3 * 1.5 * (PLAIN_MS + 2 * ROW_MS))
     assert found.predicted_s == pytest.approx(found.measured_s, rel=0.15)
@@ -243,7 +237,7 @@ def test_requests_that_forbid_drafts_bring_a_token_each() -> None:
 
 def test_what_is_certain_says_nothing_of_guesses() -> None:
     steps = Steps()
-    steps.notes.is_certain = True
+    steps.prediction.is_certain = True
     for step in range(60):
         steps.num_tokens[0] += 1
         found = steps.run(0 if step % 6 == 0 else 4, goes_on=True)
@@ -255,7 +249,7 @@ def test_of_steps_that_rested_only_the_last_is_known() -> None:
     steps = Steps()
     for step in range(60):
         is_plain = step % 6 == 0
-        steps.notes.time = steps.notes.plain_time = float(is_plain)
+        steps.prediction.time = steps.prediction.plain_time = float(is_plain)
         steps.num_tokens[0] += 9 if is_plain else 3
         steps.step_stats.num_skipped_steps = 8 if is_plain else 0
         found = steps.run(0 if is_plain else 4, goes_on=True)
@@ -274,12 +268,14 @@ def test_nonsense_is_refused() -> None:
 
 
 def test_a_source_that_others_cover_is_skipped_where_asking_takes_long() -> None:
-    policy, step_stats = AutoPolicy(1, 4, [DraftSource.MTP, DraftSource.NGRAM]), StepStats(num_tokens=1, num_requests=1)
+    controller = DraftController(1, 4, [DraftSource.MTP, DraftSource.NGRAM], covered=[DraftSource.NGRAM])
+    step_stats = StepStats(num_tokens=1, num_requests=1)
     x = ProposeInput(("r",), np.zeros(1, np.int32), np.zeros((1, 8), np.int32), *np.ones((2, 1), np.int32))
-    policy.bind(x, OfferTable(2, 1, 4))
-    estimator = OnlineEstimator(RegressionDetector(), policy, [DraftSource.NGRAM])
+    controller.bind(x, OfferTable(2, 1, 4))
+    controller.prediction.asking_s = 1.0
     # With one of two look-ups asking takes half: it is asked again when it takes less than that.
     for lookup_s, skipped in ((4e-5, 0), (1e-4, 2), (4e-5, 2), (0.0, 2), (2e-5, 0), (4e-5, 0)):
         step_stats.seconds = 2e-3
-        estimator.observe_and_decide(step_stats, StepPrediction(asking_s=1.0, lookup_s=lookup_s), goes_on=False)
-        assert policy.params.skipped_sources == skipped
+        controller.prediction.lookup_s = lookup_s
+        controller.observe_and_decide(step_stats, goes_on=False)
+        assert controller.params.skipped_sources == skipped

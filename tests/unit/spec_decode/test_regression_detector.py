@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from fastdeploy_sd.spec_decode.control.regression_detector import LEAST_DEMAND, RegressionDetector
+from fastdeploy_sd.spec_decode.control.controller import LEAST_DEMAND
+from tests.doubles.controller_parts import RegressionDetector
 
 PLAIN_S = 1e-3
 

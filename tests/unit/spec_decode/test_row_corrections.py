@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.control.cost import CostModel
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
+from tests.doubles.controller_parts import FollowedCost
 
 NUM_ROWS = 200
 ROW_MS = 0.1
@@ -16,24 +16,24 @@ MEASURED = 1.0 + ROW_MS * np.arange(NUM_ROWS + 1)
 MANY_STEPS = 64
 
 
-def cost_model() -> CostModel:
+def cost_model() -> FollowedCost:
     steps = [StepSample(rows, 1, 8, MEASURED.item(rows)) for rows in (1, NUM_ROWS)]
-    return CostModel(CostProfile({}, {}, tuple(steps)), NUM_ROWS)
+    return FollowedCost(CostProfile({}, {}, tuple(steps)), NUM_ROWS)
 
 
-def run(model: CostModel, num_rows: int, truth: float, num_steps: int = 1) -> None:
+def run(model: FollowedCost, num_rows: int, truth: float, num_steps: int = 1) -> None:
     """Steps take `truth` times what was measured."""
     for _ in range(num_steps):
         model.observe(num_rows, 1, 8, truth * MEASURED.item(num_rows))
 
 
-def over_plain(model: CostModel, num_rows: int) -> float:
+def over_plain(model: FollowedCost, num_rows: int) -> float:
     """What such steps are hoped to take over those of 16 rows, each over what was measured."""
     found = model.times(1, 1, 8).curve / MEASURED
     return found.item(num_rows) / found.item(16)
 
 
-def known_over_plain(model: CostModel, num_rows: int) -> float:
+def known_over_plain(model: FollowedCost, num_rows: int) -> float:
     """What is known of them, nothing hoped."""
     known, plain = (model.expected(rows, 1, 8) / MEASURED.item(rows) for rows in (num_rows, 16))
     return known / plain

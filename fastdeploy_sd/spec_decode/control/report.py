@@ -1,13 +1,14 @@
-"""What a method chose in its steps: the report for metrics, and a line in the log now and then. Chooses nothing."""
+"""What a worker and the controller tell each other of steps, and the report of what was chosen. Chooses nothing."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from fastdeploy_sd.spec_decode.control.decision import SourceStats
-from fastdeploy_sd.spec_decode.control.online_estimator import StepForecast
+from fastdeploy_sd.spec_decode.control.decision import SourceStats, StepForecast
+from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.types import Calibration, ChoiceReport
 from fastdeploy_sd.types.draft_methods import DraftSource
 
@@ -16,6 +17,36 @@ logger = logging.getLogger(__name__)
 # Steps between two reports, and how many of them must have been asked in: a report takes as long as asking.
 _STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 2
 _SECONDS_PER_LOG_LINE = 60.0
+
+
+@dataclass(slots=True)
+class StepStats:
+    """One per worker; written in every step. Methods that do not choose neither read nor write it.
+
+    Attributes:
+        num_tokens, num_requests: that the model ran in the step just verified, drafts and parts of prompts included.
+        num_prompt_tokens: of them in parts of prompts.
+        num_forbidden: of the requests those that allow no drafts: nobody drafts for them, a step brings each one token.
+        num_prompt_tokens_ahead: in parts of prompts of the next step, as far as the scheduler knows.
+        seconds: what the step took, drafting left out.
+        host_seconds: between the end of the step before, its drafting included, and the beginning of this one.
+        profile: measured times of steps; None = not measured.
+        skip_draft_steps: so many steps from now on need not be drafted in; the worker counts down, and up in
+            num_skipped_steps, as a method does that finds nothing to choose from. A new request ends that.
+        report: what the method made of the steps so far; None = no method chooses.
+    """
+
+    num_tokens: int = 0
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_forbidden: int = 0
+    num_prompt_tokens_ahead: int = 0
+    seconds: float = 0.0
+    host_seconds: float = 0.0
+    profile: CostProfile | None = None
+    skip_draft_steps: int = 0
+    num_skipped_steps: int = 0
+    report: ChoiceReport | None = None
 
 
 class ChoiceLog:

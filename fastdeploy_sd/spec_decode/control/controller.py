@@ -1,10 +1,13 @@
-"""The draft policy, in the kernel library: what the offered drafts are worth, and which of them a step verifies."""
+"""The draft controller, in the kernel library: what steps take, whether drafts pay, and which of them a step verifies.
+
+All of it is native: it runs in every step, and Python that ran a step ago is not in the caches.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,38 +17,47 @@ from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call, function_address, library
 from fastdeploy_sd.device.program.bound_call import BoundCall
-from fastdeploy_sd.spec_decode.control.batch_scaling import F64
-from fastdeploy_sd.spec_decode.control.cost import MAX_STEP_DRAFTS, DraftTimes
-from fastdeploy_sd.spec_decode.control.decision import Decision, SourceStats
-from fastdeploy_sd.spec_decode.control.offers import OfferTable, PolicyRows
-from fastdeploy_sd.spec_decode.control.regression_detector import LEAST_DEMAND
+from fastdeploy_sd.spec_decode.control.decision import (
+    F64,
+    MAX_STEP_DRAFTS,
+    Decision,
+    DraftTimes,
+    SourceStats,
+    StepForecast,
+)
+from fastdeploy_sd.spec_decode.control.offers import BoundRows, OfferTable, PolicyRows
+from fastdeploy_sd.spec_decode.control.profile import CostProfile
+from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.methods.native.draft_call import NativeDrafter
 from fastdeploy_sd.types import I32, DraftTokens
 from fastdeploy_sd.types.draft_methods import DraftSource
 
 MAX_DRAFT_LEN = 64
-_NUM_STATS = 7
-_NUM_OUTCOMES = 5
-# What the native part of a decision's time goes into.
-PHASES = ("check", "ask", "score", "predict", "fill")
+_NUM_STATS, _NUM_OUTCOMES, _NUM_FORECASTS = 7, 5, 9
+# What drafts must be expected to bring where none have lost: the least demand of the regression detector.
+LEAST_DEMAND = 1.03
 _OPS = ("ask", "decide", "offer", "choose")
-# A model knows more of its first draft than a look-up in a text does, and so does who asked.
+# A model knows more of its first draft than a look-up in a text does, and so does the client that predicts it.
 _PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.PREDICTION: 1.5}
 
 
-class AutoPolicy:
+class DraftController:
     """Chooses source and draft length of every row, step by step.
 
     Args:
         num_table_rows: as many requests at most.
         max_draft_len: drafts per row at most, 1 .. 64.
         sources: what the planes of the offers hold.
-        drafters: of sources that the policy asks itself; the caller writes the planes of the others. It keeps them
+        drafters: of sources that the controller asks itself; the caller writes the planes of the others. It keeps them
             alive.
+        covered: sources whose drafts others mostly have as well: they are not asked where asking takes more than 0.03
+            of a step.
 
     Attributes:
         handle: of the native object.
-        params: of its decisions. Whoever writes `times` there in every step need not give them.
+        params: of its decisions; `observe_and_decide` writes the times of the next step there.
+        prediction: of the step ahead, written by the caller after a decision: asking_s, lookup_s, choosing_s, time,
+            plain_time and is_certain of ControllerStepParams.
 
     Raises:
         ValueError: a number is out of range.
@@ -57,6 +69,7 @@ class AutoPolicy:
         max_draft_len: int,
         sources: Sequence[DraftSource],
         drafters: Mapping[DraftSource, NativeDrafter] = MappingProxyType({}),
+        covered: Collection[DraftSource] = (),
     ) -> None:
         self.sources = tuple(sources)
         handle = ctypes.c_void_p()
@@ -65,7 +78,7 @@ class AutoPolicy:
         asked = [drafters.get(source) for source in self.sources]
         addresses = np.array([0 if d is None else d.handle.value for d in asked], np.uint64)
         functions = np.array([0 if d is None else function_address(d.op) for d in asked], np.uint64)
-        params = struct_type("PolicyCreateParams")(
+        params = struct_type("ControllerCreateParams")(
             num_table_rows=num_table_rows,
             num_sources=len(self.sources),
             max_draft_len=max_draft_len,
@@ -73,18 +86,19 @@ class AutoPolicy:
             prior_logits=priors.ctypes.data,
             drafters=addresses.ctypes.data,
             proposes=functions.ctypes.data,
-            policy=ctypes.addressof(handle),
+            covered_sources=sum(1 << self.sources.index(source) for source in covered),
+            controller=ctypes.addressof(handle),
         )
-        call("policy_create", params)
+        call("controller_create", params)
         self.handle = handle
-        weakref.finalize(self, library().fdsd_policy_destroy, handle)
+        weakref.finalize(self, library().fdsd_controller_destroy, handle)
         # Written in every step; what is handed out are copies of what was.
         self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
         self._token_ids = np.zeros(MAX_STEP_DRAFTS, np.int32)
         self._sources = np.zeros(MAX_STEP_DRAFTS, np.int8)
         self._cu_num_draft = np.zeros(num_table_rows + 1, np.int32)
-        params = struct_type("PolicyDecideParams")(
-            policy=handle,
+        params = struct_type("ControllerDecideParams")(
+            controller=handle,
             max_num_chosen=MAX_STEP_DRAFTS,
             draft_token_ids=address(self._token_ids),
             cu_num_draft=address(self._cu_num_draft),
@@ -92,23 +106,30 @@ class AutoPolicy:
             outcome=address(self._outcome),
         )
         self.params: Any = params
-        self._ask, self._decide, self._offer, self._choose = (BoundCall(f"policy_{op}", params) for op in _OPS)
-        # What the params point to already: most is the same as in the last step.
-        self._offers: OfferTable | None = None
-        self._token_table: I32 | None = None
-        self._table_rows: I32 | None = None
-        self._num_tokens: I32 | None = None
-        self._max_draft_len: I32 | None = None
-        self._curve: F64 | None = None
+        self._forecast = np.zeros(_NUM_FORECASTS, np.float64)
+        step = struct_type("ControllerStepParams")(next=ctypes.addressof(params), outcome=address(self._forecast))
+        self.prediction: Any = step
+        self._step = BoundCall("controller_step", step)
+        self._ask, self._decide, self._offer, self._choose = (BoundCall(f"controller_{op}", params) for op in _OPS)
+        self._rows = BoundRows(params, len(self.sources), num_table_rows)
 
-    def measure(self, phase_seconds: F64) -> None:
-        """From now on add the seconds of every step's phases to these, f64[5] as PHASES: ten looks at the clock.
+    def take_costs(self, profile: CostProfile, max_num_rows: int) -> None:
+        """From now on the model's part of a step is what was measured; before, a draft takes a tenth of a step.
+
+        Args:
+            max_num_rows: of a step, drafts included; at least 1.
 
         Raises:
-            ValueError: shape or dtype is off.
+            ValueError: a number is out of range.
         """
-        self.params.phase_seconds = pointer("phase_seconds", phase_seconds, (len(PHASES),), np.float64)
-        self._phase_seconds = phase_seconds  # kept alive
+        columns = [(s.rows, s.requests, s.context) for s in profile.steps]
+        rows, requests, contexts = np.array(columns, np.int32).T.copy()
+        ms = np.array([s.ms for s in profile.steps], np.float64)
+        params = struct_type("ControllerCostParams")(
+            controller=self.handle, max_num_rows=max_num_rows, num_samples=len(ms), rows=address(rows),
+            requests=address(requests), contexts=address(contexts), ms=address(ms),
+        )  # fmt: skip
+        call("controller_take_costs", params)
 
     def begin(self, table_rows: I32) -> None:
         """New requests come into these table rows, i32[n].
@@ -116,7 +137,7 @@ class AutoPolicy:
         Raises:
             ValueError: a table row is out of range.
         """
-        self._call_rows("policy_begin", table_rows)
+        self._call_rows("controller_begin", table_rows)
 
     def forget(self, table_rows: I32) -> None:
         """The requests of these table rows, i32[n], left; one that was not begun is ignored.
@@ -124,7 +145,28 @@ class AutoPolicy:
         Raises:
             ValueError: a table row is out of range.
         """
-        self._call_rows("policy_forget", table_rows)
+        self._call_rows("controller_forget", table_rows)
+
+    def observe_and_decide(self, stats: StepStats, *, goes_on: bool, decides: bool = False) -> StepForecast:
+        """A step is over; learn from it, and write what the next one takes to `params`.
+
+        Args:
+            stats: of the step; its skipped steps count once.
+            goes_on: the step before it had the same rows: those of the latest `bind`.
+            decides: choose the drafts of the next step as well, where they are allowed and it is not to be plain.
+
+        Raises:
+            ValueError: a number is out of range; or the rows are refused, after the step was learned from.
+        """
+        p = self.prediction
+        p.num_requests, p.num_rows, p.num_prompt_tokens = stats.num_requests, stats.num_tokens, stats.num_prompt_tokens
+        p.num_forbidden, p.num_skipped_steps = stats.num_forbidden, stats.num_skipped_steps
+        stats.num_skipped_steps = 0
+        p.num_prompt_tokens_ahead = stats.num_prompt_tokens_ahead
+        p.seconds, p.host_seconds = stats.seconds, stats.host_seconds
+        p.goes_on, p.decides = goes_on, decides
+        self._step.run()
+        return StepForecast._make(self._forecast.tolist())
 
     def decide(
         self,
@@ -213,58 +255,14 @@ class AutoPolicy:
         Raises:
             ValueError: a shape or dtype disagrees.
         """
-        p, num_rows = self.params, len(x.table_rows)
-        if offers is not self._offers:
-            planes = offers.planes
-            num_sources, max_num_rows = planes.evidence.shape[:2]
-            if num_sources != len(self.sources):
-                raise ValueError(f"offers: expected {len(self.sources)} sources, got {num_sources}")
-            p.max_num_rows, p.max_num_drafts = max_num_rows, planes.token_ids.shape[1]
-            p.token_ids, p.offers_cu_num_draft = address(planes.token_ids), address(planes.cu_num_draft)
-            p.evidence, p.draft_prob = address(planes.evidence), address(planes.draft_prob)
-            self._offers = offers
-        if x.token_table is not self._token_table:
-            p.num_table_rows, p.max_tokens_per_row = x.token_table.shape
-            p.token_table = pointer("token_table", x.token_table, x.token_table.shape, np.int32)
-            self._token_table = x.token_table
-        per_row = (num_rows,)
-        if x.table_rows is not self._table_rows:
-            if num_rows >= len(self._cu_num_draft):
-                raise ValueError(f"table_rows: expected at most {len(self._cu_num_draft) - 1} rows, got {num_rows}")
-            p.table_rows = pointer("table_rows", x.table_rows, per_row, np.int32)
-            p.num_rows = num_rows
-            # The others are to be checked against this length.
-            self._table_rows, self._num_tokens, self._max_draft_len = x.table_rows, None, None
-        if x.num_tokens is not self._num_tokens:
-            p.num_tokens = pointer("num_tokens", x.num_tokens, per_row, np.int32)
-            self._num_tokens = x.num_tokens
-        if x.max_draft_len is not self._max_draft_len:
-            p.max_draft_len = pointer("max_draft_len", x.max_draft_len, per_row, np.int32)
-            self._max_draft_len = x.max_draft_len
-        self._bind_prefix(x.prefix, num_rows)
-
-    def _bind_prefix(self, prefix: DraftTokens | None, num_rows: int) -> None:
-        p = self.params
-        if prefix is None:
-            p.prefix_token_ids = p.cu_num_prefix = p.prefix_sources = None
-            return
-        if prefix.sources is None:
-            raise ValueError("prefix: expected drafts that name their sources, got some without")
-        num_prefix = (prefix.cu_num_draft.item(-1),)
-        p.prefix_token_ids = pointer("prefix.token_ids", prefix.token_ids, num_prefix, np.int32)
-        p.cu_num_prefix = pointer("prefix.cu_num_draft", prefix.cu_num_draft, (num_rows + 1,), np.int32)
-        p.prefix_sources = pointer("prefix.sources", prefix.sources, num_prefix, np.int8)
+        self._rows.bind(x, offers)
 
     def _bind_times(self, times: DraftTimes | None, num_outputs: int, least_gain: float) -> None:
         if times is None:
-            self._curve = None
             return
         p = self.params
         p.num_outputs, p.least_gain = num_outputs, least_gain
-        if times.curve is not self._curve:
-            p.curve = pointer("times", times.curve, times.curve.shape, np.float64)
-            p.num_times = len(times.curve)
-            self._curve = times.curve
+        p.curve, p.num_times = pointer("times", times.curve, times.curve.shape, np.float64), len(times.curve)
         p.num_step_rows, p.fixed = times.num_rows, times.fixed
         p.per_draft, p.any_draft = times.per_draft, times.any_draft
 
@@ -278,12 +276,13 @@ class AutoPolicy:
     def stats(self) -> dict[DraftSource, SourceStats]:
         """How well each source's drafts were judged so far."""
         values = np.zeros((len(self.sources), _NUM_STATS), np.float64)
-        call("policy_stats", struct_type("PolicyStatsParams")(policy=self.handle, stats=values.ctypes.data))
+        params = struct_type("ControllerReportParams")(controller=self.handle, stats=values.ctypes.data)
+        call("controller_report", params)
         return {
             source: SourceStats(int(v[0]), v[1], int(v[2]), v[3], int(v[4]), v[5], int(v[6]))
             for source, v in zip(self.sources, values.tolist(), strict=True)
         }
 
     def _call_rows(self, op: str, table_rows: I32) -> None:
-        where = pointer("table_rows", table_rows, (len(table_rows),), np.int32)
-        call(op, struct_type("PolicyTableRowsParams")(policy=self.handle, count=len(table_rows), table_rows=where))
+        where, struct = pointer("table_rows", table_rows, (len(table_rows),), np.int32), "ControllerTableRowsParams"
+        call(op, struct_type(struct)(controller=self.handle, count=len(table_rows), table_rows=where))

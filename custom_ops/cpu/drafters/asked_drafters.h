@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "fdsd/draft.h"
 #include "fdsd/controller.h"
+#include "fdsd/draft.h"
 
 namespace fdsd {
 

@@ -1,12 +1,70 @@
 #pragma once
 // How many rows of drafts a step is worth. Knows chains of drafts by how probable each is, no requests and no tokens.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "draft_times.h"
+#include "fdsd/controller.h"
 
 namespace fdsd {
+
+class DraftTimes {
+ public:
+  // At most `most` drafts. Requires 0 <= num_step_rows < num_times.
+  DraftTimes(const ControllerTimesParams& p, int64_t most)
+      : curve_(p.curve + p.num_step_rows),
+        fixed_(p.fixed),
+        per_draft_(p.per_draft),
+        any_draft_(p.any_draft),
+        most_(static_cast<int32_t>(std::min<int64_t>(most, p.num_times - 1 - p.num_step_rows))) {}
+
+  Error Check() const {
+    bool is_rising = true;
+    for (int32_t d = 0; d < most_; ++d) is_rising &= curve_[d + 1] >= curve_[d];
+    // Of rising numbers the first and the last are the least and the most.
+    if (is_rising && per_draft_ >= 0 && any_draft_ >= 0 && (*this)[0] > 0 && std::isfinite((*this)[most_]))
+      return nullptr;
+    return "times: expected finite rising numbers > 0, got others";
+  }
+
+  // Of d drafts, 0 <= d <= most().
+  double operator[](int32_t d) const { return curve_[d] + fixed_ + d * per_draft_ + (d > 0 ? any_draft_ : 0.0); }
+
+  // Drafts that the step can have at most.
+  int32_t most() const { return most_; }
+
+ private:
+  const double* curve_;
+  double fixed_;
+  double per_draft_;
+  double any_draft_;
+  int32_t most_;
+};
+
+// Of guesses the high ones are chosen, so fewer of the chosen drafts are right than of all that were guessed at as
+// high: few fewer where texts repeat themselves, a third where they are sampled. The ratio is followed; later drafts
+// count most.
+class CalibrationRatio {
+ public:
+  // Drafts were chosen whose acceptance probabilities have this sum, and so many of them were right.
+  void Learn(double accept_prob, int32_t num_right) {
+    const double kept = kMemory / (kMemory + accept_prob);
+    accept_prob_ = kept * accept_prob_ + accept_prob;
+    num_right_ = kept * num_right_ + num_right;
+  }
+
+  // The factor for an acceptance probability.
+  double value() const { return std::clamp(num_right_ / accept_prob_, kLeast, 1.0); }
+
+ private:
+  // Expected right drafts that count, and a prior of so many with the usual ratio.
+  static constexpr double kMemory = 100.0, kPrior = 20.0, kUsual = 1.0 / 1.05;
+  static constexpr double kLeast = 0.5;
+
+  double accept_prob_ = kPrior, num_right_ = kPrior * kUsual;
+};
 
 // A chain of drafts that may go into the step: acceptance probabilities[begin, begin + count), falling, the probability
 // of each to be accepted.

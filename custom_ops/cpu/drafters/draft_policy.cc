@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "draft_offers.h"
-#include "draft_prefix.h"
 
 namespace fdsd {
 namespace {

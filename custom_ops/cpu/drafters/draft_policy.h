@@ -7,10 +7,8 @@
 
 #include "acceptance_model.h"
 #include "asked_drafters.h"
-#include "calibration_ratio.h"
 #include "draft_fill.h"
 #include "draft_offers.h"
-#include "draft_prefix.h"
 #include "fdsd/controller.h"
 #include "growing_array.h"
 

@@ -3,7 +3,6 @@
 
 #include "draft_offers.h"
 #include "draft_policy.h"
-#include "draft_prefix.h"
 
 namespace fdsd {
 namespace {

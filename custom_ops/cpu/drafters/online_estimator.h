@@ -3,10 +3,9 @@
 // and no clock.
 #include <vector>
 
-#include "cold_start_overhead.h"
 #include "fdsd/controller.h"
-#include "quantile_estimator.h"
 #include "regression_detector.h"
+#include "statistics.h"
 #include "step_cost.h"
 
 namespace fdsd {

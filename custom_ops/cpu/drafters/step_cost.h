@@ -4,11 +4,10 @@
 #include <map>
 #include <vector>
 
-#include "by_requests.h"
 #include "cost_tables.h"
 #include "fdsd/controller.h"
 #include "row_corrections.h"
-#include "step_slope.h"
+#include "statistics.h"
 
 namespace fdsd {
 

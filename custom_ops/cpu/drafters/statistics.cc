@@ -1,8 +1,23 @@
-#include "cold_start_overhead.h"
+#include "statistics.h"
 
 #include <algorithm>
 
 namespace fdsd {
+
+void QuantileEstimator::Observe(int32_t num_requests, double seconds) {
+  Class& found = classes_[LoadClass(num_requests)];
+  const bool is_first = found.kept.empty();
+  found.kept.Add(seconds);
+  ++num_observed_;
+  if (is_first || num_observed_ % kTimesPerQuartile == 0) {
+    latest_ = found.quartile = found.kept.Ranked(found.kept.size() / 4);
+  }
+}
+
+double QuantileEstimator::Seconds(int32_t num_requests) const {
+  const Class& found = classes_[LoadClass(num_requests)];
+  return found.kept.empty() ? latest_ : found.quartile;
+}
 
 void ColdStartOverhead::Observe(int32_t num_requests, double ms, double expected_ms, bool has_drafts) {
   Class& found = classes_[LoadClass(num_requests)];

@@ -113,7 +113,7 @@ def struct_members(header: pathlib.Path) -> dict[str, list[tuple[str, str]]]:
 def declarations_source(headers: list[pathlib.Path]) -> str:
     """Return what the headers declare, for files that need all of it: FDSD_OP(Name, name) of every op, a function
     `Error Name(const NameParams& p)`; FDSD_CALL(Name, Params, name) of every call of an object with state, a function
-    `CallError Name(const Params& p)`; and the fields of every struct, members of members by their path.
+    `CallStatus Name(const Params& p)`; and the fields of every struct, members of members by their path.
 
     Raises:
         BuildError: a header is in another style.
@@ -124,7 +124,7 @@ def declarations_source(headers: list[pathlib.Path]) -> str:
     for header in headers:
         structs |= struct_members(header)
         ops += re.findall(r"^Error (\w+)\(const \1Params& p\);", header.read_text(), re.MULTILINE)
-        calls += re.findall(r"^CallError (\w+)\(const (\w+)& p\);", header.read_text(), re.MULTILINE)
+        calls += re.findall(r"^CallStatus (\w+)\(const (\w+)& p\);", header.read_text(), re.MULTILINE)
 
     def snake_name(name: str) -> str:
         return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()

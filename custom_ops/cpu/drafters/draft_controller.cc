@@ -57,31 +57,31 @@ Error DraftController::Step(const ControllerStepParams& p) {
   return nullptr;
 }
 
-CallError ControllerCreate(const ControllerCreateParams& p) {
+CallStatus ControllerCreate(const ControllerCreateParams& p) {
   if (Error error = DraftPolicy::CheckCreate(p)) return error;
   *p.controller = new DraftController(p);
   return nullptr;
 }
 
-CallError ControllerBegin(const ControllerTableRowsParams& p) {
+CallStatus ControllerBegin(const ControllerTableRowsParams& p) {
   return p.controller->policy.Begin(p.table_rows, p.count);
 }
-CallError ControllerForget(const ControllerTableRowsParams& p) {
+CallStatus ControllerForget(const ControllerTableRowsParams& p) {
   return p.controller->policy.Forget(p.table_rows, p.count);
 }
-CallError ControllerTakeCosts(const ControllerCostParams& p) { return p.controller->TakeCosts(p); }
-CallError ControllerAsk(const ControllerDecideParams& p) { return p.controller->policy.Ask(p); }
-CallError ControllerOffer(const ControllerDecideParams& p) { return p.controller->policy.Offer(p); }
-CallError ControllerChoose(const ControllerDecideParams& p) { return p.controller->policy.Choose(p); }
-CallError ControllerDecide(const ControllerDecideParams& p) { return p.controller->policy.Decide(p); }
-CallError ControllerWants(const ControllerWantsParams& p) { return DraftWants(p.controller->policy, p); }
-CallError ControllerStep(const ControllerStepParams& p) { return p.next->controller->Step(p); }
-CallError ControllerReport(const ControllerReportParams& p) {
+CallStatus ControllerTakeCosts(const ControllerCostParams& p) { return p.controller->TakeCosts(p); }
+CallStatus ControllerAsk(const ControllerDecideParams& p) { return p.controller->policy.Ask(p); }
+CallStatus ControllerOffer(const ControllerDecideParams& p) { return p.controller->policy.Offer(p); }
+CallStatus ControllerChoose(const ControllerDecideParams& p) { return p.controller->policy.Choose(p); }
+CallStatus ControllerDecide(const ControllerDecideParams& p) { return p.controller->policy.Decide(p); }
+CallStatus ControllerWants(const ControllerWantsParams& p) { return DraftWants(p.controller->policy, p); }
+CallStatus ControllerStep(const ControllerStepParams& p) { return p.next->controller->Step(p); }
+CallStatus ControllerReport(const ControllerReportParams& p) {
   p.controller->policy.WriteStats(p.stats);
   return nullptr;
 }
 
-CallError ControllerObserveGain(const ControllerGainParams& p) {
+CallStatus ControllerObserveGain(const ControllerGainParams& p) {
   if (p.num_requests < 0) return kNegativeRequests;
   if (p.num_tokens < 0) return "num_tokens: expected >= 0, got a negative number";
   if (p.num_drafts < 0) return "num_drafts: expected >= 0, got a negative number";
@@ -91,7 +91,7 @@ CallError ControllerObserveGain(const ControllerGainParams& p) {
   return nullptr;
 }
 
-CallError ControllerTellGain(const ControllerGainFactsParams& p) {
+CallStatus ControllerTellGain(const ControllerGainFactsParams& p) {
   if (p.num_requests < 0) return kNegativeRequests;
   const RegressionDetector& detector = p.controller->detector;
   *p.facts = {.least_gain = detector.LeastGain(p.num_requests),
@@ -101,21 +101,21 @@ CallError ControllerTellGain(const ControllerGainFactsParams& p) {
   return nullptr;
 }
 
-CallError ControllerTimes(const ControllerStepCostParams& p) {
+CallStatus ControllerTimes(const ControllerStepCostParams& p) {
   StepCost& cost = *p.controller->cost;
   *p.times = cost.Times(p.num_rows, p.num_requests, p.num_kv_tokens);
   p.outcome[1] = cost.speed();
   return nullptr;
 }
 
-CallError ControllerExpectedTime(const ControllerStepCostParams& p) {
+CallStatus ControllerExpectedTime(const ControllerStepCostParams& p) {
   StepCost& cost = *p.controller->cost;
   p.outcome[0] = cost.Expected(p.num_rows, p.num_requests, p.num_kv_tokens);
   p.outcome[1] = cost.speed();
   return nullptr;
 }
 
-CallError ControllerObserveTime(const ControllerStepCostParams& p) {
+CallStatus ControllerObserveTime(const ControllerStepCostParams& p) {
   if (!std::isfinite(p.ms)) return "ms: expected a finite number, got another";
   StepCost& cost = *p.controller->cost;
   cost.Observe(p.num_rows, p.num_requests, p.num_kv_tokens, p.ms);

@@ -215,7 +215,7 @@ int64_t NgramIndex::num_bytes() const {
   return total;
 }
 
-CallError NgramCreate(const NgramCreateParams& p) {
+CallStatus NgramCreate(const NgramCreateParams& p) {
   if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
   if (p.min_n < 1 || p.max_n < p.min_n) return "min_n: expected 1 <= min_n <= max_n, got another order";
   if (!(p.max_factor > 0) || std::isinf(p.max_factor)) return "max_factor: expected a finite number > 0, got another";
@@ -223,17 +223,17 @@ CallError NgramCreate(const NgramCreateParams& p) {
   return nullptr;
 }
 
-CallError NgramBegin(const DraftTableRowsParams& p) {
+CallStatus NgramBegin(const DraftTableRowsParams& p) {
   return static_cast<NgramIndex*>(p.drafter)->Begin(p.table_rows, p.count);
 }
 
-CallError NgramForget(const DraftTableRowsParams& p) {
+CallStatus NgramForget(const DraftTableRowsParams& p) {
   return static_cast<NgramIndex*>(p.drafter)->Forget(p.table_rows, p.count);
 }
 
-CallError NgramPropose(const DraftProposeParams& p) { return static_cast<NgramIndex*>(p.drafter)->Propose(p); }
+CallStatus NgramPropose(const DraftProposeParams& p) { return static_cast<NgramIndex*>(p.drafter)->Propose(p); }
 
-CallError NgramCheckIntegrity(const NgramCheckParams& p) {
+CallStatus NgramCheckIntegrity(const NgramCheckParams& p) {
   return p.index->CheckIntegrity(p.token_table, p.num_table_rows, p.max_tokens_per_row);
 }
 

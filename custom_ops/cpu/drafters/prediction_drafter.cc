@@ -95,19 +95,19 @@ int64_t PredictionDrafter::num_bytes() const {
   return total;
 }
 
-CallError PredictionCreate(const PredictionCreateParams& p) {
+CallStatus PredictionCreate(const PredictionCreateParams& p) {
   if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
   *p.drafter = new PredictionDrafter(p.num_table_rows);
   return nullptr;
 }
 
-CallError PredictionBegin(const PredictionBeginParams& p) { return p.drafter->Begin(p); }
+CallStatus PredictionBegin(const PredictionBeginParams& p) { return p.drafter->Begin(p); }
 
-CallError PredictionForget(const DraftTableRowsParams& p) {
+CallStatus PredictionForget(const DraftTableRowsParams& p) {
   return static_cast<PredictionDrafter*>(p.drafter)->Forget(p.table_rows, p.count);
 }
 
-CallError PredictionPropose(const DraftProposeParams& p) {
+CallStatus PredictionPropose(const DraftProposeParams& p) {
   return static_cast<PredictionDrafter*>(p.drafter)->Propose(p);
 }
 

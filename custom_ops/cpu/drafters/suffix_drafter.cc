@@ -292,24 +292,24 @@ void SuffixDrafter::Draft(Row* row) const {
   row->num_drafts = DraftFromSuffixes(rule_, sources, row->max_drafts, row->drafts, row->draft_prob, &row->evidence);
 }
 
-CallError SuffixCreate(const SuffixCreateParams& p) {
+CallStatus SuffixCreate(const SuffixCreateParams& p) {
   if (Error error = SuffixDrafter::CheckCreate(p)) return error;
   *p.drafter = new SuffixDrafter(p);
   return nullptr;
 }
 
-CallError SuffixBegin(const SuffixBeginParams& p) { return p.drafter->Begin(p); }
+CallStatus SuffixBegin(const SuffixBeginParams& p) { return p.drafter->Begin(p); }
 
-CallError SuffixForget(const DraftTableRowsParams& p) {
+CallStatus SuffixForget(const DraftTableRowsParams& p) {
   return static_cast<SuffixDrafter*>(p.drafter)->Forget(p.table_rows, p.count);
 }
 
-CallError SuffixPropose(const DraftProposeParams& p) { return static_cast<SuffixDrafter*>(p.drafter)->Propose(p); }
+CallStatus SuffixPropose(const DraftProposeParams& p) { return static_cast<SuffixDrafter*>(p.drafter)->Propose(p); }
 
-CallError SuffixExport(const SuffixSequencesParams& p) { return p.drafter->Export(p); }
+CallStatus SuffixExport(const SuffixSequencesParams& p) { return p.drafter->Export(p); }
 
-CallError SuffixImport(const SuffixSequencesParams& p) { return p.drafter->Import(p); }
+CallStatus SuffixImport(const SuffixSequencesParams& p) { return p.drafter->Import(p); }
 
-CallError SuffixCount(const SuffixCountParams& p) { return p.drafter->Count(p); }
+CallStatus SuffixCount(const SuffixCountParams& p) { return p.drafter->Count(p); }
 
 }  // namespace fdsd

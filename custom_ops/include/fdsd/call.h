@@ -4,7 +4,7 @@
 
 namespace fdsd {
 
-// As Error, of a call `CallError Name(const Params& p)`: it may allocate, and no program of a model records it.
-using CallError = Error;
+// As Error, of a call `CallStatus Name(const Params& p)`: it may allocate, and no program of a model records it.
+using CallStatus = Error;
 
 }  // namespace fdsd

@@ -19,15 +19,15 @@ struct ControllerCreateParams {
   uint64_t covered_sources;      // bit s: what source s drafts others nearly always do as well; see OnlineEstimator
   DraftController** controller;  // [1], to be destroyed with fdsd_controller_destroy
 };
-CallError ControllerCreate(const ControllerCreateParams& p);
+CallStatus ControllerCreate(const ControllerCreateParams& p);
 
 struct ControllerTableRowsParams {
   DraftController* controller;
   int32_t count;
   const int32_t* table_rows;  // [count]
 };
-CallError ControllerBegin(const ControllerTableRowsParams& p);
-CallError ControllerForget(const ControllerTableRowsParams& p);
+CallStatus ControllerBegin(const ControllerTableRowsParams& p);
+CallStatus ControllerForget(const ControllerTableRowsParams& p);
 
 // What steps take, as it was measured: of `rows` tokens, of all requests together; equally many of each, or 0 requests
 // = a part of a prompt. See CostTables.
@@ -40,7 +40,7 @@ struct ControllerCostParams {
   const int32_t* contexts;  // [n] >= 0, tokens of each request before its rows
   const double* ms;         // [n] > 0
 };
-CallError ControllerTakeCosts(const ControllerCostParams& p);
+CallStatus ControllerTakeCosts(const ControllerCostParams& p);
 
 // The rows of a step, and what every source offers for them: plane s of each array is source s's.
 struct ControllerRowsParams {
@@ -92,13 +92,13 @@ struct ControllerDecideParams {
   double* outcome;           // [5] see DraftPolicy::Choose
 };
 // Tell how many drafts there are to decide on; score nothing.
-CallError ControllerAsk(const ControllerDecideParams& p);
+CallStatus ControllerAsk(const ControllerDecideParams& p);
 // Score the rows, and ask the native drafters. A caller that writes planes of its own does so after this.
-CallError ControllerOffer(const ControllerDecideParams& p);
+CallStatus ControllerOffer(const ControllerDecideParams& p);
 // Choose among what is offered.
-CallError ControllerChoose(const ControllerDecideParams& p);
+CallStatus ControllerChoose(const ControllerDecideParams& p);
 // Offer, then choose.
-CallError ControllerDecide(const ControllerDecideParams& p);
+CallStatus ControllerDecide(const ControllerDecideParams& p);
 
 // Whether a source whose plane the caller writes is to be asked, between `offer` and `choose`; see DraftWants.
 struct ControllerWantsParams {
@@ -125,7 +125,7 @@ struct ControllerWantsParams {
   double* outcome;  // [3] the expected gain, 1 = nothing is wanted; drafts less probable together end a row;
                     // how many drafts the others offer
 };
-CallError ControllerWants(const ControllerWantsParams& p);
+CallStatus ControllerWants(const ControllerWantsParams& p);
 
 // A step that is over, and the one ahead, of the rows that drafts are chosen for: `next` says which.
 struct ControllerStepParams {
@@ -152,13 +152,13 @@ struct ControllerStepParams {
   ControllerDecideParams* next;     // its `times`, what follows and `skipped_sources` become those of the step ahead
   double* outcome;                  // [9] see OnlineEstimator::StepForecast
 };
-CallError ControllerStep(const ControllerStepParams& p);
+CallStatus ControllerStep(const ControllerStepParams& p);
 
 struct ControllerReportParams {
   const DraftController* controller;
   double* stats;  // [S, 7] see DraftPolicy::WriteStats
 };
-CallError ControllerReport(const ControllerReportParams& p);
+CallStatus ControllerReport(const ControllerReportParams& p);
 
 // A step for the regression detector alone; see RegressionDetector::Step.
 struct ControllerGainParams {
@@ -170,7 +170,7 @@ struct ControllerGainParams {
   double asking_s;
   double slowdown_ratio;
 };
-CallError ControllerObserveGain(const ControllerGainParams& p);
+CallStatus ControllerObserveGain(const ControllerGainParams& p);
 
 // What the regression detector says of steps of so many requests.
 struct ControllerGainFacts {
@@ -184,7 +184,7 @@ struct ControllerGainFactsParams {
   int32_t num_requests;        // >= 0
   ControllerGainFacts* facts;  // [1]
 };
-CallError ControllerTellGain(const ControllerGainFactsParams& p);
+CallStatus ControllerTellGain(const ControllerGainFactsParams& p);
 
 // A step, and what is to be known of it: each call writes its own part, and the speed. See StepCost.
 struct ControllerStepCostParams {
@@ -196,8 +196,8 @@ struct ControllerStepCostParams {
   ControllerTimesParams* times;  // [1] `times` writes it
   double* outcome;               // [2] ms that `expected` tells, and the speed
 };
-CallError ControllerTimes(const ControllerStepCostParams& p);
-CallError ControllerExpectedTime(const ControllerStepCostParams& p);
-CallError ControllerObserveTime(const ControllerStepCostParams& p);
+CallStatus ControllerTimes(const ControllerStepCostParams& p);
+CallStatus ControllerExpectedTime(const ControllerStepCostParams& p);
+CallStatus ControllerObserveTime(const ControllerStepCostParams& p);
 
 }  // namespace fdsd

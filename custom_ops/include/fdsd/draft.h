@@ -13,10 +13,10 @@ struct DraftTableRowsParams {
   int32_t count;
   const int32_t* table_rows;  // [count]
 };
-CallError NgramBegin(const DraftTableRowsParams& p);
-CallError NgramForget(const DraftTableRowsParams& p);
-CallError SuffixForget(const DraftTableRowsParams& p);
-CallError PredictionForget(const DraftTableRowsParams& p);
+CallStatus NgramBegin(const DraftTableRowsParams& p);
+CallStatus NgramForget(const DraftTableRowsParams& p);
+CallStatus SuffixForget(const DraftTableRowsParams& p);
+CallStatus PredictionForget(const DraftTableRowsParams& p);
 
 // Read what is new in the rows of a step, and draft for them. Row r's text is its committed tokens, then its prefix.
 struct DraftProposeParams {
@@ -36,9 +36,9 @@ struct DraftProposeParams {
   int32_t* evidence;                // [R, 3] matched, recent, origin of each row's DraftEvidence; nullptr = unwanted
   float* draft_prob;                // as draft_token_ids: of each draft, see DraftEvidence; nullptr = unwanted
 };
-CallError NgramPropose(const DraftProposeParams& p);
-CallError SuffixPropose(const DraftProposeParams& p);
-CallError PredictionPropose(const DraftProposeParams& p);
+CallStatus NgramPropose(const DraftProposeParams& p);
+CallStatus SuffixPropose(const DraftProposeParams& p);
+CallStatus PredictionPropose(const DraftProposeParams& p);
 
 struct NgramCreateParams {
   int32_t num_table_rows;
@@ -48,7 +48,7 @@ struct NgramCreateParams {
   int32_t follows_copies;  // 0 or 1
   NgramIndex** index;      // [1], to be destroyed with fdsd_ngram_destroy
 };
-CallError NgramCreate(const NgramCreateParams& p);
+CallStatus NgramCreate(const NgramCreateParams& p);
 
 struct NgramCheckParams {
   const NgramIndex* index;
@@ -56,13 +56,13 @@ struct NgramCheckParams {
   int32_t max_tokens_per_row;
   const int32_t* token_table;  // [num_table_rows, max_tokens_per_row]
 };
-CallError NgramCheckIntegrity(const NgramCheckParams& p);
+CallStatus NgramCheckIntegrity(const NgramCheckParams& p);
 
 struct PredictionCreateParams {
   int32_t num_table_rows;
   PredictionDrafter** drafter;  // [1], to be destroyed with fdsd_prediction_destroy
 };
-CallError PredictionCreate(const PredictionCreateParams& p);
+CallStatus PredictionCreate(const PredictionCreateParams& p);
 
 // A request that comes into a table row; what the table row held is forgotten.
 struct PredictionBeginParams {
@@ -72,7 +72,7 @@ struct PredictionBeginParams {
   int32_t num_predicted;
   const int32_t* predicted;  // [num_predicted] what the output is expected to be
 };
-CallError PredictionBegin(const PredictionBeginParams& p);
+CallStatus PredictionBegin(const PredictionBeginParams& p);
 
 struct SuffixCreateParams {
   int32_t num_table_rows;
@@ -85,7 +85,7 @@ struct SuffixCreateParams {
   int64_t max_cached_bytes;    // >= 0
   SuffixDrafter** drafter;     // [1], to be destroyed with fdsd_suffix_destroy
 };
-CallError SuffixCreate(const SuffixCreateParams& p);
+CallStatus SuffixCreate(const SuffixCreateParams& p);
 
 // A request that comes into a table row; what the table row held is forgotten.
 struct SuffixBeginParams {
@@ -98,7 +98,7 @@ struct SuffixBeginParams {
   int32_t num_end_token_ids;
   const int32_t* end_token_ids;  // [num_end_token_ids] any of these ends the text; what follows is not shared
 };
-CallError SuffixBegin(const SuffixBeginParams& p);
+CallStatus SuffixBegin(const SuffixBeginParams& p);
 
 // The shared sequences, oldest shard first.
 struct SuffixSequencesParams {
@@ -109,8 +109,8 @@ struct SuffixSequencesParams {
   int64_t* cu_tokens;     // [Q + 1]
   int32_t* token_ids;     // [N]
 };
-CallError SuffixExport(const SuffixSequencesParams& p);
-CallError SuffixImport(const SuffixSequencesParams& p);
+CallStatus SuffixExport(const SuffixSequencesParams& p);
+CallStatus SuffixImport(const SuffixSequencesParams& p);
 
 // Occurrences of a string in the texts that a table row drafts from; for inspection and tests.
 struct SuffixCountParams {
@@ -122,7 +122,7 @@ struct SuffixCountParams {
   int64_t* counts;      // [max_counts] in its own text, then in its salt's shards, oldest first
   int32_t* num_counts;  // [1]
 };
-CallError SuffixCount(const SuffixCountParams& p);
+CallStatus SuffixCount(const SuffixCountParams& p);
 
 struct SuffixStats {
   int64_t num_bytes;  // of everything kept, what was dropped and not yet given back included

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-# Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps rest.
+# Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps are skipped.
 _ASKING_SHARE, _LONGEST_REST = 0.005, 24
-# Of steps that nothing is asked in there are none behind two in which nothing was worth drafting, then more each time.
+# No step is skipped after two in which nothing was worth drafting, then more each time.
 _STEPS_BEHIND_REST = 8
 _MOST_PLAIN = math.isqrt(_STEPS_BEHIND_REST * _LONGEST_REST) + 1
-# Where nobody had a draft it is only looked, so many times, whether somebody has one now.
+# Where there was no draft the drafters are only probed, so many times, before everything is asked again.
 _MOST_PROBES = 7
 # Steps in which a source that was found not worth its time is tried, and after how many steps for the first time.
 _TRIAL_STEPS, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64, 4096
@@ -19,7 +19,7 @@ class Backoff:
     """Told of every step that was asked in.
 
     Attributes:
-        num_probes: how often it is enough to look whether anybody has a draft, before everything is asked again.
+        num_probes: how often a probe for drafts is enough, before everything is asked again.
     """
 
     def __init__(self) -> None:
@@ -31,19 +31,19 @@ class Backoff:
         self.num_probes = 0
 
     def note_plain(self, asking_s: float, step_s: float, *, is_worth_asking: bool, has_offers: bool) -> int:
-        """Nothing was worth drafting; returns how many steps rest.
+        """Nothing was worth drafting; returns how many steps to skip.
 
         Args:
             asking_s, step_s: what finding that out took, and a step.
-            is_worth_asking: else as many steps rest as may.
-            has_offers: whether anybody had a draft.
+            is_worth_asking: else as many steps are skipped as may be.
+            has_offers: whether there were drafts.
         """
         self.num_probes = 0 if has_offers else _MOST_PROBES
         skip_draft_steps = self._next(asking_s, step_s)
         return skip_draft_steps if is_worth_asking else _longest(asking_s, step_s)
 
     def note_probe(self, seconds: float, step_s: float) -> int:
-        """Still nobody had a draft, and to look took so long; returns how many steps rest."""
+        """A probe found no draft, and took so long; returns how many steps to skip."""
         self.num_probes -= 1
         return self._next(seconds, step_s)
 

@@ -18,7 +18,6 @@ from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call, function_address, library
 from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.spec_decode.control.decision import (
-    F64,
     MAX_STEP_DRAFTS,
     Decision,
     DraftTimes,

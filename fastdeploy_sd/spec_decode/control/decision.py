@@ -41,7 +41,7 @@ class Decision(NamedTuple):
         drafts: of every row, with their sources; the prefix of a row, or as much of it as is worth it, included.
         num_tokens, time: expected of the step, the time in the unit of its DraftTimes.
         num_offered: drafts that were looked at.
-        first_draft_cost: what a draft takes beside everything else, over what the step takes without any; infinity
+        first_draft_cost: what a draft adds to the step, over what the step takes without any; infinity
             where the step has no room for one.
         plain_time: of the step without drafts.
     """
@@ -55,12 +55,12 @@ class Decision(NamedTuple):
 
 
 class DraftTimes(NamedTuple):
-    """What a step takes with 0, 1, .. drafts in it beside everything else, in any unit:
+    """What a step takes with 0, 1, .. drafts in it, in any unit:
 
         curve[num_rows + d] + fixed + d * per_draft, and any_draft more where d > 0
 
     Attributes:
-        curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to; whoever made it
+        curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to; its owner
             may do so after a step.
         num_rows: of the step without drafts, < N.
         fixed: what every step takes besides; > -curve[num_rows].

@@ -130,11 +130,11 @@ class AutoMethod(Proposer):
         return goes_on
 
     def _may_probe(self, x: ProposeInput) -> bool:
-        """Whether to look first if there is anything to choose from, as lately there was not."""
+        """Whether to probe for drafts first, as lately there were none."""
         return self._backoff.num_probes > 0 and x is self._asked and x is self._latest and self._is_decode_only(x)
 
     def _rest_on(self, seconds: float) -> None:
-        """Nobody had a draft, which it took so long to find out: the next step is one of those that rest."""
+        """The probe found no draft, and took so long: the next step counts as skipped."""
         self._next.asking_s += seconds
         self._step_stats.num_skipped_steps += 1
         self._step_stats.skip_draft_steps = self._backoff.note_probe(seconds, self._step_stats.seconds)
@@ -191,7 +191,7 @@ class AutoMethod(Proposer):
         return _LOAD if decision.first_draft_cost >= 1 / self._step_stats.num_requests else _LOW_GAIN
 
     def _decide(self, x: ProposeInput, known: StepForecast) -> Decision:
-        """Choose beside draft layers, which are asked in the middle of it, or how much of certain drafts alone."""
+        """Choose, with draft layers asked in the middle of it, or how much of certain drafts alone."""
         if self._model_source is None or self._model_source.source.is_backing_off():
             return self._auto.decide(x)
         wanted, least = self._auto.ask(x, self._model_source.source, known.speed)

@@ -1,6 +1,6 @@
 """A source of drafts that runs a model: asked only for rows whose drafts are expected to be worth the call.
 
-Whatever a look-up in a text offers is scored for nothing, asked for or not. Nobody knows what a model would have
+Whatever a look-up in a text offers is scored for nothing, asked for or not. It is not known what a model would have
 drafted in a step in which it did not run: so it is known by what it drafted when it did, and tried again now and then,
 more rarely each time that this brings nothing. Knows no method by name.
 """
@@ -47,7 +47,7 @@ class ModelDraftSource:
 
     Attributes:
         cost: of its calls.
-        seconds: that drafting took since somebody last set this to 0. What KV needs anyway is not in it.
+        seconds: that drafting took since this was last set to 0. What KV needs anyway is not in it.
     """
 
     def __init__(self, method: Proposer, max_num_seqs: int, block_size: int) -> None:
@@ -91,7 +91,7 @@ class ModelDraftSource:
         return self._num_rested <= self._rest
 
     def limits(self, x: ProposeInput) -> I32:
-        """i32[R], drafts of each row at most: none behind a prefix, which the model has not run."""
+        """i32[R], drafts of each row at most: none after a prefix, which the model has not run."""
         found = np.minimum(x.max_draft_len, self._max_draft_len)
         return found if x.prefix is None else np.where(np.diff(x.prefix.cu_num_draft) == 0, found, 0).astype(np.int32)
 

@@ -42,7 +42,7 @@ class DraftOffer:
     Attributes:
         token_ids: i32[D], D at least the sum of the rows' max_draft_len; the first cu_num_draft[R] are drafts.
         cu_num_draft: i32[R+1].
-        evidence: i32[R, 3]: tokens of the text's end that agreed, of them those behind the last replaced one, and the
+        evidence: i32[R, 3]: tokens of the text's end that agreed, of them those after the last replaced one, and the
             origin: 0 = the request's own text, 1 = other requests' outputs. 0 where nothing was drafted.
         draft_prob: f32[D]: how often each token followed, over one more than how often anything did; 0.5 from a
             drafter that does not count.

@@ -28,7 +28,7 @@ class AutoProposer(Proposer):
 
     Args:
         methods: by source, each made for the same table rows.
-        cost: what steps take, that have nothing but the rows of a call in them; None = somebody writes that to the
+        cost: what steps take, that have nothing but the rows of a call in them; None = the caller writes that to the
             policy's params before each, and what is demanded of drafts.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.

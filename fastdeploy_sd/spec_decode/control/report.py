@@ -26,7 +26,7 @@ class StepStats:
     Attributes:
         num_tokens, num_requests: that the model ran in the step just verified, drafts and parts of prompts included.
         num_prompt_tokens: of them in parts of prompts.
-        num_forbidden: of the requests those that allow no drafts: nobody drafts for them, a step brings each one token.
+        num_forbidden: of the requests those that allow no drafts: a step brings each of them one token.
         num_prompt_tokens_ahead: in parts of prompts of the next step, as far as the scheduler knows.
         seconds: what the step took, drafting left out.
         host_seconds: between the end of the step before, its drafting included, and the beginning of this one.
@@ -71,7 +71,7 @@ class ChoiceLog:
         self._latest = choice
 
     def note_skipped(self, num_steps: int) -> None:
-        """So many steps went by in which nobody was asked: what was chosen last holds for them."""
+        """So many steps were skipped: what was chosen last holds for them."""
         self._num_steps[self._latest] += num_steps
         self._num_unreported += num_steps
 

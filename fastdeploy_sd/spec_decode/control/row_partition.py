@@ -17,8 +17,8 @@ from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
 from fastdeploy_sd.types import F32, I32, DraftTokens, Rows
 from fastdeploy_sd.types.draft_methods import DraftMethod
 
-# Of a table row: nobody's here; drafts are ours to choose; the request chose the source.
-_NOBODYS, _OURS, _FORCED = 0, 1, 2
+# Of a table row: no request is here; drafts are ours to choose; the request chose the source.
+_FREE, _OURS, _FORCED = 0, 1, 2
 _NO_ROWS = np.zeros(0, np.intp)
 
 
@@ -56,11 +56,11 @@ class RowPartition:
         """Forget those that were begun; returns the rows that did not choose the source."""
         own: I32 = table_rows[self._kinds[table_rows] == _OURS]
         self.source.forget(table_rows)
-        self._kinds[table_rows] = _NOBODYS
+        self._kinds[table_rows] = _FREE
         return own
 
     def max_skip_steps(self, x: ProposeInput) -> int:
-        """Steps in which nobody needs to be asked, if they bring each row of x, all of a step, one token."""
+        """Steps that may be skipped, if they bring each row of x, all of a step, one token."""
         return 0 if len(self._forced) else self.source.num_steps_at_rest(x)
 
     def propose(self, x: ProposeInput, choose: Callable[[ProposeInput], DraftTokens]) -> DraftTokens:

@@ -42,7 +42,7 @@ def profile_of(config: Config, info: ModelInfo, costs: Costs) -> CostProfile:
 def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfile | None:
     """Return the profile that is kept for a model as configured; measured now, and kept, where none fits.
 
-    It is kept beside the packed weights, or in the user's cache folder where these are not kept. One that was measured
+    It is kept with the packed weights, or in the user's cache folder where these are not kept. One that was measured
     while something else disturbed is used, but not kept.
 
     Args:

@@ -20,14 +20,14 @@ from fastdeploy_sd.worker.autotune.synthetic_requests import Execute, SyntheticR
 
 BUDGET_S = 2.0
 _SHORT_CONTEXT, _LONG_CONTEXT, _CHUNK = 64, 1024, 256
-# Drafts beside the newest token, in the order of what they tell: kernels have borders at 4, 8 and 16 rows. First of one
+# Drafts after the newest token, in the order of what they tell: kernels have borders at 4, 8 and 16 rows. First of one
 # request and of several what tells most, as some models' time is over then.
 _DRAFTS, _MORE_DRAFTS = (1, 3, 7, 15, 31), (4, 2, 8, 5, 11, 16)
 _DRAFTS_IN_BATCH, _MORE_IN_BATCH = (0, 3), (1, 7, 4)
 _DRAFTS_IN_LONG = (0, 3)
 # Of requests whose drafts are measured at a long context as well.
 _BATCH_IN_LONG = 8
-# A step so short is measured behind one like it: what ran before it was something else, which left it cold caches.
+# A step so short is measured after one like it: what ran before it was something else, which left it cold caches.
 _WARM_UP_MS = 10.0
 _MODEL_DRAFTS, _OTHER_DRAFTS = (1, 3), (8,)
 _NUM_DRAFTERS = 8
@@ -45,7 +45,7 @@ _MAX_DISTURBED = 0.2
 _CONTEXT_SHARE, _POINT_SHARE, _STEPS_SHARE = 0.25, 0.06, 0.75
 # The first rows of the first prompt say nothing: no weight was ever read. That took 64 of them thrice their time.
 _WARM_UP_ROWS = 16
-# The one-row step is measured again when the points behind it have taken so many times as long.
+# The one-row step is measured again when the points after it have taken so many times as long.
 _BASE_EVERY = 12.0
 # A clock that stood still measured no time; a profile holds none that is 0.
 _LEAST_MS = 1e-6

@@ -25,7 +25,7 @@ def monotone_fit(ms: Mapping[Shape, float]) -> dict[Shape, float]:
             for (part_n, part_rows, part_context), time in found.items()
             if part_context == context and 0 < part_n <= n and part_rows <= rows
         ]
-        if n == 0:  # a prompt's rows have fewer tokens before them than rows behind a context as long
+        if n == 0:  # a prompt's rows have fewer tokens before them than rows after a context as long
             parts = [
                 -(-rows // part_rows) * time
                 for (part_n, part_rows, part_context), time in found.items()

@@ -1,4 +1,4 @@
-"""Requests that nobody asked for, so that steps of any shape can be run on an idle executor, before it serves."""
+"""Requests of no client, so that steps of any shape can be run on an idle executor, before it serves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Execute = Callable[[SchedulerOutput], StepResult]
 # The prompt repeats itself, so that there is something to draft from.
 _CYCLE_LEN = 16
 _DRAFT_TOKEN_ID = 0
-# What methods learn from these outputs is nobody else's.
+# What methods learn from these outputs is not shared with requests of clients.
 _SALT = "measurement"
 _LEAST_SPARE = 48
 
@@ -38,7 +38,7 @@ class SyntheticRequests:
 
     What requests begin with alike is read once for all of them (see `find_shared_prefixes`), which those of clients
     seldom do: in another order it costs what other contexts do, and needs no other memory and no other prompt to be
-    computed. Behind its context each has blocks of its own.
+    computed. After its context each has blocks of its own.
 
     Args:
         execute: of an executor that has no requests; its KV cache is overwritten.

@@ -1,5 +1,5 @@
 #pragma once
-// Where the cells of what is known of a draft lie in the tables of a AcceptanceModel. Knows no frequencies.
+// Where the cells of what is known of a draft lie in the tables of an AcceptanceModel. Knows no frequencies.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -48,7 +48,7 @@ constexpr int32_t ProbBucket(float prob) {
 
 constexpr int32_t RateBucket(double rate) { return std::min(kRates - 1, static_cast<int32_t>(rate * kRates)); }
 
-// A token and somebody's hash.
+// A token and the hash of a request or a source.
 constexpr uint32_t HashOf(uint32_t other) { return other * 2246822519U; }
 constexpr int32_t Hash(uint32_t token_id, uint32_t other_hash) {
   return static_cast<int32_t>(((token_id * 2654435761U) ^ other_hash) >> (32 - kHashBits));

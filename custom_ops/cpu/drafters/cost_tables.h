@@ -21,7 +21,7 @@ class RequestCounts {
   // Requires more than all before.
   void Add(int32_t count) { logs_.push_back(std::log2(count)); }
 
-  // Between the counts at `index` and behind it, `part` of the way; part is 0 at the first and the last.
+  // Between the counts at `index` and after it, `part` of the way; part is 0 at the first and the last.
   struct Place {
     size_t index;
     double part;

@@ -1,5 +1,5 @@
 #pragma once
-// What a method that drafts from texts knows of its draft, for whoever guesses how much of it will be accepted.
+// What a method that drafts from texts knows of its draft, from which it is estimated how much will be accepted.
 #include <algorithm>
 #include <cstdint>
 
@@ -9,7 +9,7 @@ namespace fdsd {
 // often anything did, so that 1 of 1 tells less than 9 of 9. A method that does not count says 0.5.
 struct DraftEvidence {
   int32_t matched = 0;  // tokens of the text's end that agreed
-  int32_t recent = 0;   // of them, those behind the last replaced token; `matched` where none was replaced
+  int32_t recent = 0;   // of them, those after the last replaced token; `matched` where none was replaced
   int32_t origin = 0;   // 0 = the request's own text, 1 = other requests' outputs
 
   static constexpr int32_t kNumFields = 3;

@@ -8,7 +8,7 @@
 
 namespace fdsd {
 
-// The source of a chain that is a prefix and nothing behind it.
+// The source of a chain that is a prefix and nothing after it.
 constexpr int32_t kPrefixOnly = -1;
 
 struct DraftPrefix {

@@ -21,8 +21,8 @@ namespace fdsd {
 //   offered at token 7   [a b c d]      committed since    a b x
 //   scored                a right, b right, c wrong; d is never known
 //
-// A row may have a prefix of drafts that are certain. Every chain of the row begins with it: what is offered goes on
-// behind, and how much of both is verified is one decision.
+// A row may have a prefix of drafts that are certain. Every chain of the row begins with it: what is offered follows,
+// and how much of both is verified is one decision.
 //
 // Calls must not overlap.
 class DraftPolicy {
@@ -50,7 +50,7 @@ class DraftPolicy {
   Error Offer(const ControllerDecideParams& p);
 
   // Choose from all that is offered. p.outcome becomes the tokens expected of the step and its time; how many drafts
-  // were offered; and what a draft takes beside the rest, as a part of what a step without drafts takes, infinity where
+  // were offered; and what a draft adds, as a part of what a step without drafts takes, infinity where
   // there is no room for one; and this time without drafts.
   Error Choose(const ControllerDecideParams& p);
 
@@ -89,7 +89,7 @@ class DraftPolicy {
   struct OpenOffer {
     int32_t source;
     int32_t begin;       // index of the token that the first draft stands for
-    int32_t num_prefix;  // first drafts that are not the source's, but what it went on behind
+    int32_t num_prefix;  // first drafts that are not the source's, but come before its own
     int32_t num_scored;  // drafts that were right
     int32_t num_wanted;  // first drafts that went into the step
     double accept_prob;  // the sum of theirs

@@ -7,11 +7,11 @@
 namespace fdsd {
 namespace {
 
-// Drafts looked at in a step, so that deciding stays short beside any step, but of every offer the first one.
+// Drafts looked at in a step, so that deciding stays short against any step, but of every offer the first one.
 constexpr int32_t kMaxLookedAt = 512, kLeastLookedAt = 1;
 // Where sources could make more offers than this, one of each row is looked at, and so many drafts in all.
 constexpr int32_t kManyOffers = 256;
-// Behind this, drafts are not worth looking at whatever they cost.
+// After this, drafts are not worth looking at whatever they cost.
 constexpr double kLeastAcceptance = 0.02;
 // What is predicted so much later is brought into the cache.
 constexpr int32_t kRowsAhead = 4, kDraftsAhead = 6;
@@ -47,7 +47,7 @@ DraftChain DraftPolicy::BeginChain(const DraftPrefix& prefix, int32_t r, int32_t
   return {r, source, begin, prefix.count, prefix.count};
 }
 
-// Returns how many drafts of the chain's source were put behind what it has.
+// Returns how many drafts of the chain's source were added to what it has.
 int32_t DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, const DraftChain& begun,
                                   int32_t max_drafts) {
   const uint32_t request = requests_[static_cast<size_t>(table_row)];
@@ -102,7 +102,7 @@ int32_t DraftPolicy::LookAt(const ControllerDecideParams& p, const OfferPlanes& 
   return PredictChain(planes, p.rows.table_rows[r], BeginChain(DraftPrefix(p.rows, r), r, source), count);
 }
 
-// The row's prefix is a chain where nothing is offered behind it.
+// The row's prefix is a chain where nothing is offered after it.
 void DraftPolicy::AddPrefixOnly(const ControllerDecideParams& p, int32_t r) {
   const DraftPrefix prefix(p.rows, r);
   if (prefix.count > 0) *chains_.Extend(1) = BeginChain(prefix, r, kPrefixOnly);

@@ -13,7 +13,7 @@ constexpr int32_t kMaxKept = 64, kMaxKeptOfMany = 16;
 constexpr int32_t kMaxOffers = 4;
 // So much do one draft of the request and of all requests count in the rates.
 constexpr double kRateStep = 0.1, kLastRateStep = 0.02;
-// A draft far behind says little of how a request is going.
+// A draft far ahead in an offer says little of how a request is going.
 constexpr int32_t kRatePositions = 3;
 
 // Of an offer, what is learned of so many guesses is brought into the caches before the first one is scored.

@@ -70,7 +70,7 @@ class Wants {
     return takers_.empty() ? 0.0 : found.num_tokens / (found.time - call_time + CallTime(takers_, num_drafts));
   }
 
-  // The offers of the others, and behind those of each row what the source might offer.
+  // The offers of the others, and after those of each row what the source might offer.
   void Imagine(int32_t num_drafts) {
     chains_.clear();
     askable_.clear();

@@ -5,7 +5,7 @@
 
 namespace fdsd {
 
-// Keeps its memory, and sets no element that is added: a std::vector sets all of them, and calls somebody for that.
+// Keeps its memory, and sets no element that is added: a std::vector sets all of them.
 template <typename T>
 class GrowingArray {
  public:

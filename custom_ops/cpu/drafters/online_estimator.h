@@ -13,7 +13,7 @@ namespace fdsd {
 //   step = the model's part (StepCost) + the engine's part before it + choosing drafts
 //
 // A step in which drafts are chosen takes all three; one with drafts has another engine's part, and the first one with
-// drafts behind a plain one takes longer than others (ColdStartOverhead).
+// drafts after a plain one takes longer than others (ColdStartOverhead).
 class OnlineEstimator {
  public:
   static constexpr int32_t kNumOutcomes = 9;
@@ -32,7 +32,7 @@ class OnlineEstimator {
   };
 
   // `covered_sources` are skipped where asking takes more than 0.03 of a step, until it takes less than 0.012:
-  // what they bring beside the others is less than what they take there.
+  // what they add is less than what they take there.
   OnlineEstimator(RegressionDetector* detector, uint64_t covered_sources)
       : detector_(*detector), covered_sources_(covered_sources) {}
 
@@ -45,7 +45,7 @@ class OnlineEstimator {
  private:
   // The step that is over, as it counts.
   struct Step {
-    int64_t num_kv_tokens;  // in the contexts of the rows, behind it
+    int64_t num_kv_tokens;  // in the contexts of the rows, after it
     int32_t num_drafts;
     bool is_decode_only;
   };
@@ -63,7 +63,7 @@ class OnlineEstimator {
   QuantileEstimator host_, drafted_host_, drafting_;
   ColdStartOverhead cold_start_;
   std::vector<double> unmeasured_;
-  int64_t num_kv_tokens_ = 0;  // behind the step before
+  int64_t num_kv_tokens_ = 0;  // after the step before
   double predicted_s_ = 0.0, measured_s_ = 0.0;
   // As foreseen: how many ms of the machine of now one of those measured takes, and what is around the model's part.
   double speed_ = 1.0;

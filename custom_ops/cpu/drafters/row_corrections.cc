@@ -14,7 +14,7 @@ namespace {
 constexpr double kSpeedRate = 0.1, kRate = 0.02, kFirstRate = 0.33;
 const double kMostLog = std::log(2.0);
 // More rows than any step had lately are expected to take so much of what was measured. On a large model that was once,
-// or never, and is off by as much; too high, such steps would never be run, and nobody would find out.
+// or never, and is off by as much; too high, such steps would never be run, and it would never be found out.
 const double kOptimismLog = std::log(0.85);
 // A step is remembered as this much less with every later one. An octave is forgotten when less of its steps is left,
 // and counts them up to so many.

@@ -73,7 +73,7 @@ class StepSlope {
   double value() const { return value_; }
 
  private:
-  // Weight of a step against the one behind it: some 200 steps count.
+  // Weight of a step against the one after it: some 200 steps count.
   static constexpr double kMemory = 0.995;
   // As if steps whose amounts vary this much in all had shown a slope of 0: so a few noisy ones say little.
   static constexpr double kRidge = 4.0;
@@ -84,7 +84,7 @@ class StepSlope {
 };
 
 // The lower quartile of the latest seconds, by number of requests (>= 0) in classes of a factor of two: those in which
-// something else ran say nothing, and beside busy neighbours these are more than half.
+// something else ran say nothing, and with busy neighbours these are more than half.
 class QuantileEstimator {
  public:
   // It took so long around a step of so many requests.
@@ -107,7 +107,7 @@ class QuantileEstimator {
   int64_t num_observed_ = 0;
 };
 
-// A rare kind of step is slower than the same step again and again, as profiles have it. Only steps beside one another
+// A rare kind of step is slower than the same step again and again, as profiles have it. Only neighbouring steps
 // are compared, as a machine's speed changes from one second to the next. By number of requests (>= 0) in classes of a
 // factor of two.
 class ColdStartOverhead {
@@ -123,7 +123,7 @@ class ColdStartOverhead {
   static constexpr size_t kNumBefore = 3;
   // What a step may say, as a part of what was expected of it: if all were interrupted, drafts must not end for good.
   static constexpr double kMostShare = 0.5;
-  // Steps that count, and those that must have been seen. Of them the lower quartile is told: beside busy neighbours
+  // Steps that count, and those that must have been seen. Of them the lower quartile is told: with busy neighbours
   // more than half of all steps are interrupted.
   static constexpr size_t kNumKept = 16, kFewest = 3;
   // Plain steps after which one is forgotten.
@@ -131,7 +131,7 @@ class ColdStartOverhead {
 
   class Class {
    public:
-    // A step without drafts. What nobody has seen for long is forgotten, so that it is tried again.
+    // A step without drafts. What was not seen for long is forgotten, so that it is tried again.
     void ObservePlain(double ratio);
 
     // A step with drafts, of which a part of what was expected counts at most.

@@ -292,24 +292,4 @@ void SuffixDrafter::Draft(Row* row) const {
   row->num_drafts = DraftFromSuffixes(rule_, sources, row->max_drafts, row->drafts, row->draft_prob, &row->evidence);
 }
 
-CallStatus SuffixCreate(const SuffixCreateParams& p) {
-  if (Error error = SuffixDrafter::CheckCreate(p)) return error;
-  *p.drafter = new SuffixDrafter(p);
-  return nullptr;
-}
-
-CallStatus SuffixBegin(const SuffixBeginParams& p) { return p.drafter->Begin(p); }
-
-CallStatus SuffixForget(const DraftTableRowsParams& p) {
-  return static_cast<SuffixDrafter*>(p.drafter)->Forget(p.table_rows, p.count);
-}
-
-CallStatus SuffixPropose(const DraftProposeParams& p) { return static_cast<SuffixDrafter*>(p.drafter)->Propose(p); }
-
-CallStatus SuffixExport(const SuffixSequencesParams& p) { return p.drafter->Export(p); }
-
-CallStatus SuffixImport(const SuffixSequencesParams& p) { return p.drafter->Import(p); }
-
-CallStatus SuffixCount(const SuffixCountParams& p) { return p.drafter->Count(p); }
-
 }  // namespace fdsd

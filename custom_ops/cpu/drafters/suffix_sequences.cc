@@ -74,4 +74,24 @@ Error SuffixDrafter::Import(const SuffixSequencesParams& p) {
   return nullptr;
 }
 
+CallStatus SuffixCreate(const SuffixCreateParams& p) {
+  if (Error error = SuffixDrafter::CheckCreate(p)) return error;
+  *p.drafter = new SuffixDrafter(p);
+  return nullptr;
+}
+
+CallStatus SuffixBegin(const SuffixBeginParams& p) { return p.drafter->Begin(p); }
+
+CallStatus SuffixForget(const DraftTableRowsParams& p) {
+  return static_cast<SuffixDrafter*>(p.drafter)->Forget(p.table_rows, p.count);
+}
+
+CallStatus SuffixPropose(const DraftProposeParams& p) { return static_cast<SuffixDrafter*>(p.drafter)->Propose(p); }
+
+CallStatus SuffixExport(const SuffixSequencesParams& p) { return p.drafter->Export(p); }
+
+CallStatus SuffixImport(const SuffixSequencesParams& p) { return p.drafter->Import(p); }
+
+CallStatus SuffixCount(const SuffixCountParams& p) { return p.drafter->Count(p); }
+
 }  // namespace fdsd

@@ -42,7 +42,7 @@ class AutoMethod(Proposer):
 
     Args:
         config: `num_speculative_tokens` bounds the drafts of a request and step.
-        context: its other methods draft; its board says what steps take.
+        context: its other methods draft; its statistics say what steps take.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:

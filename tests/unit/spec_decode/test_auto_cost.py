@@ -117,7 +117,7 @@ def test_a_machine_that_is_slower_as_a_whole_changes_no_ratio() -> None:
         rows = (1, 2, 4, 8, 16)[step % 5]
         model.observe(rows, 1, 10, 1.7 * before[rows - 1])
     assert model.speed == pytest.approx(1.7, rel=0.05)
-    after = model.times(1, 1, 10).array(15)  # of more rows a little less is hoped, as none had them
+    after = model.times(1, 1, 10).array(15)  # times of more rows are optimistic, as none had them
     assert after / after[0] == pytest.approx(before[:16] / before[0], rel=0.05)
     known = np.array([model.expected(rows, 1, 10) for rows in range(1, 21)])
     assert known / known[0] == pytest.approx(before / before[0], rel=0.05)
@@ -192,7 +192,7 @@ def test_steps_that_nobody_ran_are_tried_and_found_out(
     assert [n for i, n in enumerate(drafted) if i % 48 and n not in best and i >= 100] == []
 
 
-def test_what_is_hoped_of_steps_says_nothing_of_what_drafts_read() -> None:
+def test_optimism_says_nothing_of_what_drafts_read() -> None:
     """Where all steps take what was measured nothing is learned, however seldom a kind of them is."""
     alone = [(1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0), (8, 1, 1010, 3.05)]
     batches = [(8, 8, 10, 2.0), (64, 8, 10, 5.2), (8, 8, 1010, 6.0), (64, 8, 1010, 13.2)]

@@ -113,7 +113,7 @@ def test_a_text_that_begins_to_repeat_is_noticed_within_a_rest() -> None:
     assert server.num_tokens[0] - before > 120
 
 
-def test_dear_drafts_are_left_out_as_soon_as_their_price_is_known() -> None:
+def test_expensive_drafts_are_left_out_as_soon_as_their_price_is_known() -> None:
     server = Server([repeated()])
     steps = [StepSample(rows, 1, 8, 1.0 + 2.0 * (rows - 1)) for rows in (1, 2, 8)]
     server.step_stats.profile = CostProfile({}, {}, tuple(steps))
@@ -124,7 +124,7 @@ def test_dear_drafts_are_left_out_as_soon_as_their_price_is_known() -> None:
     assert server.step_stats.report.num_steps["load"] > 50
 
 
-def test_what_the_engine_takes_between_steps_makes_dear_drafts_worth_it() -> None:
+def test_what_the_engine_takes_between_steps_makes_expensive_drafts_worth_it() -> None:
     server = Server([repeated()])
     steps = [StepSample(rows, 1, 8, 1.0 + 2.0 * (rows - 1)) for rows in (1, 2, 8)]
     server.step_stats.profile = CostProfile({}, {}, tuple(steps))
@@ -204,7 +204,7 @@ def test_requests_that_forbid_drafts_keep_no_step_from_rest(methods: list[str]) 
 
 
 def test_drafts_that_lose_are_found_out_beside_requests_that_forbid_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts take twenty times what is believed: the guard compares all tokens of a step, whosever they are."""
+    """Drafts take twenty times what is expected: the detector compares all tokens of a step, of whatever request."""
     monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
     text = [t for i in range(200) for t in (*PHRASE[:2], 100 + i)]  # two of three tokens repeat themselves
     server = Server([text, random_text()], methods=["", "naive"])

@@ -68,7 +68,7 @@ def test_a_drafter_that_turns_from_right_to_wrong(offer_prob: Callable[[bool], f
 
 
 def test_learns_from_what_was_never_verified() -> None:
-    # Too dear at first: nothing is drafted. The offers are right all the same, and then they are worth it.
+    # Too expensive at first: nothing is drafted. The offers are right all the same, and then they are worth it.
     text = list(range(1, 391))
     server = PolicyServer([text], [DraftSource.NGRAM], 8)
     decisions = []

@@ -1,4 +1,4 @@
-"""How long nobody is asked where nothing was worth drafting."""
+"""How many steps are skipped where nothing was worth drafting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def plain(backoff: Backoff, *, has_offers: bool = True, is_worth_asking: bool = 
     return backoff.note_plain(ASKING_S, STEP_S, is_worth_asking=is_worth_asking, has_offers=has_offers)
 
 
-def test_rests_grow_until_asking_takes_half_a_percent() -> None:
+def test_skipped_steps_grow_until_asking_takes_half_a_percent() -> None:
     backoff = Backoff()
     lengths = [plain(backoff) for _ in range(60)]
     assert lengths[:2] == [0, 0]
@@ -24,7 +24,7 @@ def test_where_asking_was_not_worth_it_all_steps_rest_that_may() -> None:
     assert plain(Backoff(), is_worth_asking=False) == 20
 
 
-def test_after_long_rests_a_few_drafts_end_them() -> None:
+def test_a_few_drafts_end_a_long_backoff() -> None:
     backoff = Backoff()
     for _ in range(1000):
         plain(backoff)
@@ -33,7 +33,7 @@ def test_after_long_rests_a_few_drafts_end_them() -> None:
     assert plain(backoff) == 0
 
 
-def test_looks_take_turns_with_asking_and_rest_for_as_long_as_they_take() -> None:
+def test_probes_take_turns_with_asking_and_skip_for_as_long_as_they_take() -> None:
     backoff = Backoff()
     assert backoff.num_probes == 0
     plain(backoff, has_offers=False)

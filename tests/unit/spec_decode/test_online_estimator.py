@@ -112,7 +112,7 @@ def test_drafts_in_every_step_are_no_rare_kind() -> None:
     assert steps.times.any_draft < 0.1 * PLAIN_MS
 
 
-def test_what_was_dear_once_becomes_cheap_again() -> None:
+def test_what_was_expensive_once_becomes_cheap_again() -> None:
     steps = Steps()
     for excess_ms, num_steps in ((0.4, 20), (0.0, 200)):
         for _ in range(num_steps):
@@ -140,7 +140,7 @@ def test_parts_of_prompts_that_are_foreseen_are_in_the_next_step() -> None:
     steps.step_stats.num_prompt_tokens_ahead = 10
     steps.run(0)
     assert steps.times.num_rows == 11
-    assert PLAIN_MS + 5 * ROW_MS < steps.ms()[0] < PLAIN_MS + 11 * ROW_MS  # of rows never run a little less is hoped
+    assert PLAIN_MS + 5 * ROW_MS < steps.ms()[0] < PLAIN_MS + 11 * ROW_MS  # times of rows never run are optimistic
 
 
 def test_where_nothing_was_measured_a_draft_takes_a_tenth_of_a_step_of_one_row() -> None:
@@ -244,7 +244,7 @@ def test_what_is_certain_says_nothing_of_guesses() -> None:
     assert found.gain == 0
 
 
-def test_of_steps_that_rested_only_the_last_is_known() -> None:
+def test_of_skipped_steps_only_the_last_is_known() -> None:
     """It brought a token, however many those before it did, and nobody predicted it."""
     steps = Steps()
     for step in range(60):

@@ -1,4 +1,4 @@
-"""What steps take against what was measured: hoped for where nothing was seen, and known after a few."""
+"""What steps take against what was measured: optimistic where nothing was seen, and known after a few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.doubles.controller_parts import FollowedCost
 
 NUM_ROWS = 200
 ROW_MS = 0.1
-# Every row takes as much, so that whatever is believed of more rows is told as it is.
+# Every row takes as much, so that whatever is expected of more rows is told as it is.
 MEASURED = 1.0 + ROW_MS * np.arange(NUM_ROWS + 1)
 # Steps after which those before count, whether they were news or not.
 MANY_STEPS = 64
@@ -28,13 +28,13 @@ def run(model: FollowedCost, num_rows: int, truth: float, num_steps: int = 1) ->
 
 
 def over_plain(model: FollowedCost, num_rows: int) -> float:
-    """What such steps are hoped to take over those of 16 rows, each over what was measured."""
+    """The optimistic time of such steps over those of 16 rows, each over what was measured."""
     found = model.times(1, 1, 8).curve / MEASURED
     return found.item(num_rows) / found.item(16)
 
 
 def known_over_plain(model: FollowedCost, num_rows: int) -> float:
-    """What is known of them, nothing hoped."""
+    """What is known of them, without optimism."""
     known, plain = (model.expected(rows, 1, 8) / MEASURED.item(rows) for rows in (num_rows, 16))
     return known / plain
 
@@ -46,12 +46,12 @@ def test_what_was_measured_holds_before_a_step_was_seen() -> None:
 
 
 @pytest.mark.parametrize("speed", [0.6, 1.0, 1.7])
-def test_a_machine_of_another_speed_makes_rows_never_seen_neither_dearer_nor_cheaper(speed: float) -> None:
+def test_a_machine_of_another_speed_makes_rows_never_seen_neither_slower_nor_faster(speed: float) -> None:
     model = cost_model()
     run(model, 16, speed, 2 * MANY_STEPS)
     assert model.speed == pytest.approx(speed, rel=0.01)
     assert over_plain(model, 4) == pytest.approx(1.0, abs=0.01)
-    # More rows are hoped to take a little less, one and all; what is known of them is what was measured.
+    # All times of more rows are optimistic; what is known of them is what was measured.
     assert over_plain(model, 64) == pytest.approx(0.86, abs=0.015)
     assert over_plain(model, 136) == pytest.approx(over_plain(model, 64), abs=0.001)
     assert known_over_plain(model, 136) == pytest.approx(1.0, abs=1e-9)
@@ -94,7 +94,7 @@ def test_one_interrupted_step_says_little_where_many_were_seen_and_something_whe
     assert 0.85 < over_plain(model, 136) < 1.1
 
 
-def test_what_was_found_out_is_forgotten_and_hoped_for_again() -> None:
+def test_what_was_found_out_is_forgotten_and_optimistic_again() -> None:
     model = cost_model()
     run(model, 16, 1.0, 30)
     for _ in range(12):

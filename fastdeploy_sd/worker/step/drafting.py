@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, Proposer
 from fastdeploy_sd.types import I32, DraftTokens, NewRequest, RequestId, SchedulerOutput, SpeculationInfo, VerifyResult

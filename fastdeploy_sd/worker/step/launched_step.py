@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastdeploy_sd.device.device_buffers import Output
-from fastdeploy_sd.spec_decode.control.step_stats import StepStats
+from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.step.batch import PendingRows
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 # Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps are skipped.
-_ASKING_SHARE, _LONGEST_REST = 0.005, 24
-# No step is skipped after two in which nothing was worth drafting, then more each time.
-_STEPS_BEHIND_REST = 8
-_MOST_PLAIN = math.isqrt(_STEPS_BEHIND_REST * _LONGEST_REST) + 1
+_ASKING_SHARE, _MOST_SKIPPED = 0.005, 24
+# After n steps without drafts worth a step, n^2 over this many are skipped: none after two, then more each time.
+_PLAIN_PER_SKIP = 8
+_MOST_PLAIN = math.isqrt(_PLAIN_PER_SKIP * _MOST_SKIPPED) + 1
 # Where there was no draft the drafters are only probed, so many times, before everything is asked again.
 _MOST_PROBES = 7
 # Steps in which a source that was found not worth its time is tried, and after how many steps for the first time.
@@ -49,11 +49,11 @@ class Backoff:
 
     def _next(self, seconds: float, step_s: float) -> int:
         self._num_plain = min(self._num_plain + 1, _MOST_PLAIN)
-        return min(self._num_plain**2 // _STEPS_BEHIND_REST, _longest(seconds, step_s))
+        return min(self._num_plain**2 // _PLAIN_PER_SKIP, _longest(seconds, step_s))
 
 
 def _longest(seconds: float, step_s: float) -> int:
-    return min(int(seconds / (_ASKING_SHARE * max(step_s, 1e-9))), _LONGEST_REST)
+    return min(int(seconds / (_ASKING_SHARE * max(step_s, 1e-9))), _MOST_SKIPPED)
 
 
 class Trials:

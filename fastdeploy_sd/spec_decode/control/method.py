@@ -1,6 +1,6 @@
-"""The method `auto` of a server: the policy, told what steps really take, and kept from costing more than it brings.
+"""The method `auto` of a server: the controller is told what steps take, and chooses what the next one drafts.
 
-Where nothing is worth drafting it is not even asked in most steps, so that these cost what plain decoding costs.
+Where nothing is worth drafting most steps skip it, so that they cost what plain decoding costs.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ class AutoMethod(Proposer):
         self._has_costs = False
         self._backoff, self._log = Backoff(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
         self._next = self._auto.controller.prediction
-        self._asked: ProposeInput | None = None  # whose rows the policy's arguments are for; None = others'
+        self._asked: ProposeInput | None = None  # whose rows the controller's arguments are for; None = others'
         self._latest: ProposeInput | None = None
         self._rows: bytes | None = None  # of the latest step; None = requests of the next one began since
         self._step_stats.report = ChoiceReport()
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Begin the requests in every method and in the policy; those that chose the draft layers there only."""
+        """Begin the requests in every method and in the controller; those that chose the draft layers there only."""
         self._latest = self._rows = None  # another request in the same table row is not the one before it
         if self._model_source is not None:
             requests = self._model_source.begin(requests)
         self._auto.begin(requests)
 
     def forget(self, table_rows: I32) -> None:
-        """Forget the table rows in every method and in the policy."""
+        """Forget the table rows in every method and in the controller."""
         if self._model_source is not None:
             table_rows = self._model_source.forget(table_rows)
         self._auto.forget(table_rows)
@@ -101,10 +101,10 @@ class AutoMethod(Proposer):
         return self._model_source.propose(x, self._propose)
 
     def _propose(self, x: ProposeInput) -> DraftTokens:
-        """Draft for rows whose source and number of drafts are ours to choose."""
+        """Draft for the rows whose source and draft length the controller chooses."""
         begin = time.perf_counter()
         if self._may_probe(x) and self._auto.ask_again() == 0:
-            self._rest_on(time.perf_counter() - begin)
+            self._note_empty_probe(time.perf_counter() - begin)
             return DraftTokens.none(len(x.table_rows))
         known = self._observe(x)
         drafts, choice = self._choose(x, known)
@@ -118,7 +118,7 @@ class AutoMethod(Proposer):
         if choice == _DRAFTS:
             self._backoff.note_drafts()
         elif choice != _COMPARISON and known.is_decode_only:
-            self._rest(x, has_offers=choice != _NO_DRAFTER, is_worth_asking=known.is_worth_asking > 0)
+            self._skip_steps(x, has_offers=choice != _NO_DRAFTER, is_worth_asking=known.is_worth_asking > 0)
         return drafts
 
     def _have_same_rows(self, x: ProposeInput) -> bool:
@@ -133,23 +133,20 @@ class AutoMethod(Proposer):
         """Whether to probe for drafts first, as lately there were none."""
         return self._backoff.num_probes > 0 and x is self._asked and x is self._latest and self._is_decode_only(x)
 
-    def _rest_on(self, seconds: float) -> None:
+    def _note_empty_probe(self, seconds: float) -> None:
         """The probe found no draft, and took so long: the next step counts as skipped."""
         self._next.asking_s += seconds
         self._step_stats.num_skipped_steps += 1
         self._step_stats.skip_draft_steps = self._backoff.note_probe(seconds, self._step_stats.seconds)
 
-    def _rest(self, x: ProposeInput, *, has_offers: bool, is_worth_asking: bool) -> None:
-        """Nothing was worth drafting: leave some steps out."""
+    def _skip_steps(self, x: ProposeInput, *, has_offers: bool, is_worth_asking: bool) -> None:
+        """Nothing was worth drafting: skip some steps."""
         b = self._step_stats
-        skip_draft_steps = self._backoff.note_plain(
+        b.skip_draft_steps = self._backoff.note_plain(
             self._next.asking_s, b.seconds, is_worth_asking=is_worth_asking, has_offers=has_offers
         )
-        b.skip_draft_steps = (
-            skip_draft_steps
-            if self._model_source is None
-            else min(skip_draft_steps, self._model_source.max_skip_steps(x))
-        )
+        if self._model_source is not None:
+            b.skip_draft_steps = min(b.skip_draft_steps, self._model_source.max_skip_steps(x))
 
     def _is_decode_only(self, x: ProposeInput) -> bool:
         """Whether the step had these rows only, those of requests that forbid drafts, and no parts of prompts."""
@@ -211,9 +208,9 @@ class AutoMethod(Proposer):
         self._has_costs = True
 
     def _observe(self, x: ProposeInput) -> StepForecast:
-        """Learn from the step that is over, and return what is known of the one ahead.
+        """Learn from the step that is over, and return the forecast of the next one.
 
-        Where nothing else is to be asked in between, drafts for it are chosen in the same call.
+        Without a model source the same call chooses its drafts.
         """
         b = self._step_stats
         if b.profile is not None and not self._has_costs:

@@ -1,8 +1,8 @@
-"""A source of drafts that runs a model: asked only for rows whose drafts are expected to be worth the call.
+"""A source of drafts that runs a model: called only for rows whose drafts are expected to be worth the call.
 
-Whatever a look-up in a text offers is scored for nothing, asked for or not. It is not known what a model would have
-drafted in a step in which it did not run: so it is known by what it drafted when it did, and tried again now and then,
-more rarely each time that this brings nothing. Knows no method by name.
+What a look-up offers is scored in every step, chosen or not. A model is scored only in steps in which it runs. So a
+source that was not worth its time is tried again, more rarely each time that this brings nothing. Knows no method by
+name.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _TRIAL_PRIOR, _TRIAL_DRAFTS = 0.9, 2
 _FIRST_PRIOR, _FIRST_DRAFTS = 0.8, 64
 _NUM_OUTCOMES = 3
 _NEVER = np.iinfo(np.int32).max
-# Steps in which it is not looked whether it is worth asking, after steps in which it was not: more each time.
-_LONGEST_REST = 15
+# Steps without a call of `wanted`, after one in which the source was not worth it: more each time, at most so many.
+_MOST_SKIPPED = 15
 
 
 class ModelDraftSource:
     """One method that runs a model, for all requests that may have its drafts.
 
-    It is shown every step whole, and in most it is not called: draft layers keep what they need of a step by
-    themselves, but their KV is to be filled along a prompt, and before a block is full.
+    It sees every step, and calls the method in few. Draft layers keep the hidden rows that they need by themselves, but
+    their KV must be filled along a prompt, and before a block is full.
 
     Args:
         method: gets all rows of a step, with `target`.
@@ -54,8 +54,8 @@ class ModelDraftSource:
         self._method, self._block_size, self._max_draft_len = method, block_size, method.num_lookahead_slots
         self.cost, self._trials = DraftCost(), Trials()
         self.seconds = 0.0
-        self._rest = self._num_rested = self._num_drafts = 0
-        # By table row: tokens when it was begun; KV slots that are filled; tokens from which on they cannot wait.
+        self._num_to_skip = self._num_skipped = self._num_drafts = 0
+        # By table row: tokens when it was begun; KV slots that are filled; tokens from which on a call is due.
         self._num_begun, self._num_filled = np.zeros((2, max_num_seqs), np.int32)
         self._due = np.full(max_num_seqs, _NEVER, np.int32)
         self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
@@ -80,15 +80,15 @@ class ModelDraftSource:
         self._due[table_rows] = _NEVER
         self._method.forget(table_rows)
 
-    def num_steps_at_rest(self, x: ProposeInput) -> int:
+    def num_steps_until_due(self, x: ProposeInput) -> int:
         """Steps of one token per row from the next one on in which nothing needs to be done; x: all decode."""
         num_run = x.num_tokens - 1
         return int((self._block_size - 1 - num_run % self._block_size).min(initial=self._block_size))
 
     def is_backing_off(self) -> bool:
         """Whether `wanted` need not be asked in this step: it has said no, whatever others might offer."""
-        self._num_rested += 1
-        return self._num_rested <= self._rest
+        self._num_skipped += 1
+        return self._num_skipped <= self._num_to_skip
 
     def limits(self, x: ProposeInput) -> I32:
         """i32[R], drafts of each row at most: none after a prefix, which the model has not run."""
@@ -109,18 +109,18 @@ class ModelDraftSource:
         Raises:
             ValueError: a shape or dtype disagrees, or the rows are not those of the latest offers.
         """
-        num_steps, self._num_rested = max(self._num_rested, 1), 0
+        num_steps, self._num_skipped = max(self._num_skipped, 1), 0
         limits = self.limits(x)
         accept_prior = _FIRST_PRIOR if self._num_drafts < _FIRST_DRAFTS else 0.0
         how = (speed, accept_prior, self._max_draft_len, num_outputs)
         found, gain, least, num_others = self._worth(x, policy, source, times, how, limits)
         if gain > 1:
-            self._rest = 0
+            self._num_to_skip = 0
             self._trials.note_wanted()
             return found, least
-        self._rest = 0 if num_others else min(2 * self._rest + 1, _LONGEST_REST)
+        self._num_to_skip = 0 if num_others else min(2 * self._num_to_skip + 1, _MOST_SKIPPED)
         if self._trials.is_due(num_steps):
-            self._rest = 0
+            self._num_to_skip = 0
             trial = (speed, _TRIAL_PRIOR, min(_TRIAL_DRAFTS, self._max_draft_len), num_outputs)
             found, _, _, _ = self._worth(x, policy, source, times, trial, limits)
         return found, 0.0

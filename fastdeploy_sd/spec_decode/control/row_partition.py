@@ -1,6 +1,6 @@
-"""Which rows of a step draft layers draft for: those that the policy wants it for, and those that chose them.
+"""Which rows of a step a model source drafts for: those of the controller's choice, and those that chose the source.
 
-One call per step does both, and what the KV of all other rows needs. Knows no policy.
+One call per step does both, and fills the KV of all other rows. Knows no controller.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
 from fastdeploy_sd.types import F32, I32, DraftTokens, Rows
 from fastdeploy_sd.types.draft_methods import DraftMethod
 
-# Of a table row: no request is here; drafts are ours to choose; the request chose the source.
-_FREE, _OURS, _FORCED = 0, 1, 2
+# Of a table row: no request is here; the controller chooses its drafts; the request chose the source.
+_FREE, _CHOSEN_HERE, _FORCED = 0, 1, 2
 _NO_ROWS = np.zeros(0, np.intp)
 
 
 class RowPartition:
-    """Splits steps. `propose` is the frame of a step, `draft` its middle, which the policy calls or not.
+    """Splits steps: `propose` is a whole step, in which the controller may call `draft`.
 
     Args:
         source: of the drafts.
@@ -41,7 +41,7 @@ class RowPartition:
         self._forced_drafts: DraftTokens | None = None
 
     def take_costs(self, samples: Sequence[DraftSample]) -> None:
-        """What calls of methods take was measured."""
+        """Take the measured times of calls."""
         self.source.cost.take([sample for sample in samples if sample.method == self._method.name])
 
     def begin(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
@@ -49,38 +49,38 @@ class RowPartition:
         self.source.begin(requests)
         own = [request for request in requests if request.method != self._method.name]
         self._kinds[[request.table_row for request in requests]] = _FORCED
-        self._kinds[[request.table_row for request in own]] = _OURS
+        self._kinds[[request.table_row for request in own]] = _CHOSEN_HERE
         return own
 
     def forget(self, table_rows: I32) -> I32:
         """Forget those that were begun; returns the rows that did not choose the source."""
-        own: I32 = table_rows[self._kinds[table_rows] == _OURS]
+        own: I32 = table_rows[self._kinds[table_rows] == _CHOSEN_HERE]
         self.source.forget(table_rows)
         self._kinds[table_rows] = _FREE
         return own
 
     def max_skip_steps(self, x: ProposeInput) -> int:
         """Steps that may be skipped, if they bring each row of x, all of a step, one token."""
-        return 0 if len(self._forced) else self.source.num_steps_at_rest(x)
+        return 0 if len(self._forced) else self.source.num_steps_until_due(x)
 
     def propose(self, x: ProposeInput, choose: Callable[[ProposeInput], DraftTokens]) -> DraftTokens:
         """Return the drafts of a whole step.
 
         Args:
-            choose: makes those of rows that leave the choice to us, and calls `draft` or not.
+            choose: makes those of rows that left the choice open, and may call `draft`.
 
         Raises:
             Exception: as Proposer.propose.
         """
         kinds = self._kinds.take(x.table_rows)
         self._step, self._forced_drafts = x, None
-        if kinds.tolist().count(_OURS) == len(kinds):
+        if kinds.tolist().count(_CHOSEN_HERE) == len(kinds):
             self._own, self._forced = None, _NO_ROWS
             own = choose(x)
             if self._forced_drafts is None:
                 self.source.keep_up(x)
             return own
-        self._own, self._forced = np.flatnonzero(kinds == _OURS), np.flatnonzero(kinds == _FORCED)
+        self._own, self._forced = np.flatnonzero(kinds == _CHOSEN_HERE), np.flatnonzero(kinds == _FORCED)
         own = choose(select_rows(x, self._own)) if len(self._own) else DraftTokens.none(0)
         if self._forced_drafts is None:
             self.draft(np.zeros(len(self._own), np.int32), 0.0)
@@ -93,7 +93,7 @@ class RowPartition:
         return DraftTokens.merge(len(kinds), parts)
 
     def draft(self, wanted: I32, min_survival: float) -> tuple[DraftTokens, F32]:
-        """Return the source's drafts of the rows that leave the choice to us, and how probable each is.
+        """Return the source's drafts of the rows that left the choice open, and how probable each is.
 
         Args:
             wanted: i32[R], at most so many.

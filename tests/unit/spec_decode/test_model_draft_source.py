@@ -134,7 +134,7 @@ def test_steps_at_rest_end_before_a_block_is_full() -> None:
         steps.step()
         x = steps.input()
         num_run = (x.num_tokens - 1).tolist()
-        skip_draft_steps = steps.source.num_steps_at_rest(x)
+        skip_draft_steps = steps.source.num_steps_until_due(x)
         assert all((n + skip_draft_steps) // BLOCK_SIZE == n // BLOCK_SIZE for n in num_run)
         assert any((n + skip_draft_steps + 1) % BLOCK_SIZE == 0 for n in num_run)
 

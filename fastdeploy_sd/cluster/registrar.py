@@ -140,7 +140,7 @@ def clock_difference(wall: float, reference: float) -> str:
     seconds = wall - reference
     if abs(seconds) < _MENTIONED_S:
         return ""
-    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
+    return f"{abs(seconds):.0f} s {'later than' if seconds > 0 else 'earlier than'}"
 
 
 def _object_of(text: bytes) -> dict[str, Any]:

@@ -236,7 +236,7 @@ _SCOPES: Mapping[str, Scope] = {
 }
 
 
-# What is said of draft layers, whoever they draft for.
+# Options of draft layers, for any method that they draft for.
 _OF_LAYERS = ("num_model_steps", "model", "quantization", "draft_head_quantization")
 
 

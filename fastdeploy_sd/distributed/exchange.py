@@ -1,8 +1,8 @@
 """What carries the bytes of sums between nodes: the first rank of each other node is connected to rank 0.
 
-Every node gives rank 0 its bytes, and gets everybody's from it. Only the first node listens, so that two ports of one
-address are all that a firewall must know. Every wait ends: with a message of a node that failed, with the end of a
-connection, an abort, or a deadline.
+Every node sends its bytes to rank 0, and gets all nodes' bytes from it. Only the first node listens, so a firewall must
+know two ports of one address. Every wait ends: by the message of a failed node, a closed connection, an abort, or a
+deadline.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class FirstExchange(_NodeExchange):
                 self._greet(identity, attempt, data)
                 continue
             node = next((n for n, known in self._identities.items() if known == identity), None)
-            if node is None:  # somebody of an earlier group
+            if node is None:  # a node of an earlier group
                 continue
             if kind == _FAILED:
                 self._failed[node] = attempt

@@ -1,5 +1,7 @@
-"""A pair of connected sockets between rank 0 and another rank, or what carries their bytes to another host. They have
-no name, so nobody else can find them and nothing is left of them. Knows no message."""
+"""Connected sockets between rank 0 and another rank, or a relay of their bytes to another host. Knows no message.
+
+The sockets have no name: no other process can find them, and no file remains.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class RankLink:
             self._socket.setblocking(True)
 
     def shut(self) -> None:
-        """Have both ends closed for frames: whoever waits for one, in any thread, wakes up with LinkClosedError."""
+        """Close both ends for frames: every thread that waits for one gets LinkClosedError."""
         with contextlib.suppress(OSError):  # the other end is gone already
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,7 @@
 """What goes between the first node and the others, as frames of a Protocol. Knows no socket.
 
 A node joins with a description of what it would compute. It is told when all have; then it starts its ranks. From then
-on the bytes of their links travel as they are, beside signs of life in both directions.
+on the bytes of their links travel as they are, with heartbeats in both directions.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class Nodes:
             rank.relay.close()
 
     def _say_goodbye(self, reason: str) -> None:
-        """Tell everybody to end, and wait until they have hung up: what is queued is dropped when a socket closes."""
+        """Tell every node to end, and wait until all have disconnected: a socket drops its queue when it closes."""
         deadline = time.monotonic() + _GOODBYE_S
         for node in self._nodes.values():
             self._send(node, Disconnect(reason))

@@ -179,8 +179,8 @@ class RankProcesses:
             self._nodes.close(reason)
 
     def _end(self, reason: str) -> None:
-        """A rank has ended, so that none of the others, nor this one, must wait for anything any more."""
-        if self._is_ready:  # why the model cannot be loaded is told once, by whoever wants it loaded
+        """After a rank has ended, end every wait of the other ranks and of this one."""
+        if self._is_ready:  # before that, the caller reports once why the model cannot be loaded
             logger.error("%s", reason)
         self.communicator.abort()
         for link in self._links.values():

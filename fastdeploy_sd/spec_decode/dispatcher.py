@@ -87,9 +87,8 @@ class MethodDispatcher:
     others when the first request asks for them. Each is guarded by itself: a second try for a row must not repeat what
     another method has done for it.
 
-    What only some requests have, `ProposerContext.per_request_methods` and predicted outputs, is drafted first, and the
-    request's method goes on behind it. A method that chooses is given what is certain as a prefix, which it may
-    shorten: it returns whole rows.
+    `ProposerContext.per_request_methods` and predicted outputs draft first; the request's method drafts after them.
+    A method that chooses gets these first drafts as a prefix. It may shorten them, so it returns whole rows.
 
     Args:
         config: names the method of requests that name none.
@@ -167,7 +166,7 @@ class MethodDispatcher:
         self._per_request.begin(requests, [self._chooses.item(method) for method in methods])
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Let every method draft for its requests, behind what these have besides.
+        """Let every method draft for its requests, after the drafts of per-request methods.
 
         Raises:
             InternalError: a table row was not begun.

@@ -95,7 +95,7 @@ class PerRequestDrafts:
 
 
 def behind(x: ProposeInput, head: DraftTokens | None) -> ProposeInput:
-    """Return the input of who goes on behind these drafts of all rows; None = there are none."""
+    """Return the input of a method that drafts after `head`, the drafts of all rows; None = no drafts."""
     if head is None:
         return x
     room = (x.max_draft_len - np.diff(head.cu_num_draft)).astype(np.int32)
@@ -103,6 +103,6 @@ def behind(x: ProposeInput, head: DraftTokens | None) -> ProposeInput:
 
 
 def joined(num_rows: int, head: DraftTokens, is_before: npt.NDArray[np.bool_], tail: DraftTokens) -> DraftTokens:
-    """Return the drafts of all rows: `tail` behind `head` where bool[R] `is_before` says so, else `tail` alone."""
+    """Return the drafts of all rows: `head` then `tail` where bool[R] `is_before`, else `tail` alone."""
     rows = np.flatnonzero(is_before)
     return DraftTokens.merge(num_rows, [(rows, head.take(rows)), (np.arange(num_rows), tail)])

@@ -94,7 +94,7 @@ class TargetStep(StepView):
         query_start_loc: i32[R+1], row r ran tokens [q[r], q[r+1]) of the step; the first need not be 0.
         num_computed_tokens: i32[R], the position of each row's first token.
         num_valid: i32[R]: hidden rows of positions num_computed_tokens[r] .. num_valid[r] - 1 belong to committed
-            tokens. Those of rejected drafts lie behind; for a row that failed none is valid.
+            tokens. Those of rejected drafts follow; for a row that failed none is valid.
         num_kv_slots: i32[R], tokens that the row's blocks hold, at most max_model_len; at least num_valid[r], not
             always one more.
     """
@@ -176,10 +176,10 @@ class PendingStep(StepView):
 
 
 class AsyncDrafter(Protocol):
-    """Drafts on the device, behind a step before its tokens are known to the host: the next one finds them there."""
+    """Drafts on the device, after a step whose tokens the host does not know yet; the next step reads them there."""
 
     def start(self, step: PendingStep) -> None:
-        """Start to draft behind the step that was started last.
+        """Start to draft after the step that was started last.
 
         Raises:
             Exception: it could not be started.

@@ -108,7 +108,7 @@ class Verifier:
                 "candidate_token_ids": np.zeros((num_rows, min(rule.max_candidate_len, logits.shape[1])), np.int32),
                 "candidate_lens": np.zeros(num_rows, np.int32),
             }
-        # Verifying by equality looks at no row behind a wrong draft; a policy that accepts or rejects all may.
+        # Verifying by equality reads no row after a wrong draft; a policy that accepts or rejects all may.
         rows["stops_at_wrong_draft"] = not candidates and rule.accept_policy == "normal"
         length = candidates["candidate_token_ids"].shape[1] if candidates else 0
         self._draw = (

@@ -23,7 +23,7 @@ class TextDelta:
     """What one RequestOutput added to a sequence.
 
     Attributes:
-        text: may lag behind the tokens while a character is incomplete or a stop string possible.
+        text: may come later than its tokens while a character is incomplete or a stop string possible.
         token_ids: cut at the token that ended the sequence, which is included.
         text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
         logprobs: one per token when asked for, else None.

@@ -172,7 +172,7 @@ class ThoughtCounter:
         """Take more of the answer.
 
         Args:
-            text: may lag behind the tokens.
+            text: may come later than its tokens.
             text_offsets: where the text of each further token begins, in characters.
         """
         if self._splitter.end is None:

@@ -42,7 +42,7 @@ class TokenAligner(Generic[T]):
         """Take more of the answer; return the parts that became certain, in order.
 
         Args:
-            text: may lag behind the tokens.
+            text: may come later than its tokens.
             tokens: none, where the request does not ask for them.
             offsets: where in the whole text the text of each begins.
         """

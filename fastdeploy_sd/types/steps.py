@@ -39,7 +39,7 @@ class NewRequest:
 class RequestDelta:
     """Blocks appended to the table of a request that the worker knows; groups as in NewRequest.
 
-    The worker is not told of blocks that a window has left behind: no later token attends to them.
+    The worker is not told of blocks before the attention window: no later token attends to them.
     """
 
     request_id: RequestId

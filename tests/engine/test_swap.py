@@ -259,7 +259,7 @@ def test_a_full_second_level_overwrites_and_changes_nothing(references: Referenc
     ("cache", "text"),
     [
         (CacheConfig(swap_space=1e-7), r"swap_space: expected at least .* \(one block\), got 1e-07"),
-        (CacheConfig(swap_space=1e6), "swap_space: expected at most .* free beside the KV cache, or a swap_folder"),
+        (CacheConfig(swap_space=1e6), "swap_space: expected at most .* the KV cache leaves free, or a swap_folder"),
         (CacheConfig(swap_space=1e6, swap_folder="{}"), "swap_folder: .*expected room for"),
     ],
 )

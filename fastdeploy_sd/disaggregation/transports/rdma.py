@@ -62,7 +62,7 @@ class RdmaEngine:
             self.register(window)
         how = "RDMA" if has_device else "TCP, as there is no RDMA device"
         _log.warning(
-            "rdma: Mooncake's Transfer Engine (%s) listens on every address of this machine and authenticates nobody",
+            "rdma: Mooncake's Transfer Engine (%s) listens on every address of this machine without authentication",
             how,
         )
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class NgramProposer(Proposer):
     """Guesses that what followed the text's last tokens before follows them again.
 
-    The longest end of the text, of `max_ngram_size` down to `min_ngram_size` tokens, that occurred before decides, at
-    its latest occurrence; prompt and output are one text. With `follow_copies`, a copy longer than that is followed on,
-    also behind changed tokens. See NgramIndex.propose.
+    The text is prompt + output. Its longest suffix of `min_ngram_size` .. `max_ngram_size` tokens that occurred before
+    decides, at its latest occurrence. With `follow_copies`, a longer copy is continued, also after changed tokens.
+    See NgramIndex.propose.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:

@@ -1,11 +1,11 @@
-"""Drafts after a step whose tokens the device alone has: planned there, made there, and verified from there.
+"""Drafts after an in-flight step, whose tokens only the device has: planned, made and verified there.
 
-The device works out what the host would, by the same ops. What it cannot do is ask for another size of a pass, so the
-host gives sizes that are large enough whatever came out, and the rows behind a step's own are filled up. When the
-tokens are known the host plans the step once more and notes what was filled: then both know the same.
+The device plans by the same ops as the host. It cannot change the size of a pass, so the host gives upper bounds, and
+the rows after a step's own are padding. When the tokens are known, the host plans the step again and notes the slots
+that were filled. Then both have the same state.
 
-    next_slot   host     as it was behind the last step that is over
-                device   as it is behind the last step that was started
+    next_slot   host     after the last finished step
+                device   after the last started step
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AsyncPasses:
         self._replayed = DraftMemory(len(memory.begin), self._num_layers, num_steps)
         self._replay = StepPlan(self._replayed, next_slot, num_begun, num_steps, block_size)
         self._slots, self._begun = device().buffer(next_slot), device().buffer(num_begun)
-        # i32[S], by how many slots the last step that was started may have left a row behind.
+        # i32[S], slots that the last started step may have left unfilled in a row, at most.
         self._num_behind = np.zeros_like(next_slot)
         self._is_stale = False
         passes.send()
@@ -147,8 +147,8 @@ class AsyncPasses:
         fills = np.where(is_ours, behind + step.num_new, 0)
         room = np.minimum(step.num_kv_slots, self._max_position) - step.max_tokens + 1
         is_filled = np.where(is_due, np.minimum(step.sure_draft_len, room) > 0, True)
-        # A row that fails fills nothing, and counts as filled: until the host drops it, each step behind this one
-        # computes its newest token again, to the same bits, so it fails there too and wants no room.
+        # A failed row fills nothing, but counts as filled. Until the host drops it, each later step computes its newest
+        # token again, to the same bits. So it fails there too and needs no room.
         self._num_behind[rows] = np.minimum(np.where(is_filled, ~is_due, fills), most)
         num_drafts = np.where(is_ours & is_due, np.minimum(step.max_draft_len, self._num_steps), 0)
         num_drafting = [int(np.count_nonzero(num_drafts > i)) for i in range(self._num_counts)]

@@ -21,16 +21,14 @@ class DraftMemory:
         num_steps: drafts per request at most.
 
     Attributes:
-        columns: i32[n], the piece that all columns lie in which passes read, and behind the first num_read of it those
-            that they write.
+        columns: i32[n], one piece of memory: num_read entries of columns that passes read, then those that they write.
         table_rows, num_committed, cu_num_draft, draft_token_ids, num_wanted, draft_prob, min_survival: see
             ops.mtp.DraftBatch. A draft that was not made is -1.
         max_draft_len, num_valid, num_kv_slots: i32[R]; see spec_decode.proposer.
         begin, hidden_begin, cu_hidden, draft_start_loc: see passes.DraftStep.
         ends: i32[num_layers, R], its `ends`.
         kept: i32[D]; see MTP_COLLECT.
-        counts: num_filling i32[1], num_tokens i32[num_layers] and num_drafting one behind the other, as MTP_PLAN
-            writes them.
+        counts: num_filling i32[1], then num_tokens i32[num_layers], then num_drafting, as MTP_PLAN writes them.
         count: R of the step.
         num_tokens: rows of each layer's first pass.
         num_drafting: requests that may get more than i drafts, by i.

@@ -11,8 +11,8 @@ holds depends on its own prefix alone. After a step that brought the target's ro
 
 Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v.
 
-A request that is not drafted for may fall behind: its slots are filled all at once when it is drafted for again, or
-when its newest block is full, as others may use a full block from then on. The hidden rows of that block were kept.
+A request that is not drafted for may have unfilled slots. They are filled at once when it is drafted for again, or when
+its newest block is full, as other requests may use a full block. The hidden rows of that block were kept.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class BlockCopier:
             begin = time.perf_counter()
             try:
                 statuses = self._make(batch)
-            except (Exception, DeviceLost) as error:  # a thread that ended would leave everybody waiting
+            except (Exception, DeviceLost) as error:  # if the thread ended, its callers would wait for ever
                 statuses = [CopyStatus.FAILED] * len(batch)
                 self._report_failure(batch[0], error)
                 if isinstance(error, DeviceLost):
@@ -150,9 +150,9 @@ class BlockCopier:
                     self._end(command, status, seconds)
 
     def _next(self) -> Sequence[Command]:
-        """Wait for commands, and take the oldest ones of a kind; none when the thread is to end.
+        """Wait for commands, and take the oldest ones of a kind; none when the thread must end.
 
-        Copies to a slot are made in their order: what is behind a command of another kind waits.
+        Copies to a slot are made in order: commands after one of another kind wait.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_closing or self._loads or self._stores)

@@ -84,7 +84,7 @@ class Pages(Protocol):
         ...
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
-        """Overwrite a page with its parts, behind each other."""
+        """Overwrite a page with its parts, one after the other."""
         ...
 
 

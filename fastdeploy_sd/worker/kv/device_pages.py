@@ -160,7 +160,7 @@ class DevicePages:
             self._turn = 1 - self._turn
 
     def _is_full(self, layer: int) -> bool:
-        """Whether a page of this layer has no room beside those that wait."""
+        """Whether a page of this layer does not fit into the batch that waits."""
         return layer != self._layer or len(self._staged) == self._max_pages(self.page_bytes(layer))
 
     def _max_pages(self, num_bytes: int) -> int:

@@ -1,6 +1,6 @@
 """The KV of ranks that have a GPU each, in memory that rank 0 reaches: its copies are of the whole model's blocks.
 
-As with kv_file.py, everybody computes the same layout from the same sizes, and nothing of it is told but a handle.
+As with kv_file.py, every rank computes the same layout from the same sizes; ranks exchange only a handle.
 """
 
 from __future__ import annotations

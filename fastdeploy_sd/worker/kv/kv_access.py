@@ -1,4 +1,4 @@
-"""The KV of the process's device for whoever copies it: pages for other instances, blocks for the second level."""
+"""The KV of the process's device, for copies: pages for other instances, blocks for the second level."""
 
 from __future__ import annotations
 

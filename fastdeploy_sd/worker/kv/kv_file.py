@@ -40,7 +40,7 @@ class KvFile:
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         os.ftruncate(fd, num_bytes)
-        # Whoever comes second may only ask for the same.
+        # The second process must ask for the same length.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         memory = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED)
         with contextlib.suppress(OSError):  # a system without huge pages for files of memory

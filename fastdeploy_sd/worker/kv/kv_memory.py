@@ -186,9 +186,9 @@ class _Layers:
 def _zeros_of_ranks(
     config: Config, layers: _Layers, num_blocks: int, fmt: KvCacheFormat, group: RankGroup
 ) -> Mapping[int, Zeros]:
-    """Where the KV of ranks is that rank 0 reaches, on any other rank its own; none where KV is nobody else's business.
+    """Return KV memory that rank 0 can read: of all ranks on rank 0, else the rank's own; {} where KV is not copied.
 
-    All ranks call it. Raises ConfigError where there is no memory.
+    All ranks call it. Raises ConfigError when memory is exhausted.
     """
     found = device()
     if isinstance(found, CudaDevice) and (group.size == 1 or not config.copies_kv):

@@ -4,8 +4,8 @@ Layers are the target's, then the draft layers. A page is whatever the layer's c
 
     k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (of a draft layer)
 
-Each but the last is one KV head of the model behind another, whichever ranks have them, so that a page is the same
-whatever the number of ranks. What several ranks have is read of one of them and written to all.
+Each but the last holds the model's KV heads in order, so a page is the same for any number of ranks. A head that
+several ranks have is read from one of them and written to all.
 
 Owns no memory. Knows no transport, and not which blocks are whose.
 """

@@ -49,7 +49,7 @@ def open_block_store(
     if folder is None:
         left = max(0, free_memory() - pages.host_bytes)
         if num_slots * stride > left:
-            _fail(f"at most {left / _GIB:.3f}, the memory that is free beside the KV cache, or a swap_folder", config)
+            _fail(f"at most {left / _GIB:.3f}, the memory that the KV cache leaves free, or a swap_folder", config)
     else:
         path = Path(folder) / _file_name(config, identity, checkpoint, drafts)
     mover = open_mover(pages)
@@ -79,7 +79,7 @@ def _file_name(config: Config, identity: KvIdentity, checkpoint: ModelSource, dr
 def _key(
     config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]
 ) -> Mapping[str, Any]:
-    """Return everything that decides the bytes of a block's KV, beside its tokens; any build of the kernels may."""
+    """Return everything but its tokens that decides the bytes of a block's KV; any build of the kernels may."""
     return {
         "kv": asdict(identity),
         "checkpoint": checkpoint.identity(),

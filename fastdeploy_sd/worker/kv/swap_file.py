@@ -56,11 +56,11 @@ class SwapFile:
 
     Without a folder they lie in memory of this process, which the system provides as they are first written and takes
     back at `close`. With one they lie in a file of mode 0600, as KV and tokens tell what users wrote; whatever of it
-    fits the key is kept. Nobody else may use the file meanwhile.
+    fits the key is kept. The file is locked against other processes.
 
     Args:
         path: of the file, None = memory.
-        key: of JSON values: everything that decides the bytes of a block's KV, beside its tokens.
+        key: of JSON values: everything but its tokens that decides the bytes of a block's KV.
 
     Raises (on construction):
         ConfigError: the file cannot be opened or locked, is another kind of file, or has no room on its disk.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError, device_lost_as_error
 
-# What is allocated behind the weights has the size of the largest step, and the KV cache has taken most of the rest.
+# Memory allocated after the weights has the size of the largest step, and the KV cache takes most of the rest.
 _OF_STEPS = (
     "kv_cache_memory_gb, num_gpu_blocks_override, max_num_seqs, max_num_batched_tokens, max_model_len,"
     " num_speculative_tokens"

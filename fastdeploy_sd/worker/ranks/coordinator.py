@@ -198,7 +198,7 @@ class _SharedProposer(Proposer):
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         limits = x.max_draft_len
-        if x.prefix is not None:  # a row that has one gets nothing behind it
+        if x.prefix is not None:  # a row with a prefix gets no further drafts
             limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
         least = None if x.probabilities is None else x.probabilities.min_survival
         with self._ranks.attempt(lambda number: DraftRows(number, self._name, x.table_rows, limits, least)):

@@ -105,7 +105,7 @@ class RankWorker:
         Raises:
             ValueError: the rows are not those of the step: the ranks' tables differ.
         """
-        assert self._ran is not None, "drafts behind nothing"
+        assert self._ran is not None, "a draft pass needs a step before it"
         x, count = self._draft_inputs.build(self._ran.request_ids), len(attempt.table_rows)
         begin = int(np.argmax(x.table_rows == attempt.table_rows[0])) if count else 0
         if not np.array_equal(x.table_rows[begin : begin + count], attempt.table_rows):

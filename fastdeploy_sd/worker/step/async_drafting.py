@@ -1,4 +1,4 @@
-"""Drafts behind a step whose tokens only the device has. Knows no method and no device."""
+"""Drafts after an in-flight step, whose tokens only the device has. Knows no method and no device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncDrafting:
-    """Has a method draft behind open steps, if it can do so.
+    """Has a method draft after in-flight steps, if it can do so.
 
     Args:
         proposer: of the server. guard: of it.
@@ -42,7 +42,7 @@ class AsyncDrafting:
         return self._proposer.is_async(self._table.table_rows(request_ids))
 
     def start(self, rows: PendingRows) -> None:
-        """Start to draft behind the step that was launched last.
+        """Start to draft after the step that was launched last.
 
         Raises:
             Exception: it could not be started.

@@ -1,4 +1,4 @@
-"""Fills a step's memory from the plan and the request table, and puts the step's output behind the table's tokens."""
+"""Fills a step's memory from the plan and the request table, and appends the step's output to the table's tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PendingRows:
         num_kv_slots: i32[R], that the row's blocks hold.
         max_tokens: i32[R], committed tokens when it is over, at most.
         is_kept: bool[R]; False = the request was dropped since, and its table row may be another's.
-        has_drafts: whether drafts are made behind it.
+        has_drafts: whether drafts are made after it.
         follows: bool[R], whether the step before, which is not over, has the row too.
     """
 
@@ -205,7 +205,7 @@ class BatchBuilder:
         try:
             self._start_append()
         except Exception as error:
-            raise DeviceLost(f"the GPU's table of requests is behind the host's: {error}") from error
+            raise DeviceLost(f"the GPU's table of requests lacks tokens of the host's: {error}") from error
 
     def commit_pending(self, rows: PendingRows, result: VerifyResult) -> tuple[I32, I32]:
         """Append the output of a step that was opened, where another one may be in the memory.

@@ -98,7 +98,7 @@ class GuidedRequest:
             self.matcher.refuse(_OVER_BUDGET)
 
     def order(self) -> None:
-        """Have the mask behind the output computed by calls of `compute`."""
+        """Have calls of `compute` compute the mask that follows the output."""
         self.is_pending, self._is_renewed = True, False
         self._num_late = max(len(self._todo), 1)
 
@@ -139,7 +139,7 @@ class GuidedRequest:
 
     def _write_bits(self) -> None:
         for state in self.matcher.states(()):
-            assert state is not None, "no token is behind it"
+            assert state is not None, "no draft, so no state is refused"
             bits = np.zeros(self._num_words, np.int32)
             write_mask(state, bits)
             self.bits = bits

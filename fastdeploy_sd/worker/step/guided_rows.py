@@ -64,7 +64,7 @@ class GuidedRows:
         self._worker = MaskWorker()
 
     def admit(self, new: Sequence[NewRequest]) -> Mapping[RequestId, Exception]:
-        """Get matchers for new requests, behind the output that they have; return whom there is none for, and why."""
+        """Get matchers for new requests, advanced past their output; return the refused requests, and why."""
         refused = {}
         for request in new:
             if request.request.grammar:
@@ -122,7 +122,7 @@ class GuidedRows:
         return _Running(self._pool.submit(self._fill))
 
     def advance(self, result: VerifyResult) -> None:
-        """Let every matcher of the step go on behind what its request produced, and was committed."""
+        """Advance every matcher of the step by its request's committed output."""
         share, seconds, num_masks = share_s(len(self._step)), 0.0, 0
         cu = self._memory.cu_num_logits
         for r, request in self._step:
@@ -266,7 +266,7 @@ class GuidedRows:
             else:
                 write_mask(state, m.allowed_bits[row])
             row += 1
-        m.allowed_bits[row:last] = 0  # behind a draft that is refused nothing is allowed
+        m.allowed_bits[row:last] = 0  # after a refused draft nothing is allowed
         return True
 
 

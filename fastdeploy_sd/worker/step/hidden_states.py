@@ -28,7 +28,7 @@ def allocate_kept_hidden(
     """Return memory per hidden source, for what the rows of full blocks do not hold.
 
     Draft layers compute a block's slots at the latest when the block is full, so a request needs the rows of its newest
-    block, and of `num_drafts` drafts behind it that may be rejected.
+    block, and of `num_drafts` drafts after it that may be rejected.
 
     Args:
         block_hidden: per source [num_blocks, H].

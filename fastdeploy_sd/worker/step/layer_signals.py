@@ -23,8 +23,8 @@ class LayerSignals:
     signals do not count: the layers of the first try that had got so far are those that hold the KV of all rows.
 
     Args:
-        num_ranks: that run a pass together, of which this one signals. It cannot finish a layer before every rank has
-            put its heads into that layer's sum, and stored them before. So the others are one layer behind at most.
+        num_ranks: that run a pass together; this one signals. It finishes a layer only after every rank stored its
+            heads and added them to the layer's sum. So the others lag by at most one layer.
 
     Attributes:
         fd: becomes readable with a signal; the reader reads it.

@@ -57,7 +57,7 @@ class RequestTable:
         num_reports: how many requests want log-probabilities, of output or of drafts. It and num_masks spare a step
             without any the look at a column, which takes 30 us with cold caches.
         rules: TokenRules by table row.
-        new_rows, rows_with_blocks: table rows that requests got, and those that got blocks, since somebody who copies
+        new_rows, rows_with_blocks: table rows that requests got, and those that got blocks, since the code that copies
             the columns cleared these sets.
     """
 

@@ -1,7 +1,7 @@
-"""Steps that a device runs while the host does something else: started one by one, finished in the same order.
+"""In-flight steps: the device runs them while the host does other work. They are finished in the order of their start.
 
-A step may be started behind one whose tokens are not known where that one is open: the device has them, and the drafts
-behind them, and the host prepares the step as if all drafts of the one before were right. Knows no scheduling.
+A step may start after an in-flight one, whose tokens and next drafts only the device has. The host then prepares it as
+if all drafts of the one before were accepted. Knows no scheduling.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class DraftRows(Protocol):
         table_rows: i32[R], rows of the token table, none twice.
         num_tokens: i32[R], committed tokens, never fewer than in the table row's last step.
         max_draft_len: i32[R] >= 0, `prefix` not counted.
-        prefix: drafts of another method, which belong to the text but not to what is kept; None = nobody has any.
+        prefix: drafts of another method: part of the text, but not of the kept state; None = no row has any.
     """
 
     @property
@@ -48,7 +48,7 @@ class NativeDrafter(NamedTuple):
 
     Attributes:
         op: `fdsd_<op>` has it draft.
-        handle: of the drafter; whoever made it keeps it alive.
+        handle: of the drafter; its maker keeps it alive.
     """
 
     op: str

@@ -22,8 +22,8 @@ class NgramRule:
     Attributes:
         min_n, max_n: tokens of the text's end that are looked up, 1 <= min_n <= max_n.
         max_factor: drafts per token that agreed at most, > 0.
-        follows_copies: a copy that has agreed for more than max_n tokens is preferred to other places that end with the
-            same n-gram, and goes on behind changed tokens. Without it, the text's last max_n tokens decide alone.
+        follows_copies: a copy that agreed for more than max_n tokens beats other places that end with the same n-gram,
+            and continues after changed tokens. Without it, the text's last max_n tokens decide alone.
     """
 
     min_n: int
@@ -85,11 +85,11 @@ class NgramIndex:
         agreed; a copy that reaches the end of the text goes on with the drafts just made, so that a repeated phrase is
         repeated further.
 
-        With follows_copies, tokens are also compared, one by one, with those behind the place that was found. Once more
-        than max_n agreed, this copy decides instead, and it goes on behind a single replaced token: until a look-up
-        finds at least two more tokens than agreed since, or the next token does not agree either. Right behind a
-        replaced token it is drafted from only while it paid to go on at most of the text's last changes. Behind up to
-        four changed tokens it goes on with one that is among the next four of the source.
+        With follows_copies, tokens are also compared, one by one, with those after the place that was found. Once more
+        than max_n agree, this copy decides instead. It continues after one replaced token, until a look-up finds at
+        least two more tokens than agreed since, or the next token does not agree either. Directly after a replaced
+        token, it drafts only while that paid at most of the text's last changes. After up to four changed tokens, it
+        continues with a token that is among the next four of the source.
 
         Args:
             token_table: i32[num_table_rows, max_tokens_per_row], committed tokens. They must not have

@@ -70,9 +70,9 @@ class PredictionDrafter:
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
         """Follow the predicted texts by what was committed, and copy what they have next.
 
-        An output that leaves its text is found again behind tokens that were replaced, left out or put in: where most
-        of its last tokens agree among the next 64, or where its last four occur. Until four tokens agree, two drafts
-        are made and two more per token that agreed.
+        An output that leaves its text is found again after replaced, deleted or inserted tokens: where most of its
+        last tokens agree among the next 64, or where its last four occur. Until four tokens agree, two drafts are
+        made, and two more per token that agreed.
 
         Args:
             token_table: i32[num_table_rows, max_tokens_per_row], committed tokens. They must not have changed since

@@ -27,8 +27,7 @@ class SuffixRule:
         max_context: tokens of the context that are told apart, >= 1.
         max_factor: drafts per token of the matched context at most, >= 0.
         min_token_prob: the drafts' joint probability at least, 0 .. 1.
-        follows_copies: a match of the own text of at least six tokens goes on behind a replaced token; without it, it
-            ends there.
+        follows_copies: a match of at least six tokens of the row's own text continues after a replaced token.
     """
 
     max_context: int = 64
@@ -139,8 +138,8 @@ class SuffixDrafter:
         """Start a table row, whatever it held; its text is read in its first step.
 
         Args:
-            num_private: leading tokens that are no new output: the prompt, and output that was shared before. The last
-                `max_context` of them are shared with the first token behind them, in front of it.
+            num_private: leading tokens that are no new output: the prompt, and output that was shared before. Their
+                last `max_context` are shared as the context of the first new token.
             salt_digest: 16 bytes that stand for the salt.
             end: the token that ends the text is the last one to be shared.
 
@@ -178,10 +177,10 @@ class SuffixDrafter:
         from counts, falls below `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum
         of joint probabilities wins, of equals the longer match, then the own text, then the younger shard.
 
-        With follows_copies a match of at least six tokens of the own text may go on behind a single replaced token. The
-        context with the expected token in its place is then matched as well. That ends when a plain match has at least
-        two more tokens than agreed since, or when the next token does not agree either. Right behind a replaced token
-        this is done only while it paid at most of the text's last changes.
+        With follows_copies, a match of at least six tokens of the own text may continue after one replaced token.
+        The context with the expected token in its place is then matched as well. That ends when a plain match has at
+        least two more tokens than agreed since, or when the next token does not agree either. Directly after a
+        replaced token, this is done only while it paid at most of the text's last changes.
 
         Args:
             token_table: i32[num_table_rows, max_tokens_per_row], committed tokens. They must not have

@@ -65,7 +65,7 @@ def test_clocks_that_differ_are_told_of_and_do_not_matter(caplog: pytest.LogCapt
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     clock = m.Clock(time.monotonic() - 500, time.time() - 400)
     session = register(registry, said(instance_id="i2", port=1, clock=clock))
-    assert "the clock of instance i2 is 400 s behind this machine's" in caplog.text
+    assert "the clock of instance i2 is 400 s earlier than this machine's" in caplog.text
     instance = registry.available()[1]
     assert instance.clock.monotonic - time.monotonic() == pytest.approx(-500, abs=5)
     clock = m.Clock(time.monotonic() + 900, time.time())

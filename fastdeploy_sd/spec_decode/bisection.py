@@ -1,4 +1,4 @@
-"""Finds out on which rows a computation fails, by running it without them. Knows nothing of what the rows are."""
+"""Finds the rows on which a computation fails, by bisection. Does not know what the rows are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """Rows begin .. end - 1 and what they gave; more than one row only if they did not fail.
+    """Rows begin .. end - 1 and their result; several rows only if none failed.
 
     Attributes:
         result: None when the row failed.
@@ -27,12 +27,12 @@ class Part(Generic[T]):
 def run_in_parts(run: Callable[[int, int], T], begin: int, end: int) -> list[Part[T]]:
     """Run a computation over rows begin .. end - 1; where that raises, over the halves, down to single rows.
 
-    With f rows that fail among n, that is at most about 2 f log2(n) runs. A computation that fails only on too many
-    rows at once, as for want of memory, comes out in smaller parts without a failure.
+    With f failing rows among n, that is at most about 2 f log2(n) runs. A computation that fails only on too many rows
+    at once, such as one that runs out of memory, succeeds in smaller parts.
 
     Args:
-        run: (begin, end) -> result. It changes nothing if it raises, and gives a row the same whatever rows are with
-            it. What it returned must still hold after later runs.
+        run: (begin, end) -> result. It changes nothing if it raises. A row's result does not depend on the other rows,
+            and stays valid after later runs.
 
     Returns:
         The parts in the order of the rows, all rows together.

@@ -1,4 +1,4 @@
-"""Makes drafting methods, and lets every request draft with the one it chose. Knows no method but by its entry."""
+"""Makes drafting methods, and drafts for every request with its method. Knows methods only by their entries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_METHOD = -1
 
 
 def available_methods(config: SpeculativeConfig) -> tuple[str, ...]:
-    """Return what requests may name as their method; a hybrid goes by the name of its first method."""
+    """Return the methods that requests may name; a hybrid has the name of its first method."""
     if config.method == NAIVE:
         return (NAIVE,)
     return tuple(
@@ -71,7 +71,7 @@ def create_method(name: str, config: SpeculativeConfig, context: ProposerContext
 
 
 def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make what a server needs: nothing that drafts under `naive`, else a dispatcher to every method requests may name.
+    """Make the server's proposer: NaiveProposer for `naive`, else a dispatcher to every method that requests may name.
 
     Raises:
         ConfigError: as `create_method`.
@@ -80,12 +80,11 @@ def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Prop
 
 
 class MethodDispatcher:
-    """Hands every request to its own method, and puts the drafts of all methods together.
+    """Hands every request to its own method, and merges the drafts of all methods.
 
-    A method sees its own requests only, except one that writes KV: it gets all rows of the step, as the model ran them,
-    with no drafts allowed in the others'. The configured method and those with a model are made at once, the
-    others when the first request asks for them. Each is guarded by itself: a second try for a row must not repeat what
-    another method has done for it.
+    A method sees only its own requests. One that writes KV gets all rows of the step, as the model ran them, and may
+    draft only in its own. The configured method and methods with a model are made at once, the others at their first
+    request. Each has its own guard: a second try for a row must not repeat the work of another method.
 
     `ProposerContext.per_request_methods` and predicted outputs draft first; the request's method drafts after them.
     A method that chooses gets these first drafts as a prefix. It may shorten them, so it returns whole rows.
@@ -114,12 +113,12 @@ class MethodDispatcher:
         self._configured = self._names.index(config.method)
         configured = self._method(self._configured)
         if config.extended_by is not None:
-            # Shared with the requests that name it: what one of them learns from finished outputs serves both.
+            # Shared with the requests that name it, so both use what it learns from finished outputs.
             rest = self._method(self._names.index(config.extended_by))
             configured = HybridProposer(configured, rest, context.max_num_seqs)
             self._made[self._configured] = configured
         for index, name in enumerate(self._names):
-            # A file that cannot be read must stop the server here, not in the step of the first request.
+            # An unreadable file must stop the server here, not in the step of the first request.
             if METHODS[name].file_key and getattr(config, METHODS[name].file_key) is not None:
                 self._method(index)
             if name in context.draft_models:  # nothing is recorded once requests run
@@ -129,8 +128,7 @@ class MethodDispatcher:
         if isinstance(configured, DraftGuard) and isinstance(configured.method, DraftsAsync):
             self._async_drafter = configured.method.async_drafter
         self._num_lookahead_slots = max(made.num_lookahead_slots for made in self._made.values())
-        # The input of a step whose requests all have this method and nothing besides: the same value comes step after
-        # step.
+        # The input of a step whose requests all have this method and no other drafts. Later steps have the same value.
         self._only: tuple[ProposeInput, Proposer] | None = None
 
     @property
@@ -190,13 +188,13 @@ class MethodDispatcher:
             tail = DraftTokens.merge(len(owners), [self._propose_for(m, rest, owners == m) for m in present])
         if head is None:
             return tail
-        self._step_stats.skip_draft_steps = 0  # what a method would miss in it is not its own
+        self._step_stats.skip_draft_steps = 0  # skipped steps would lose the per-request drafts
         return joined(len(owners), head, ~self._chooses[owners], tail)
 
     def _with_chooser(self, owners: I8, present: list[int]) -> list[int]:
-        """The methods that draft: for requests that forbid it, the method that chooses is told, and none drafts.
+        """Return the methods that draft; the method that chooses is told how many requests forbid drafts.
 
-        It is asked where it has no rows as well, as it knows how many steps can skip drafting.
+        It is called also where it has no rows, as it knows how many steps can skip drafting.
         """
         self._step_stats.num_forbidden = int((owners == self._naive).sum())
         return sorted({self._configured if method == self._naive else method for method in present})
@@ -218,7 +216,7 @@ class MethodDispatcher:
             proposer.close()
 
     def _methods_of(self, table_rows: I32) -> tuple[I8, list[int]]:
-        """The method of each table row, and every method among them once."""
+        """Return the method of each table row, and the distinct methods."""
         owners = self._method_of_row.take(table_rows)
         present = sorted(set(owners.tolist()))
         if _NO_METHOD in present:
@@ -245,16 +243,16 @@ class MethodDispatcher:
         return self._made[index]
 
     def _unguarded(self, name: str) -> Proposer:
-        """A method for one that chooses among them, which is guarded itself; requests that name it share it.
+        """Return a method for the method that chooses, which has its own guard; requests that name it share it.
 
-        But for one that runs a model: its requests are those of the method that asks for it.
+        A method that runs a model is not shared: it gets the requests of the method that chooses.
         """
         method = self._method(self._names.index(name))
         assert isinstance(method, DraftGuard)
         return method.method
 
     def _propose_for(self, method: int, x: ProposeInput, is_own: npt.NDArray[np.bool_]) -> tuple[Rows, DraftTokens]:
-        """The drafts of one method among several, and the rows they belong to."""
+        """Return the drafts of one method among several, and their rows."""
         proposer = self._made[method]
         if proposer.num_lookahead_slots == 0:
             rows = np.flatnonzero(is_own)

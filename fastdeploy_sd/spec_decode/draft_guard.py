@@ -1,4 +1,4 @@
-"""A drafting method that cannot break a step: a request on which it fails goes on without drafts. Knows no method."""
+"""Keeps a failing drafting method from breaking a step: the request continues without drafts. Knows no method."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class DraftGuard:
-    """Calls a method, and when it raises finds the rows on which it does, by drafting for the others without them.
+    """Calls a method. When it raises, finds the failing rows by drafting for the others without them.
 
-    Those requests lose their drafts until they end: their tokens are what they would be without speculation, and the
-    other requests' drafts what they would be anyway. A method that has raised has changed nothing, or has given up the
-    rows that it cannot draft for again; so each one that composes others guards every one of them.
+    The failing requests get no more drafts; their tokens are those of plain decoding. Other requests keep their drafts.
+    A method that raises must have changed nothing, or have given up the rows that it cannot draft for again. So a
+    method that composes others guards each of them.
 
     Args:
         method: not called for rows that it lost.
@@ -63,7 +63,7 @@ class DraftGuard:
         return DraftTokens(drafts.token_ids, drafts.cu_num_draft, sources, drafts.logprobs, drafts.parents)
 
     def give_up(self, request_ids: Sequence[RequestId], table_rows: I32) -> None:
-        """Draft no more for these requests, which something else than the method failed for."""
+        """Draft no more for these requests: something else than the method failed for them."""
         for request_id, table_row in zip(request_ids, table_rows.tolist(), strict=True):
             self._lose(request_id, table_row)
 

@@ -35,7 +35,7 @@ def slice_rows(x: ProposeInput, begin: int, end: int) -> ProposeInput:
     rows = np.arange(begin, end)
     target = x.target
     if target is not None:
-        # Where the rows are among the step's hidden rows stays as it is: these do not move.
+        # Offsets into the step's hidden rows stay: these do not move.
         target = TargetStep(
             query_start_loc=target.query_start_loc[begin : end + 1],
             num_computed_tokens=target.num_computed_tokens[begin:end],

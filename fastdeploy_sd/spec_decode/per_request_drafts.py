@@ -1,4 +1,4 @@
-"""Drafts that only some requests have, whatever their method: a grammar forces tokens, a client predicts its answer.
+"""Drafts of some requests under any method: a grammar forces tokens, or the client predicts its answer.
 
 The method's drafts follow them. Knows neither these sources nor any method.
 """
@@ -20,7 +20,7 @@ from fastdeploy_sd.types import I32, DraftTokens
 class PerRequestDrafts:
     """Asks partial methods, one after the other, for the rows that they serve.
 
-    Each is guarded by itself: one that fails on a request leaves it to the others.
+    Each has its own guard: where one fails on a request, the others still draft for it.
 
     Args:
         methods: in the order in which they are asked.
@@ -30,7 +30,7 @@ class PerRequestDrafts:
     def __init__(self, methods: Sequence[PerRequestMethod], max_num_seqs: int) -> None:
         self._methods = list(methods)
         self._guards = [DraftGuard(method.proposer, method.source) for method in methods]
-        # bool[methods, max_num_seqs]: whose requests were begun, and those of them that are asked for here.
+        # bool[methods, max_num_seqs]: rows that were begun, and those of them that are asked for here.
         self._served, self._asked = np.zeros((2, len(self._methods), max_num_seqs), np.bool_)
         self._num_served = self._num_asked = 0
 
@@ -38,7 +38,7 @@ class PerRequestDrafts:
         """Begin every request in the methods that serve it; raises nothing.
 
         Args:
-            chooses: whether the request's method chooses, for each; it gets what is certain only.
+            chooses: for each request, whether its method chooses; then it gets only certain drafts.
         """
         for method, guard, served, asked in zip(self._methods, self._guards, self._served, self._asked, strict=True):
             own = [
@@ -52,14 +52,14 @@ class PerRequestDrafts:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no source is asked for any of the requests that were begun."""
+        """Whether no source serves a request that was begun."""
         return self._num_asked == 0
 
     def propose(self, x: ProposeInput) -> DraftTokens | None:
-        """Return what partial methods draft for the rows of a step, all of them; raises nothing.
+        """Return the drafts of partial methods for all rows of a step; raises nothing.
 
         Returns:
-            At most `max_draft_len[r]` drafts in row r, with their sources; None = no source is asked for any of them.
+            At most `max_draft_len[r]` drafts in row r, with their sources; None = no source serves any row.
         """
         if self._num_asked == 0:
             return None

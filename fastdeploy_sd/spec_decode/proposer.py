@@ -32,7 +32,7 @@ def keep_local(name: str, proposer: Proposer) -> Proposer:
 
 @dataclass(frozen=True, slots=True)
 class ProposerContext:
-    """The surroundings a method is made for.
+    """What a method is made from.
 
     Attributes:
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
@@ -57,7 +57,7 @@ class ProposerContext:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A request that a method will see in the steps to come, from `begin` until its table row is forgotten.
+    """A request that a method drafts for, from `begin` until its table row is forgotten.
 
     Attributes:
         table_row: its row of the token table.
@@ -65,12 +65,12 @@ class DraftRequest:
         num_tokens: tokens in the row now; more than the prompt when the request comes back after preemption.
         num_draft_slots: leading KV slots of the draft layers that are filled. They end with a block, or one token past
             those that the target has run: then the hidden row before the next slot comes with the next step.
-        cache_salt: nothing learnt from a request may be used for one with another salt.
-        method: which method it chose, resolved; matters to the dispatcher only.
-        end_token_ids, min_tokens: output number n, from 1, is its last one when it is one of these ids and
-            n >= min_tokens. The row may go on after it for a step: accepted drafts are committed uncut.
+        cache_salt: drafts learned from a request are used only for requests with the same salt.
+        method: its method, resolved; only the dispatcher reads it.
+        end_token_ids, min_tokens: output token n, from 1, is the last one if it is one of these ids and
+            n >= min_tokens. The row may have tokens after it for a step: accepted drafts are committed uncut.
         is_guided: whether it has a grammar.
-        prediction_token_ids: i32[n], what the client expects the output to be; of no concern to methods.
+        prediction_token_ids: i32[n], the client's predicted output; only PredictionProposer reads it.
     """
 
     request_id: RequestId
@@ -88,7 +88,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetStep(StepView):
-    """What the target model ran in the step just verified; for methods that run a model themselves.
+    """What the target model ran in the step just verified; for methods that run a model.
 
     Attributes:
         query_start_loc: i32[R+1], row r ran tokens [q[r], q[r+1]) of the step; the first need not be 0.
@@ -110,8 +110,8 @@ class DraftProbabilities:
     """Asks a method that runs a model how probable its drafts are under that model.
 
     Attributes:
-        min_survival: f32[R] >= 0: a row gets no more drafts when those that it has are less probable together.
-        draft_prob: f32[D], room for every row's max_draft_len; the method writes that of each draft that it returns.
+        min_survival: f32[R] >= 0: a row's drafts end when their joint probability falls below it.
+        draft_prob: f32[D], room for every row's max_draft_len; the method writes the probability of each draft.
     """
 
     min_survival: F32
@@ -120,22 +120,21 @@ class DraftProbabilities:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposeInput(StepView):
-    """What any method may look at, after a step was verified. Row r is request_ids[r] everywhere.
+    """The input of every method, after a step was verified. Row r is request_ids[r] everywhere.
 
-    The same value comes again for a later step only where the requests and their table rows are the same; its arrays
-    hold what that step brought.
+    A later step has the same object only if its requests and table rows are the same; the arrays hold the new values.
 
     Attributes:
         table_rows: i32[R], the row of token_table. A request keeps its row until that is forgotten.
         token_table: i32[num_table_rows, max_model_len]: prompt, earlier output, and this step's output last.
         num_tokens: i32[R], committed tokens of each row.
-        max_draft_len: i32[R], the longest draft allowed, `prefix` not counted; 0 for a row whose prompt is unfinished
-            or that failed, and for rows that belong to another method.
+        max_draft_len: i32[R], the longest draft allowed, `prefix` not counted; 0 for a row that failed, has an
+            unfinished prompt or belongs to another method.
         num_draft_logprobs: i32[R], alternatives wanted with every draft's log-probability, -1 = not wanted;
             None = no request wants any.
-        prefix: drafts that another method made already; what is returned follows them. None = there are none.
+        prefix: drafts of another method; the returned drafts follow them. None = no drafts.
         target: what the model ran; None where no model runs, and for a method that writes no KV slots.
-        probabilities: asked for; None = no request wants any. A method without a model does not look at it.
+        probabilities: where to write them; None = not wanted. A method without a model ignores it.
     """
 
     request_ids: tuple[RequestId, ...]
@@ -151,17 +150,17 @@ class ProposeInput(StepView):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingStep(StepView):
-    """A step that runs on a device, whose output the host does not know yet. Row r is that of the step everywhere.
+    """An in-flight step, whose output the host does not know yet. Row r is that of the step everywhere.
 
     Attributes:
         table_rows: i32[R].
-        num_computed, num_new: i32[R], tokens before the step, and those that it runs; `num_computed` is the most there
-            can be where the row `follows`.
+        num_computed, num_new: i32[R], tokens before the step, and those that it runs; `num_computed` is an upper bound
+            where the row `follows`.
         max_output: i32[R], output tokens at most; 0 where the prompt is unfinished.
         max_tokens: i32[R], committed tokens afterwards at most.
-        max_draft_len, sure_draft_len: i32[R], the longest draft allowed, and what is allowed if all those tokens come.
+        max_draft_len, sure_draft_len: i32[R], the longest draft allowed, and that allowed after max_output tokens.
         num_kv_slots: i32[R], as TargetStep's.
-        follows: bool[R], whether the step before it, which is not over either, has the row too.
+        follows: bool[R], whether the step before it, also in flight, has the row.
     """
 
     table_rows: I32
@@ -187,7 +186,7 @@ class AsyncDrafter(Protocol):
         ...
 
     def finish(self, x: ProposeInput) -> DraftTokens:
-        """Note what `start` has made, now that the tokens are known; in the order of the steps.
+        """Return the drafts that `start` made, now that the tokens are known; in the order of the steps.
 
         Args:
             x: of that step; a row that was dropped since has a `target.num_valid` of 0.
@@ -198,7 +197,7 @@ class AsyncDrafter(Protocol):
         ...
 
     def restart(self) -> None:
-        """Forget what was started: the device has to be sent what the host knows."""
+        """Forget the started steps, and send the host's state to the device."""
         ...
 
 
@@ -208,7 +207,7 @@ class DraftsAsync(Protocol):
 
     @property
     def async_drafter(self) -> AsyncDrafter | None:
-        """What does so, for some of its steps; constant, None = nothing."""
+        """The drafter for some of its steps; constant, None = none."""
         ...
 
     def is_async(self, table_rows: I32) -> bool:
@@ -219,14 +218,14 @@ class DraftsAsync(Protocol):
 class Proposer(Protocol):
     """A drafting method. State, if any, is keyed by table row.
 
-    The worker calls, step after step: `forget` for rows whose request ended or was preempted, `begin` for requests
-    that got a row, then, after the model ran and its output was committed, `propose` for all rows of the step.
-    What a method has no use for it inherits: it then writes no KV, keeps no state and saves nothing.
+    In every step the worker calls `forget` for rows whose request ended or was preempted, and `begin` for requests that
+    got a row. After the model ran and its output was committed, it calls `propose` for all rows of the step.
+    The inherited methods do nothing: no KV is written, no state is kept, nothing is saved.
     """
 
     @property
     def num_lookahead_slots(self) -> int:
-        """KV slots from a request's newest token on that `propose` writes; 0 = it writes none. Constant."""
+        """KV slots that `propose` writes, from a request's newest token on; constant."""
         return 0
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -234,18 +233,17 @@ class Proposer(Protocol):
         return
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Guess what follows each row's committed tokens and `x.prefix`.
+        """Draft what follows each row's committed tokens and `x.prefix`.
 
-        Called for every step, also when no row may be drafted for: a method keeps its state up to date in it.
+        Called for every step, also when no row may be drafted for, so that a method can update its state.
 
         Returns:
-            At most `max_draft_len[r]` drafts in row r. Fewer or none is always right: a method that does not know
-            must not pad. The same history gives the same drafts. They need not name their source (see DraftGuard), and
-            must be a chain.
+            At most `max_draft_len[r]` drafts in row r, as a chain. Fewer or none is always right: a method must not
+            pad. The same history gives the same drafts. They need not name their source (see DraftGuard).
 
         Raises:
-            Exception: some row cannot be drafted for. The rows are then tried apart, so that nothing may have changed,
-                unless a row whose state has changed is given up: no drafts follow for it.
+            Exception: some row cannot be drafted for. The rows are then tried apart, so no state may have changed,
+                except of a row that is given up: it gets no more drafts.
         """
         ...
 
@@ -254,15 +252,15 @@ class Proposer(Protocol):
         return
 
     def close(self) -> None:
-        """The server ends: save what should outlive it. May be called twice."""
+        """Save what a later server can use. May be called twice."""
         return
 
 
 class PerRequestMethod(Protocol):
-    """Drafts for some requests only; what it does for these is that of `Proposer`, and it runs no model.
+    """Drafts for some requests only, as a `Proposer` without a model.
 
-    It sees no rows but those of requests that it serves, and `ProposeInput.prefix` of who is asked before it. One that
-    has nothing for a row in this step drafts nothing there: the next one is asked.
+    It sees only rows of requests that it serves, with the drafts of the methods before it as `ProposeInput.prefix`.
+    Where it drafts nothing, the next method drafts.
     """
 
     @property
@@ -277,8 +275,8 @@ class PerRequestMethod(Protocol):
 
     @property
     def is_certain(self) -> bool:
-        """Whether its drafts are right without fail. A method that chooses takes them for certain then; else it gets
-        none, but asks `native_drafter`, which the proposer has then, besides its own."""
+        """Whether its drafts are always accepted. A method that chooses then takes them as certain. Else it does not
+        get them, but asks the proposer's `native_drafter` along with its own drafters."""
         ...
 
     def serves(self, request: DraftRequest) -> bool:

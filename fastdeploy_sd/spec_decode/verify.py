@@ -33,15 +33,14 @@ class VerifyRule:
     """How a server verifies drafts, for all its requests.
 
     Attributes:
-        strategy: what a draft must be to be kept. "target_match": the token that plain decoding draws there, so the
-            output is that of plain decoding. "greedy": the most likely token, whatever the request's temperature; also
-            what is emitted after the drafts. "topp": one of the most likely tokens that together reach the request's
-            top_p, from which the token after the drafts is drawn too; a request with temperature 0 gets what plain
-            decoding gives.
-        accept_policy: "normal" verifies; "accept_all" and "reject_all" do not look, to measure what drafting costs or
-            could bring.
-        max_candidate_len: "topp" only: how many of the most likely tokens are plausible at most.
-        verify_window: "topp" only: how many most likely drafts must follow a second-best one for it to be kept.
+        strategy: which drafts are accepted. "target_match": the token that plain decoding draws there, so the output
+            is that of plain decoding. "greedy": the most likely token, at any temperature; the token after the drafts
+            is also the most likely. "topp": one of the most likely tokens that together reach the request's top_p;
+            the token after the drafts is drawn from them too. At temperature 0 the output is that of plain decoding.
+        accept_policy: "normal" verifies; "accept_all" and "reject_all" do not verify, to measure the cost and the
+            highest gain of drafting.
+        max_candidate_len: "topp" only: how many of the most likely tokens are candidates at most.
+        verify_window: "topp" only: how many most likely drafts must follow a second-best one for it to be accepted.
 
     Raises:
         ConfigError: an unknown strategy or policy, max_candidate_len below 1, or verify_window below 0.
@@ -138,12 +137,12 @@ class Verifier:
     def start(self) -> Output:
         """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 
-        The token at absolute position p of a request is drawn with the uniform of (seed, p), penalties counting the
-        drafts before it as output: row j gets exactly the token plain decoding would draw once the first j drafts are
-        accepted. Under "target_match" a draft is kept only if it is that token, so the output never depends on the
-        drafts; which other strategies and policies keep, see VerifyRule. Log-probabilities are of the raw logits.
+        The token at absolute position p of a request is drawn with the uniform of (seed, p). Penalties count the drafts
+        before it as output. So row j gets the token that plain decoding draws once the first j drafts are accepted.
+        Under "target_match" only that token is accepted, so the output never depends on the drafts. For other
+        strategies and policies see VerifyRule. Log-probabilities are of the raw logits.
 
-        The output may go on after a token that ends its request: where a request ends is for the caller to decide.
+        The output may continue after a token that ends its request: the caller decides where a request ends.
 
         Raises:
             ValueError: an offset or a parameter is out of its range; the text names it.
@@ -159,16 +158,16 @@ class Verifier:
     def finish(
         self, output: Output, num_requests: int, cu_num_logits: I32, *, has_reports: bool = True
     ) -> tuple[VerifyResult, tuple[int, ...]]:
-        """Wait for what `start` gave.
+        """Wait for the output of `start`.
 
         Args:
             num_requests, cu_num_logits: of that step, R and i32[R+1].
-            has_reports: False = no request wants log-probabilities, and none is asked. Else the memory has that step.
+            has_reports: False = no request wants log-probabilities. Else the memory still has that step.
 
         Returns:
-            The result, and the rows of requests that failed: one of their used logits rows had no valid distribution. A
-            failed row has no output and no accepted draft. Verifying by equality uses the rows before such a row only,
-            so that a request fails with the output that plain decoding gives it; the others fail a step with any.
+            The result, and the rows of failed requests: one of their used logits rows had no valid distribution. A
+            failed row has no output and no accepted draft. Verifying by equality uses no row after a wrong draft, so a
+            request fails where plain decoding fails. Under other rules it fails on any such row.
 
         Raises:
             ValueError: a kernel failed.
@@ -188,7 +187,7 @@ class Verifier:
     def _logprobs(self, wanted: I32, result: VerifyResult) -> LogprobArrays:
         """Log-probabilities of the output tokens of requests that asked; other outputs have NaN and rank 0.
 
-        Alternatives are as many as the request that wants most, or the whole vocabulary where that is smaller.
+        There are as many alternatives as the request with most wants, at most the vocabulary.
         """
         counts = np.diff(result.cu_num_output)
         first_rows = self._memory.cu_num_logits[: len(counts)] - result.cu_num_output[:-1]

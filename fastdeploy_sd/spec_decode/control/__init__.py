@@ -1,1 +1,1 @@
-"""Which drafts of which source are verified in each step: what they are worth, and what they cost. Knows no engine."""
+"""Chooses which drafts of which source each step verifies, by their gain and cost. Knows no engine."""

@@ -1,25 +1,25 @@
-"""When drafting is tried again where it was not worth its time. Knows no drafts."""
+"""Backoff: when to try drafting again after it was not worth its time. Knows no drafts."""
 
 from __future__ import annotations
 
 import math
 
-# Where nothing is worth drafting so much of the time may go into asking: where that takes long, most steps are skipped.
+# The share of time that asking may take where nothing is worth drafting, and the most steps skipped at once.
 _ASKING_SHARE, _MOST_SKIPPED = 0.005, 24
 # After n steps without drafts worth a step, n^2 over this many are skipped: none after two, then more each time.
 _PLAIN_PER_SKIP = 8
 _MOST_PLAIN = math.isqrt(_PLAIN_PER_SKIP * _MOST_SKIPPED) + 1
-# Where there was no draft the drafters are only probed, so many times, before everything is asked again.
+# Where there was no draft, the drafters are only probed, at most so many times, before everything is asked again.
 _MOST_PROBES = 7
-# Steps in which a source that was found not worth its time is tried, and after how many steps for the first time.
+# Steps of one trial of a source that was not worth its time; the first and the longest pause before it, in steps.
 _TRIAL_STEPS, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64, 4096
 
 
 class Backoff:
-    """Told of every step that was asked in.
+    """Counts the steps that asked for drafts in vain, and says how many to skip.
 
     Attributes:
-        num_probes: how often a probe for drafts is enough, before everything is asked again.
+        num_probes: how many probes are left before everything is asked again.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Backoff:
         """Nothing was worth drafting; returns how many steps to skip.
 
         Args:
-            asking_s, step_s: what finding that out took, and a step.
-            is_worth_asking: else as many steps are skipped as may be.
+            asking_s, step_s: the time of asking, and of a step.
+            is_worth_asking: False = skip as many steps as allowed.
             has_offers: whether there were drafts.
         """
         self.num_probes = 0 if has_offers else _MOST_PROBES
@@ -43,7 +43,7 @@ class Backoff:
         return skip_draft_steps if is_worth_asking else _longest(asking_s, step_s)
 
     def note_probe(self, seconds: float, step_s: float) -> int:
-        """A probe found no draft, and took so long; returns how many steps to skip."""
+        """A probe of this time found no draft; returns how many steps to skip."""
         self.num_probes -= 1
         return self._next(seconds, step_s)
 
@@ -57,7 +57,7 @@ def _longest(seconds: float, step_s: float) -> int:
 
 
 class Trials:
-    """When a source that is not wanted is tried all the same: not soon, and more rarely each time."""
+    """When to try a source that was not worth its time: with a pause that doubles each time."""
 
     def __init__(self) -> None:
         self._pause = self._next_pause = _FIRST_PAUSE
@@ -69,7 +69,7 @@ class Trials:
         self._num_left = 0
 
     def is_due(self, num_steps: int) -> bool:
-        """The source was not worth its time in so many steps; returns whether it is to be tried nevertheless."""
+        """The source was not worth its time in so many steps; returns whether a trial is due."""
         if self._num_left > 0:
             self._num_left -= 1
             return True

@@ -1,6 +1,6 @@
-"""The draft controller, in the kernel library: what steps take, whether drafts pay, and which of them a step verifies.
+"""The draft controller, in the kernel library: predicts step times, and chooses the drafts that a step verifies.
 
-All of it is native: it runs in every step, and Python that ran a step ago is not in the caches.
+It is native because it runs in every step, where Python code is no longer in the caches.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from fastdeploy_sd.types.draft_methods import DraftSource
 
 MAX_DRAFT_LEN = 64
 _NUM_STATS, _NUM_OUTCOMES, _NUM_FORECASTS = 7, 5, 9
-# What drafts must be expected to bring where none have lost: the least demand of the regression detector.
+# The gain that drafts must promise where none have lost: the least demand of the regression detector.
 LEAST_DEMAND = 1.03
 _OPS = ("ask", "decide", "offer", "choose")
-# A model knows more of its first draft than a look-up in a text does, and so does the client that predicts it.
+# First drafts of a model or of a client's prediction are accepted more often than those of a look-up in a text.
 _PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.PREDICTION: 1.5}
 
 
@@ -46,10 +46,10 @@ class DraftController:
     Args:
         num_table_rows: as many requests at most.
         max_draft_len: drafts per row at most, 1 .. 64.
-        sources: what the planes of the offers hold.
-        drafters: of sources that the controller asks itself; the caller writes the planes of the others. It keeps them
-            alive.
-        covered: sources whose drafts others mostly have as well: they are not asked where asking takes more than 0.03
+        sources: of the planes of the offers.
+        drafters: of sources that the controller asks itself; the caller writes the planes of the others. The caller
+            keeps them alive.
+        covered: sources whose drafts other sources mostly have: they are not asked where asking takes more than 0.03
             of a step.
 
     Attributes:
@@ -91,7 +91,7 @@ class DraftController:
         call("controller_create", params)
         self.handle = handle
         weakref.finalize(self, library().fdsd_controller_destroy, handle)
-        # Written in every step; what is handed out are copies of what was.
+        # Written in every step; callers get copies.
         self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
         self._token_ids = np.zeros(MAX_STEP_DRAFTS, np.int32)
         self._sources = np.zeros(MAX_STEP_DRAFTS, np.int8)
@@ -113,7 +113,7 @@ class DraftController:
         self._rows = BoundRows(params, len(self.sources), num_table_rows)
 
     def take_costs(self, profile: CostProfile, max_num_rows: int) -> None:
-        """From now on the model's part of a step is what was measured; before, a draft takes a tenth of a step.
+        """Use measured times for the model's part of a step. Before, a draft is assumed to take a tenth of a step.
 
         Args:
             max_num_rows: of a step, drafts included; at least 1.
@@ -131,7 +131,7 @@ class DraftController:
         call("controller_take_costs", params)
 
     def begin(self, table_rows: I32) -> None:
-        """New requests come into these table rows, i32[n].
+        """Begin new requests in these table rows, i32[n].
 
         Raises:
             ValueError: a table row is out of range.
@@ -139,7 +139,7 @@ class DraftController:
         self._call_rows("controller_begin", table_rows)
 
     def forget(self, table_rows: I32) -> None:
-        """The requests of these table rows, i32[n], left; one that was not begun is ignored.
+        """Forget the requests of these table rows, i32[n]; one that was not begun is ignored.
 
         Raises:
             ValueError: a table row is out of range.
@@ -147,12 +147,12 @@ class DraftController:
         self._call_rows("controller_forget", table_rows)
 
     def observe_and_decide(self, stats: StepStats, *, goes_on: bool, decides: bool = False) -> StepForecast:
-        """A step is over; learn from it, and write what the next one takes to `params`.
+        """Learn from a finished step, and write the expected times of the next one to `params`.
 
         Args:
             stats: of the step; its skipped steps count once.
             goes_on: the step before it had the same rows: those of the latest `bind`.
-            decides: choose the drafts of the next step as well, where they are allowed and it is not to be plain.
+            decides: also choose the drafts of the next step, where they are allowed and it need not be plain.
 
         Raises:
             ValueError: a number is out of range; or the rows are refused, after the step was learned from.
@@ -175,15 +175,15 @@ class DraftController:
         num_outputs: int = 0,
         least_gain: float = LEAST_DEMAND,
     ) -> Decision:
-        """Score what was offered in earlier steps, ask the drafters, and choose from what is offered now.
+        """Score earlier offers, ask the drafters, and choose from the new offers.
 
-        What is offered is judged by what is known of earlier offers only. Times are compared with each other alone.
+        Only earlier offers decide how probable new ones are. Times may have any unit.
 
         Args:
-            offers: room for what the drafters offer, and what others do.
-            times: of the next step; None = they were written to `params`, and what follows as well.
+            offers: room for the drafters' offers, and the offers of other sources.
+            times: of the next step; None = `params` has them, and the arguments after this one.
             num_outputs: requests that get a token in the next step even without drafts.
-            least_gain: that guesses must be expected to bring, tokens per time over those without any; >= 1.
+            least_gain: >= 1, the least expected gain of guesses: tokens per time over those of a plain step.
 
         Raises:
             ValueError: a shape or dtype disagrees, a count or a row is out of range, a row was not begun, times do
@@ -195,9 +195,9 @@ class DraftController:
         return self.decision(len(x.table_rows))
 
     def ask_again(self) -> int:
-        """Return how many drafts would be offered for the latest rows, whose arrays hold another step by now.
+        """Return how many drafts would be offered for the latest rows, whose arrays hold a newer step.
 
-        Nothing is scored or chosen.
+        Scores and chooses nothing.
 
         Raises:
             ValueError: as `decide`.
@@ -208,7 +208,7 @@ class DraftController:
     def offer(self, x: PolicyRows, offers: OfferTable) -> None:
         """The first part of `decide`: score, and ask the drafters. `choose` follows, with the same rows.
 
-        In between, others may write their planes, empty until then, knowing what was offered.
+        In between, the caller may write the planes of other sources, which are empty until then.
 
         Raises:
             ValueError: as `decide`.
@@ -235,7 +235,7 @@ class DraftController:
         return self.decision(len(x.table_rows))
 
     def decision(self, num_rows: int) -> Decision:
-        """Return what was decided last, for so many rows."""
+        """Return the latest decision, for so many rows."""
         num_tokens, time, num_offered, first_draft_cost, plain_time = self._outcome.tolist()
         num_drafts = self._cu_num_draft.item(num_rows)
         if num_drafts == 0:
@@ -249,7 +249,7 @@ class DraftController:
         return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost, plain_time)
 
     def bind(self, x: PolicyRows, offers: OfferTable) -> None:
-        """Have `params` say these rows and offers, as all that is asked does by itself.
+        """Write these rows and offers to `params`, as `decide`, `offer` and `choose` do.
 
         Raises:
             ValueError: a shape or dtype disagrees.
@@ -267,13 +267,13 @@ class DraftController:
 
     @property
     def times(self) -> DraftTimes:
-        """Those of `params`; the curve is valid until they are written again."""
+        """The times in `params`; the curve is valid until they are written again."""
         p = self.params
         curve = np.ctypeslib.as_array((ctypes.c_double * p.num_times).from_address(p.curve))
         return DraftTimes(curve, p.num_step_rows, p.fixed, p.per_draft, p.any_draft)
 
     def stats(self) -> dict[DraftSource, SourceStats]:
-        """How well each source's drafts were judged so far."""
+        """Return how well each source's drafts were judged so far."""
         values = np.zeros((len(self.sources), _NUM_STATS), np.float64)
         params = struct_type("ControllerReportParams")(controller=self.handle, stats=values.ctypes.data)
         call("controller_report", params)

@@ -1,4 +1,4 @@
-"""What steps take where no server tells, and what calls of a model source take."""
+"""Times of steps where no server reports them, and times of calls of a model source."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fastdeploy_sd.spec_decode.control.decision import F64, MAX_STEP_DRAFTS, Dra
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, DraftSample
 from fastdeploy_sd.types.draft_methods import DraftSource
 
-# One call counts up to this factor of its expected time, and calls are followed at this rate.
+# The ratio of one call to its expected time counts up to this factor, and with this exponent.
 _MAX_RATIO, _RATE = 1.25, 0.1
-# Where nothing was measured, in one-row steps: of a call, of each of its rows; of each further pass, and its rows.
+# Times without a measurement, in one-row steps: of a call, of each of its rows; of each further pass, and its rows.
 _UNMEASURED = (0.2, 0.02, 0.1, 0.02)
 
 
 class StepTimes(Protocol):
-    """What steps take, in any unit."""
+    """Times of steps, in any unit."""
 
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
         """Return the time of a step by its drafts.
@@ -39,7 +39,7 @@ class StepTimes(Protocol):
 
 
 class LinearCost:
-    """T(1 + d) = 1 + cost * d, whatever else is in the step.
+    """T(1 + d) = 1 + cost * d, for any step.
 
     Raises:
         ConfigError: the cost is negative or not finite.
@@ -84,7 +84,7 @@ class CostModel:
         self._run_times = BoundCall("controller_times", self._params).run
 
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
-        """See StepTimes.times; in ms of the machine as it was measured."""
+        """See StepTimes.times; in ms, at the speed of the measurement."""
         self._name_step(num_rows, num_requests, num_kv_tokens)
         self._run_times()
         found = self._times
@@ -114,24 +114,24 @@ class CallTimes(NamedTuple):
     pass_row: float
 
     def of(self, num_rows: int, num_passes: int) -> float:
-        """The time of a call for so many rows, of which the longest gets so many drafts."""
+        """Return the time of a call for so many rows, of which the longest gets `num_passes` drafts."""
         return self.first + self.row * num_rows + max(num_passes - 1, 0) * (self.pass_ + self.pass_row * num_rows)
 
 
 class DraftCost:
-    """Times of calls between those of a profile, and what later calls say about them."""
+    """Times of calls, interpolated between those of a profile and corrected by later calls."""
 
     def __init__(self) -> None:
         self._found = CallTimes(*_UNMEASURED)
         self._ratio, self._is_measured = 1.0, False
 
     def take(self, samples: Sequence[DraftSample]) -> None:
-        """These calls were measured: the unit is milliseconds from here on. Without any nothing changes."""
+        """Take measured calls: the unit is then milliseconds. Without samples nothing changes."""
         if not samples:
             return
         n = np.array([sample.requests for sample in samples], np.float64)
         more = np.array([sample.drafts - 1 for sample in samples], np.float64)
-        # A call for less takes no longer than one for more: what was measured so was disturbed.
+        # A call for less takes no longer than one for more: a longer measured time was disturbed.
         ms = np.array(
             [min(s.ms for s in samples if s.requests >= of.requests and s.drafts >= of.drafts) for of in samples]
         )
@@ -141,7 +141,7 @@ class DraftCost:
         self._found, self._is_measured = CallTimes(*np.maximum(found, 0.0).tolist()), True
 
     def observe(self, num_rows: int, num_passes: int, ms: float) -> None:
-        """A call took `ms`; rows whose KV it caught up with count as rows."""
+        """A call took `ms`; rows whose missing KV it filled count as rows."""
         expected = self._found.of(num_rows, num_passes) * self._ratio
         if self._is_measured and expected > 0:
             self._ratio *= min(max(ms / expected, 1 / _MAX_RATIO), _MAX_RATIO) ** _RATE

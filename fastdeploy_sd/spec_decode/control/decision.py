@@ -1,4 +1,4 @@
-"""What the controller is told of times, and what it tells: of the next step, and of how well it judged."""
+"""Values of the controller: step times in; the decision, the forecast and statistics of its judgement out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fastdeploy_sd.types import DraftTokens
 
 F64 = npt.NDArray[np.float64]
-# Drafts in a step at most; a step with more is not worth it on any machine.
+# Drafts in a step at most; more are not worth it on any machine.
 MAX_STEP_DRAFTS = 512
 
 
@@ -18,11 +18,11 @@ class SourceStats(NamedTuple):
     """How well the drafts of a source were judged.
 
     Attributes:
-        num_scored: drafts compared with the text, each after those before it in its offer were right.
-        expected, observed: how many of them should have been right, and were.
+        num_scored: drafts compared with the text; each counts only if those before it in its offer were right.
+        expected, observed: how many of them were expected to be right, and were.
         squared_error: sum of the squared differences between probability and outcome.
-        num_wanted: drafts that went into a step.
-        wanted_expected, wanted_accepted: how many of them should have been accepted, and were.
+        num_wanted: drafts that were put into a step.
+        wanted_expected, wanted_accepted: how many of them were expected to be accepted, and were.
     """
 
     num_scored: int
@@ -35,13 +35,13 @@ class SourceStats(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What goes into the next step.
+    """The drafts of the next step, and what is expected of them.
 
     Attributes:
-        drafts: of every row, with their sources; the prefix of a row, or as much of it as is worth it, included.
+        drafts: of every row, with their sources; they include the worthwhile part of the row's prefix.
         num_tokens, time: expected of the step, the time in the unit of its DraftTimes.
-        num_offered: drafts that were looked at.
-        first_draft_cost: what a draft adds to the step, over what the step takes without any; infinity
+        num_offered: drafts that were offered.
+        first_draft_cost: the time that one draft adds, over the time of the step without drafts; infinity
             where the step has no room for one.
         plain_time: of the step without drafts.
     """
@@ -55,7 +55,7 @@ class Decision(NamedTuple):
 
 
 class DraftTimes(NamedTuple):
-    """What a step takes with 0, 1, .. drafts in it, in any unit:
+    """The time of a step with 0, 1, .. drafts, in any unit:
 
         curve[num_rows + d] + fixed + d * per_draft, and any_draft more where d > 0
 
@@ -63,9 +63,9 @@ class DraftTimes(NamedTuple):
         curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to; its owner
             may do so after a step.
         num_rows: of the step without drafts, < N.
-        fixed: what every step takes besides; > -curve[num_rows].
-        per_draft: what each draft does, >= 0.
-        any_draft: what a step does that has any, >= 0.
+        fixed: further time of every step; > -curve[num_rows].
+        per_draft: further time per draft, >= 0.
+        any_draft: further time of a step with drafts, >= 0.
     """
 
     curve: F64
@@ -83,16 +83,15 @@ class DraftTimes(NamedTuple):
 
 
 class StepForecast(NamedTuple):
-    """What is known of the step ahead, and of all that are over.
+    """What is known of the next step, and of all finished ones.
 
     Attributes:
-        least_gain: that drafts must be expected to bring in it, see RegressionDetector.least_gain.
+        least_gain: the least expected gain of drafts in it, see RegressionDetector.least_gain.
         is_off, is_worth_asking, gain: see RegressionDetector.
-        speed: how long steps take against when they were measured: 1.7 = they take 1.7 times as long.
+        speed: time of steps over their time in the profile: 1.7 = they take 1.7 times as long.
         predicted_s, measured_s: of all steps that were predicted.
-        is_alone: nothing was in the step that is over but rows that drafts are chosen for, and those of requests that
-            forbid drafts.
-        is_decided: the policy has chosen drafts for the step ahead.
+        is_alone: the finished step had only rows that drafts are chosen for, and rows of requests that forbid drafts.
+        is_decided: the policy has chosen drafts for the next step.
     """
 
     least_gain: float

@@ -1,6 +1,6 @@
-"""The method `auto` of a server: the controller is told what steps take, and chooses what the next one drafts.
+"""The method `auto` of a server: the controller learns from step times, and chooses the next step's drafts.
 
-Where nothing is worth drafting most steps skip it, so that they cost what plain decoding costs.
+Where nothing is worth drafting, most steps skip it, so they cost as much as plain decoding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AutoMethod(Proposer):
 
     Args:
         config: `num_speculative_tokens` bounds the drafts of a request and step.
-        context: its other methods draft; its statistics say what steps take.
+        context: has the methods that draft, and the statistics of steps.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
@@ -66,7 +66,7 @@ class AutoMethod(Proposer):
         self._has_costs = False
         self._backoff, self._log = Backoff(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
         self._next = self._auto.controller.prediction
-        self._asked: ProposeInput | None = None  # whose rows the controller's arguments are for; None = others'
+        self._asked: ProposeInput | None = None  # the input that the controller's params are bound to
         self._latest: ProposeInput | None = None
         self._rows: bytes | None = None  # of the latest step; None = requests of the next one began since
         self._step_stats.report = ChoiceReport()
@@ -89,19 +89,19 @@ class AutoMethod(Proposer):
         return 0 if self._model_source is None else self._model_source.source.num_lookahead_slots
 
     def close(self) -> None:
-        """The methods are the server's, which closes them."""
+        """The server owns the methods, and closes them."""
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Return the drafts that are worth their time, of whole rows: the prefix, or as much of it, among them.
+        """Return the drafts that are worth their time, with the worthwhile part of each row's prefix.
 
-        A prefix must name its sources, and is taken for certain.
+        A prefix must name its sources, and is taken as certain.
         """
         if self._model_source is None:
             return self._propose(x)
         return self._model_source.propose(x, self._propose)
 
     def _propose(self, x: ProposeInput) -> DraftTokens:
-        """Draft for the rows whose source and draft length the controller chooses."""
+        """Draft for the rows that the controller chooses for."""
         begin = time.perf_counter()
         if self._may_probe(x) and self._auto.ask_again() == 0:
             self._note_empty_probe(time.perf_counter() - begin)
@@ -122,7 +122,7 @@ class AutoMethod(Proposer):
         return drafts
 
     def _have_same_rows(self, x: ProposeInput) -> bool:
-        """Whether these are the rows of the latest step, and their requests, too."""
+        """Whether the latest step had these rows and requests."""
         if x is self._latest:
             return True
         rows = x.table_rows.tobytes()
@@ -130,17 +130,17 @@ class AutoMethod(Proposer):
         return goes_on
 
     def _may_probe(self, x: ProposeInput) -> bool:
-        """Whether to probe for drafts first, as lately there were none."""
+        """Whether to probe for drafts first, as the latest steps had none."""
         return self._backoff.num_probes > 0 and x is self._asked and x is self._latest and self._is_decode_only(x)
 
     def _note_empty_probe(self, seconds: float) -> None:
-        """The probe found no draft, and took so long: the next step counts as skipped."""
+        """A probe of this time found no draft: the next step counts as skipped."""
         self._next.asking_s += seconds
         self._step_stats.num_skipped_steps += 1
         self._step_stats.skip_draft_steps = self._backoff.note_probe(seconds, self._step_stats.seconds)
 
     def _skip_steps(self, x: ProposeInput, *, has_offers: bool, is_worth_asking: bool) -> None:
-        """Nothing was worth drafting: skip some steps."""
+        """Skip some steps, as nothing was worth drafting."""
         b = self._step_stats
         b.skip_draft_steps = self._backoff.note_plain(
             self._next.asking_s, b.seconds, is_worth_asking=is_worth_asking, has_offers=has_offers
@@ -149,7 +149,7 @@ class AutoMethod(Proposer):
             b.skip_draft_steps = min(b.skip_draft_steps, self._model_source.max_skip_steps(x))
 
     def _is_decode_only(self, x: ProposeInput) -> bool:
-        """Whether the step had these rows only, those of requests that forbid drafts, and no parts of prompts."""
+        """Whether the step had only these rows and rows of requests that forbid drafts, and no parts of prompts."""
         b = self._step_stats
         return b.num_requests == len(x.table_rows) + b.num_forbidden and b.num_prompt_tokens == 0
 
@@ -164,10 +164,10 @@ class AutoMethod(Proposer):
             return DraftTokens.none(len(x.table_rows)), _REQUEST
         elif math.isinf(known.least_gain):
             reason = _LOW_GAIN if known.is_off else _COMPARISON
-            # A comparison needs a plain step: a request that has certain drafts in every step would put it off forever.
+            # A comparison needs a plain step, which a request with certain drafts in every step would delay for ever.
             if num_certain == 0 or reason == _COMPARISON:
                 return DraftTokens.none(len(x.table_rows)), reason
-            # Guesses are not worth it. What is certain is no guess.
+            # Guesses are not worth it; certain drafts may be.
             self._auto.controller.params.least_gain = LEAST_DEMAND
             decision = self._auto.decide(replace(x, max_draft_len=np.zeros(len(x.table_rows), np.int32)))
         else:
@@ -177,18 +177,18 @@ class AutoMethod(Proposer):
         return decision.drafts, reason if math.isinf(known.least_gain) and choice != _DRAFTS else choice
 
     def _outcome(self, decision: Decision, num_certain: int) -> str:
-        """Why the next step has these drafts, or none."""
+        """Return why the next step has these drafts, or none."""
         num_drafts = len(decision.drafts.token_ids)
         if num_drafts:
             self._next.is_certain = num_drafts <= num_certain
             return _DRAFTS
         if decision.num_offered == 0:
             return _NO_DRAFTER
-        # The best of drafts brings one token: with so many others in the step that cannot be worth a row.
+        # A draft brings one token at most: among so many other tokens that cannot be worth its row.
         return _LOAD if decision.first_draft_cost >= 1 / self._step_stats.num_requests else _LOW_GAIN
 
     def _decide(self, x: ProposeInput, known: StepForecast) -> Decision:
-        """Choose, with draft layers asked in the middle of it, or how much of certain drafts alone."""
+        """Choose drafts; draft layers are asked in between, unless they back off."""
         if self._model_source is None or self._model_source.source.is_backing_off():
             return self._auto.decide(x)
         wanted, least = self._auto.ask(x, self._model_source.source, known.speed)
@@ -197,20 +197,20 @@ class AutoMethod(Proposer):
 
     @property
     def _model_source_s(self) -> float:
-        """Seconds in which draft layers drafted, so far in this step."""
+        """Seconds that draft layers have taken in this step."""
         return 0.0 if self._model_source is None else self._model_source.source.seconds
 
     def _take_costs(self, profile: CostProfile) -> None:
-        """Take what was measured when the server started."""
+        """Take the times that were measured when the server started."""
         self._auto.controller.take_costs(profile, _MAX_NUM_ROWS)
         if self._model_source is not None:
             self._model_source.take_costs(profile.drafts)
         self._has_costs = True
 
     def _observe(self, x: ProposeInput) -> StepForecast:
-        """Learn from the step that is over, and return the forecast of the next one.
+        """Learn from the finished step, and return the forecast of the next one.
 
-        Without a model source the same call chooses its drafts.
+        Without a model source, the same call chooses the next step's drafts.
         """
         b = self._step_stats
         if b.profile is not None and not self._has_costs:

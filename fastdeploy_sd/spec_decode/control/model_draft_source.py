@@ -1,8 +1,7 @@
 """A source of drafts that runs a model: called only for rows whose drafts are expected to be worth the call.
 
-What a look-up offers is scored in every step, chosen or not. A model is scored only in steps in which it runs. So a
-source that was not worth its time is tried again, more rarely each time that this brings nothing. Knows no method by
-name.
+Offers of a look-up are scored in every step, chosen or not; a model is scored only in steps in which it runs. So a
+source that was not worth its time is tried again, with exponential backoff. Knows no method by name.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from fastdeploy_sd.types import F32, I32, DraftTokens
 
 # The acceptance prior of a trial: high, so that the source is tried wherever it could pay.
 _TRIAL_PRIOR, _TRIAL_DRAFTS = 0.9, 2
-# The acceptance prior until the source has made so many drafts: what draft layers usually reach.
+# The acceptance prior until the source has made so many drafts: the usual rate of draft layers.
 _FIRST_PRIOR, _FIRST_DRAFTS = 0.8, 64
 _NUM_OUTCOMES = 3
 _NEVER = np.iinfo(np.int32).max
-# Steps without a call of `wanted`, after one in which the source was not worth it: more each time, at most so many.
+# At most so many steps are skipped before `wanted` is called again, after the source was not worth its time.
 _MOST_SKIPPED = 15
 
 
 class ModelDraftSource:
     """One method that runs a model, for all requests that may have its drafts.
 
-    It sees every step, and calls the method in few. Draft layers keep the hidden rows that they need by themselves, but
-    their KV must be filled along a prompt, and before a block is full.
+    It gets every step, and calls the method in few. The hidden rows that draft layers need are kept anyway, but their
+    KV must be filled along a prompt, and before a block is full.
 
     Args:
         method: gets all rows of a step, with `target`.
@@ -47,7 +46,7 @@ class ModelDraftSource:
 
     Attributes:
         cost: of its calls.
-        seconds: that drafting took since this was last set to 0. What KV needs anyway is not in it.
+        seconds: of drafting since this was last set to 0, without the time that KV needs anyway.
     """
 
     def __init__(self, method: Proposer, max_num_seqs: int, block_size: int) -> None:
@@ -55,7 +54,7 @@ class ModelDraftSource:
         self.cost, self._trials = DraftCost(), Trials()
         self.seconds = 0.0
         self._num_to_skip = self._num_skipped = self._num_drafts = 0
-        # By table row: tokens when it was begun; KV slots that are filled; tokens from which on a call is due.
+        # By table row: tokens at its begin; filled KV slots; the number of tokens at which a call is due.
         self._num_begun, self._num_filled = np.zeros((2, max_num_seqs), np.int32)
         self._due = np.full(max_num_seqs, _NEVER, np.int32)
         self._outcome = np.zeros(_NUM_OUTCOMES, np.float64)
@@ -81,29 +80,29 @@ class ModelDraftSource:
         self._method.forget(table_rows)
 
     def num_steps_until_due(self, x: ProposeInput) -> int:
-        """Steps of one token per row from the next one on in which nothing needs to be done; x: all decode."""
+        """Return how many further steps of one token per row need no call; x: all rows decode."""
         num_run = x.num_tokens - 1
         return int((self._block_size - 1 - num_run % self._block_size).min(initial=self._block_size))
 
     def is_backing_off(self) -> bool:
-        """Whether `wanted` need not be asked in this step: it has said no, whatever others might offer."""
+        """Whether this step skips `wanted`: the source was not worth its time, and no other source offered drafts."""
         self._num_skipped += 1
         return self._num_skipped <= self._num_to_skip
 
     def limits(self, x: ProposeInput) -> I32:
-        """i32[R], drafts of each row at most: none after a prefix, which the model has not run."""
+        """Return i32[R], the most drafts of each row: none after a prefix, which the model has not run."""
         found = np.minimum(x.max_draft_len, self._max_draft_len)
         return found if x.prefix is None else np.where(np.diff(x.prefix.cu_num_draft) == 0, found, 0).astype(np.int32)
 
     def wanted(
         self, x: ProposeInput, policy: DraftController, source: int, times: DraftTimes, speed: float, num_outputs: int
     ) -> tuple[I32, float]:
-        """Return how many drafts of each row are worth asking for, and at which acceptance probability they end.
+        """Return how many drafts of each row are worth asking for, and the acceptance probability at which they end.
 
         Args:
             x: the rows that the policy has offers for.
             source: the plane of this source.
-            times: of the next step, in ms of a machine that takes `speed` times as long now.
+            times: of the next step, in ms; steps take `speed` times as long now as when they were measured.
             num_outputs: see DraftController.decide.
 
         Raises:
@@ -134,7 +133,7 @@ class ModelDraftSource:
         how: tuple[float, float, int, int],
         limits: I32,
     ) -> tuple[I32, float, float, int]:
-        """How many drafts per row, the expected gain, the least acceptance probability, how many drafts others offer.
+        """Return drafts per row, the expected gain, the least acceptance probability, and the drafts of other sources.
 
         Args:
             how: speed, acceptance prior, most drafts, outputs of the step without drafts.
@@ -168,13 +167,13 @@ class ModelDraftSource:
         return found, gain, least, int(num_others)
 
     def keep_up(self, x: ProposeInput) -> None:
-        """Have no drafts of a whole step; what `draft` says of KV holds."""
+        """Make no drafts in a step; fill KV as `draft` does."""
         if (_target(x).num_valid >= self._due.take(x.table_rows)).any():
             none = np.zeros(len(x.table_rows), np.int32)
             self.draft(x, none, none.astype(np.float32))
 
     def draft(self, x: ProposeInput, limits: I32, min_survival: F32) -> tuple[DraftTokens, F32]:
-        """Draft for a whole step, and fill the KV of its other rows as far as it must be.
+        """Draft for a whole step, and fill the KV of its other rows where that is due.
 
         Args:
             x: with `target`.
@@ -203,7 +202,7 @@ class ModelDraftSource:
         return drafts, self._draft_prob[: len(drafts.token_ids)]
 
     def _num_behind(self, x: ProposeInput) -> I32:
-        """i32[R]: tokens whose KV a call fills besides that of the newest one."""
+        """Return i32[R], the tokens whose KV a call fills, without the newest one."""
         return np.asarray(np.maximum(x.num_tokens - 1 - self._num_filled[x.table_rows], 0), np.int32)
 
     def _note_filled(self, x: ProposeInput, ran: npt.NDArray[np.bool_]) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a step and what sources offer for them, in arrays that the native controller reads as they lie."""
+"""The rows of a step and the offers of sources, in arrays that the native controller reads in place."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class NativeMethod(Protocol):
 
 
 class PolicyRows(DraftRows, Protocol):
-    """The rows of a step that was committed; those of prompts under way may be left out.
+    """The rows of a committed step; rows with an unfinished prompt may be left out.
 
-    What a row was offered is scored also where its max_draft_len is 0. `prefix` is drafts that are certain, with their
-    sources; what is offered follows them.
+    A row's offers are scored also where its max_draft_len is 0. `prefix` holds certain drafts with their sources;
+    offers follow them.
 
     Attributes:
         token_table: i32[num_table_rows, max_model_len], committed tokens.
@@ -37,15 +37,15 @@ class PolicyRows(DraftRows, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftOffer:
-    """The arrays of one source: its drafts for the rows of a step, with what it knows of them.
+    """The arrays of one source: its drafts for the rows of a step, and the evidence for them.
 
     Attributes:
         token_ids: i32[D], D at least the sum of the rows' max_draft_len; the first cu_num_draft[R] are drafts.
         cu_num_draft: i32[R+1].
-        evidence: i32[R, 3]: tokens of the text's end that agreed, of them those after the last replaced one, and the
+        evidence: i32[R, 3]: tokens of the text's end that agreed; of them, those after the last replaced one; the
             origin: 0 = the request's own text, 1 = other requests' outputs. 0 where nothing was drafted.
-        draft_prob: f32[D]: how often each token followed, over one more than how often anything did; 0.5 from a
-            drafter that does not count.
+        draft_prob: f32[D]: count of the token / (count of all continuations + 1); 0.5 from a drafter that does not
+            count.
     """
 
     token_ids: I32
@@ -86,7 +86,7 @@ class OfferTable:
         )
 
     def offer(self, source: int, num_rows: int) -> DraftOffer:
-        """The arrays in which a source offers drafts for `num_rows` rows."""
+        """Return the arrays in which a source offers drafts for `num_rows` rows."""
         p = self.planes
         return DraftOffer(
             p.token_ids[source], p.cu_num_draft[source, : num_rows + 1], p.evidence[source, :num_rows],
@@ -99,7 +99,7 @@ class OfferTable:
 
 
 class BoundRows:
-    """Writes the rows of step after step to the controller's params, as far as they are others than in the last one.
+    """Writes the rows of each step to the controller's params, as far as they differ from the step before.
 
     Args:
         params: ControllerDecideParams.

@@ -1,6 +1,6 @@
-"""What steps and drafting cost on a machine: the measured times, and the file that keeps them between starts.
+"""Measured times of steps and drafting on a machine, and the file that keeps them between starts.
 
-Knows no measurement and no arithmetic: a cost model is made from a profile, and corrects it by what steps really take.
+Does not measure or compute: a cost model is made from a profile, and corrects it by the times of real steps.
 
 The file is a JSON object:
 
@@ -36,8 +36,8 @@ class StepSample:
 
     Attributes:
         rows: tokens of the step, of all requests together: the newest one and the drafts of each.
-        requests: whose next token the step chose, equally many rows each; 0 = the rows are one part of one prompt, of
-            which no token was chosen.
+        requests: that got a token, with equally many rows each; 0 = the rows are one part of a prompt, without an
+            output token.
         context: tokens of each request before its rows.
         ms: milliseconds, > 0.
     """
@@ -72,8 +72,8 @@ class CostProfile:
     """The times of one model on one machine.
 
     Attributes:
-        machine: what the times depend on besides the model: processor, instruction-set level, threads, ranks.
-        model: which weights in which formats, and what it drafts with.
+        machine: what the times depend on, but for the model: processor, instruction-set level, threads, ranks.
+        model: its weights and their formats, and its drafting methods.
         steps: ascending by requests, context and rows; at least one, of one row of one request.
         drafts: ascending by method, requests, drafts.
     """
@@ -84,7 +84,7 @@ class CostProfile:
     drafts: tuple[DraftSample, ...] = ()
 
     def fits(self, machine: Key, model: Key) -> bool:
-        """Whether it was measured there."""
+        """Whether it was measured on this machine with this model."""
         return dict(self.machine) == dict(machine) and dict(self.model) == dict(model)
 
     def save(self, path: Path) -> None:

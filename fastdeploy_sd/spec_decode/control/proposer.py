@@ -1,4 +1,4 @@
-"""Several methods, and the policy that chooses among what they offer. Knows no method by name."""
+"""Several methods, and the policy that chooses among their offers. Knows no method by name."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fastdeploy_sd.types.draft_methods import METHODS, DraftSource
 
 
 class OfferingMethod(NativeMethod, Proposer, Protocol):
-    """A method that can be asked for drafts alone as well."""
+    """A method that can also draft alone."""
 
 
 class AutoProposer(Proposer):
     """Asks every method for drafts in every step, and drafts what the policy chooses: one native call.
 
-    A source that runs a model is asked in between, by the caller: see `ask`.
+    The caller asks a source that runs a model in between: see `ask`.
 
     Args:
         methods: by source, each made for the same table rows.
-        cost: what steps take, that have nothing but the rows of a call in them; None = the caller writes that to the
-            policy's params before each, and what is demanded of drafts.
+        cost: times of steps that have only the rows of a call; None = before each call, the caller writes the times
+            and the least gain to the policy's params.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.
         model_source: whose offers the caller writes; None = there is none.
@@ -73,7 +73,7 @@ class AutoProposer(Proposer):
         return self.decide(x).drafts
 
     def decide(self, x: ProposeInput) -> Decision:
-        """Return what `propose` does, with what is expected of it.
+        """Return the drafts of `propose`, with what is expected of them.
 
         Raises:
             ValueError: as `propose`.
@@ -82,7 +82,7 @@ class AutoProposer(Proposer):
         return self.controller.decide(x, self._offers, self._times(x), len(x.table_rows))
 
     def bind(self, x: ProposeInput) -> None:
-        """Have the policy's params say these rows, and no offers of the model source.
+        """Write these rows to the policy's params, without offers of the model source.
 
         Raises:
             ValueError: a shape or dtype disagrees.
@@ -91,7 +91,7 @@ class AutoProposer(Proposer):
         self.controller.bind(x, self._offers)
 
     def ask_again(self) -> int:
-        """Return how many drafts the methods offer for what was decided on last, which holds another step now.
+        """Return how many drafts the methods offer for the latest rows, whose arrays hold a newer step.
 
         Raises:
             ValueError: as `propose`.
@@ -99,7 +99,7 @@ class AutoProposer(Proposer):
         return self.controller.ask_again()
 
     def ask(self, x: ProposeInput, model_source: ModelDraftSource, speed: float) -> tuple[I32, float]:
-        """Ask the methods, and return what is wanted of the model source; see its `wanted`. `choose` follows.
+        """Ask the methods, and return the model source's `wanted`. `choose` follows.
 
         Raises:
             ValueError: as `propose`.
@@ -112,7 +112,7 @@ class AutoProposer(Proposer):
         return model_source.wanted(x, self.controller, self._model_source, times, speed, num_outputs)
 
     def choose(self, x: ProposeInput, drafts: DraftTokens, draft_prob: F32) -> Decision:
-        """Choose from what was offered and the model source's drafts of the same rows, which have these probabilities.
+        """Choose from the offers and the model source's drafts for the same rows, with their probabilities.
 
         Raises:
             ValueError: as `propose`.
@@ -147,7 +147,7 @@ class AutoProposer(Proposer):
 
 
 def _covered(sources: Sequence[DraftSource]) -> list[DraftSource]:
-    """Those whose drafts another of these mostly has as well."""
+    """Return the sources whose drafts another of these mostly has."""
     methods = [method for method in METHODS.values() if method.source in sources]
     names = {method.name for method in methods}
     return [method.source for method in methods if method.source is not None and method.subsumed_by in names]

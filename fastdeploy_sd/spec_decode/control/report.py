@@ -1,4 +1,4 @@
-"""What a worker and the controller tell each other of steps, and the report of what was chosen. Chooses nothing."""
+"""The statistics that a worker and the controller share, and the report of the choices. Chooses nothing."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class StepStats:
     Attributes:
         num_tokens, num_requests: that the model ran in the step just verified, drafts and parts of prompts included.
         num_prompt_tokens: of them in parts of prompts.
-        num_forbidden: of the requests those that allow no drafts: a step brings each of them one token.
+        num_forbidden: requests that allow no drafts: a step brings each of them one token.
         num_prompt_tokens_ahead: in parts of prompts of the next step, as far as the scheduler knows.
-        seconds: what the step took, drafting left out.
-        host_seconds: between the end of the step before, its drafting included, and the beginning of this one.
+        seconds: of the step, without drafting.
+        host_seconds: from the end of the step before, with its drafting, to the begin of this one.
         profile: measured times of steps; None = not measured.
-        skip_draft_steps: so many steps from now on need not be drafted in; the worker counts down, and up in
-            num_skipped_steps, as a method does that finds nothing to choose from. A new request ends that.
-        report: what the method made of the steps so far; None = no method chooses.
+        skip_draft_steps: so many next steps need no drafting. The worker counts them down, and counts them up in
+            num_skipped_steps, as does a method that finds nothing to choose from. A new request ends that.
+        report: of the method on all steps so far; None = no method chooses.
     """
 
     num_tokens: int = 0
@@ -53,9 +53,9 @@ class ChoiceLog:
     """Counts steps by what was chosen.
 
     Args:
-        choices: all that there are.
-        drafts: the one of them with drafts; the others are reasons to have none.
-        first: the one that holds before anything was chosen.
+        choices: all possible ones.
+        drafts: the choice with drafts; the others are reasons to have none.
+        first: the choice before the first step.
     """
 
     def __init__(self, choices: Iterable[str], drafts: str, first: str) -> None:
@@ -71,7 +71,7 @@ class ChoiceLog:
         self._latest = choice
 
     def note_skipped(self, num_steps: int) -> None:
-        """So many steps were skipped: what was chosen last holds for them."""
+        """Count skipped steps with the latest choice."""
         self._num_steps[self._latest] += num_steps
         self._num_unreported += num_steps
 
@@ -81,10 +81,10 @@ class ChoiceLog:
         return self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT
 
     def report(self, known: StepForecast, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
-        """Return what was made of all steps so far.
+        """Return the report on all steps so far.
 
         Args:
-            known: the gain over plain decoding, 0 = not known yet; what steps were expected to take, and took.
+            known: the gain over plain decoding, 0 = not known yet; expected and measured times of steps.
             stats: how well drafts were judged.
         """
         self._num_unreported = self._num_asked = 0

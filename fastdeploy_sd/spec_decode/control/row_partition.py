@@ -1,4 +1,4 @@
-"""Which rows of a step a model source drafts for: those of the controller's choice, and those that chose the source.
+"""Splits a step's rows for a model source: rows that the controller chooses for, and rows that chose the source.
 
 One call per step does both, and fills the KV of all other rows. Knows no controller.
 """
@@ -23,7 +23,7 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 
 class RowPartition:
-    """Splits steps: `propose` is a whole step, in which the controller may call `draft`.
+    """Splits steps: `propose` drafts for a whole step, and the controller may call `draft` in it.
 
     Args:
         source: of the drafts.
@@ -67,7 +67,7 @@ class RowPartition:
         """Return the drafts of a whole step.
 
         Args:
-            choose: makes those of rows that left the choice open, and may call `draft`.
+            choose: drafts for rows that did not choose the source, and may call `draft`.
 
         Raises:
             Exception: as Proposer.propose.
@@ -93,7 +93,7 @@ class RowPartition:
         return DraftTokens.merge(len(kinds), parts)
 
     def draft(self, wanted: I32, min_survival: float) -> tuple[DraftTokens, F32]:
-        """Return the source's drafts of the rows that left the choice open, and how probable each is.
+        """Return the source's drafts for rows that did not choose it, and the probability of each.
 
         Args:
             wanted: i32[R], at most so many.

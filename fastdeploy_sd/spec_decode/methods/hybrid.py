@@ -1,4 +1,4 @@
-"""Two methods in a row: what the first one drafted, the second one continues. Knows neither of them."""
+"""Two methods in sequence: the second one continues the drafts of the first. Knows neither of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastdeploy_sd.types import I32, DraftTokens
 
 
 class HybridProposer:
-    """Asks `first`, then lets `rest` use what is left of every row's budget.
+    """Asks `first`, then lets `rest` use the remaining budget of every row.
 
     Where `first` drafted nothing, `rest` drafts alone.
 
     Args:
-        first: may run a model, and gets the step's rows as they are.
-        rest: runs no model, and gets no rows but those of table rows begun here.
+        first: may run a model, and gets all rows of the step.
+        rest: runs no model, and gets only table rows that were begun here.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
     """
 

@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 class SuffixProposer(Proposer):
     """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.propose.
 
-    A request's prompt and output are searched for it alone. Its output is also shared with the requests of its salt,
-    token by token as it is committed, up to the token that ends it. It stays after the request's end, within
-    `suffix_decoding_max_cached_requests` and `suffix_decoding_max_cache_mb`. These hold for all salts together: the
-    outputs that were extended longest ago go first, about an eighth of the limit at a time. A request that is preempted
-    counts again from there on, and each piece of an output that a file brings counts by itself.
+    A request's prompt and output are searched only for that request. Its output is also shared with requests of its
+    salt, token by token as it is committed, up to the token that ends it. It stays after the request's end, within
+    `suffix_decoding_max_cached_requests` and `suffix_decoding_max_cache_mb`, which hold for all salts together. The
+    outputs that were extended longest ago go first, about an eighth of the limit at a time. A preempted request counts
+    again from there on, and each piece of an output from a file counts separately.
 
-    In front of an output stands as much of its prompt as a match can see, the last `suffix_decoding_max_tree_depth`
-    tokens: the answer to a question that was asked before is known from its first token on.
+    An output is stored after the last `suffix_decoding_max_tree_depth` tokens of its prompt, as many as a match can
+    use. So the answer to a repeated question is known from its first token on.
 
     Raises (on construction):
         ConfigError: the cache file exists and was not saved for this vocabulary size, its folder cannot be written, or
@@ -75,7 +75,7 @@ class SuffixProposer(Proposer):
         for request in requests:
             # Output number min_tokens, from 1, is the first that may end it.
             end = SuffixEnd(request.end_token_ids, request.num_prompt_tokens + max(request.min_tokens, 1) - 1)
-            # What it has beyond the prompt was shared before it was preempted.
+            # Tokens after the prompt were shared before the preemption.
             self._drafter.begin(request.table_row, request.num_tokens, _salt_digest(request.cache_salt), end)
 
     def propose(self, x: ProposeInput) -> DraftTokens:

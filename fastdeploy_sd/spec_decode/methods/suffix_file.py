@@ -1,8 +1,8 @@
-"""The file that carries outputs to draft from over a restart. Knows the tokens, not how they are searched.
+"""The file that keeps outputs to draft from over a restart. Knows tokens, not how they are searched.
 
 Little-endian throughout: magic, u32 version, u32 vocab_size, u64 Q, u64 N, a digest, then u8[Q, 16] salt digests,
 i64[Q+1] offsets and i32[N] tokens of Q outputs, oldest first. The digest is blake2b of everything else. The texts are
-stored and not the automata: a tenth of the bytes, nothing in them that could point anywhere, and the same drafts.
+stored, not the automata: a tenth of the bytes, no pointers to check, and the same drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAYLOAD_START = _HEADER.size + _DIGEST_BYTES
 
 
 def verify_can_save(path: Path, *, is_cache_enabled: bool) -> None:
-    """Check at the start what would else be lost at the end.
+    """Verify at the start that the cache can be saved at the end.
 
     Raises:
         ConfigError: its folder is missing or cannot be written, or there will be nothing to save.

@@ -105,7 +105,7 @@ class AsyncPasses:
             next_slot=self._slots.tensor,
             made_drafts=columns["made_drafts"],
         )
-        # What the passes read of the step, and where.
+        # Columns of the step that the passes read, and their sources.
         self._copies = [
             (twin(m.table_rows), columns["table_rows"], 0),
             (twin(m.num_committed), columns["num_committed"], 0),
@@ -114,13 +114,13 @@ class AsyncPasses:
         ]
 
     def send(self, table_rows: Sequence[int]) -> None:
-        """Have the device know what the host does of requests that come and go."""
+        """Send the host's state of new and ended requests to the device."""
         for row in table_rows:
             self._slots.upload(row, row + 1)
             self._begun.upload(row, row + 1)
 
     def restart(self) -> None:
-        """See AsyncDrafter: what the device has may not be what the host knows."""
+        """See AsyncDrafter: the device's state may differ from the host's."""
         self._is_stale = True
 
     def start(self, step: PendingStep) -> None:
@@ -139,7 +139,7 @@ class AsyncPasses:
         self._hold.run()
 
     def _sizes(self, step: PendingStep) -> tuple[list[int], list[int]]:
-        """Rows of each layer's first pass, and requests that get more than i drafts, at most."""
+        """Return upper bounds: rows of each layer's first pass, and requests that get more than i drafts."""
         rows, most = step.table_rows, self._max_behind
         next_slot = self._next_slot.take(rows)
         is_ours, is_due = next_slot >= 0, step.max_output > 0

@@ -1,4 +1,4 @@
-"""The memory of a step of drafting by a model: what its passes read and the drafts they write, once, at its bound.
+"""The memory of a drafting step of a model, for its largest size: inputs of the passes, and the drafts they write.
 
 As in step_memory.py, nothing is allocated in a step and no address changes. Knows no pass.
 """
@@ -13,7 +13,7 @@ from fastdeploy_sd.types import F32, I32
 
 
 class DraftMemory:
-    """Arrays and counts of the step that is drafted for.
+    """Arrays and counts of a drafting step.
 
     Args:
         num_requests: R at most.
@@ -61,7 +61,7 @@ class DraftMemory:
         self.take_counts()
 
     def take_counts(self) -> bool:
-        """Note what `counts` says; returns whether any request fills a slot."""
+        """Read `counts`; returns whether any request fills a slot."""
         num_filling, *counts = self.counts.tolist()
         num_layers = len(self.ends)
         self.num_tokens, self.num_drafting = counts[:num_layers], counts[num_layers:]

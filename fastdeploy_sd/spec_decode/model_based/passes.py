@@ -35,7 +35,7 @@ from fastdeploy_sd.types import F32
 
 
 class StepCounts(Protocol):
-    """What differs from step to step besides contents; see DraftMemory."""
+    """Sizes that differ from step to step; see DraftMemory."""
 
     num_tokens: Any
     num_drafting: Any
@@ -43,7 +43,7 @@ class StepCounts(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftStep:
-    """What the passes of a step read: tensors, or what stands for them in a recording.
+    """Inputs of the passes of a step: tensors, or symbolic ones of a recording.
 
     Attributes:
         batch: the requests; the passes write its draft_token_ids, num_wanted and draft_prob.
@@ -110,7 +110,7 @@ class DraftPasses(Protocol):
     """Writes the drafts of the step that a DraftMemory holds, and the KV of all draft layers."""
 
     def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
-        """Return, where they are wanted, f32[A, V] of every draft: its first rows are the requests' that got it."""
+        """Return the logits f32[A, V] of every draft, if wanted: its first rows are of the requests that got it."""
 
 
 class EagerPasses:
@@ -140,8 +140,8 @@ class EagerPasses:
 def run_passes(target: LoadedDraftModel, step: DraftStep) -> list[Tensor]:
     """Run every layer, and return the logits of every draft.
 
-    The target's hidden rows of earlier steps were kept by its own pass; those of draft layers are kept here, each after
-    the layer that reads them has found its rows of earlier steps.
+    The target's pass keeps its own hidden rows for later steps. Those of draft layers are kept here, each after the
+    layer that reads them has read its rows of earlier steps.
     """
     passes, last = _Passes(target, step), target.model.num_layers - 1
     logits: list[Tensor] = []
@@ -172,7 +172,7 @@ def run_passes(target: LoadedDraftModel, step: DraftStep) -> list[Tensor]:
 
 
 def _continued(chain: NextInputs, room: Any) -> NextInputs | None:
-    """Return the rows that go on, None where none does. `room` is the size of what a recording has for them."""
+    """Return the rows that continue, None where none does. `room`: the size that a recording has for them."""
     if isinstance(chain.num_continued, SymbolicTensor):
         chain.num_continued.recorder.set_size(room, chain.num_continued)
         return chain
@@ -190,7 +190,7 @@ class _Passes:
         self.draft_start_loc = step.draft_start_loc
 
     def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> DraftOutput:
-        """Run a layer, for all rows' output or for that of some."""
+        """Run a layer; returns the output of all rows, or of some."""
         maps, cache = self._maps(inputs, outputs), self._target.caches[layer]
         return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, cache, maps)
 
@@ -200,7 +200,7 @@ class _Passes:
         self._target.model.store_kv(layer, inputs.input_ids, inputs.hidden, cache, maps)
 
     def draft(self, layer: int, i: int, output: DraftOutput) -> tuple[Tensor, NextInputs]:
-        """Write draft i of every request that has one, a row of `output` each; return its logits and what follows."""
+        """Write draft i of every request with a row of `output`; return its logits and the next inputs."""
         logits = self._target.model.logits(layer, output.normed)
         return logits, mtp_postprocess_(self._batch, i, logits, output.chained)
 

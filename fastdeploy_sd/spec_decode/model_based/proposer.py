@@ -1,10 +1,10 @@
 """Drafts by a model that reads the target's hidden rows, such as multi-token prediction (MTP).
 
-Owns which KV slots of the draft layers are filled for every request; passes.py runs the layers over
-what each step added. Knows no scheduling.
+Owns which KV slots of the draft layers are filled for every request; passes.py runs the layers over the new tokens of
+each step. Knows no scheduling.
 
-The row at slot q combines token q with the hidden row of position q - 1, so slot 0 stays empty, and what a full block
-holds depends on its own prefix alone. After a step that brought the target's rows of positions up to v - 1:
+The row at slot q combines token q with the hidden row of position q - 1. So slot 0 stays empty, and a full block
+depends only on its own prefix. After a step that ran the target's positions up to v - 1:
 
     slots   0      1 .......... next_slot .... v - 1   v
             empty  filled before, filled in this step, filled now if there is a block for it
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _NOT_OURS = -1
 _NOT_ASKED = -1.0
-# Less survives of no chain whose drafts were all made.
+# The joint probability of a complete chain is never lower.
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
@@ -55,7 +55,7 @@ class ModelProposer:
         model: that drafts.
 
     Attributes:
-        async_drafter: drafts on the device before the host knows the tokens of a step; None where that cannot be.
+        async_drafter: drafts on the device after in-flight steps; None where that is not possible.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext, model: LoadedDraftModel) -> None:
@@ -75,7 +75,7 @@ class ModelProposer:
                 has_logits=config.enable_draft_logprob,
             )
         )
-        # Of several layers each has a pass over the step's tokens anyway: there is nothing to end early.
+        # Several layers each have a pass over the step's tokens anyway, so no draft can end early.
         self._can_end = self._model.model.num_layers == 1
         self._least_acceptance = _NOT_ASKED
         if config.draft_p_min > 0:
@@ -113,7 +113,7 @@ class ModelProposer:
         """Nothing to save."""
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """See Proposer.propose. Rows that already have a prefix get no drafts: it was not run through the layers."""
+        """See Proposer.propose. Rows with a prefix get no drafts: the layers have not run it."""
         assert x.target is not None, "a draft model reads what the target ran"
         if self.async_drafter is not None:
             self.async_drafter.restart()
@@ -136,7 +136,7 @@ class ModelProposer:
         return drafts
 
     def _collect(self, logprobs: LogprobArrays | None) -> DraftTokens:
-        """Take the drafts out of the memory, and note which slots are filled."""
+        """Return the drafts in the memory, and note which slots are filled."""
         m, n = self._memory, self._memory.count
         self._plan.collect()
         cu = m.cu_num_draft[: n + 1].copy()

@@ -1,9 +1,10 @@
-"""The passes of a step of drafting by a model as one native call.
+"""The passes of a drafting step of a model as one native call.
 
-`run_passes` is run on symbolic tensors when the model is loaded; a step replays the ops that it called. The bits are
-those of EagerPasses. Drafts of an only layer end in the recording by themselves, where no request wants one more; of
-several layers there is one recording per number of drafts. One step replays one of them, so all share their arena.
-On a GPU sizes are rounded up, and a pass whose sizes come again is launched as a graph: see device/cuda/program.py.
+`run_passes` runs once on symbolic tensors when the model is loaded; a step replays its ops, with the bits of
+EagerPasses. A recording of a single layer ends where no request wants a further draft. Several layers have one
+recording per number of drafts; a step replays one of them, so all share their arena.
+
+On a GPU, sizes are rounded up, and a pass with repeated sizes is launched as a graph: see device/cuda/program.py.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from fastdeploy_sd.types import F32, I32
 
 
 class RecordedPasses:
-    """Replays the ops as they were recorded; arguments as EagerPasses'. What a run returns, the next one overwrites.
+    """Replays recorded ops; arguments as EagerPasses'. A run overwrites the result of the one before.
 
     Args:
         max_steps: most drafts of a request.
-        has_logits: whether a step may want logits. Nothing is recorded once requests run.
+        has_logits: whether a step may want logits: nothing is recorded later.
 
     Raises:
         RecordingError: the layers do something that cannot be recorded.
@@ -49,7 +50,7 @@ class RecordedPasses:
         self._target, self._memory, self._min_prob, self._max_steps = target, memory, min_prob, max_steps
         self._device = device()
         self._columns = self._device.buffer(memory.columns)
-        self._columns.download()  # which takes the pinned memory for it, now and not in a step
+        self._columns.download()  # allocates its pinned memory now, not in a step
         self._device.wait()
         recordings = {
             (num_steps, wants_logits): self._record(num_steps, wants_logits=wants_logits)
@@ -76,7 +77,7 @@ class RecordedPasses:
         return self._logits[key]
 
     def start(self, num_requests: int, num_tokens: Sequence[int], num_drafting: Sequence[int]) -> None:
-        """Start the passes of a step that the device's columns hold, with sizes that are bounds of its own."""
+        """Start the passes of the step in the device's columns, with upper bounds of its sizes."""
         num_steps = len(num_drafting) - list(num_drafting).count(0)
         key = num_steps if num_steps < len(num_tokens) else self._max_steps, False
         self._programs[key].run(dict(zip(self._size_names, (num_requests, *num_tokens, *num_drafting), strict=True)))
@@ -103,12 +104,12 @@ class RecordedPasses:
         )
         step = DraftStep.over(self._target, columns, counts, num_steps, self._min_prob)
         logits: Any = run_passes(self._target, step)
-        # Rows that fill a size belong to no request: they have no slot, no draft and no row.
+        # Padding rows belong to no request: they have no slot, no draft and no row.
         padding: Padding = dict.fromkeys(m.per_request(), 0) | dict.fromkeys(m.offsets(), "last")
         return Recording(recorder, logits if wants_logits else (), self._bounds(), padding)
 
     def _inputs(self) -> dict[str, Any]:
-        """What the passes read, whole, where they read it, by the names that DraftStep.over has for it."""
+        """Return the whole input arrays of the passes, by their names in DraftStep.over."""
         target, m = self._target, self._memory
         columns = {**m.per_request(), **m.offsets(), **m.per_draft()}
         tables = {"token_table": target.token_table, "block_table": target.block_table, "hidden": target.hidden}
@@ -120,8 +121,8 @@ class RecordedPasses:
         return paddle.float32 if name in ("draft_prob", "min_survival") else paddle.int32
 
     def _bounds(self) -> Mapping[str, int]:
-        """Every size, in the order of a run's. A layer fills the slots of the step's tokens, those that waited, and
-        those of its own drafts."""
+        """Return the bound of every size, in the order of a run. A layer fills the slots of the step's tokens, unfilled
+        slots of earlier steps, and those of its own drafts."""
         max_tokens, max_requests, m = self._target.hidden.shape[0], len(self._memory.begin), self._memory
         num_waiting = self._target.kept_hidden[0].num_kept
         bounds = {"num_requests": max_requests}

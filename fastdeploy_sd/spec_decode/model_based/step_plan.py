@@ -1,4 +1,4 @@
-"""Which KV slots of the draft layers a step fills, and how many drafts it makes, as the host works it out."""
+"""The host's plan of a drafting step: which KV slots of the draft layers it fills, and how many drafts it makes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StepPlan:
         )
 
     def make(self, x: ProposeInput, step: TargetStep) -> bool:
-        """Write into the memory what the draft layers compute; returns whether that is anything."""
+        """Write the plan of the draft layers into the memory; returns whether they compute anything."""
         m, n = self._memory, len(x.table_rows)
         limits = x.max_draft_len
         if x.prefix is not None:

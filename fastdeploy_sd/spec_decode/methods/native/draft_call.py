@@ -1,4 +1,4 @@
-"""How the drafters that read tokens only are called: one C call per step for all rows. Knows no drafting rule."""
+"""Calls native drafters that read only tokens: one C call per step for all rows. Knows no drafting rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastdeploy_sd.types import I32, DraftTokens
 
 
 def table_rows_params(handle: ctypes.c_void_p, table_rows: I32) -> CParams:
-    """The table rows i32[n] of a native drafter, for its calls that take no more."""
+    """Return the params of calls of a native drafter that take only table rows i32[n]."""
     where = pointer("table_rows", table_rows, (len(table_rows),), np.int32)
     return struct_type("DraftTableRowsParams")(drafter=handle, count=len(table_rows), table_rows=where)
 
@@ -66,7 +66,7 @@ class DraftCall:
     def __init__(self, op: str, handle: ctypes.c_void_p) -> None:
         self.drafter = NativeDrafter(op, handle)
         self._call = BoundCall(op, struct_type("DraftProposeParams")(drafter=handle))
-        # What the params point to already: it is often the same as in the last step.
+        # The arrays that the params point to: they are often those of the last step.
         self._token_table: I32 | None = None
 
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
@@ -76,8 +76,7 @@ class DraftCall:
             token_table: i32[num_table_rows, max_tokens_per_row], the committed tokens of each table row.
 
         Returns:
-            At most max_draft_len[r] drafts in row r, without sources. They may be kept for longer than a step, so they
-            are in arrays of their own.
+            At most max_draft_len[r] drafts in row r, without sources, in new arrays, which the caller may keep.
 
         Raises:
             ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.

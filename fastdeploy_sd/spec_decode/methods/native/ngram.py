@@ -35,8 +35,8 @@ class NgramRule:
 class NgramIndex:
     """Where the n-grams of every text occurred last; each is a row of the token table.
 
-    A table per text and n holds 8 to 16 bytes per distinct n-gram. The time of a step does not depend on the length of
-    the texts: an appended token and a look-up cost a constant each per n.
+    A table per text and n holds 8 to 16 bytes per distinct n-gram. An appended token and a look-up take constant time
+    per n, whatever the length of the texts.
 
     Args:
         num_table_rows: as many texts at most.
@@ -80,10 +80,9 @@ class NgramIndex:
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
         """Index what was committed since the table row's last step, then copy what followed the text's end before.
 
-        The longest end of committed tokens + prefix, of max_n down to min_n tokens, that occurred earlier among the
-        committed tokens decides, at its latest occurrence. What followed it is copied, max_factor tokens for each that
-        agreed; a copy that reaches the end of the text goes on with the drafts just made, so that a repeated phrase is
-        repeated further.
+        The longest suffix of committed tokens + prefix, of max_n down to min_n tokens, that occurred earlier among the
+        committed tokens decides, at its latest occurrence. The tokens after it are copied, max_factor for each that
+        agreed. A copy that reaches the end of the text continues with its own drafts, so a repeated phrase goes on.
 
         With follows_copies, tokens are also compared, one by one, with those after the place that was found. Once more
         than max_n agree, this copy decides instead. It continues after one replaced token, until a look-up finds at

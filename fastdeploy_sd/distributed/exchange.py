@@ -1,4 +1,4 @@
-"""What carries the bytes of sums between nodes: the first rank of each other node is connected to rank 0.
+"""Exchanges the bytes of sums between nodes: the first rank of each other node is connected to rank 0.
 
 Every node sends its bytes to rank 0, and gets all nodes' bytes from it. Only the first node listens, so a firewall must
 know two ports of one address. Every wait ends: by the message of a failed node, a closed connection, an abort, or a
@@ -16,21 +16,21 @@ from fastdeploy_sd.wire.sockets import Connection, CurveKeys, Hub, Listener, Sen
 
 _HEADER = struct.Struct("<Bq")  # kind, attempt
 _HELLO, _DATA, _FAILED = range(3)
-# The most that a communicator exchanges at once, of as many nodes as there can be, with what it puts before it.
+# The most bytes that a communicator exchanges at once, of the most nodes, with its header.
 MAX_MESSAGE_BYTES = 4 * (1024 + (1 << 20)) + _HEADER.size
 _MAX_QUEUED = 1000
 _NAP_S = 0.2
 
 
 class ExchangeError(Exception):
-    """Bytes did not come, or are of no use."""
+    """Bytes did not arrive, or are invalid."""
 
 
 class _NodeExchange:
-    """What both sides have in common; see parallel.communicator.Exchange.
+    """The common part of both ends; see parallel.communicator.Exchange.
 
     Args:
-        timeout_s: how long one exchange waits, in seconds in which this process runs.
+        timeout_s: of one exchange, in seconds in which this process runs.
     """
 
     def __init__(self, keys: CurveKeys, timeout_s: float) -> None:
@@ -55,7 +55,7 @@ class _NodeExchange:
         os.close(self._abort_fd)
 
     def _wait(self, is_there: Callable[[], bool], missing: Callable[[], str]) -> None:
-        """Wait until `is_there`, which looks at what has arrived."""
+        """Wait until `is_there`, which reads the frames that arrived."""
         left_s = self._timeout_s
         while not is_there():
             if self._is_aborted:
@@ -135,7 +135,7 @@ class FirstExchange(_NodeExchange):
         return self._listener.send(self._identities[node], frame, [])
 
     def _receive(self) -> bool:
-        """Take in what has arrived; returns False for the convenience of conditions."""
+        """Handle the frames that arrived; returns False, for use in conditions."""
         for identity, frame in self._listener.receive():
             if len(frame) < _HEADER.size:
                 continue
@@ -155,7 +155,7 @@ class FirstExchange(_NodeExchange):
 
     def _greet(self, identity: bytes, node: int, group: bytes) -> None:
         if group == self._group.encode() and 0 < node < self._num_nodes:
-            self._identities[node] = identity  # the last one: earlier connections may have come to nothing
+            self._identities[node] = identity  # the last one: earlier connections may have failed
             self._send(node, self._frame(_HELLO))
 
 
@@ -174,7 +174,7 @@ class OtherExchange(_NodeExchange):
         self._got: bytes | None = None
 
     def connect(self) -> None:
-        """Connect to rank 0, which may still load its part: until it does not, connections come to nothing.
+        """Connect to rank 0; connections fail while it still loads its part.
 
         Raises:
             ExchangeError: rank 0 has not answered in time.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class KvExecutor(Executor, Protocol):
-    """An executor that reaches the KV of all ranks, if the configuration has use for it; see LocalExecutor."""
+    """An executor that reaches the KV of all ranks, where the configuration needs it; see LocalExecutor."""
 
     @property
     def kv_pages(self) -> AnyPages: ...
@@ -105,8 +105,8 @@ class MultiProcessExecutor:
 def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
     """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
 
-    Where the configured method chooses drafts by their cost, steps are measured, unless a file says what they take, or
-    this instance computes prompts for others, which draft.
+    Where the configured method chooses drafts by their cost, steps are measured, unless a file has their times or this
+    is a prefill instance, which does not draft.
 
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded as configured.
@@ -133,7 +133,7 @@ def create_executor(config: Config, make_proposer: MakeProposer | None = None) -
 
 
 def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
-    """What steps cost, for a method that chooses; the executor is shut down where that cannot be found out."""
+    """Return the times of steps, for a method that chooses; shuts the executor down where measuring fails."""
     from fastdeploy_sd.worker.autotune.cost_file import kept_profile
 
     try:

@@ -54,7 +54,7 @@ class RankLink:
         return self._take(_LENGTH.unpack(header)[0])
 
     def leftover(self) -> bytes | None:
-        """Return a frame that has arrived already, None if there is none."""
+        """Return a frame that has arrived, else None."""
         self._socket.setblocking(False)
         try:
             return self.receive()
@@ -87,11 +87,11 @@ class RankLink:
 
 
 class Relay:
-    """The other end of a link where something carries its bytes on; it never blocks, and belongs to one thread.
+    """The other end of a link whose bytes are forwarded; it never blocks, and belongs to one thread.
 
     Attributes:
         fd: readable when `take` has something.
-        has_backlog: whether something that was given waits for the link to be read.
+        has_backlog: whether given bytes wait for the link to be read.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -112,7 +112,7 @@ class Relay:
         return bool(self._backlog)
 
     def take(self, most_bytes: int) -> bytes | None:
-        """Return what was written at the link's end, b"" = nothing; None = that end is closed."""
+        """Return the bytes written at the link's end, b"" = none; None = that end is closed."""
         try:
             return self._socket.recv(most_bytes) or None
         except BlockingIOError:
@@ -121,13 +121,13 @@ class Relay:
             return None
 
     def give(self, data: bytes) -> None:
-        """Write for the link's end, sooner or later; dropped when this end is closed."""
+        """Queue bytes for the link's end; they are dropped when this end is closed."""
         if self._is_open:
             self._backlog += data
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, as far as there is room."""
+        """Write queued bytes, as far as the socket has room."""
         while self._backlog:
             try:
                 count = self._socket.send(self._backlog[:_CHUNK])
@@ -138,7 +138,7 @@ class Relay:
             del self._backlog[:count]
 
     def close(self) -> None:
-        """Write what there is room for, and end the connection: the link's end reads that and then its end."""
+        """Write queued bytes as far as the socket has room, and close it: the link's end reads them, then its end."""
         if self._is_open:
             self.flush()
             self._backlog.clear()

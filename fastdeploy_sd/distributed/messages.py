@@ -1,4 +1,4 @@
-"""What goes over the sockets between rank 0 and the other ranks, as messages of a Protocol. Knows no socket.
+"""The messages between rank 0 and the other ranks, as a Protocol. Knows no socket.
 
 A frame to a rank is a list of orders; a frame from a rank holds one reply.
 
@@ -7,7 +7,7 @@ A frame to a rank is a list of orders; a frame from a rank holds one reply.
     the size of KV is configured   Loaded -> RankReady
     an attempt                     AttemptDone
 
-In place of any reply RankFailed says that the rank ends.
+Instead of any reply, RankFailed says that the rank ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a server on another node than the first does: it starts this node's ranks and carries their links' bytes.
+"""The server on a node other than the first: starts this node's ranks, and relays the bytes of their links.
 
-It ends when the first node says so, with status 0 if that was asked for; with 1 when a rank or the first node fails,
-and with 2 when this node cannot be one of them: another model, configuration or secret.
+It ends with status 0 when the first node asks it to end, with 1 when a rank or the first node fails, and with 2 when
+this node cannot join: its model, configuration or secret differs.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 _MAX_QUEUED = 4096
 _RETRY_S = 0.005
 _RECONNECT_S = 0.5
-# Connections that end while keys are compared: one may be lost for another reason.
+# So many connections must end during the key exchange: a single one may end for another reason.
 _MOST_REFUSALS = 3
-# From a rank's end to the first node's goodbye.
+# From a rank's end to the first node's Disconnect.
 _GOODBYE_S = 30.0
 
 
@@ -61,7 +61,7 @@ class _EndingError(Exception):
 
 
 def run(config: Config, rank_worker: str = DEFAULT_RANK_WORKER) -> int:
-    """Be one of the nodes until the first one ends; return the exit status. A failure has its line on standard error.
+    """Run as one of the nodes until the first one ends; return the exit status. A failure writes a line to stderr.
 
     Args:
         rank_worker: as in RankProcesses.
@@ -85,7 +85,7 @@ def run(config: Config, rank_worker: str = DEFAULT_RANK_WORKER) -> int:
 
 @contextlib.contextmanager
 def _stopped_by_signals(fd: int) -> Iterator[None]:
-    """The signals that ask a server to stop make the descriptor readable meanwhile."""
+    """Within the context, the signals that stop a server make the descriptor readable."""
     numbers = stop_signals()
     before = [signal.signal(number, lambda *_: os.eventfd_write(fd, 1)) for number in numbers]
     try:
@@ -96,7 +96,7 @@ def _stopped_by_signals(fd: int) -> Iterator[None]:
 
 
 class _LocalEnd:
-    """A rank of this node, and what carries its link's bytes."""
+    """A rank of this node, and the relay of its link."""
 
     def __init__(self, process: LocalRank, relay: Relay, end_fd: int | None) -> None:
         self.process, self.relay, self.end_fd = process, relay, end_fd
@@ -209,7 +209,7 @@ class _Node:
     # ---- while ranks run --------------------------------------------------------------------------------------------
 
     def _turn(self, timeout_s: float) -> list[FromFirst]:
-        """Wait for something to read, and return what the first node has said.
+        """Wait for something to read, and return the first node's messages.
 
         Raises:
             ConnectionError: it is gone.
@@ -266,13 +266,13 @@ class _Node:
                 raise InternalError(f"node 0: expected a message to a node that runs, got {type(message).__name__}")
 
     def _carry(self) -> None:
-        """Send on what the ranks have said, and tell of those that have ended."""
+        """Forward the bytes of the ranks, and report the ranks that ended."""
         assert self._link is not None
         while self._waiting and self._link.send(self._waiting[0]):
             del self._waiting[0]
         for number, rank in self._ranks.items():
             rank.relay.flush()
-            status = rank.process.child.status  # first: what it has said before its end is there now
+            status = rank.process.child.status  # read first: then the bytes before its end have arrived
             while not self._waiting and (data := rank.relay.take(CHUNK_BYTES)):
                 self._send(LinkBytes(number, data))
             if status is not None and rank.end_fd is not None and not self._waiting:

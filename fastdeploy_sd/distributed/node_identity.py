@@ -1,4 +1,4 @@
-"""What the nodes of a group must have in common, and the keys of the sockets between them."""
+"""The values that all nodes of a group must share, and the keys of the sockets between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 from fastdeploy_sd.wire.sockets import CurveKeys
 from fastdeploy_sd.worker.loading.weights_digest import weights_digest
 
-# Options of ranks that each node may have of its own: where its files are, what only the first node reads.
+# Options that may differ between nodes: places of files, and what only the first node reads.
 _OWN_OPTIONS = frozenset(
     {
         "download_dir",
@@ -42,7 +42,7 @@ _SECTIONS = ("model", "cache", "scheduler", "parallel")
 
 
 def describe(config: Config) -> dict[str, str]:
-    """Return what must be the same on all nodes, name -> text. The weights are read once, see `weights_digest`.
+    """Return the values that all nodes must share, name -> text. The weights are read once, see `weights_digest`.
 
     Raises:
         CheckpointError: the checkpoint is missing or malformed.
@@ -68,7 +68,7 @@ def describe(config: Config) -> dict[str, str]:
 
 
 def mismatch(own: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """Return why another node cannot be one of this one's: the name, expected, got; None when it can."""
+    """Return why another node cannot join this one: the name, expected, got; None when it can."""
     for name in [*own, *theirs]:
         expected, got = own.get(name, "nothing"), theirs.get(name, "nothing")
         if expected != got:

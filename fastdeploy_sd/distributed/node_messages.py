@@ -1,7 +1,7 @@
-"""What goes between the first node and the others, as frames of a Protocol. Knows no socket.
+"""The messages between the first node and the others, as frames of a Protocol. Knows no socket.
 
-A node joins with a description of what it would compute. It is told when all have; then it starts its ranks. From then
-on the bytes of their links travel as they are, with heartbeats in both directions.
+A node joins with a description of its model. When all have joined, each node starts its ranks. From then on the bytes
+of their links travel unchanged, with heartbeats in both directions.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.wire.protocol import Protocol
 
-# What is taken from a link at once.
+# The most bytes that are read from a link at once.
 CHUNK_BYTES = 256 << 10
 MAX_MESSAGE_BYTES = CHUNK_BYTES + 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A node is there. description: what must be the same on all nodes, name -> text."""
+    """A node joins. description: the values that all nodes must share, name -> text."""
 
     node: int
     description: Mapping[str, str]
@@ -26,7 +26,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
-    """The node cannot be one of them."""
+    """The node cannot join."""
 
     reason: str
 
@@ -40,16 +40,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class FirstNodeHeartbeat:
-    """A sign of life of the first node."""
+    """A heartbeat of the first node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHeartbeat:
-    """A sign of life of another node.
+    """A heartbeat of another node.
 
     Attributes:
-        cpu_s: what its ranks have computed so far, in seconds.
-        stopped: those that a signal has stopped.
+        cpu_s: processor time of its ranks so far, in seconds.
+        stopped: ranks that a signal has stopped.
     """
 
     cpu_s: float
@@ -73,14 +73,14 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Everything ends. reason: the error, "" = it was asked for."""
+    """All nodes end. reason: the error, "" = a normal stop."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """What was written into a rank's link."""
+    """Bytes that were written into a rank's link."""
 
     rank: int
     data: bytes

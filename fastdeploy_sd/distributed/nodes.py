@@ -1,7 +1,7 @@
-"""The first node's hold on the others: who has joined, the links to their ranks, and whether they are still there.
+"""The first node's control of the others: joining, the links to their ranks, and heartbeats.
 
-A thread carries bytes between the links, as rank 0 knows them, and the sockets. A node whose connection has ended, or
-that gives no sign of life for a while, is lost with all its ranks; a lost node does not come back.
+A thread relays bytes between rank 0's links and the sockets. A node whose connection ends, or whose heartbeats stop, is
+lost with all its ranks; a lost node does not come back.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from fastdeploy_sd.wire.sockets import Hub, Listener, SendResult
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED = 4096
-# How soon to try again what found no room.
+# The pause before a frame that found no room is sent again.
 _RETRY_S = 0.005
-# How long the others may take to hang up.
+# The timeout for the others to disconnect.
 _GOODBYE_S = 3.0
 
 
 class Nodes:
     """The other nodes, joined when the constructor returns, until `close`.
 
-    A node without a sign of life for `timeout_rank` seconds, in which this process runs, is lost.
+    A node without a heartbeat for `timeout_rank` seconds, in which this process runs, is lost.
 
     Attributes:
-        ranks: those of the other nodes; theirs are started when `start` is called.
-        exchange: rank 0's end of what carries sums.
+        ranks: of the other nodes; they are started when `start` is called.
+        exchange: rank 0's end of the exchange of sums.
 
     Raises:
         ConfigError: the address cannot be bound, or there is no secret.
@@ -158,7 +158,7 @@ class Nodes:
                 self._lose(node, f"whose connection broke: {error!r}")
 
     def _turn(self, timeout_s: float) -> None:
-        """Wait for something to read, read it, and exchange signs of life when it is time for them."""
+        """Wait for something to read, read it, and send heartbeats when they are due."""
         self._hub.wait(timeout_s)
         for identity, frame in self._listener.receive():
             try:
@@ -201,7 +201,7 @@ class Nodes:
             self._send(node, FirstNodeHeartbeat())
 
     def _carry(self) -> None:
-        """Send on what is in the links, as far as there is room."""
+        """Forward the bytes of the links, as far as the sockets have room."""
         for node in self._nodes.values():
             while node.waiting and self._has_sent(node, node.waiting[0]):
                 node.waiting.popleft()
@@ -210,7 +210,7 @@ class Nodes:
             for number, rank in node.ranks.items():
                 rank.relay.flush()
                 while rank.is_open and not node.waiting and (data := rank.relay.take(CHUNK_BYTES)) != b"":
-                    if data is None:  # rank 0 says nothing more
+                    if data is None:  # rank 0 has closed the link
                         self._close_link(rank)
                     else:
                         self._send(node, LinkBytes(number, data))
@@ -221,7 +221,7 @@ class Nodes:
             node.waiting.append(frame)
 
     def _has_sent(self, node: RemoteNode, frame: bytes) -> bool:
-        """Return whether there is nothing to try again."""
+        """Return whether the frame need not be sent again."""
         if node.is_lost or node.identity is None:
             return True
         delivery = self._listener.send(node.identity, frame, [])

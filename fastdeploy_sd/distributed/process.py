@@ -1,4 +1,4 @@
-"""What the process of another rank than 0 does from its first line to its exit status."""
+"""The process of a rank other than 0, from its first line to its exit status."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankComputation(Protocol):
-    """What a rank computes with; see worker.rank_worker.RankWorker.
+    """The worker of a rank; see worker.rank_worker.RankWorker.
 
     Attributes:
         collectives: what is told of every attempt.
@@ -105,7 +105,7 @@ def main() -> int:
         )
         rank_worker = create(from_json(start["config"]), group)
         gc.collect()
-        gc.freeze()  # as in the engine process: what is loaded stays
+        gc.freeze()  # as in the engine process: loaded objects stay
         session.answer(RankReady())
         if exchange is not None:
             exchange.connect()
@@ -134,7 +134,7 @@ class _Session:
         self._link.send(frame_of([encode(reply)]))
 
     def fail(self, error: FdsdError) -> None:
-        """Tell why this process ends, if anybody still listens."""
+        """Tell rank 0 why this process ends, if the link is still open."""
         with contextlib.suppress(LinkClosedError):
             self.answer(RankFailed(WireError.of(error)))
 
@@ -165,10 +165,10 @@ class _Session:
             raise RankError("another rank could not run the draft layers")
 
     def serve(self, rank_worker: RankComputation) -> None:
-        """Do what rank 0 says until it says stop.
+        """Follow rank 0's orders until StopRank.
 
         Raises:
-            ProtocolError: what came is no order that may come between two attempts.
+            ProtocolError: an order may not come between two attempts.
             LinkClosedError: rank 0 is gone.
         """
         while True:

@@ -1,4 +1,4 @@
-"""Rank 0's hold on the other ranks: their processes, what is sent to them, and what they answer."""
+"""Rank 0's control of the other ranks: their processes, the orders to them, and their replies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ReplyT = TypeVar("ReplyT", AttemptDone, Contribution, Loaded, Measurement, RankR
 # From a closed link to the end of its process.
 _END_S = 5.0
 _STOP_S = 5.0
-# A rank that gets nowhere for so long while it loads: it may wait for a slow disk.
+# The timeout of a rank that makes no progress while it loads: it may wait for a slow disk.
 LOADING_TIMEOUT_S = 300.0
 
 
@@ -148,7 +148,7 @@ class RankProcesses:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Have the ranks end, with force if need be. Nothing of them is left."""
+        """End the ranks, by force if needed, and free all that they hold."""
         self._watch.close()
         frame = frame_of([*self._posted, encode(StopRank())])
         for link in self._links.values():
@@ -161,7 +161,7 @@ class RankProcesses:
         self._free(self._watch.failure(0) or "")
 
     def kill(self, reason: str) -> None:
-        """Have the ranks end at once, with an error."""
+        """End the ranks at once, with an error."""
         self._watch.close()
         self._free(reason)
 
@@ -197,7 +197,7 @@ class RankProcesses:
         """Return one reply of each rank.
 
         Raises:
-            GroupEnded: a rank has ended, or answered something else.
+            GroupEnded: a rank has ended, or sent another reply.
         """
         awaited, replies = self._all, dict[int, ReplyT]()
         for rank, link in self._links.items():
@@ -224,7 +224,7 @@ class RankProcesses:
         return reply
 
     def _ended(self, rank: int) -> GroupEnded:
-        """What to say of a closed link: the reason that some rank gave before it ended, else how the first one did."""
+        """Return the error of a closed link: a rank's own reason, else how the first one ended."""
         failure = self._watch.failure(_END_S)
         for link in self._links.values():
             while (frame := link.leftover()) is not None:

@@ -1,4 +1,4 @@
-"""What is known here of the ranks of another node, and of that node. Knows no message and no socket between nodes."""
+"""Rank 0's state of another node and of its ranks. Knows no message and no socket between nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RemoteRank:
         self._node.to_kill.append(self.rank)
 
     def end(self, how: str) -> None:
-        """It has ended; only the first time counts."""
+        """Note that it has ended; only the first call counts."""
         if self._how is None:
             self._how = how
             os.eventfd_write(self._ended, 1)

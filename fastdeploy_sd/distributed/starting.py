@@ -1,4 +1,4 @@
-"""How the processes of a node's ranks are started, and what they open first. Values travel by standard input."""
+"""Starts the processes of a node's ranks, and opens what they exchange bytes with. Values travel by standard input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStart:
-    """What the first rank of another node connects with; see exchange.OtherExchange. keys: four texts."""
+    """The values with which the first rank of another node connects; see exchange.OtherExchange. keys: four texts."""
 
     address: str
     group: str
@@ -38,7 +38,7 @@ class ExchangeStart:
         return ExchangeStart(address, group, node, tuple(text.decode() for text in texts))
 
     def open(self, timeout_s: float) -> OtherExchange:
-        """Return an end that is not connected yet."""
+        """Return an unconnected end."""
         keys = CurveKeys(*(text.encode() for text in self.keys))
         return OtherExchange(keys, self.address, self.group, self.node, timeout_s)
 
@@ -59,14 +59,14 @@ class RankStarter:
         self._segment = shared_segment() if self._per_node > 1 else None
 
     def close(self) -> None:
-        """Free the descriptors; what was started goes on."""
+        """Free the descriptors; started processes continue."""
         if self._segment is not None:
             os.close(self._segment)
 
     def local_communicator(self, rank: int) -> Communicator | None:
-        """Return this process's end of what the ranks of this node exchange, as that rank; None = it is the only one.
+        """Return this process's end of the communicator of this node's ranks, as that rank; None = it is the only one.
 
-        It is what the processes that are started here open too.
+        The processes that are started here open the same.
         """
         if self._segment is None:
             return None
@@ -114,7 +114,7 @@ class RankStarter:
 
 
 def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExchange | None]:
-    """Return what a process that a RankStarter has started exchanges bytes with, and what is to be connected for that.
+    """Return the communicator of a process that a RankStarter has started, and the exchange that must be connected.
 
     Closes the segment.
     """
@@ -134,13 +134,13 @@ def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExch
 
 
 def exchange_timeout_s(parallel: ParallelConfig) -> float:
-    """Return how long a rank waits for others in a sum. Such as hang are noticed by the watch, which knows them from
-    slow ones, long before."""
+    """Return how long a rank waits for others in a sum. The watch, which tells hung ranks from slow ones, ends hung
+    ones much earlier."""
     return COMPUTING_TIMEOUTS * parallel.rank_timeout_s
 
 
 def log_exchange_error(error: Exception) -> None:
-    """Say why bytes of other nodes did not come; the op only says that."""
+    """Log why the bytes of other nodes did not arrive; the op's error has no reason."""
     logger.warning("no exchange with the other nodes: %s", error)
 
 

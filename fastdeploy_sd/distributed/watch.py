@@ -1,8 +1,8 @@
-"""Notices ranks that end, and such as get nowhere, on whatever host. Knows no message.
+"""Detects ranks that end or hang, on any host. Knows no message.
 
-The end of a process is told by the kernel, at once. That a rank hangs cannot be told from its silence: a step over a
-long prompt may rightly take minutes. But then some rank computes. When none has, although answers are awaited, they
-wait for one that is stopped or deadlocked.
+The kernel reports the end of a process at once. Silence does not show that a rank hangs: a step over a long prompt may
+take minutes. But then some rank computes. When none computes although answers are awaited, the ranks wait for one that
+is stopped or deadlocked.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from fastdeploy_sd.process.liveness import CpuClock, WorkClock, stat_field
 
 _PROBES_PER_TIMEOUT = 8
 _LONGEST_PAUSE_S = 1.0
-# Of the time since the last probe, ranks that work have spent at least this share on a processor. Waking up to see
-# whether something has arrived takes far less.
+# Ranks that work spend at least this share of the time between probes on a processor; polling takes far less.
 _WORKING_SHARE = 0.01
-# A rank that computes and does not answer, when rank 0 waits for nothing else.
+# So many timeouts pass before a rank that computes but does not answer counts as hung, where rank 0 only waits for it.
 COMPUTING_TIMEOUTS = 10
 
 
@@ -31,15 +30,15 @@ class WatchedRank(Protocol):
     """A rank's process, as seen from rank 0's."""
 
     def open_end(self) -> int | None:
-        """Return a descriptor, the caller's to close, that is readable from its end on; None = it has ended."""
+        """Return a descriptor that becomes readable at its end, and that the caller closes; None = it has ended."""
         ...
 
     def describe_end(self) -> str:
-        """Return what has become of it, once it has ended: "ended (exit status 1)"."""
+        """Return how it ended, once it has: "ended (exit status 1)"."""
         ...
 
     def cpu_s(self) -> float:
-        """Return the seconds it has computed so far."""
+        """Return its processor time so far, in seconds."""
         ...
 
     def is_stopped(self) -> bool:
@@ -47,7 +46,7 @@ class WatchedRank(Protocol):
         ...
 
     def kill(self) -> None:
-        """Have it end at once."""
+        """Kill it."""
         ...
 
 
@@ -61,7 +60,7 @@ class LocalRank:
     def open_end(self) -> int | None:
         try:
             return os.pidfd_open(self.child.pid) if self.child.is_running else None
-        except ProcessLookupError:  # it has been waited for
+        except ProcessLookupError:  # it was reaped
             return None
 
     def describe_end(self) -> str:
@@ -83,8 +82,8 @@ class RankWatch:
 
     Args:
         ranks: rank -> process.
-        timeout_s: how long no rank may compute while answers are awaited.
-        on_end: called once, in that thread, when the first rank has ended, with what became of it.
+        timeout_s: the longest time without computation of any rank while answers are awaited.
+        on_end: called once, in that thread, when the first rank has ended, with how it ended.
 
     Attributes:
         fd: readable from the first rank's end on.
@@ -111,20 +110,20 @@ class RankWatch:
         self._thread.start()
 
     def expect(self, ranks: frozenset[int], *, is_idle_otherwise: bool) -> None:
-        """Say whose answers are awaited from now on.
+        """Set the ranks whose answers are awaited from now on.
 
         Args:
-            is_idle_otherwise: whether this process has nothing else to do.
+            is_idle_otherwise: whether this process only waits.
         """
         self._awaited, self._is_idle_otherwise = ranks, is_idle_otherwise
 
     def failure(self, timeout_s: float) -> str | None:
-        """Return what became of the first rank that ended, waiting for it so long at most; None = all are running."""
+        """Return how the first rank ended, waiting at most `timeout_s` for it; None = all are running."""
         self._has_failed.wait(timeout_s)
         return self._failure
 
     def close(self) -> None:
-        """Watch no more."""
+        """End the watch."""
         os.close(self._close_write)
         self._thread.join()
         for fd in (self._close_read, self.fd, self._failure_write):
@@ -177,5 +176,5 @@ class RankWatch:
 
 
 def probe_pause_s(timeout_s: float) -> float:
-    """Return how often to probe for signs of life that may be missing for so long."""
+    """Return the pause between probes for heartbeats with this timeout."""
     return min(_LONGEST_PAUSE_S, timeout_s / _PROBES_PER_TIMEOUT)

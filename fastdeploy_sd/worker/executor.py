@@ -47,11 +47,11 @@ class LocalExecutor:
     """The model in this process; see engine.executor.Executor.
 
     Attributes:
-        kv_pages: the KV cache as bytes; of several ranks where the configuration has use for that, else of this one.
-        kv_identity: what KV it is.
+        kv_pages: the KV cache as bytes; of all ranks where the configuration needs it, else of this one.
+        kv_identity: of that KV.
         layer_signals: of the steps, on a prefill instance only.
-        grammars: what compiles for the requests, if anything does.
-        launcher: of steps that run while the host does something else; None = `execute` alone.
+        grammars: the compiler of the requests' grammars, if any.
+        launcher: of in-flight steps; None = only `execute`.
         group: the ranks that this one is the first of.
     """
 
@@ -76,7 +76,7 @@ class LocalExecutor:
         if self.grammars is not None:
             self.grammars.close()
         if self.launcher is not None:
-            self.launcher.close()  # an engine may have it for longer
+            self.launcher.close()  # an engine may keep it longer
         if self._runner is not None:
             self._runner.close()
         self._runner = self.launcher = None
@@ -96,9 +96,9 @@ def create_executor(
     """Load the configured model and allocate its KV cache.
 
     Args:
-        make_proposer: makes what drafts; the tests have others than the configured method.
+        make_proposer: makes the proposer; tests replace the configured method.
         group: the ranks that this process is the first of; None = it is alone.
-        step_stats: what a drafting method that chooses is told; None = nothing but what steps take.
+        step_stats: for a drafting method that chooses; None = new ones.
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
@@ -114,7 +114,7 @@ def create_executor(
     try:
         return _created(config, make_proposer, group, step_stats or StepStats(), start)
     except BaseException:
-        leave_gpus(group)  # the process may go on, and load another model
+        leave_gpus(group)  # the process may load another model
         raise
 
 
@@ -122,7 +122,7 @@ def _created(
     config: Config, make_proposer: MakeProposer, group: RankGroup, step_stats: StepStats, start: float
 ) -> LocalExecutor:
     is_host = device().kind == "cpu"
-    # Before memory fills. Ranks share the memory's bandwidth, of which one alone would measure all.
+    # Before memory fills. Ranks share the memory's bandwidth; one rank alone would measure all of it.
     is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
     limits = measure_limits(config) if is_measured else None
     loaded = load(config, group)
@@ -174,7 +174,7 @@ def _created(
 
 @loading()
 def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
-    """Load what another rank than 0 has of the configured model.
+    """Load the part of the configured model that a rank other than 0 has.
 
     Raises:
         CheckpointError, ConfigError, InternalError: as `create_executor`.

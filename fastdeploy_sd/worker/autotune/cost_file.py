@@ -1,6 +1,6 @@
-"""The cost profile of a configured model on this machine: kept between starts, measured where there is none that fits.
+"""The cost profile of a configured model on this machine: kept between starts, measured where none fits.
 
-Knows what the times depend on, and where the file lies.
+Knows what the times depend on, and where the file is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def model_key(config: Config, info: ModelInfo) -> Key:
-    """Return what they depend on besides: the weights and their formats, how large steps may be, and what drafts."""
+    """Return the model's part of the key: weights and their formats, largest steps, drafting methods."""
     return {
         "version": fastdeploy_sd.__version__,
         "fingerprint": info.fingerprint,
@@ -35,15 +35,15 @@ def model_key(config: Config, info: ModelInfo) -> Key:
 
 
 def profile_of(config: Config, info: ModelInfo, costs: Costs) -> CostProfile:
-    """Return the profile that holds what was measured of a model as configured."""
+    """Return the profile of measured costs of a model as configured."""
     return CostProfile(machine_key(config), model_key(config, info), costs.steps, costs.drafts)
 
 
 def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfile | None:
-    """Return the profile that is kept for a model as configured; measured now, and kept, where none fits.
+    """Return the kept profile of a model as configured; measures and keeps one where none fits.
 
-    It is kept with the packed weights, or in the user's cache folder where these are not kept. One that was measured
-    while something else disturbed is used, but not kept.
+    It is kept with the packed weights, or in the user's cache folder where these are not kept. A profile of a busy
+    machine is used, but not kept.
 
     Args:
         execute: of an executor without requests.

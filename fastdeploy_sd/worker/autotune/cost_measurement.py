@@ -1,7 +1,7 @@
-"""Measures what steps and drafting cost: synthetic requests on an idle executor, before it serves.
+"""Measures the time of steps and drafting, with synthetic requests on an idle executor, before it serves.
 
-All kinds of steps are measured in turns, for several rounds: a machine's speed changes from one second to the next, and
-what counts is what one step costs against another. Knows no engine, no file and no arithmetic of costs.
+All kinds of steps are measured in turns, for several rounds: a machine's speed changes every second, and only the
+ratios of times matter. Knows no engine, no file and no arithmetic of costs.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ from fastdeploy_sd.worker.autotune.synthetic_requests import Execute, SyntheticR
 
 BUDGET_S = 2.0
 _SHORT_CONTEXT, _LONG_CONTEXT, _CHUNK = 64, 1024, 256
-# Drafts after the newest token, in the order of what they tell: kernels have borders at 4, 8 and 16 rows. First of one
-# request and of several what tells most, as some models' time is over then.
+# Drafts after the newest token, the most informative first, as the time of some models then runs out: kernels change
+# at 4, 8 and 16 rows.
 _DRAFTS, _MORE_DRAFTS = (1, 3, 7, 15, 31), (4, 2, 8, 5, 11, 16)
 _DRAFTS_IN_BATCH, _MORE_IN_BATCH = (0, 3), (1, 7, 4)
 _DRAFTS_IN_LONG = (0, 3)
-# Of requests whose drafts are measured at a long context as well.
+# The most requests of a batch at a long context.
 _BATCH_IN_LONG = 8
-# A step so short is measured after one like it: what ran before it was something else, which left it cold caches.
+# Shorter steps run once unmeasured before: another kind of step leaves cold caches.
 _WARM_UP_MS = 10.0
 _MODEL_DRAFTS, _OTHER_DRAFTS = (1, 3), (8,)
 _NUM_DRAFTERS = 8
 _DRAFT_ROUNDS = 5
-# One call tells nothing of what it usually takes, and it is by that that a model is asked; what others take is at most
-# some ten microseconds.
+# A single call does not show the usual time, which decides when a model is asked. Other methods take some 10 us.
 _LEAST_MODEL_ROUNDS = 3
-# Rounds end when so many of them made no kind of step faster, by more than that.
+# Rounds end when so many in a row brought no kind of step below this factor of its time.
 _SETTLED_ROUNDS, _SETTLED = 3, 0.97
-# The second fastest step over the fastest, where nothing disturbs.
+# The second fastest step over the fastest, at most, on a quiet machine.
 _STEADY = 1.2
-# And no more of the kinds of steps took so many times what the others say of them.
+# On a quiet machine, at most this share of the kinds of steps takes longer than that over their monotone fit.
 _MAX_DISTURBED = 0.2
 # Of the budget, at most: filling the long context; one point; everything but drafting.
 _CONTEXT_SHARE, _POINT_SHARE, _STEPS_SHARE = 0.25, 0.06, 0.75
-# The first rows of the first prompt say nothing: no weight was ever read. That took 64 of them thrice their time.
+# The first rows of the first prompt are not measured: the weights were never read, which tripled the time of 64 rows.
 _WARM_UP_ROWS = 16
-# The one-row step is measured again when the points after it have taken so many times as long.
+# The one-row step is measured again when the points after it have taken this multiple of its time.
 _BASE_EVERY = 12.0
 # A clock that stood still measured no time; a profile holds none that is 0.
 _LEAST_MS = 1e-6
@@ -68,9 +67,9 @@ class Costs:
     """What was measured.
 
     Attributes:
-        steps, drafts: as CostProfile holds them; empty where the KV cache has no room for a request. Where there was no
-            time for a longer context, the time of one is estimated from the short one's.
-        is_steady: whether steps of the same kind took about the same time again, so that the times are worth keeping.
+        steps, drafts: as in CostProfile; empty where the KV cache has no room for a request. Without time for a longer
+            context, its times are estimated from those of the short one.
+        is_steady: whether steps of the same kind repeated their times, so that these are worth keeping.
     """
 
     steps: tuple[StepSample, ...]
@@ -81,12 +80,12 @@ class Costs:
 def measure_costs(
     execute: Execute, info: ModelInfo, max_requests: int, max_rows: int, budget_s: float = BUDGET_S
 ) -> Costs:
-    """Return the times of steps and of drafting calls; the executor knows no request before and after.
+    """Return the times of steps and of drafting calls; the executor has no requests before and after.
 
     Args:
         execute: of an executor that has no requests; its KV cache is overwritten.
         max_requests, max_rows: of a step.
-        budget_s: seconds that it may take, about; a large model is measured at fewer points, in fewer rounds.
+        budget_s: about the seconds that it may take; a large model is measured at fewer points, in fewer rounds.
 
     Raises:
         FailedStepError: a request of it failed.
@@ -122,7 +121,7 @@ class _Measurement:
             self._prompts(),
         ]
         self._requests.begin(1, self._base.context)
-        self._measure(self._base)  # whatever little time there is
+        self._measure(self._base)  # always, even without time
         num_settled = 0
         while num_settled < _SETTLED_ROUNDS and self._time_left_s(_STEPS_SHARE) > 0:
             before = self._least_ms()
@@ -137,9 +136,9 @@ class _Measurement:
         return Costs(steps, tuple(self._drafting()), self._is_steady(least, found))
 
     def _unmeasured_context(self, found: Mapping[Shape, float]) -> Iterator[StepSample]:
-        """Where there was no time for a longer context: it is read as fast as the one-row step reads the weights.
+        """Estimate a longer context that was not measured: it is read as fast as the one-row step reads the weights.
 
-        Else a step of long contexts would be taken for that of a slower machine, on which a draft takes longer, too.
+        Else a step with long contexts would look like one of a slower machine, on which a draft takes longer, too.
         """
         short, long, info = self._base.context, self._requests.long_context, self._info
         if info.weight_bytes and short < long and all(context <= short for _, _, context in found):
@@ -147,10 +146,10 @@ class _Measurement:
             yield StepSample(1, 1, long, found[self._base] * (1.0 + share))
 
     def _least_ms(self) -> dict[Shape, float]:
-        """The fastest step of every kind: whatever else runs on a machine only makes steps longer.
+        """Return the fastest step of every kind: other programs only make steps longer.
 
-        The one-row step is measured far more often than others, and the fastest of many is faster than that of few: of
-        it counts what the fastest of as many would be.
+        The one-row step is measured far more often, and the fastest of many is faster than the fastest of few. So its
+        time is the expected fastest of as few.
         """
         found: dict[Shape, float] = {point: min(ms) for point, ms in self._ms.items()}
         counts = [len(ms) for point, ms in self._ms.items() if point != self._base]
@@ -159,13 +158,13 @@ class _Measurement:
         return found
 
     def _is_steady(self, least: Mapping[Shape, float], found: Mapping[Shape, float]) -> bool:
-        """Whether most kinds of steps have twice taken about as long as their fastest one, and few cannot be."""
+        """Whether most kinds of steps took about their fastest time twice, and few times contradict the others."""
         repeats = [sorted(ms)[1] / min(ms) for ms in self._ms.values() if len(ms) > 1]
         num_disturbed = sum(ms > _STEADY * found[shape] for shape, ms in least.items())
         return bool(repeats) and median(repeats) < _STEADY and num_disturbed <= _MAX_DISTURBED * len(least)
 
     def _fill_context(self) -> None:
-        """Compute the KV of as long a context as there is time for; the first rows also warm the model up."""
+        """Compute the KV of the longest context that time allows; the first rows also warm the model up."""
         requests = self._requests
         requests.begin(1, requests.long_context)
         self._fill(_WARM_UP_ROWS)
@@ -176,11 +175,11 @@ class _Measurement:
                 if time.perf_counter() + ahead_s - self._begin > _CONTEXT_SHARE * self._budget_s:
                     break
             num_rows, ms = self._fill(num_rows)
-            if not self._ms:  # where all else takes too long, this is the only step of many rows
+            if not self._ms:  # for slow models, this is the only step of many rows
                 self._ms[_Point(0, num_rows, 0)] = [ms]
 
     def _fill(self, num_rows: int) -> tuple[int, float]:
-        """Compute the next rows of the prompt, at most so many; returns how many and what they took."""
+        """Compute at most so many next rows of the prompt; returns how many, and their time."""
         before = self._requests.num_filled
         ms = _step_ms(self._requests.fill(min(num_rows, self._max_rows)))
         num_rows = self._requests.num_filled - before
@@ -205,7 +204,7 @@ class _Measurement:
         return self._affordable(_Point(0, rows, 0) for rows in (_SHORT_CONTEXT, _CHUNK) if rows <= num_filled)
 
     def _batches(self, drafts: Sequence[int]) -> list[_Point]:
-        """Points of several requests at the short context; the most first: fewer are between them and one."""
+        """Points of several requests at the short context, the most requests first: fewer lie between these and one."""
         counts = [1 << i for i in range(self._requests.max_count.bit_length() - 1, 0, -1)]
         counts = counts[::2] + counts[1::2]
         return self._affordable(_Point(n, 1 + d, self._requests.short_context) for d in drafts for n in counts)
@@ -216,7 +215,7 @@ class _Measurement:
         return [p for p in points if p.total_rows <= num_rows and (p.requests == 0 or p.rows <= 1 + num_drafts)]
 
     def _measure_group(self, points: Sequence[_Point]) -> None:
-        """Measure every point once, those that the time left allows."""
+        """Measure every point once that the remaining time allows."""
         if not points:
             return
         context = max(p.context for p in points) or self._requests.in_blocks(self._requests.num_filled)
@@ -245,14 +244,14 @@ class _Measurement:
         return _step_ms(self._requests.run(point.requests, point.rows - 1))
 
     def _drafting(self) -> Iterator[DraftSample]:
-        """Every method that runs a model for one request at least, however little time is left."""
+        """Measure drafting calls; methods that run a model for one request at least, even without time."""
         speculation = self._info.speculation
         methods = [METHODS[name] for name in speculation.methods if METHODS[name].source is not None]
         methods.sort(key=lambda method: not method.needs_model)  # the slow ones first, while there is time
         counts = [n for n in (1, _NUM_DRAFTERS) if n <= self._requests.max_count]
         for i, method in enumerate(methods):
             wanted = (*(_MODEL_DRAFTS if method.needs_model else _OTHER_DRAFTS), speculation.max_draft_tokens)
-            # A method with a model drafts as many tokens as it writes slots for, whatever it is asked for.
+            # A method with a model always drafts as many tokens as it writes slots for.
             most = speculation.num_lookahead_slots if method.needs_model else speculation.max_draft_tokens
             lengths = sorted({min(k, most) for k in wanted})
             found: dict[tuple[int, int], list[float]] = {(n, k): [] for n in counts for k in lengths}

@@ -1,4 +1,4 @@
-"""Files that keep measurements of a machine between starts: what they depend on, where they are, how they are read."""
+"""Files that keep measurements of a machine between starts: their key, folder and format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def machine_key(config: Config) -> Key:
 
 
 def measurements_folder(config: Config) -> Path | None:
-    """Return the folder: of the packed weights, else of the user; None = this user has none, as in a container."""
+    """Return the folder of the packed weights, else the user's; None = this user has none, as in a container."""
     if config.model.packed_weights_folder is not None:
         return config.model.packed_weights_folder
     try:
@@ -40,10 +40,10 @@ def measurements_folder(config: Config) -> Path | None:
 
 
 def keep(path: Path | None, is_steady: bool, save: Callable[[Path], None]) -> str:
-    """Let `save` write a file, if that is possible and worth it; returns where it is, or why it is not.
+    """Let `save` write a file, if that is possible and worth it; returns its place, or why it was not kept.
 
     Args:
-        path: of the file; None = there is no folder for it.
+        path: of the file; None = it has no folder.
         is_steady: whether the measurement is worth keeping: the machine was quiet.
     """
     if not is_steady:
@@ -59,7 +59,7 @@ def keep(path: Path | None, is_steady: bool, save: Callable[[Path], None]) -> st
 
 
 def load_json(path: Path, about: Mapping[str, Any], again: str) -> dict[str, Any] | None:
-    """Return what a file says that has the values `about`; None = there is none. `again` begins a warning."""
+    """Return the values of a file for the key `about`; None = no such file. `again` begins a warning."""
     try:
         values = read_json(path, missing_ok=True)
     except CheckpointError as error:

@@ -1,8 +1,7 @@
-"""How matrix products read weights and rows on this machine: measured once per machine and weight format, and kept.
+"""Tunes matrix products on this machine: prefetch and blocks of rows, measured once per weight format, and kept.
 
-The best distance of a prefetch and the best blocks of rows follow from a processor's prefetcher, registers and caches,
-and no name tells them. Rank 0 of a group measures while the others wait: ranks that measured at the same time would
-take each other's bandwidth.
+The best values follow from a processor's prefetcher, registers and caches; its name does not tell them. Rank 0 of a
+group measures while the others wait: ranks that measured at the same time would share the bandwidth.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 Tuning = Mapping[str, int]
 
 UNMEASURED = -1  # the kernel's own distance
-# Numbers of rows that are measured. Others have the distance of the next larger one.
+# Measured numbers of rows. Others use the distance of the next larger one.
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12)
 _DISTANCE_KEYS = {num_rows: f"prefetch_bytes_{num_rows}" for num_rows in ROWS}
 TUNABLES = (
@@ -49,13 +48,12 @@ TUNABLES = (
     Tunable("block_bytes", (0, 256 << 10, 1 << 20, 2 << 20), 1.02, num_rows=512, after=("tile_rows",)),
 )
 DEFAULT: Tuning = {tunable.key: tunable.values[0] for tunable in TUNABLES}
-# Weights for the prefetch are larger than last-level caches: what those hold needs none.
+# Weights for the prefetch are larger than last-level caches: cached weights need none.
 MEASURED_BYTES = 128 << 20
 _WIDE, _NARROW, _OUT_FEATURES = 4096, 2048, 512
 
 _VERSION = 4
-# What was not measured in full is measured again after so long: a machine that is never quiet is not measured at every
-# start.
+# An incomplete measurement is repeated only after this time: else a busy machine would measure at every start.
 _RETRY_S = 24 * 3600.0
 _log = logging.getLogger(__name__)
 
@@ -63,15 +61,15 @@ _log = logging.getLogger(__name__)
 def tune_linear(
     formats: Collection[LinearFormat], machine: Key, folder: Path | None, group: RankGroup, *, is_worth: bool
 ) -> None:
-    """Tune products of weight formats, as kept in a folder; measured now, and kept, where nothing fits.
+    """Tune products of weight formats by the values kept in a folder; measures and keeps them where none fit.
 
-    All ranks of a group call it, with the same formats. Numbers that were measured while the machine was busy stay the
-    kernels' own, and are measured again a day later.
+    All ranks of a group call it, with the same formats. Values measured on a busy machine are not used: the kernels'
+    own stay, and the measurement is repeated a day later.
 
     Args:
-        machine: what the numbers depend on.
-        folder: None = there is none, and every start measures.
-        is_worth: on rank 0: whether the model is large enough to gain anything.
+        machine: the key of the values.
+        folder: None = every start measures.
+        is_worth: on rank 0: whether the model is large enough to gain from it.
     """
     for fmt in formats:
         apply(fmt, of_code(group.of_first(partial(_own_code, fmt, machine, folder, is_worth))))
@@ -114,7 +112,7 @@ def _set(name: str, fmt: LinearFormat, first: int, second: int, shown: str) -> N
 
 
 def measure(fmt: LinearFormat, num_bytes: int = MEASURED_BYTES) -> tuple[Tuning, bool]:
-    """Return the best tuning, and whether the machine was quiet throughout; leaves the kernels' own.
+    """Return the best tuning, and whether the machine was quiet all the time; the kernels' own stays set.
 
     Args:
         num_bytes: of the weights that the prefetch is measured with.
@@ -135,7 +133,7 @@ def measure(fmt: LinearFormat, num_bytes: int = MEASURED_BYTES) -> tuple[Tuning,
 
 
 def zeros(fmt: LinearFormat, in_features: int, num_bytes: int) -> PackedLinear[np.ndarray]:
-    """Return a matrix of zeros of about so many bytes packed."""
+    """Return a packed matrix of zeros of about so many bytes."""
     least_outputs = 64
     panel_bytes = packed_bytes(in_features, least_outputs, fmt)
     out_features = max(num_bytes // panel_bytes, 1) * least_outputs
@@ -186,7 +184,7 @@ def _own(fmt: LinearFormat, machine: Key, folder: Path | None) -> Tuning:
 
 
 def _load(path: Path, about: Mapping[str, Any]) -> Tuning | None:
-    """Return what a file says; None = there is none that fits this version and machine, or it is time to try again."""
+    """Return the tuning of a file; None = none fits this version and machine, or a new measurement is due."""
     again = "products of weights: tuned again"
     values = load_json(path, about, again)
     if values is None:
@@ -199,7 +197,7 @@ def _load(path: Path, about: Mapping[str, Any]) -> Tuning | None:
 
 
 def _is_tuning(values: Any) -> bool:
-    """Whether a JSON value has one of its values for every number."""
+    """Whether a JSON value has an allowed value for every Tunable."""
     return (
         isinstance(values, dict)
         and values.keys() == DEFAULT.keys()

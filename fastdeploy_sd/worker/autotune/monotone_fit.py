@@ -1,4 +1,4 @@
-"""Measured times of steps without those that only a disturbance explains. Knows no measurement."""
+"""Removes disturbances from measured times of steps. Knows no measurement."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Shape = tuple[int, int, int]
 def monotone_fit(ms: Mapping[Shape, float]) -> dict[Shape, float]:
     """Return times without those that only a disturbance explains.
 
-    A step can be run in parts, so it takes no longer than its parts; and one of fewer rows, or of fewer requests with
-    as many rows each, takes no longer than one of more. What is left between are the stairs of the kernels.
+    A step can run in parts, so it takes no longer than its parts. A step with fewer rows, or with fewer requests of as
+    many rows each, takes no longer than one with more. Jumps in the times of kernels remain.
 
     Args:
         ms: shape of a step -> its time.
@@ -25,7 +25,7 @@ def monotone_fit(ms: Mapping[Shape, float]) -> dict[Shape, float]:
             for (part_n, part_rows, part_context), time in found.items()
             if part_context == context and 0 < part_n <= n and part_rows <= rows
         ]
-        if n == 0:  # a prompt's rows have fewer tokens before them than rows after a context as long
+        if n == 0:  # a prompt's rows have fewer tokens before them than rows after a context of that length
             parts = [
                 -(-rows // part_rows) * time
                 for (part_n, part_rows, part_context), time in found.items()

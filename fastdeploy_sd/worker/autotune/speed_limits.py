@@ -1,4 +1,4 @@
-"""What memory and arithmetic allow a model at most on this machine: a line in the log of a start. Needs no Paddle."""
+"""The speed limits of memory and arithmetic on this machine, for a line in the log of a start. Needs no Paddle."""
 
 from __future__ import annotations
 

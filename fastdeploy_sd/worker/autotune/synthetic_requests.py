@@ -1,4 +1,4 @@
-"""Requests of no client, so that steps of any shape can be run on an idle executor, before it serves."""
+"""Synthetic requests, to run steps of any shape on an idle executor, before it serves."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _LEAST_SPARE = 48
 
 
 class FailedStepError(InternalError):
-    """The model cannot run a synthetic request; those of clients may have more luck."""
+    """The model cannot run a synthetic request; those of clients may still succeed."""
 
 
 class SyntheticRequests:
-    """Requests with the same prompt, of any tokens, whose contexts are the same blocks, each in an order of its own.
+    """Requests with the same prompt, of any tokens, whose contexts are the same blocks, each in its own order.
 
-    What requests begin with alike is read once for all of them (see `find_shared_prefixes`), which those of clients
-    seldom do: in another order it costs what other contexts do, and needs no other memory and no other prompt to be
-    computed. After its context each has blocks of its own.
+    Shared prefixes are read once for all requests (see `find_shared_prefixes`), but clients' requests seldom share one.
+    Blocks in another order cost as much as other contexts, without more memory or another prompt. After its context,
+    each request has its own blocks.
 
     Args:
         execute: of an executor that has no requests; its KV cache is overwritten.
         info: of the executor.
         max_requests: of a step.
-        contexts: tokens before a request's newest one that are wanted, the shorter and the longer.
+        contexts: the shorter and the longer wanted number of tokens before a request's newest one.
 
     Attributes:
-        max_count: of requests; 0 = there is no room for one.
-        short_context, long_context: as wanted, or what there is room for, in whole blocks.
+        max_count: of requests; 0 = no room for one.
+        short_context, long_context: as wanted, or as many as fit, in whole blocks.
         num_filled: tokens of the prompt whose KV was computed.
     """
 
@@ -76,7 +76,7 @@ class SyntheticRequests:
         self._context, self._method, self._num_steps = 0, "", 0
 
     def in_blocks(self, num_tokens: int) -> int:
-        """Return the tokens of so many that fill whole blocks."""
+        """Return `num_tokens` rounded down to whole blocks."""
         return num_tokens // self._info.block_size * self._info.block_size
 
     def begin(self, count: int, context: int, method: str = "") -> None:
@@ -116,7 +116,7 @@ class SyntheticRequests:
         return self._step([1 + num_drafts] * count, [num_drafts] * count, [], num_wanted)
 
     def end(self) -> None:
-        """Have the executor forget all of them."""
+        """Remove all of them from the executor."""
         self._gone, self._ids = self._gone + self._ids, ()
         self._num_tokens = []
         self._plan([], [], [], [])
@@ -178,7 +178,7 @@ class SyntheticRequests:
 
 
 def _order(count: int, i: int) -> list[int]:
-    """So many blocks in an order of its own for each i below 2 * count; for 0 as they are computed."""
+    """Return a distinct order of so many blocks for each i below 2 * count; 0 gives the order of computation."""
     if count == 0:
         return []
     order = [*range(i % count, count), *range(i % count)]

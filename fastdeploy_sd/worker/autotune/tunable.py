@@ -1,4 +1,4 @@
-"""Numbers that a kernel takes from several values, and which value is clearly the fastest on this machine."""
+"""Tunable numbers of kernels, and the search for a value that is clearly the fastest on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 _NUM_ROUNDS = 6
-# A machine on which the median round takes so many times the fastest one is busy with something else.
+# A machine is busy if its median round takes this multiple of the fastest one.
 _DISTURBED = 1.25
 
 
@@ -18,11 +18,11 @@ class Tunable:
 
     Attributes:
         key: its name in files.
-        values: what it may be; the first one leaves it to the kernel.
-        gain: by how many times another value must be faster than the first, > 1.
+        values: the allowed ones; the first leaves the choice to the kernel.
+        gain: the factor by which another value must be faster than the first, > 1.
         num_rows: of the products that it is measured with.
-        alike: keys of other numbers that have the same value while it is measured.
-        after: keys of other numbers that were measured before, and keep their values while it is measured.
+        alike: keys of other numbers that have the same value during its measurement.
+        after: keys of other numbers that were measured before, and keep their values during its measurement.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Tunable:
 def measured(tunable: Tunable, use: Callable[[int], object], run: Callable[[], object]) -> tuple[int, bool]:
     """Return the value that is clearly the fastest, and whether the machine was quiet.
 
-    The first value where it was not: what seemed best then was best for what ran at the same time.
+    On a busy machine it is the first value: the best one then depends on the other programs.
 
     Args:
         use: makes the kernel use a value.
@@ -65,8 +65,7 @@ def take_turns(
 def clearly_best(times: Mapping[int, Sequence[float]], default: int, gain: float) -> int:
     """Return the value with the least time.
 
-    The default where that may be chance: the other is not faster at the median, and both in the even and in the odd
-    rounds.
+    The default where that may be chance: the other must be faster at the median, in the even and in the odd rounds.
     """
     best = min(times, key=lambda value: min(times[value]))
     halves = (slice(0, None, 2), slice(1, None, 2))

@@ -1,4 +1,4 @@
-"""What rank 0's worker tells those of the other ranks, step by step. Values only; who sends them is in distributed/.
+"""Commands of rank 0's worker to the other ranks, step by step. Values only; distributed/ sends them.
 
 A step is TakePlan, then RunRows until one has succeeded for every row, each followed by TakeOutput; then, where draft
 layers run, DraftRows with its DraftOutcome. BeginDrafts and ForgetDrafts may come before any of them.
@@ -35,7 +35,7 @@ class RunRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakeOutput:
-    """Append what the rows that just ran produced; see `types.VerifyResult`."""
+    """Append the output of the rows that just ran; see `types.VerifyResult`."""
 
     token_ids: I32
     cu_num_output: I32
@@ -64,7 +64,7 @@ class DraftRows:
     Attributes:
         table_rows: i32[n], neighbours in the step and in its order.
         max_draft_len: i32[n].
-        min_survival: f32[n], see DraftProbabilities; None = no probabilities are asked for.
+        min_survival: f32[n], see DraftProbabilities; None = probabilities are not wanted.
     """
 
     attempt: int
@@ -76,7 +76,7 @@ class DraftRows:
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """Whether every rank has run them; else the attempt counts for none."""
+    """Whether every rank has run them; else the attempt has failed on all."""
 
     has_succeeded: bool
 

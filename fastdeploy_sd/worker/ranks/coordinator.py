@@ -1,8 +1,8 @@
-"""Rank 0's side of a step on several ranks: it tells the others what to run, and learns whether all have run it.
+"""Rank 0's side of a step on several ranks: it tells the others what to run, and whether all have run it.
 
-An *attempt* is what all ranks run together: the model over some rows, or the draft layers. It has succeeded when every
-rank says so; else it has failed on all of them, and rank 0, whose code for failing steps is that of a single process,
-tries parts of the rows. Knows no sockets and no processes.
+An *attempt* is a run of all ranks together: the model over some rows, or the draft layers. It succeeds when every rank
+reports success. Else it fails on all of them, and rank 0 tries parts of the rows, as a single process does. Knows no
+sockets and no processes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MakeAttempt = Callable[[int], Attempt]
 
 
 class GroupEnded(BaseException):
-    """A rank is gone, so nothing can be computed any more. No `except Exception` on its way takes it for a row's fault;
-    the executor raises `error` in its place."""
+    """A rank has ended, so nothing can be computed. It is no Exception, so that no handler takes it for a row's fault;
+    the executor raises `error` instead."""
 
     def __init__(self, error: FdsdError) -> None:
         super().__init__(error.message)
@@ -45,10 +45,10 @@ class RankError(Exception):
 
 
 class Collectives(Protocol):
-    """What ranks exchange inside a pass; see parallel.communicator."""
+    """The collectives of ranks inside a pass; see parallel.communicator."""
 
     def begin(self, attempt: int) -> None:
-        """Start an attempt: ranks that stopped at different ops of the last one are in step again."""
+        """Start an attempt: ranks that stopped at different ops of the last one are synchronized again."""
         ...
 
     def fail(self) -> None:
@@ -57,10 +57,10 @@ class Collectives(Protocol):
 
 
 class OtherRanks(Protocol):
-    """The other ranks, as rank 0's worker sees them. Every call may raise GroupEnded."""
+    """Rank 0's interface to the other ranks. Every call may raise GroupEnded."""
 
     def post(self, command: Command) -> None:
-        """Have them do something that cannot fail and needs no answer; it goes with the next `send`. Copied at once."""
+        """Queue a command that cannot fail and needs no answer, for the next `send`. It is copied at once."""
         ...
 
     def send(self, attempt: Attempt) -> None:
@@ -73,10 +73,10 @@ class OtherRanks(Protocol):
 
 
 class RankCoordinator(Protocol):
-    """What a ModelRunner does besides when it is one of several."""
+    """The part of a ModelRunner that involves other ranks."""
 
     def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
-        """Tell of a step's plan."""
+        """Send a step's plan to the other ranks."""
         ...
 
     def post(self, command: Command) -> None:
@@ -84,7 +84,7 @@ class RankCoordinator(Protocol):
         ...
 
     def attempt(self, make: MakeAttempt) -> AbstractContextManager[object]:
-        """Return a context in which this rank runs the attempt that `make` gets the number of.
+        """Return a context in which this rank runs an attempt; `make` gets its number.
 
         Its end raises RankError if another rank failed.
         """
@@ -101,7 +101,7 @@ class SingleRank:
         """There are no others."""
 
     def attempt(self, make: MakeAttempt) -> AbstractContextManager[object]:
-        """Just run it."""
+        """Run it on this rank only."""
         return nullcontext()
 
 
@@ -130,7 +130,7 @@ class GroupCoordinator:
         return self._running
 
     def agree(self) -> None:
-        """End the running attempt early, before this rank's state changes; what follows in its context cannot fail.
+        """End the running attempt early, before this rank's state changes; the rest of its context cannot fail.
 
         Raises:
             RankError: another rank has failed.
@@ -139,7 +139,7 @@ class GroupCoordinator:
         self._running.end(has_failed=False)
 
     def over_ranks(self, name: str, method: Proposer) -> Proposer:
-        """Return a method that runs a model so that it runs on every rank."""
+        """Return the method, which runs a model, so that it runs on every rank."""
         return _SharedProposer(name, method, self)
 
 
@@ -155,7 +155,7 @@ class _RunningAttempt:
         self._others.send(self._command)
         try:
             self._collectives.begin(self._number)
-        except ValueError:  # aborted: a rank has ended, which `end` tells
+        except ValueError:  # aborted: a rank has ended, which `end` reports
             self.end(has_failed=True)
             raise
         return self
@@ -182,7 +182,7 @@ class _RunningAttempt:
 
 
 class _SharedProposer(Proposer):
-    """A method that runs a model, on every rank alike; the drafts are this rank's, and the others' the same."""
+    """A method that runs a model on every rank; all ranks get the same drafts, and this rank returns them."""
 
     def __init__(self, name: str, method: Proposer, ranks: GroupCoordinator) -> None:
         self._name, self._method, self._ranks = name, method, ranks

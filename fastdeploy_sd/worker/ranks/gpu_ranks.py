@@ -1,4 +1,4 @@
-"""Ranks that have a GPU each: what they exchange values through, opened before anything is loaded."""
+"""The communicator of ranks that have a GPU each, opened before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 
 def with_gpus(config: Config, group: RankGroup) -> RankGroup:
-    """Return the group with what its passes exchange values through on the chosen device. All ranks call it.
+    """Return the group with the communicator of its passes on the chosen device. All ranks call it.
 
     Raises:
         ConfigError: two of the GPUs cannot read each other's memory.
@@ -44,7 +44,7 @@ def with_gpus(config: Config, group: RankGroup) -> RankGroup:
 
 
 def leave_gpus(group: RankGroup) -> None:
-    """End what `with_gpus` began; no pass runs any more."""
+    """Close the communicator of `with_gpus`, after the last pass."""
     if isinstance(group.communicator, GpuCommunicator):
         group.communicator.close()
         found = device()

@@ -1,4 +1,4 @@
-"""What a worker knows of its rank group. Values and callables; how ranks reach each other is in distributed/."""
+"""A worker's view of its rank group. Values and callables; distributed/ connects the ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
 from fastdeploy_sd.worker.ranks.coordinator import Collectives, OtherRanks
 
-# What ranks that have nothing to say measure.
+# The measurement of ranks without one.
 _MOST = 1 << 62
 
 
@@ -28,12 +28,12 @@ class RankGroup:
     """A rank's place among `size`; by default the only one.
 
     Attributes:
-        num_threads: of this rank's kernels, its share of the host's cores, unless the configuration says how many.
-        communicator: what the ranks exchange inside a pass; None = nothing.
-        others: rank 0's hold on the other ranks; None on these, and where there are none.
-        agree: what other ranks than 0 call when their draft layers have run; see LoadedDraftModel.agree.
-        smallest: gives every rank the smallest of what the ranks measure; all of them call it, once loaded.
-        exchange: gives bytes to all ranks and returns those of all, in order; all call it, as often, while they load.
+        num_threads: of this rank's kernels: its share of the host's cores, unless configured.
+        communicator: of the ranks inside a pass; None = nothing is exchanged.
+        others: rank 0's interface to the other ranks; None on these, and on a single rank.
+        agree: ranks other than 0 call it when their draft layers have run; see LoadedDraftModel.agree.
+        smallest: returns the smallest measurement of all ranks; all of them call it, once loaded.
+        exchange: all-gather of bytes, in order of the ranks; all call it, equally often, while they load.
         kv_files: rank -> descriptor of the memory for its KV, see worker.kv_file: on rank 0 those of all others, on
             these their own. None where no other process reads KV, or on GPUs.
     """
@@ -49,10 +49,10 @@ class RankGroup:
     kv_files: Mapping[int, int] = field(default_factory=dict)
 
     def of_first(self, find: Callable[[], int]) -> int:
-        """Give every rank the number, 0 to 2^62, that rank 0 finds; all of them call it, while they load."""
+        """Return the number, 0 to 2^62, that `find` returns on rank 0; all ranks call it, while they load."""
         return self.smallest(find if self.rank == 0 else lambda: _MOST)
 
     @property
     def collectives(self) -> Collectives:
-        """What is told of every attempt."""
+        """The collectives, to begin and fail attempts."""
         return self.communicator or NoCollectives()

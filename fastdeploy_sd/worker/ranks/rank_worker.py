@@ -1,4 +1,4 @@
-"""A rank's worker other than rank 0's: does what it is told, on the same requests, and chooses no token itself."""
+"""The worker of a rank other than 0: follows rank 0's commands on the same requests, and chooses no token itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RankWorker:
 
     Args:
         methods: those that run a draft model, by name. Other methods draft on rank 0 only.
-        collectives: what the pass exchanges values through.
+        collectives: of the pass.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""BlockCopier: copies KV blocks to slots and back in a thread of its own. Knows no scheduling."""
+"""BlockCopier: copies KV blocks to slots and back in its own thread. Knows no scheduling."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _MAX_LOGGED_ERRORS = 10
 class BlockCopier:
     """See engine.block_store.BlockStore. One thread makes all copies: loads first, as requests wait for them.
 
-    Blocks are moved into memory of the mover's own before they are written to their slots, and the other way round: the
-    blocks themselves are touched for as long as copying memory takes, whatever the disk does.
+    Blocks go through the mover's own memory on their way to a slot and back. So a block is in use only for a copy of
+    memory, however slow the disk is.
 
     Args:
         mover: of the KV cache. file: the slots; closed by `close`.
@@ -51,7 +51,7 @@ class BlockCopier:
         self._is_signalled = False  # whether `fd` is readable
         self._timer: threading.Timer | None = None
         self._is_closing = False
-        self._lost: DeviceLost | None = None  # that there is no device any more
+        self._lost: DeviceLost | None = None  # the error, once the device is lost
         self._num_errors = 0
         self._thread = threading.Thread(target=self._run, name="kv-swap", daemon=True)
         self._thread.start()
@@ -117,7 +117,7 @@ class BlockCopier:
                 self._timer.start()
 
     def close(self) -> None:
-        """End the thread after the copy it makes, and give the slots back. May be called twice."""
+        """End the thread after its current copy, and free the slots. May be called twice."""
         with self._changed:
             self._is_closing = True
             timer = self._timer

@@ -1,6 +1,6 @@
-"""What takes KV blocks to memory of the host and back for a BlockCopier, a batch at a time. Owns the interface.
+"""BlockMover: copies KV blocks to host memory and back for a BlockCopier, batch by batch.
 
-HostBlockMover is for blocks that are in the host's memory themselves.
+HostBlockMover is for blocks that are in host memory.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class BlockMover(Protocol):
 
     Attributes:
         max_blocks: of a batch.
-        block_bytes: what a block holds in all layers.
+        block_bytes: of a block in all layers.
     """
 
     max_blocks: int
     block_bytes: int
 
     def follow_steps(self) -> None:
-        """Have copies that are begun from here on follow the steps that were started. Called by who starts steps."""
+        """Make later copies follow the started steps. Called by the thread that starts steps."""
         ...
 
     def begin(self, block_ids: Sequence[int]) -> None:
-        """Begin a batch. Returns at once: until `release` it may be read or written."""
+        """Begin a batch, which may be read or written until `release`. Returns at once."""
         ...
 
     def rows(self) -> Bytes:
@@ -42,7 +42,7 @@ class BlockMover(Protocol):
         ...
 
     def read(self) -> Sequence[bool]:
-        """Copy the batch's blocks to the rows; returns for each whether it is there, which a released one may not be.
+        """Copy the batch's blocks to the rows; returns for each whether it was copied; a released one may not be.
 
         Raises:
             ValueError: the device failed.
@@ -50,7 +50,7 @@ class BlockMover(Protocol):
         ...
 
     def write(self, are_wanted: Sequence[bool]) -> Sequence[bool]:
-        """Copy rows to those blocks of the batch that are wanted and not released; returns which these are.
+        """Copy rows to the blocks of the batch that are wanted and not released; returns for each whether it was one.
 
         Raises:
             ValueError: the device failed.
@@ -58,15 +58,15 @@ class BlockMover(Protocol):
         ...
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Have steps that are started from here on follow what was copied from or to these blocks, and stop the rest.
+        """Make later steps follow the copies from or to these blocks, and stop copies that have not begun.
 
-        Called by who starts steps. Waits for a page at most, or for a batch where steps of other processes use
-        the blocks.
+        Called by the thread that starts steps. Waits for one page at most, or for a batch where steps of other
+        processes use the blocks.
         """
         ...
 
     def close(self) -> None:
-        """Give back what copies are made with, once the thread has ended. Nothing else may be called then."""
+        """Free the resources of copies, once the thread has ended. Nothing else may be called then."""
         ...
 
 
@@ -89,9 +89,9 @@ class Pages(Protocol):
 
 
 class HostBlockMover:
-    """See BlockMover. A batch is one block, copied page by page: it stops at the next page when it is released.
+    """See BlockMover. A batch is one block, copied page by page; a release stops it at the next page.
 
-    Steps are over when the engine goes on, so there is nothing to follow, and a release waits for the page.
+    No step is in flight when the engine continues, so no copy must follow one, and a release waits for the page.
     """
 
     max_blocks = 1
@@ -135,7 +135,7 @@ class HostBlockMover:
                     raise InternalError(f"a copy of KV block {self._block_id} does not stop")
 
     def close(self) -> None:
-        """See BlockMover: nothing is held."""
+        """See BlockMover: it holds nothing."""
 
     def _touch(self, copy_page: Callable[[int, int], None]) -> bool:
         with self._changed:

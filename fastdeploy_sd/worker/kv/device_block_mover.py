@@ -1,4 +1,4 @@
-"""DeviceBlockMover: takes KV blocks of a GPU to pinned memory and back, by copies that steps do not wait for."""
+"""DeviceBlockMover: copies KV blocks of a GPU to pinned memory and back, without making steps wait."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from fastdeploy_sd.device.cuda.blocks import MAX_COPIED_BLOCKS, CopyStream, CudaBlocks
 from fastdeploy_sd.types import Bytes
 
-# Of a batch, unless a block is larger: its copy takes a fraction of a millisecond, and a step that overwrites one of
-# its blocks waits for no more than that.
+# Of a batch, unless a block is larger: a step that overwrites one of its blocks waits a fraction of a millisecond.
 _BATCH_BYTES = 16 << 20
 _NO_BLOCK = -1
 
@@ -17,14 +16,14 @@ _NO_BLOCK = -1
 class DeviceBlockMover:
     """See BlockMover. A batch is one copy over the bus.
 
-    A block that is released before its copy is started is left out. Afterwards the copy is made, and it is the steps
-    that wait: what is read is what the block held before, and what is written is overwritten.
+    A block that is released before its copy starts is left out. A started copy is completed, and steps wait for it: a
+    read gets the block's old content, and a later step overwrites what was written.
 
     Args:
         blocks: of all layers.
 
     Raises:
-        MemoryError: the device or the host has none for two batches.
+        MemoryError: the device or the host has no memory for two batches.
     """
 
     def __init__(self, blocks: CudaBlocks) -> None:
@@ -49,7 +48,7 @@ class DeviceBlockMover:
             self._released.clear()
 
     def rows(self) -> Bytes:
-        """See BlockMover; waits until the copy before the last is made, which had the same memory."""
+        """See BlockMover; waits for the copy before the last, which used the same memory."""
         batch = self._lane.batches[self._turn]
         batch.wait()
         return batch.host.reshape(self.max_blocks, self.block_bytes)

@@ -19,22 +19,22 @@ _BATCH_BYTES = 4 << 20
 
 
 class DevicePages:
-    """Pages of all layers over the same blocks, of all ranks: other GPUs' KV is in reach of this one.
+    """Pages of all layers over the same blocks, of all ranks: this GPU reaches the KV of the others.
 
-    Reading waits for the GPU. What is written is put together and then on its way; `end_writes` sees to the rest. One
-    thread reads; writing and `end_writes` are not for two threads at once.
+    Reading waits for the GPU. Written pages are copied in batches; `end_writes` starts the last one. One thread reads;
+    only one thread at a time may write or call `end_writes`.
 
     Args:
         ranks: all of them.
-        is_read, is_written: whether other instances get pages from here, or give some; memory is taken for that.
+        is_read, is_written: whether other instances read pages from here, or write some; memory is allocated for that.
 
     Raises:
-        MemoryError: the GPU or the host has none for what is on its way.
+        MemoryError: the GPU or the host has no memory for batches.
 
     Attributes:
         num_layers: target and draft layers together. num_target_layers: the first ones.
         num_blocks: blocks of every layer.
-        host_bytes: of the host's memory that they take: 0.
+        host_bytes: of host memory that they take: 0.
     """
 
     host_bytes = 0
@@ -58,7 +58,7 @@ class DevicePages:
 
     @property
     def blocks(self) -> CudaBlocks:
-        """The same, layer by layer; until `close`."""
+        """The blocks of all layers; valid until `close`."""
         assert self._blocks is not None, "pages that are open"
         return self._blocks
 
@@ -80,10 +80,10 @@ class DevicePages:
     def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
         """See splitwise.pages.Pages: copies of the pages, which the next call overwrites.
 
-        More than a batch has room for come in several, and are copied once more.
+        More pages than fit into a batch are read in several batches, and copied once more.
 
         Raises:
-            IndexError: there is no such layer or block.
+            IndexError: no such layer or block.
             ValueError: the GPU failed.
         """
         for block_id in block_ids:
@@ -104,7 +104,7 @@ class DevicePages:
         """See splitwise.pages.Pages: the copy before the last, which had the same memory.
 
         Raises:
-            IndexError: there is no such layer.
+            IndexError: no such layer.
         """
         self._verify(layer, 0)
         assert self._writing is not None, "pages that are written"
@@ -117,8 +117,8 @@ class DevicePages:
         """See splitwise.pages.Pages.
 
         Raises:
-            IndexError: there is no such layer or block.
-            ValueError: the data is not as long as the page, and nothing is written then; or the GPU failed.
+            IndexError: no such layer or block.
+            ValueError: the data is not as long as the page, and nothing was written; or the GPU failed.
         """
         self._verify(layer, block_id)
         num_bytes = self.page_bytes(layer)
@@ -145,14 +145,14 @@ class DevicePages:
             self._port.end_writes()
 
     def close(self) -> None:
-        """Give back streams, events and memory, and let go of other ranks' KV; nothing is read or written then."""
+        """Free streams, events and memory, and unmap other ranks' KV; no page may be read or written then."""
         for lane in (self._reading, self._writing):
             if lane is not None:
                 lane.close()
         self._reading = self._writing = self._last = self._blocks = self._port = None
 
     def _start(self) -> None:
-        """Have what was put together copied."""
+        """Start the copy of the waiting batch."""
         if self._writing is not None and self._staged:
             batch = self._last = self._writing.batches[self._turn]
             self._writing.start_write(batch, range(self._layer, self._layer + 1), self._staged)

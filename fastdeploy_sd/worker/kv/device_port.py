@@ -1,4 +1,4 @@
-"""DevicePort of a GPU: pages go to and come from memory that another process of this machine shares."""
+"""DevicePort of a GPU: copies pages to and from memory shared with another process of this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class CudaPort:
     """See splitwise.pages.DevicePort.
 
     Args:
-        blocks: of all layers. lane: on which they are copied.
-        verify: raises IndexError where there is no such layer or block.
+        blocks: of all layers. lane: copies them.
+        verify: raises IndexError for an unknown layer or block.
     """
 
     def __init__(self, blocks: CudaBlocks, lane: CopyStream, verify: Callable[[int, int], None]) -> None:
@@ -46,7 +46,7 @@ class CudaPort:
         self._batch.wait()
 
     def end_writes(self) -> None:
-        """Have steps that are started from here on follow what was written."""
+        """Make later steps follow the writes."""
         if self._batch.block_ids:
             self._lane.have_steps_follow(self._batch)
 

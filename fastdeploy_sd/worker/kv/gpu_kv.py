@@ -1,4 +1,4 @@
-"""The KV of ranks that have a GPU each, in memory that rank 0 reaches: its copies are of the whole model's blocks.
+"""The KV of ranks that have a GPU each, in memory that rank 0 reaches: it copies blocks of the whole model.
 
 As with kv_file.py, every rank computes the same layout from the same sizes; ranks exchange only a handle.
 """
@@ -19,7 +19,7 @@ from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
-# Where a piece begins.
+# Of the begin of a piece, in bytes.
 _ALIGNMENT = 256
 
 
@@ -30,7 +30,7 @@ class GpuKv:
         self._memory, self._used = memory, 0
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        """Return the next piece, of which the rank has made zeros; it keeps the memory."""
+        """Return the next piece, which the rank has filled with zeros; it keeps the memory."""
         piece = DeviceTensor(self._memory, self._memory.address + self._used, element_of(dtype), shape)
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -44,7 +44,7 @@ def share_gpu_kv(device: CudaDevice, group: RankGroup, sizes: Sequence[int]) -> 
         sizes: bytes, by rank.
 
     Raises:
-        MemoryError: the GPU has not that much, or does not share it.
+        MemoryError: the GPU has too little memory, or cannot share it.
     """
     library = device.library
     try:

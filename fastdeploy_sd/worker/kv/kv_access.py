@@ -18,10 +18,10 @@ AnyPages = KvPages | DevicePages
 
 
 def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
-    """Return the KV in pages, of all ranks that are in reach.
+    """Return the KV in pages, of all reachable ranks.
 
     Raises:
-        ConfigError: the GPU or the host has no memory for pages on their way.
+        ConfigError: the GPU or the host has no memory for pages in transfer.
     """
     found, role = device(), config.splitwise.splitwise_role
     if not isinstance(found, CudaDevice):
@@ -31,10 +31,10 @@ def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
 
 
 def open_mover(pages: AnyPages) -> BlockMover:
-    """Return what takes the same blocks to memory of the host and back.
+    """Return the mover of these blocks to host memory and back.
 
     Raises:
-        ConfigError: the GPU or the host has no memory for blocks on their way.
+        ConfigError: the GPU or the host has no memory for blocks in transfer.
     """
     if isinstance(pages, KvPages):
         return HostBlockMover(pages)

@@ -1,6 +1,6 @@
-"""Memory for the KV of a rank that rank 0's process reaches too, so that pages leave and arrive as of a whole model.
+"""Memory for a rank's KV that rank 0's process shares, so that rank 0 copies pages of the whole model.
 
-It has no name: nothing is left of it when the last process that has it ends, however that ends. Knows no layer.
+It has no name, so it is freed when the last process that has it ends, even by a crash. Knows no layer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from fastdeploy_sd.device.memory_nodes import spread
 
-# Where a piece begins: a page of the system, so that none is shared by two pieces.
+# A piece begins at a page of the system, so that no two pieces share one.
 ALIGNMENT = 4096
 
 
 def create_kv_file() -> int:
-    """Return the descriptor of an empty file of memory, for two processes to make a KvFile of."""
+    """Return the descriptor of an empty file in memory, from which two processes make a KvFile."""
     return os.memfd_create("fdsd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
@@ -35,7 +35,7 @@ class KvFile:
         num_bytes: of all pieces, each rounded up to ALIGNMENT; the same in both processes.
 
     Raises:
-        OSError, OverflowError: the system does not give that much, or the other process asked for another length.
+        OSError, OverflowError: the system has too little memory, or the other process asked for another length.
     """
 
     def __init__(self, fd: int, num_bytes: int) -> None:

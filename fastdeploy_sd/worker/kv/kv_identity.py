@@ -1,4 +1,4 @@
-"""Whose KV this is: what two instances must have in common for KV, or an output, of one to be that of the other."""
+"""The identity of KV: two instances may exchange KV, or continue outputs, only if it is equal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fastdeploy_sd.worker.loading.weights_digest import weights_digest
 
 @dataclass(frozen=True, slots=True)
 class KvIdentity:
-    """What the KV of an instance is.
+    """What decides the KV of an instance.
 
     Attributes:
-        device: what computes it: "CPU, " and its instruction-set level, or "CUDA, " and the GPU's name.
-        fingerprint: the same for the same weights, formats, kernels (of a CPU those of one instruction-set level) and
-            version, so that KV and logits have the same bits.
-        draft_fingerprint: the same for the same draft layers besides; "" = there are none.
+        device: that computes it: "CPU, " and its instruction-set level, or "CUDA, " and the GPU's name.
+        fingerprint: equal for equal weights, formats, kernels (of a CPU those of one instruction-set level) and
+            version, so that KV and logits have equal bits.
+        draft_fingerprint: of the draft layers, likewise; "" = none.
         kv_format: "float32", "bfloat16", "float16", "int8" or "fp8".
         block_size: tokens per block.
         num_layers: of the target. num_kv_heads, head_dim: of its first layer, in all ranks together.
@@ -50,12 +50,12 @@ class KvIdentity:
         drafts: Sequence[ModelSource],
         kernels: str | None = None,
     ) -> KvIdentity:
-        """Return that of a model as configured; see `weights_digest` on when the weights are read.
+        """Return the identity of a model as configured; see `weights_digest` on when the weights are read.
 
         Args:
             kv_format: see the class.
-            drafts: where the draft models come from.
-            kernels: which compute it; None = the kernel library's, at its level.
+            drafts: the sources of the draft models.
+            kernels: that compute it; None = those of the kernel library, at its level.
         """
         numerics = {
             "version": fastdeploy_sd.__version__,
@@ -67,7 +67,7 @@ class KvIdentity:
         fingerprint = _digest({**numerics, "weights": _content(config, checkpoint)})
         drafting = ""
         if drafts:
-            # What KV is written by: which head drafts are read from makes no difference to it.
+            # Only what writes KV: the head that drafts are read from does not.
             scheme = own_scheme(config)
             formats = {"linear": scheme.linear, "experts": scheme.experts}
             content = [part for draft in drafts for part in _content(config, draft)]
@@ -84,7 +84,7 @@ class KvIdentity:
         )
 
     def output_fingerprint(self, rule: VerifyRule) -> str:
-        """Return what is the same for instances that give a request the same tokens; a lossy rule is a part of it."""
+        """Return a fingerprint, equal for instances that give a request equal tokens; it covers a lossy rule."""
         return _digest({"kv": self.fingerprint, "rule": asdict(rule)}) if rule.is_lossy else self.fingerprint
 
 

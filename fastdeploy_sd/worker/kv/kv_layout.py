@@ -15,8 +15,8 @@ class KvLayout:
     """The KV groups of a model.
 
     Blocks of all groups come from one pool, so they have the same size. Layers of full attention are one kind, layers
-    with the same window another. The kind with the fewest layers sets how many layers a group has; the others are cut
-    into groups of as many. With 4 layers of full attention and 10 windows of one size:
+    with the same window another. The kind with the fewest layers sets the number of layers per group; the others are
+    split into groups of that size. With 4 layers of full attention and 10 windows of one size:
 
         group 0   f f f f          group 1   w w w w
                                    group 2   w w w w

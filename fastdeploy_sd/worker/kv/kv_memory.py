@@ -1,4 +1,4 @@
-"""The KV cache, target and draft layers: how many blocks there are, and their memory on the ranks that are in reach."""
+"""The KV cache of target and draft layers: the number of blocks, and their memory on the reachable ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class DraftLayerKv(NamedTuple):
-    """What one rank has of the KV of a draft layer.
+    """One rank's part of the KV of a draft layer.
 
     Attributes:
         kv_heads: as RankKv's.
@@ -47,10 +47,10 @@ class DraftLayerKv(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankKv:
-    """What one rank has of the KV of all layers, over the same blocks as every other.
+    """One rank's part of the KV of all layers, over the same blocks as every other rank.
 
     Attributes:
-        kv_heads: of the model, that each of the target's layers has here. Where there are fewer than ranks, several
+        kv_heads: the model's heads that each of the target's layers has here. With fewer heads than ranks, several
             ranks have the same.
         caches: of the target's layers.
         drafts: method -> layers of its draft model, in their order in a block.
@@ -80,7 +80,7 @@ class KvMemory:
 
     Attributes:
         max_tokens: of a sequence.
-        own: this rank's. others: the other ranks', in their order, on rank 0 where the group says so.
+        own: this rank's. others: of the other ranks, in order, on rank 0 where the group shares KV.
     """
 
     size: kv_sizing.KvCacheSize
@@ -91,7 +91,7 @@ class KvMemory:
 
     @property
     def ranks(self) -> Sequence[RankKv]:
-        """Of all ranks, on rank 0."""
+        """The KV of all ranks, on rank 0."""
         return [self.own, *self.others]
 
 
@@ -102,7 +102,7 @@ def allocate_kv(
     max_model_len: int,
     group: RankGroup,
 ) -> KvMemory:
-    """Allocate what a rank has of the KV, as many blocks as are configured or of use, and reach what others have.
+    """Allocate a rank's part of the KV, with as many blocks as configured or useful, and map the parts of others.
 
     Args:
         drafts: weights of the draft models, by method.
@@ -123,7 +123,7 @@ def allocate_kv(
     return KvMemory(
         size,
         kv_format,
-        # No sequence outgrows the cache: tables by position need no more rows, whatever context the checkpoint claims.
+        # No sequence outgrows the cache: tables by position need no more rows, even for a longer context.
         max_tokens=min(max_model_len, size.num_tokens + 1),
         own=layers.allocate(group.rank, size.num_blocks, kv_format, zeros.get(group.rank, device().zeros)),
         others=[
@@ -137,7 +137,7 @@ def allocate_kv(
 def _room(
     config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], group: RankGroup
 ) -> kv_sizing.KvRoom:
-    """Of the memory that the ranks compute in: they share the host's, and have a GPU each."""
+    """Return the room in the ranks' memory: they share the host's, and have a GPU each."""
     found = device()
     if not isinstance(found, CudaDevice):
         return kv_sizing.half_of(group.smallest(free_memory))
@@ -150,7 +150,7 @@ def _room(
 
 
 class _Layers:
-    """What the layers of a model, and those that draft for it, keep on each of so many ranks."""
+    """The KV of a model's layers, and of its draft layers, on each of `num_ranks` ranks."""
 
     def __init__(
         self, target: DecoderConfig, drafts: Mapping[str, DraftWeights], num_steps: int, num_ranks: int

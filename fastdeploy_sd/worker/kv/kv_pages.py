@@ -1,13 +1,13 @@
-"""KvPages: what one block holds in one layer, as bytes, so that it can be kept or computed elsewhere.
+"""KvPages: the bytes of one block in one layer, so that KV can be stored, or computed by another instance.
 
-Layers are the target's, then the draft layers. A page is whatever the layer's cache holds of a block, in this order:
+Layers are the target's, then the draft layers. A page is all that the layer's cache holds of a block, in this order:
 
     k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (of a draft layer)
 
 Each but the last holds the model's KV heads in order, so a page is the same for any number of ranks. A head that
 several ranks have is read from one of them and written to all.
 
-Owns no memory. Knows no transport, and not which blocks are whose.
+Owns no memory. Knows no transport, and not which request a block belongs to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.kv.kv_memory import RankKv
 
-# A part of the pages of a layer, or what a rank has of it: [num_blocks, bytes], of every rank that has the same.
+# A part of a layer's pages, or one rank's share of it: [num_blocks, bytes], of every rank that has the same.
 _Piece = tuple[Bytes, ...]
 
 
@@ -30,12 +30,12 @@ class KvPages:
     """Pages of all layers over the same blocks. May be used by several threads, for different pages.
 
     Args:
-        ranks: all of them; none = there are no layers.
+        ranks: all of them; empty = no layers.
 
     Attributes:
         num_layers: target and draft layers together. num_target_layers: the first ones.
         num_blocks: blocks of every layer.
-        host_bytes: of the host's memory that all blocks take, on all ranks together.
+        host_bytes: of host memory that all blocks take, on all ranks together.
     """
 
     def __init__(self, ranks: Sequence[RankKv]) -> None:
@@ -49,7 +49,7 @@ class KvPages:
 
     @property
     def port(self) -> None:
-        """See splitwise.pages.Pages: they are in the host's memory."""
+        """See splitwise.pages.Pages: they are in host memory."""
 
     def page_bytes(self, layer: int) -> int:
         """Return the length of a page of this layer."""
@@ -86,26 +86,26 @@ class KvPages:
             begin = end
 
     def awaited(self, _layer: int) -> None:
-        """See splitwise.pages.Pages: memory of the host is there."""
+        """See splitwise.pages.Pages: host memory is always ready."""
 
     def follow_steps(self) -> None:
-        """See splitwise.pages.Pages: steps are over when the engine goes on."""
+        """See splitwise.pages.Pages: no step is in flight when the engine continues."""
 
     def end_writes(self) -> None:
-        """See splitwise.pages.Pages: all is in its place."""
+        """See splitwise.pages.Pages: writes are complete at once."""
 
     def close(self) -> None:
-        """See DevicePages: nothing is held."""
+        """See DevicePages: it holds nothing."""
 
     def _verify(self, layer: int, block_id: int) -> None:
         verify_page(layer, block_id, self.num_layers, self.num_blocks)
 
 
 def verify_page(layer: int, block_id: int, num_layers: int, num_blocks: int) -> None:
-    """Verify that there is a page of this layer and block.
+    """Verify that a layer and block have a page.
 
     Raises:
-        IndexError: there is none.
+        IndexError: they have none.
     """
     if not (0 <= layer < num_layers and 0 <= block_id < num_blocks):
         raise IndexError(
@@ -125,12 +125,12 @@ def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:
 
 
 def _pieces(caches: Iterable[tuple[range, KvCache[Tensor]]]) -> list[tuple[Tensor, ...]]:
-    """A layer on all ranks, each with the heads that it has, as pieces in the order of a page."""
+    """Return a layer's pieces in the order of a page, from all ranks with their heads."""
     by_heads: dict[int, list[list[Tensor]]] = {}
     for heads, cache in caches:
         parts = [part for part in (cache.k, cache.v, cache.k_scale, cache.v_scale) if part is not None]
         by_heads.setdefault(heads.start, []).append(parts)
-    # Of each of the heads, part by part with all that have it; then part by part over the heads.
+    # First per head: its parts, of all ranks that have it. Then per part: over the heads.
     of_heads = [list(zip(*copies, strict=True)) for _, copies in sorted(by_heads.items())]
     return [piece for part in zip(*of_heads, strict=True) for piece in part]
 

@@ -1,7 +1,7 @@
-"""How large a KV block is, and how many there are. Needs no Paddle, so that it can be told before anything loads.
+"""The size and number of KV blocks. Needs no Paddle, so that it can be computed before anything loads.
 
-Draft layers have a cache over the same blocks, and each keeps one hidden row per block: that of the block's last token
-in the layer it reads from.
+Draft layers have a cache over the same blocks. Each keeps one hidden row per block: that of the block's last token, in
+the layer that it reads from.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 _SCALE_BYTES = 4
 _GIB = 1 << 30
-# The other half is for what steps compute in, for packed weights that are only mapped so far, and for other programs.
+# The other half is for activations, for packed weights that are mapped but not read yet, and for other programs.
 _SHARE_OF_FREE = 0.5
-_WHOLE = 10  # of so many requests a part tells nothing
+_WHOLE = 10  # from so many requests on, no fraction is shown
 
 
 @dataclass(frozen=True, slots=True)
 class KvCacheFormat:
-    """What one token's keys, values and hidden rows are stored as.
+    """The storage types of a token's keys, values and hidden rows.
 
     Attributes:
         block_size: tokens per block.
@@ -71,12 +71,12 @@ class KvCacheFormat:
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """What one layer keeps in every block. The layers of a model, and those of what drafts for it, may differ.
+    """What one layer keeps in every block. The layers of a model and its draft layers may differ.
 
     Attributes:
         num_kv_heads, head_dim: of its keys and of its values.
-        first_key: position of the first token that the layer has a key for; nothing before it is attended to.
-        hidden_size: length of the hidden row that it keeps of each block's last token; 0 = it keeps none.
+        first_key: position of the first token with a key in this layer; no token before it is attended to.
+        hidden_size: length of the kept hidden row of each block's last token; 0 = none is kept.
         window: see AttentionConfig.
     """
 
@@ -99,8 +99,8 @@ class LayerKv:
         """Return what the layers of a draft model keep on a rank.
 
         Args:
-            reads_hidden: whether they read the target's hidden rows. Layer j's first key is that of token j + 1 then,
-                the first it can be run for.
+            reads_hidden: whether they read the target's hidden rows. Then layer j's first key is that of token j + 1,
+                the first that it can run for.
         """
         hidden_size = config.hidden_size * reads_hidden
         return [
@@ -117,11 +117,11 @@ def _geometry(config: DecoderConfig, attention: AttentionConfig, shard: Shard) -
 
 @dataclass(frozen=True, slots=True)
 class KvCacheSize:
-    """How many blocks there are, and why.
+    """The number of blocks, and its reason.
 
     Attributes:
         block_bytes: of one block over all layers of a KV group.
-        reason: what the number follows from, for people.
+        reason: what the number follows from, as text for users.
         groups: see KvLayout.
     """
 
@@ -152,7 +152,7 @@ class KvCacheSize:
         )
 
     def shortage(self, free_bytes: int) -> str | None:
-        """Return a line about memory that is not free, None where all blocks fit into what is."""
+        """Return a line about missing memory, None where all blocks fit into the free memory."""
         if self.num_bytes <= free_bytes:
             return None
         return (
@@ -176,7 +176,7 @@ def max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
     """Return the configured length, else the checkpoint's.
 
     Raises:
-        ConfigError: the checkpoint cannot do the configured one.
+        ConfigError: the configured one is longer than the checkpoint's.
     """
     length = config.model.max_model_len or decoder_config.max_position
     if length > decoder_config.max_position:
@@ -189,13 +189,13 @@ def max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KvRoom:
-    """Memory that KV blocks may take where no option says how much.
+    """Memory that KV blocks may take where no option sets it.
 
     Attributes:
         num_bytes: for the blocks of all ranks.
-        reason: what that follows from, for people.
-        option: what an error about too little is about.
-        takes_all: whether all of it is taken, for the prefix cache, or only what requests that run can make use of.
+        reason: what that follows from, as text for users.
+        option: named by an error about too little memory.
+        takes_all: whether all of it is taken, for the prefix cache, or only what running requests can use.
     """
 
     num_bytes: int
@@ -205,7 +205,7 @@ class KvRoom:
 
 
 def half_of(free_bytes: int) -> KvRoom:
-    """Return the room in main memory, of which so much is free."""
+    """Return the room in main memory with so many free bytes."""
     return KvRoom(int(free_bytes * _SHARE_OF_FREE), f"half of the {free_bytes / _GIB:.2f} GiB that are free")
 
 
@@ -216,16 +216,16 @@ def choose_size(
     room: Callable[[], KvRoom],
     groups: tuple[KvGroup, ...] = (),
 ) -> KvCacheSize:
-    """Return the configured size, else what there is room for, or what requests can make use of.
+    """Return the configured size, else all that fits, or what requests can use.
 
     Args:
         one_block: bytes of a block.
-        max_model_len: tokens of the longest request the model can do.
-        room: asked only where the size follows from it.
+        max_model_len: tokens of the model's longest request.
+        room: called only where the size follows from it.
         groups: see KvLayout; () = one of full attention.
 
     Raises:
-        ConfigError: not even one block fits, or a `max_model_len` that was asked for does not.
+        ConfigError: not even one block fits, or a configured `max_model_len` does not.
     """
     cache, option = config.cache, "kv_cache_memory_gb"
     groups = groups or (KvGroup(cache.block_size),)

@@ -1,4 +1,4 @@
-"""Allocates the paged KV cache: the tensors of every layer. kv_sizing.py says how large they are."""
+"""Allocates the paged KV cache: the tensors of every layer, in the sizes of kv_sizing.py."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def allocate(
 ) -> list[KvCache[Tensor]]:
     """Return one cache of `count` blocks per layer.
 
-    The memory is zero and taken from the system only as blocks are first used.
+    The memory is zero, and the system provides it only as blocks are first used.
 
     Args:
-        zeros: where it comes from; None = the device.
+        zeros: allocates it; None = the device.
 
     Raises:
-        ConfigError: the system does not give that much.
+        ConfigError: the system has too little memory.
     """
     with asking_for_memory():
         return [_allocate_layer(layer, count, fmt, zeros or device().zeros) for layer in layers]

@@ -1,4 +1,4 @@
-"""Opens the second level of the prefix cache: how many slots `--swap-space` makes, where, and for which model."""
+"""Opens the second level of the prefix cache: the number, place and key of the slots of `--swap-space`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 def open_block_store(
     config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]
 ) -> BlockCopier | None:
-    """Return the slots for copies of blocks, and the thread that makes these; None without `--swap-space`.
+    """Return the store of block copies, with its thread; None without `--swap-space`.
 
     Args:
         identity: of the KV in the pages.
         drafts: weights of the models whose KV is in the pages too.
 
     Raises:
-        ConfigError: not even one block fits, or what was asked for is not there: memory, disk, the file.
+        ConfigError: not even one block fits, or memory, disk space or the file is not available.
     """
     if not config.cache.swap_bytes:
         return None
@@ -68,7 +68,7 @@ def open_block_store(
 
 
 def _file_name(config: Config, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]) -> str:
-    """Return a name that stays when checkpoint or library change, so that a folder does not fill up."""
+    """Return a name that does not change with checkpoint or library, so that a folder does not fill up."""
     place = checkpoint.path.resolve()
     draft_places = [str(draft.checkpoint.path.resolve()) for draft in drafts]
     formats = identity.kv_format, identity.block_size, config.model.dtype, config.model.quantization, device().kind

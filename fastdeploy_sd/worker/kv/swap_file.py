@@ -1,11 +1,11 @@
-"""The slots that copies of KV blocks are kept in: memory of this process, or a file that outlives it. Knows no threads.
+"""The slots for copies of KV blocks: memory of this process, or a file that outlives it. Knows no threads.
 
     header  4096 bytes: magic, u32 version, u64 slot bytes, a digest of the key, and the checksum of these
     slot i  at 4096 + i * stride: a record, then the block's bytes
     record  content's hash and parent, u64 serial number, u64 checksum of the bytes, tokens, checksum of the record
 
-Little-endian; checksums are XXH64. A slot is valid only if both checksums are right, so it does not matter in which
-order a system that loses power has written what. A number of slots is not kept: it may differ from start to start.
+Little-endian; checksums are XXH64. A slot is valid only if both checksums are right, so a power failure may interrupt
+writes in any order. The number of slots is not stored: it may differ between starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedSlotError(Exception):
-    """A slot does not hold what was asked for; the text says why."""
+    """A slot does not hold the wanted content; the text says why."""
 
 
 def slot_stride(block_bytes: int, block_size: int) -> int:
@@ -52,11 +52,11 @@ def slot_stride(block_bytes: int, block_size: int) -> int:
 
 
 class SwapFile:
-    """Slots of one size. Reading and writing them is not for two threads at once.
+    """Slots of one size. Only one thread at a time may read or write them.
 
-    Without a folder they lie in memory of this process, which the system provides as they are first written and takes
-    back at `close`. With one they lie in a file of mode 0600, as KV and tokens tell what users wrote; whatever of it
-    fits the key is kept. The file is locked against other processes.
+    Without a path they are in memory of this process, which the system provides at the first write and frees at
+    `close`. With one they are in a file of mode 0600, as KV and tokens reveal what users wrote; slots that fit the key
+    are kept. The file is locked against other processes.
 
     Args:
         path: of the file, None = memory.
@@ -87,7 +87,7 @@ class SwapFile:
             raise
 
     def kept(self) -> list[tuple[int, CachedBlock]]:
-        """Return the slots that hold something from before, the earliest written first; the bytes are not checked."""
+        """Return the slots kept from an earlier start, the earliest written first; their bytes are not verified."""
         return [(slot, content) for _, slot, content in sorted(self._kept, key=lambda kept: kept[0])]
 
     def write(self, slot: int, content: CachedBlock, data: Bytes) -> None:
@@ -104,11 +104,11 @@ class SwapFile:
         self._write_all(np.frombuffer(record, np.uint8), self._position(slot))
 
     def erase(self, slot: int) -> None:
-        """Have a slot hold nothing; raises as `write`."""
+        """Empty a slot; raises as `write`."""
         self._write_all(np.zeros(self._record_bytes, np.uint8), self._position(slot))
 
     def read(self, slot: int, content: CachedBlock, data: Bytes) -> None:
-        """Read a slot's bytes into u8[block_bytes], which hold something else if this raises.
+        """Read a slot's bytes into u8[block_bytes]; their content is undefined if this raises.
 
         Raises:
             DamagedSlotError: it does not hold this content.
@@ -122,7 +122,7 @@ class SwapFile:
             raise DamagedSlotError(f"swap slot {slot}: expected the checksum of its bytes, got another")
 
     def close(self) -> None:
-        """Give the memory or the file back. May be called twice."""
+        """Free the memory, or close the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -158,7 +158,7 @@ class SwapFile:
                 yield found[0], slot, found[2]
 
     def _parse(self, record: Bytes) -> tuple[int, int, CachedBlock] | None:
-        """Return serial number, checksum of the bytes, and content; None = it holds nothing, or is damaged."""
+        """Return serial number, checksum of the bytes, and content; None = empty or damaged."""
         end = self._record_bytes - _CHECKSUM.size
         if _CHECKSUM.pack(_checksum(record[:end])) != record[end:].tobytes():
             return None
@@ -175,7 +175,7 @@ class SwapFile:
             done += os.pwrite(self._fd, data[done:].data, position + done)
 
     def _read_all(self, data: Bytes, position: int) -> bool:
-        """Fill an array; False where the file ends before."""
+        """Fill an array; False where the file is too short."""
         done = 0
         while done < data.nbytes:
             count = os.preadv(self._fd, [data[done:].data], position + done)

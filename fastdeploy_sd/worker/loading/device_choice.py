@@ -1,4 +1,4 @@
-"""Which device a configuration means on this machine, chosen before anything of a model is allocated."""
+"""Chooses the device of a configuration on this machine, before anything of a model is allocated."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 def choose_device(config: Config, rank: int = 0) -> Device:
-    """Choose the device for what this process loads from now on: of GPUs the one with the rank's number.
+    """Choose the device of this process; of several GPUs, the one with the rank's number.
 
     Raises:
-        ConfigError: a GPU was asked for, or an option needs one, and there is none that can be used, or an option
-            needs the CPU.
+        ConfigError: a GPU was asked for, or an option needs one, but none can be used; or an option needs the CPU.
     """
     needs_gpu = next(iter(gpu_only(config)), None)
     if config.device == "cpu":

@@ -1,4 +1,4 @@
-"""Which formats the weights of draft layers are stored in. Needs no Paddle."""
+"""The weight formats of draft layers. Needs no Paddle."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.linear_format import LinearFormat
 
-# Every pass of a draft layer reads a whole head, most of its bytes. Four bits halve or quarter them and lose half a
-# percent of the accepted drafts at most (bench speculation, demo model).
+# A pass of a draft layer reads the whole head, most of its bytes. Four bits halve or quarter them, and lose at most
+# half a percent of the accepted drafts (bench speculation, demo model).
 _AUTO_HEAD: LinearFormat = "wint4"
-# The rest is most of what is left then. Eight bits lose one accepted draft in some thousand.
+# The linear layers are most of the other bytes. Eight bits lose about one accepted draft in a thousand.
 _AUTO_LINEAR: LinearFormat = "wint8"
 
 
 def own_scheme(config: Config) -> QuantScheme:
-    """Return what `speculative_config.quantization` says of the draft layers' weights, whatever they read a head as."""
+    """Return the scheme that `speculative_config.quantization` sets for draft layers, whatever their head's format."""
     asked, dtype = config.speculative.quantization, config.model.dtype
     if asked is not None:
         return QuantScheme.create(dtype, None if asked == "none" else asked)
@@ -26,13 +26,13 @@ def own_scheme(config: Config) -> QuantScheme:
 
 
 def draft_scheme(config: Config) -> QuantScheme:
-    """Return how the draft layers' own weights are stored."""
+    """Return the scheme of the draft layers' own weights."""
     scheme = own_scheme(config)
     return replace(scheme, lm_head=draft_head_format(config, scheme.lm_head))
 
 
 def draft_head_format(config: Config, own: LinearFormat) -> LinearFormat:
-    """Return what draft layers read a head as that is otherwise stored as `own`."""
+    """Return the format in which draft layers read a head that is otherwise stored as `own`."""
     asked = config.speculative.draft_head_quantization
     if asked == "target":
         return own

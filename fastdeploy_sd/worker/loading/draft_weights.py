@@ -1,4 +1,4 @@
-"""Finds the draft models that a configuration needs. Reads names and shapes of their weights only; needs no Paddle."""
+"""Finds the draft models of a configuration. Reads only names and shapes of their weights; needs no Paddle."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _KEPT_ROWS = frozenset({FINAL_NORM})
 
 
 def open_draft_weights(config: Config, target: ModelSource, target_config: DecoderConfig) -> Mapping[str, DraftWeights]:
-    """Return method -> weights of every draft model that the configuration needs, found and not read.
+    """Return method -> weights of every draft model that the configuration needs, found but not read.
 
     Raises:
-        ConfigError: there are no such weights, or too few layers for `num_model_steps`, or a model reads rows of the
-            target that are not kept.
+        ConfigError: no such weights, too few layers for `num_model_steps`, or a model reads rows of the target that are
+            not kept.
         CheckpointError: they are malformed, or do not fit the target.
     """
     speculative, found = config.speculative, dict[str, DraftWeights]()

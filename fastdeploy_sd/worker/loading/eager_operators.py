@@ -1,4 +1,4 @@
-"""The Paddle operators. Only eager execution calls them; a recording is replayed by the kernel library alone."""
+"""The Paddle operators. Only eager execution calls them; the kernel library replays recordings without them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def load_operators() -> None:
     """Load them.
 
     Raises:
-        ConfigError: they cannot be made here.
+        ConfigError: they cannot be built here.
     """
     try:
         paddle_ops.load(declared_ops())

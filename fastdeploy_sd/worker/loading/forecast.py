@@ -1,7 +1,7 @@
-"""What a configuration comes to, told before anything is loaded: nothing but headers and config.json is read.
+"""Forecasts what a configuration needs, before anything is loaded: only headers and config.json are read.
 
-Needs no Paddle. The size of the KV cache follows from the memory that is free now, of the host or of the GPU that
-would be taken, so it is an estimate unless it is configured.
+Needs no Paddle. The size of the KV cache follows from the free memory of the host or the chosen GPU, so it is an
+estimate unless it is configured.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _GIB = 1 << 30
 def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str, str]:
     """Return name -> text of what `serve` would have: weights, KV cache, longest request and drafting.
 
-    With a GPU that can be used also what of its memory goes where. Without one, though the configuration is for a
-    GPU, the first line says why the memory is the CPU's.
+    A usable GPU adds the use of its memory. If the configuration is for a GPU but none is usable, the first line says
+    why main memory is forecast.
 
     Args:
-        free: bytes of main memory that this process may still take.
+        free: returns the bytes of main memory that this process may still take.
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
@@ -81,7 +81,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What of a checkpoint memory follows from."""
+    """The parts of a checkpoint that decide memory."""
 
     config: Config
     decoder: DecoderConfig
@@ -96,7 +96,7 @@ class _Model:
         return layers
 
     def memory_with_weights(self, gpu: CudaLibrary, shard: Shard) -> gpu_memory.GpuMemory:
-        """A GPU's memory as it will be when a rank's weights are there."""
+        """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
         scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
         weights = resident_bytes(self.decoder, scheme, shard)
@@ -110,7 +110,7 @@ class _Model:
 
 
 def _device_rows(config: Config) -> tuple[dict[str, str], CudaLibrary | None]:
-    """What there is to say of the device, and the GPU that would be taken."""
+    """Return the rows about the device, and the chosen GPU."""
     if config.device == "cpu":
         return {}, None
     found, refusal = usable_library(), next(iter(cpu_only(config)), None)

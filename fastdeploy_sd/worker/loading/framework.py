@@ -1,7 +1,7 @@
-"""Brings Paddle in, without what its import does to the process besides. Imported before anything else that needs it.
+"""Imports Paddle, and undoes its side effects on the process. Imported before any other module that needs it.
 
-Paddle takes over the root logger, writes a banner about a C++ traceback when the process is told to end, and recommends
-ccache, which is of no use to people who run a model. A program that has imported Paddle itself keeps what it has.
+Paddle takes over the root logger, writes a banner about a C++ traceback when the process is terminated, and recommends
+ccache, which does not help users of a model. A program that has imported Paddle itself keeps its settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the system has, and what its control groups leave."""
+"""The memory that this process may still take: limits of the system and of its control groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class _Files(NamedTuple):
-    """Where a hierarchy of control groups is mounted, and what its files and the entry of its file cache are called."""
+    """The mount point of a hierarchy of control groups, and the names of its files and of its file cache's entry."""
 
     mount: str
     limit: str
@@ -23,7 +23,7 @@ _LEGACY = _Files("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_
 def free_memory(root: Path = Path("/")) -> int:
     """Return the bytes that can be taken before the system swaps or a control group's limit ends this process.
 
-    Pages of files that the system would give up count as free, in the system and in the groups alike.
+    Reclaimable pages of files count as free, in the system and in the groups.
 
     Args:
         root: of the file system with /proc and /sys.
@@ -38,7 +38,7 @@ def free_memory(root: Path = Path("/")) -> int:
 def _left_by_groups(root: Path) -> Iterator[int]:
     for files, group in _groups(root):
         mount = root / files.mount
-        # A container sees its own group as the mount's root, whatever the name that the kernel gives.
+        # A container sees its own group as the mount's root, under any name that the kernel reports.
         for folder in (mount / group, *(mount / group).parents):
             if folder.is_relative_to(mount):
                 yield from _left_by_group(folder, files)
@@ -60,7 +60,7 @@ def _groups(root: Path) -> Iterator[tuple[_Files, str]]:
 
 
 def _left_by_group(folder: Path, files: _Files) -> Iterator[int]:
-    """Yield what is left below the group's limit; nothing where it has none or is not seen from here."""
+    """Yield the bytes left below the group's limit; nothing where it has no limit or is not visible."""
     try:
         limit = (folder / files.limit).read_text(encoding="ascii").strip()
         if limit == "max":
@@ -73,5 +73,5 @@ def _left_by_group(folder: Path, files: _Files) -> Iterator[int]:
 
 
 def _entries(text: str) -> dict[str, int]:
-    """Lines of a name and a number, perhaps with a unit."""
+    """Parse lines of a name and a number, with or without a unit."""
     return {words[0]: int(words[1]) for words in map(str.split, text.splitlines()) if len(words) > 1}

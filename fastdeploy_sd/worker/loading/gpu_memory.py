@@ -1,7 +1,7 @@
-"""What a server takes of a GPU's memory besides its KV, and what is left for that. Needs no Paddle and loads nothing.
+"""The GPU memory that a server takes without its KV, and the memory left for KV. Needs no Paddle and loads nothing.
 
-Sizes of steps are bounds that follow from the options; what kernels want between their launches the library says. It is
-an estimate: what it misses comes out of what `gpu_memory_utilization` leaves alone.
+Sizes of steps are upper bounds from the options; the library reports the workspaces of kernels. It is an estimate: the
+part that `gpu_memory_utilization` leaves free covers its error.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.worker.kv.kv_sizing import KvRoom
 
 _GIB = 1 << 30
-# Graphs are made while a server runs, and a driver keeps memory of its own.
+# For graphs, which are made while a server runs, and the driver's own memory.
 _GRAPH_BYTES = 256 << 20
 _GRAPH_SHARE = 1 / 64
-# What steps send goes through pieces of this size in all; so do blocks of KV that go to the host or come from there.
+# Staging of what steps send, and of KV blocks that go to the host or come from it.
 _STAGING_BYTES = 4 << 20
 _COPY_BYTES = 48 << 20
 
@@ -46,12 +46,12 @@ class GpuMemory:
     steps: int
 
     def room(self, utilization: float) -> int:
-        """Return what is left for KV when so much of the whole is used; may be negative."""
+        """Return the bytes left for KV when this share of the whole is used; may be negative."""
         return self.free - self.steps - int((1 - utilization) * self.total)
 
 
 def room_for_kv(config: Config, memory: GpuMemory, num_bytes: int, num_ranks: int = 1) -> KvRoom:
-    """Return what the KV of all ranks may take of their GPUs, and why.
+    """Return the room for the KV of all ranks on their GPUs, and why.
 
     Args:
         memory: of this rank's GPU.
@@ -70,7 +70,7 @@ def room_for_kv(config: Config, memory: GpuMemory, num_bytes: int, num_ranks: in
 def step_bytes(
     config: Config, decoder: DecoderConfig, drafts: Sequence[DecoderConfig], max_tokens: int, library: CudaLibrary
 ) -> int:
-    """Return what steps take: activations, tables of requests, what kernels keep between launches, and graphs.
+    """Return the bytes that steps take: activations, tables of requests, workspaces of kernels, and graphs.
 
     Args:
         drafts: of the draft models.
@@ -97,7 +97,7 @@ def step_bytes(
 
 
 def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: int) -> int:
-    """Of the activations that live at the same time, and of the logits."""
+    """Return the bytes of simultaneous activations, and of the logits."""
     widest = max(
         max(3 * _inner_size(layer), layer.attention.qkv_size + 2 * layer.attention.q_size) for layer in config.layers
     )
@@ -106,7 +106,7 @@ def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: i
 
 
 def _inner_size(layer: LayerConfig) -> int:
-    """Of the feed-forward network that every token goes through."""
+    """Return the inner size of the feed-forward network that every token goes through."""
     mlp = layer.mlp
     return mlp.intermediate_size if isinstance(mlp, DenseConfig) else mlp.shared_intermediate_size
 
@@ -114,7 +114,7 @@ def _inner_size(layer: LayerConfig) -> int:
 def _workspace_bytes(
     library: CudaLibrary, config: Config, decoder: DecoderConfig, num_tokens: int, num_logits: int, max_tokens: int
 ) -> int:
-    """Of the call that wants most, at any size of a step: some want most for few rows."""
+    """Return the largest workspace of any call, at any size of a step: some calls need most for few rows."""
     wanted = [_expert_bytes(config, decoder, num_tokens)]
     for size in sizes_up_to(num_tokens):
         calls = _calls(config, decoder, min(size, num_tokens), min(size, num_logits), max_tokens)
@@ -151,7 +151,7 @@ def _calls(
 
 
 def _expert_bytes(config: Config, decoder: DecoderConfig, num_tokens: int) -> int:
-    """Of the pairs of tokens and experts that go through experts together."""
+    """Return the bytes for the pairs of tokens and experts that are computed together."""
     item, hidden = storage(config.model.dtype).itemsize, decoder.hidden_size
     experts = {layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)}
     rows = [moe.top_k * (3 * moe.intermediate_size * item + hidden * (4 + 2 * item)) for moe in experts]

@@ -1,4 +1,4 @@
-"""Opens what compiles requests' grammars, for a loaded model."""
+"""Opens the compiler of requests' grammars, for a loaded model."""
 
 from __future__ import annotations
 

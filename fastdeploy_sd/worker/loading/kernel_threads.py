@@ -1,4 +1,4 @@
-"""How many threads the kernels of a rank get, set before it loads anything."""
+"""Sets the number of kernel threads of a rank, before it loads anything."""
 
 from __future__ import annotations
 

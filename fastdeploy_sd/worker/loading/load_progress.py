@@ -1,4 +1,4 @@
-"""How far the loading of a model has come: a bar on a terminal, elsewhere a log line every few seconds."""
+"""The progress of loading a model: a bar on a terminal, elsewhere a log line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tqdm import tqdm
 _log = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 5.0
-# What takes less needs no bar.
+# A shorter load shows no bar.
 _BAR_AFTER_S = 1.0
 _GB = 1e9
 
 
 class LoadProgress:
-    """Counts bytes of weights as they are packed. Small models are through before anything is shown.
+    """Counts bytes of weights as they are packed. Small models are loaded before anything is shown.
 
     Args:
         total: bytes of the checkpoint's tensors. A few of them are not packed.
@@ -52,7 +52,7 @@ class LoadProgress:
         self._bar.close()
 
     def add(self, num_bytes: int, num_packed_bytes: int) -> None:
-        """Count a matrix: its bytes in the checkpoint and those it takes now."""
+        """Count a matrix: its bytes in the checkpoint, and its packed bytes."""
         self._num_done += num_bytes
         self.num_packed_bytes += num_packed_bytes
         self._bar.update(num_bytes)

@@ -1,4 +1,4 @@
-"""What a rank holds of a configured model, whatever it does with it. Importing this module imports Paddle."""
+"""The loaded part of a configured model on any rank. Importing this module imports Paddle."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _STEP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """What every rank has, whatever it does with it.
+    """The loaded model on any rank, 0 or other.
 
     Attributes:
         draft_weights, drafts, kept_hidden: of the draft models, by method.
-        is_async: whether steps may begin before the host knows the tokens of those before them.
+        is_async: whether steps may begin after in-flight ones.
     """
 
     checkpoint: ModelSource
@@ -74,7 +74,7 @@ class Loaded:
     is_async: bool
 
     def proposer_context(self, agree: Callable[[], None], over_ranks: OverRanks = keep_local) -> ProposerContext:
-        """Return what drafting methods are made for; see ProposerContext and LoadedDraftModel."""
+        """Return the context of drafting methods; see ProposerContext and LoadedDraftModel."""
         models = {
             name: LoadedDraftModel(
                 method=METHODS[name],
@@ -115,7 +115,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     max_model_len = kv_sizing.max_model_len(config, decoder_config)
     eos_token_ids = producible_eos("checkpoint", checkpoint.eos_token_ids(), decoder_config.vocab_size)
-    # Opened first: that there are none must not be found out after the target was packed.
+    # Opened first: an error about missing ones must come before the target is packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
     tp = TpGroup(group.communicator)
     with asking_for_memory("model, quantization, device", "weights"):
@@ -130,7 +130,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens)
-    # A GPU's pages leave when the step is over: no one waits for its layers while it runs.
+    # A GPU's pages are sent after the step, so its layers need no signals.
     sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0
     signals = LayerSignals(group.size) if sends_layers else None
     on_stored = None if signals is None else signals.on_stored
@@ -142,7 +142,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     on_hidden = keeping([kept[0] for kept in kept_hidden.values() if kept])
     forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, on_hidden)
     known = None
-    if not is_host and group.size == 1:  # other ranks follow, and have no tokens that the first does not know
+    if not is_host and group.size == 1:  # other ranks only follow the first
         known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
     if config.model.enforce_eager:
         forward: Forward = EagerForward(forward_pass, memory, table.blocks)

@@ -1,4 +1,4 @@
-"""What a start ends with when a model cannot be brought onto its device: the options that help, in place of a trace."""
+"""Errors of a start whose model does not fit onto its device: they name the options that help."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def asking_for_memory(options: str, what: str) -> Iterator[None]:
     """Turn a device's refusal of memory into an error that names options.
 
     Raises:
-        ConfigError: the body raised MemoryError; its text says what was asked for and what there is.
+        ConfigError: the body raised MemoryError; its text names the requested and the available memory.
     """
     try:
         yield
@@ -31,10 +31,10 @@ def asking_for_memory(options: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Around all that is allocated when a model is loaded, and all that runs there.
+    """Return the context in which a model is loaded.
 
     Raises:
-        ConfigError: the device has no memory for steps as large as they can be.
+        ConfigError: the device has no memory for the largest steps.
         InternalError: the device was lost.
     """
     with device_lost_as_error(), asking_for_memory(_OF_STEPS, "steps"):

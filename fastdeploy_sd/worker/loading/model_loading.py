@@ -44,12 +44,12 @@ def load_model(
     draft_weights: Mapping[str, DraftWeights],
     group: TpGroup = ALONE,
 ) -> LoadedModel:
-    """Pack this rank's weights, showing how far that has come, and build the layers over them.
+    """Pack this rank's weights, with a progress bar, and build the layers over them.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
-        ConfigError: the folder of packed weights cannot be created, experts have a format where there are none, or the
-            model cannot be shared out among so many ranks.
+        ConfigError: the folder of packed weights cannot be created, a model without experts has an expert format, or
+            the model cannot be split among so many ranks.
     """
     _verify_experts(config, decoder_config)
     folder, shard = config.model.packed_weights_folder, group.shard
@@ -66,7 +66,7 @@ def load_model(
     ):
         packer = WeightPacker(checkpoint, store, progress.add)
         decoder = Decoder(checkpoint, decoder_config, scheme, packer, group)
-        # A copy of the head in other bits comes from the target's checkpoint, so it is kept in the target's file.
+        # A copy of the head in another format comes from the target's checkpoint, so it is in the target's file.
         head = draft_head_format(config, scheme.lm_head)
         target = TargetParts(decoder, DecoderWeights(checkpoint, decoder_config), packer, head)
         drafts, num_steps = dict[str, DraftModel](), config.speculative.num_model_steps
@@ -80,7 +80,7 @@ def load_model(
 
 
 def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:
-    """A format of experts has no effect without any; a name gives them that of the dense layers all the same."""
+    """Refuse a format of experts on a model without them, unless it is that of the dense layers, as a name sets it."""
     formats = formats_of(config.model.quantization)
     if decoder_config.moe is None and formats.moe not in ("none", formats.dense):
         raise ConfigError(

@@ -11,6 +11,6 @@ from fastdeploy_sd.ops.rope_table import rope_table
 
 
 def make_rotary(config: DecoderConfig, max_tokens: int) -> Rotary[Tensor]:
-    """Return the embedding of positions 0 .. max_tokens - 1 as the configuration has it."""
+    """Return the configured embedding of positions 0 .. max_tokens - 1."""
     table = rope_table(max_tokens, config.layers[0].attention.head_dim, config.rope_theta, config.rope_scaling)
     return Rotary(device().wrap(table), config.rope_interleaved)

@@ -1,4 +1,4 @@
-"""The digest of a checkpoint's weights, every byte of them: computed once for a checkpoint, and kept."""
+"""The digest of all bytes of a checkpoint's weights: computed once per checkpoint, and kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.autotune.kept_measurements import keep, load_json, measurements_folder, save_json
 
-# Smaller checkpoints are read again in less time than it is worth to keep a file for.
+# Smaller checkpoints are read again so fast that no file is kept.
 _MIN_KEPT_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def weights_digest(config: Config, checkpoint: ModelSource) -> str:
     """Return a digest of all bytes of the files of a checkpoint's tensors, in the order of their names.
 
-    It is kept where measurements are, and is right as long as the files keep size, time and samples.
+    It is kept with the measurements, and is valid while the files keep size, time and samples.
     """
     folder = measurements_folder(config) if checkpoint.num_bytes() >= _MIN_KEPT_BYTES else None
     about = {"checkpoint": checkpoint.identity()}
@@ -48,6 +48,6 @@ def compute(checkpoint: ModelSource) -> str:
 
 
 def _name(checkpoint: ModelSource) -> str:
-    """Return the file's name, which stays when the checkpoint changes."""
+    """Return the file's name, which does not change with the checkpoint's content."""
     place = checkpoint.path.resolve()
     return f"{place.name}-{hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()}.weights.json"

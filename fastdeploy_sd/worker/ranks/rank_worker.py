@@ -29,7 +29,7 @@ from fastdeploy_sd.worker.step.step_resources import StepResources
 
 
 class RankWorker:
-    """Keeps the tables that rank 0 keeps, by the same changes in the same order, and runs the same rows.
+    """Makes the same changes to its tables as rank 0, in the same order, and runs the same rows.
 
     Args:
         methods: those that run a draft model, by name. Other methods draft on rank 0 only.
@@ -52,10 +52,10 @@ class RankWorker:
         self._ran: SchedulerOutput | None = None
 
     def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
-        """Do what rank 0 has done already.
+        """Repeat what rank 0 has done.
 
         Raises:
-            Exception: this rank could not; it is then of no use to the others.
+            Exception: this rank could not; then it must end.
         """
         match command:
             case TakePlan(plan, refused_ids):
@@ -72,7 +72,7 @@ class RankWorker:
                 self._methods[method].forget(table_rows)
 
     def run(self, attempt: Attempt) -> None:
-        """Run rows of the step; nothing that a further attempt looks at has changed if that raises."""
+        """Run rows of the step; if that raises, nothing has changed that a further attempt reads."""
         if isinstance(attempt, RunRows):
             assert self._plan is not None, "rows of no plan"
             self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))
@@ -84,11 +84,11 @@ class RankWorker:
             self._methods[attempt.method].propose(self._draft_input(attempt))
 
     def drain(self) -> None:
-        """Wait for what was started of an attempt that failed: rank 0 may copy the blocks that it writes to.
+        """Wait for the started work of a failed attempt: rank 0 may copy the blocks that it writes to.
 
-        Called when the attempt has failed for all, so that nothing of it waits for others any more.
+        Called when the attempt has failed on all ranks, so none of its work waits for other ranks.
         """
-        with contextlib.suppress(ValueError):  # its values are of no use
+        with contextlib.suppress(ValueError):  # its values are not used
             device().wait()
 
     def _take_plan(self, plan: SchedulerOutput, refused_ids: tuple[str, ...]) -> None:
@@ -100,7 +100,7 @@ class RankWorker:
         self._plan = plan
 
     def _draft_input(self, attempt: DraftRows) -> ProposeInput:
-        """What rank 0's draft layers look at.
+        """Return the input of rank 0's draft layers.
 
         Raises:
             ValueError: the rows are not those of the step: the ranks' tables differ.
@@ -112,7 +112,7 @@ class RankWorker:
             raise ValueError(f"table_rows: expected neighbours among {x.table_rows}, got {attempt.table_rows}")
         if count < len(x.table_rows):
             x = slice_rows(x, begin, begin + count)
-        # Log-probabilities are rank 0's to report; where drafts end is every rank's to know.
+        # Only rank 0 reports log-probabilities; every rank must know where drafts end.
         least = attempt.min_survival
         room = np.empty(attempt.max_draft_len.sum() if least is not None else 0, np.float32)
         probabilities = None if least is None else DraftProbabilities(least, room)

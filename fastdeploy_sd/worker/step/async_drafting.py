@@ -21,7 +21,7 @@ class AsyncDrafting:
     Args:
         proposer: of the server. guard: of it.
         table: the requests and their tokens.
-        is_lossy: whether drafts decide what is put out. Then nothing is made so: a step may run again on others.
+        is_lossy: whether drafts decide the output. Then no drafts are made so: a step may run again on other ones.
     """
 
     def __init__(self, proposer: Proposer, guard: DraftGuard, table: RequestTable, *, is_lossy: bool) -> None:
@@ -32,11 +32,11 @@ class AsyncDrafting:
 
     @property
     def is_available(self) -> bool:
-        """Whether some steps can be drafted for so; constant."""
+        """Whether some in-flight steps can be drafted for; constant."""
         return self._drafter is not None
 
     def serves(self, request_ids: tuple[RequestId, ...]) -> bool:
-        """Whether a step of these requests can be."""
+        """Whether an in-flight step of these requests can be drafted for."""
         if self._drafter is None or self._proposer is None:
             return False
         return self._proposer.is_async(self._table.table_rows(request_ids))
@@ -65,7 +65,7 @@ class AsyncDrafting:
     def finish(
         self, request_ids: tuple[RequestId, ...], rows: PendingRows, result: VerifyResult, committed: tuple[I32, I32]
     ) -> DraftTokens:
-        """Return what was made, once the step's output is committed. Where that fails, they get no more drafts.
+        """Return the drafts, once the step's output is committed. On failure, its requests get no more drafts.
 
         Args:
             committed: see BatchBuilder.commit_pending.
@@ -81,13 +81,13 @@ class AsyncDrafting:
         x = ProposeInput(request_ids, rows.table_rows, self._table.tokens, num_committed, max_draft_len, target=target)
         try:
             return self._drafter.finish(x)
-        except Exception:  # what the host and the device know of these requests' drafts may differ
+        except Exception:  # host and device may differ on these requests' drafts
             _log.exception("noting the drafts of %d requests failed", len(request_ids))
             kept = [request_ids[r] for r in np.flatnonzero(rows.is_kept).tolist()]
             self._guard.give_up(kept, rows.table_rows[rows.is_kept])
             return DraftTokens.none(len(request_ids))
 
     def restart(self) -> None:
-        """Forget what was started."""
+        """Forget the started drafts."""
         if self._drafter is not None:
             self._drafter.restart()

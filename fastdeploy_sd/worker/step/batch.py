@@ -17,21 +17,21 @@ from fastdeploy_sd.worker.step.request_table import RequestTable
 
 
 class PendingRows:
-    """The rows of a step that runs, of which the next one is prepared before their tokens are known.
+    """The rows of an in-flight step, after which the next one is prepared before their tokens are known.
 
-    A row that is due gets as many tokens as its drafts are right, and one, unless it fails.
+    A row with logits gets one token and one per accepted draft, unless it fails.
 
     Attributes:
         num_requests: R.
         table_rows: i32[R].
-        cu_num_logits: i32[R+1]; a row that is due has one for each draft and one more.
-        num_computed: i32[R], the most there can be until the step before is over, and then what there is.
+        cu_num_logits: i32[R+1]; a row past its prompt has one for each draft and one more.
+        num_computed: i32[R], an upper bound until the step before is finished, then exact.
         num_new, planned_drafts: i32[R], of the plan.
         num_kv_slots: i32[R], that the row's blocks hold.
-        max_tokens: i32[R], committed tokens when it is over, at most.
-        is_kept: bool[R]; False = the request was dropped since, and its table row may be another's.
+        max_tokens: i32[R], committed tokens after the step, at most.
+        is_kept: bool[R]; False = the request was dropped since, and another may have its table row.
         has_drafts: whether drafts are made after it.
-        follows: bool[R], whether the step before, which is not over, has the row too.
+        follows: bool[R], whether the step before, also in flight, has the row.
     """
 
     def __init__(self, memory: StepMemory, table: RequestTable, num_tokens: I32, before: PendingRows | None) -> None:
@@ -52,7 +52,7 @@ class PendingRows:
         self.is_kept &= ~np.isin(self.table_rows, table_rows)
 
     def resolve_lengths(self, num_tokens: I32) -> None:
-        """Note where rows began, when the step before is over.
+        """Note where rows began, when the step before is finished.
 
         Args:
             num_tokens: i32[S], committed before this step.
@@ -61,13 +61,13 @@ class PendingRows:
 
     @property
     def max_output(self) -> I32:
-        """The most tokens that each row gets, i32[R]."""
+        """Return i32[R], the most tokens that each row gets."""
         most: I32 = np.diff(self.cu_num_logits) * self.is_kept
         return most
 
 
 class _PendingOutput:
-    """The output of open rows, as APPEND_TOKENS reads it.
+    """The output of an in-flight step's rows, as APPEND_TOKENS reads it.
 
     Args:
         limits: R and L at most.
@@ -82,7 +82,7 @@ class _PendingOutput:
         self.cu_num_output = np.zeros(num_requests + 1, np.int32)
 
     def take(self, rows: PendingRows, result: VerifyResult) -> int:
-        """Write the output of the rows that are kept; returns how many these are."""
+        """Write the output of the kept rows; returns their number."""
         counts = np.diff(result.cu_num_output)
         token_ids = result.token_ids[np.repeat(rows.is_kept, counts)]
         n = int(np.count_nonzero(rows.is_kept))
@@ -94,7 +94,7 @@ class _PendingOutput:
 
 
 class BatchBuilder:
-    """Does this step after step, in memory that the steps share.
+    """Builds and commits every step, in memory that the steps share.
 
     Args:
         table: the requests and their tokens.
@@ -105,7 +105,7 @@ class BatchBuilder:
         m = self._memory = memory
         self._table = table
         is_host = buffers is HOST_BUFFERS
-        # Of a device's steps: committed, or on their way.
+        # On a device: tokens of in-flight steps included.
         self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
         self._prepare = PREPARE_BATCH.bind(
             table_rows=m.table_rows,
@@ -150,7 +150,7 @@ class BatchBuilder:
         """Write a step's plan, maps and masks into the memory.
 
         Args:
-            before: of the step that is under way, None = there is none.
+            before: of the step in flight, None = none.
 
         Raises:
             ValueError: the plan is larger than the memory, or contradicts the table (counts, blocks); the text names
@@ -194,24 +194,24 @@ class BatchBuilder:
         return PendingRows(self._memory, self._table, self._num_tokens, before)
 
     def commit(self) -> None:
-        """Append every row's output tokens, and say in the memory how many it has and how many may be drafted.
+        """Append every row's output tokens; write its new length and the most drafts into the memory.
 
         Raises:
-            ValueError: the output has no room in the table, or is outside the vocabulary. Nothing has changed then.
-            DeviceLost: the device's table could not follow, so that its tokens are not the requests' any more.
+            ValueError: the output has no room in the table, or is outside the vocabulary. Nothing has changed.
+            DeviceLost: the device's table could not be updated, so its tokens are wrong.
         """
         self._append.params.num_requests = self._memory.num_requests
-        self._append.run()  # the host's first: it looks at what it is given
+        self._append.run()  # the host's first: it verifies its arguments
         try:
             self._start_append()
         except Exception as error:
             raise DeviceLost(f"the GPU's table of requests lacks tokens of the host's: {error}") from error
 
     def commit_pending(self, rows: PendingRows, result: VerifyResult) -> tuple[I32, I32]:
-        """Append the output of a step that was opened, where another one may be in the memory.
+        """Append the output of an in-flight step, while the memory may hold another step.
 
         Returns:
-            Committed tokens i32[R] of each row then, and how many drafts may follow i32[R]; 0 of one that was dropped.
+            Committed tokens i32[R] of each row, and the most drafts that may follow i32[R]; 0 for a dropped row.
 
         Raises:
             ValueError: as `commit`.
@@ -230,7 +230,7 @@ class BatchBuilder:
             self._append_there.run()
 
     def _write_masks(self) -> None:
-        """The tokens that each row of logits forbids."""
+        """Write the tokens that each row of logits forbids."""
         m, table = self._memory, self._table
         if not table.num_masks:
             m.cu_mask[: m.num_logits + 1] = 0
@@ -248,7 +248,7 @@ class BatchBuilder:
             m.cu_mask[row + 1] = end
 
     def _forbidden(self, r: int, num_rows: int) -> list[Sequence[int]]:
-        """What request r may not produce, after none, one ... of its drafts."""
+        """Return the tokens that request r may not produce, after none, one ... of its drafts."""
         m, table = self._memory, self._table
         table_row = m.table_rows.item(r)
         rule, num_committed = table.rules[table_row], table.num_tokens.item(table_row)

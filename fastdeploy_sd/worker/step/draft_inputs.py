@@ -1,4 +1,4 @@
-"""Builds what drafting methods look at, after a step was verified and committed. Knows no method."""
+"""Builds the input of drafting methods, after a step was verified and committed. Knows no method."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fastdeploy_sd.worker.step.request_table import RequestTable
 
 
 class DraftInputs:
-    """Makes the ProposeInput of step after step.
+    """Makes the ProposeInput of every step.
 
     Args:
         table: the requests and their tokens.
-        has_target: whether a method looks at what the model ran.
+        has_target: whether a method reads what the model ran.
     """
 
     def __init__(self, table: RequestTable, memory: StepMemory, *, has_target: bool) -> None:
@@ -37,8 +37,7 @@ class DraftInputs:
             if has_target
             else None
         )
-        # The same views while the number of rows is, and the same input while the requests are: a native call stays
-        # bound to them.
+        # Kept while the number of rows and the requests are the same, so a native call stays bound to them.
         self._views, self._target = self._rows(0), self._target_rows(0)
         self._latest: ProposeInput | None = None
 

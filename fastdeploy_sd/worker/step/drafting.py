@@ -26,8 +26,8 @@ class Drafting:
         proposer: of the server.
         step: of the runner.
         guided: the requests with a grammar, which cuts their drafts.
-        speculation: what requests may ask for.
-        step_stats: of the steps; it says how many of them skip drafting.
+        speculation: the options that requests may choose.
+        step_stats: of the steps; says how many of them skip drafting.
         is_lossy: see AsyncDrafting.
     """
 
@@ -48,7 +48,7 @@ class Drafting:
 
     @property
     def is_async(self) -> bool:
-        """Whether drafts of some steps can be made before the host knows the steps' tokens; constant."""
+        """Whether some in-flight steps can be drafted for; constant."""
         return self._async.is_available
 
     def allows_pending(self, request_ids: tuple[RequestId, ...]) -> bool:
@@ -61,7 +61,7 @@ class Drafting:
         return self._speculation.max_draft_tokens > 0 and self.step_stats.skip_draft_steps == 0
 
     def update_requests(self, plan: SchedulerOutput, changes: Changes) -> None:
-        """Forget the requests that left, and begin those that came: nothing is skipped then."""
+        """Forget ended requests, and begin new ones, which ends skipping."""
         if len(changes.dropped):
             self._guard.forget(changes.dropped)
         if changes.added:
@@ -88,7 +88,7 @@ class Drafting:
         )
 
     def start(self, rows: PendingRows) -> bool:
-        """Start to draft after the step that was launched last, where it gets drafts; returns whether it does."""
+        """Start to draft after the step that was launched last, if it gets drafts; returns whether it does."""
         rows.has_drafts = self._is_on
         if rows.has_drafts:
             self._async.start(rows)
@@ -113,15 +113,15 @@ class Drafting:
         return self._skip(request_ids)
 
     def restart(self) -> None:
-        """Forget what was started on the device."""
+        """Forget the drafts that were started on the device."""
         self._async.restart()
 
     def close(self) -> None:
-        """Let the drafting method save what should outlive it."""
+        """Let the drafting method save its state for a later server."""
         self._guard.close()
 
     def _propose(self, request_ids: tuple[RequestId, ...]) -> DraftTokens:
-        if self._speculation.max_draft_tokens == 0:  # so no method keeps a state that this would bring up to date
+        if self._speculation.max_draft_tokens == 0:  # so no method has a state to update
             return DraftTokens.none(len(request_ids))
         if self.step_stats.skip_draft_steps > 0:
             return self._skip(request_ids)
@@ -134,7 +134,7 @@ class Drafting:
         return self._guided.cut(self._guard.propose(x), x.table_rows)
 
     def _skip(self, request_ids: Sequence[RequestId]) -> DraftTokens:
-        """Draft nothing; a request that began since has ended the skipping."""
+        """Draft nothing; a new request has ended skipping."""
         if self.step_stats.skip_draft_steps > 0:
             self.step_stats.skip_draft_steps -= 1
             self.step_stats.num_skipped_steps += 1

@@ -1,4 +1,4 @@
-"""Drafts for requests with a grammar: the tokens that it forces. See PerRequestMethod."""
+"""Drafts for requests with a grammar: the tokens that the grammar forces. See PerRequestMethod."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 
 
 class ForcedTokens(Proposer):
-    """A partial method whose state is that of the matchers.
+    """A partial method whose state is in the matchers.
 
     Args:
-        guided: its matchers have taken all committed output when drafts are asked for.
+        guided: its matchers have read all committed output before `propose`.
     """
 
     source, is_certain = DraftSource.GRAMMAR, True

@@ -1,8 +1,8 @@
-"""The model's forward pass over a step: hidden rows of every token, logits of those that were asked for.
+"""The model's forward pass over a step: hidden rows of every token, logits of the requested ones.
 
 EagerForward calls the model's Python; it is the definition. RecordedForward runs that Python once, when the model is
-loaded, and then replays the ops it called as one native call per step. Both give the same bits, and both read a step's
-memory and leave their result where it always is.
+loaded, and then replays its ops as one native call per step. Both give the same bits, read a step's memory, and write
+their result to fixed places.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OnHidden = Callable[[AttentionInputs, Tensor], None]
 
 
 class KnownTokens(NamedTuple):
-    """What a device has of the requests when a step begins there; see ops.reference.batch.SettleTables."""
+    """The device's state of the requests when a step begins there; see ops.reference.batch.SettleTables."""
 
     tokens: Any
     num_tokens: Any
@@ -62,7 +62,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """What tokens go through, whichever way it is run.
+    """The computation of a forward pass, for both ways to run it.
 
     Attributes:
         caches: one per decoder layer.
@@ -125,9 +125,9 @@ class RecordedForward:
     """Replays the ops as they were recorded; memory and block_tables as EagerForward's.
 
     Args:
-        forward_pass: what `on_stored` and `on_hidden` call is recorded too.
+        forward_pass: the ops of `on_stored` and `on_hidden` are recorded too.
         buffers: of the memory and the tables, where the model is on a device.
-        known: by what the pass first moves the step to where it belongs, where the device has tokens before the host.
+        known: with these the pass first corrects the step's lengths, where the device has tokens before the host.
 
     Raises:
         RecordingError: the model does something that cannot be recorded.
@@ -178,7 +178,7 @@ class RecordedForward:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Those of the step that the memory holds."""
+        """Return the sizes of the step that the memory holds."""
         m = self._memory
         return {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
 
@@ -192,7 +192,7 @@ _SHAPES = {
     "table_rows": Size("num_requests"),
     "logits_indices": Size("num_logits"),
 }
-# What is moved besides where a step begins before the host knows the tokens of the one before it.
+# Further inputs that are corrected where a step begins before the host knows the tokens of the one before it.
 _RESOLVED_SHAPES = {
     "num_computed": Size("num_requests"),
     "output_positions": Size("num_logits"),
@@ -202,7 +202,7 @@ _RESOLVED_SHAPES = {
 _RESOLVED = (
     "input_ids", "positions", "slot_mapping", "num_computed", "seq_lens", "output_positions", "draft_token_ids",
 )  # fmt: skip
-# What fills rows after a step's own, where a device rounds sizes up: they belong to no request and write nothing.
+# Padding of rows after a step's own, where a device rounds sizes up: they belong to no request and write nothing.
 _PADDING: Padding = {
     **dict.fromkeys(_SHAPES | _RESOLVED_SHAPES, 0),
     **dict.fromkeys(("query_start_loc", "cu_num_logits", "cu_num_draft"), "last"),
@@ -211,12 +211,12 @@ _PADDING: Padding = {
 
 
 def _inputs(memory: StepMemory, block_tables: I32) -> dict[str, Array]:
-    """What the pass reads, whole."""
+    """Return the whole input arrays of the pass."""
     return {name: getattr(memory, name) for name in _SHAPES} | {"block_tables": block_tables}
 
 
 def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
-    """Move the step to where it belongs; see ops.reference.batch.settle_step_."""
+    """Correct the step's lengths and places; see ops.reference.batch.settle_step_."""
     tables = KnownTokens(*(inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts")))
     offsets = inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]
     settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in _RESOLVED})

@@ -1,4 +1,4 @@
-"""A request with a grammar: its place in it, what that costs, and the mask that was computed off the steps for it."""
+"""A request with a grammar: its matcher, the cost of its masks, and its mask that was computed off the steps."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _OVER_BUDGET = (
     f"expected one that takes at most {STEP_S * 1e3:.0f} ms of processor time a token, and {DEBT_S:.0f} s beyond that"
     " in all, got one that takes more"
 )
-# The library lets no other thread run while a token is followed; after so long it pauses.
+# The library holds Python's lock while it follows a token; following pauses after so long.
 _PIECE_S = 0.002
 _NUM_AT_ONCE = 16
 
 
 class Matchers(Protocol):
-    """Where matchers come from; see guidance.compiler.GrammarStore."""
+    """The source of matchers; see guidance.compiler.GrammarStore."""
 
     def matcher(self, grammar: str) -> LLMatcher:
         """Return one in the state before the first token."""
         ...
 
     def renewed(self, grammar: str) -> LLMatcher:
-        """Return the same, with automata of its own."""
+        """Return the same with its own automata."""
         ...
 
     def announce(self, request_id: RequestId) -> None:
-        """Say of a request that its mask has been computed off the steps."""
+        """Report that a request's mask has been computed off the steps."""
         ...
 
     def count(self, **more: float) -> None:
@@ -45,20 +45,20 @@ class Matchers(Protocol):
 
 
 class GuidedRequest:
-    """See the module. It belongs to the engine's thread, and while `is_pending` to the one that computes.
+    """See the module. It belongs to the engine's thread, and while `is_pending` to the computing thread.
 
     Args:
         matcher: in the state before the first token.
         num_words: of a mask.
-        clock: seconds of processor time of the thread that asks.
-        done: told when a mask was computed off the steps, and how long that took.
+        clock: seconds of processor time of the calling thread.
+        done: called with its time when a mask was computed off the steps.
 
     Attributes:
         cost: of its masks.
-        bits: i32[num_words], what may follow the output, where that was computed off the steps; None = it was not.
-        is_pending: whether a mask has been ordered off the steps and is not there.
-        is_gone: whether its masks are not needed any more.
-        spent_s: what was spent on it since `note`.
+        bits: i32[num_words], the tokens that may follow the output, if computed off the steps, else None.
+        is_pending: whether a mask has been ordered off the steps and is not ready.
+        is_gone: whether its masks are no longer needed.
+        spent_s: time spent on it since `note`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GuidedRequest:
         self._todo.extend(token_ids)
 
     def follow(self, seconds: float) -> bool:
-        """Follow the output, for so long at most; returns whether all of it was. Else the mask has to be ordered."""
+        """Follow the output for at most `seconds`; returns whether it is complete. Else the mask must be ordered."""
         begin = self._clock()
         with contextlib.suppress(WornError):
             self._follow(begin + seconds)
@@ -91,7 +91,7 @@ class GuidedRequest:
         return not self._todo
 
     def note(self, num_rows: int, num_tokens: int) -> None:
-        """Count what was spent as the cost of so many rows, and tokens of output."""
+        """Count the spent time as the cost of so many rows, and tokens of output."""
         self.cost.note(num_rows, self.spent_s, num_tokens)
         self.spent_s = 0.0
         if self.cost.is_too_much:
@@ -103,7 +103,7 @@ class GuidedRequest:
         self._num_late = max(len(self._todo), 1)
 
     def compute(self) -> tuple[bool, float]:
-        """Do a piece of what was ordered. For a thread of `compiler.start_thread`; raises nothing.
+        """Compute a piece of the ordered mask. For a thread of `compiler.start_thread`; raises nothing.
 
         Returns:
             Whether it is done, and how many seconds no other thread could run.
@@ -145,7 +145,7 @@ class GuidedRequest:
             self.bits = bits
 
     def _renew(self) -> bool:
-        """Begin anew with new automata; returns whether that was possible."""
+        """Restart with new automata; returns whether that was possible."""
         self._is_renewed = True
         try:
             self._todo.extendleft(reversed(self.matcher.renew()))
@@ -162,7 +162,7 @@ class GuidedRequest:
 
 
 def write_mask(state: LLMatcher, bits: I32) -> None:
-    """Write what may follow a state, i32[num_words].
+    """Write the mask of tokens that may follow a state, i32[num_words].
 
     Raises:
         WornError: see OutputMatcher.

@@ -1,12 +1,10 @@
-"""The requests with a grammar, by table row: what each row of logits may be, and what their grammars say of drafts.
+"""The requests with a grammar, by table row: masks of their rows of logits, and the drafts that grammars allow.
 
-A step's bits are computed by a thread while the model runs, before its logits are there and need them. Row j of
-a request gets what may follow its first j drafts. Matchers go forward when output has been committed and at no other
-time, so that a step that fails may be run again.
+A thread computes a step's masks while the model runs. Row j of a request gets the tokens that may follow its first j
+drafts. Matchers advance only when output is committed, so a failed step may run again.
 
-What takes longer than a step may wait for (`mask_cost`) is computed off the steps. A request is *held* meanwhile: a
-step that finds it so gives it no output, and no step has it until its mask is there. Which of both it is never changes
-what it gets.
+A mask that takes longer than a step may wait (`mask_cost`) is computed off the steps. Meanwhile the request is *held*:
+the current step gives it no output, and no step has it until its mask is ready. This never changes its output.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ _NOTHING = nullcontext()
 class GuidedRows:
     """Keeps a matcher for every request with a grammar.
 
-    A step calls `masks`, and where it succeeded `advance`; `cut` then sees to the drafts for the next one.
+    A step calls `masks`, and after success `advance`; then `cut` checks the drafts for the next step.
 
     Args:
         matchers: None = no request may have a grammar.
         memory: of the steps; num_allowed, allowed_rows and allowed_bits are written.
-        clock: seconds of processor time of the thread that asks.
+        clock: seconds of processor time of the calling thread.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class GuidedRows:
         return refused or _NONE_REFUSED
 
     def update(self, dropped: I32, added: Sequence[tuple[NewRequest, int]]) -> None:
-        """Forget the requests of table rows that were given up, i32[n]; keep the matchers of those that got one."""
+        """Forget the requests of dropped table rows, i32[n]; keep the matchers of those that got one."""
         for table_row in dropped.tolist():
             if request := self._requests.pop(table_row, None):
                 request.is_gone = True
@@ -88,11 +86,11 @@ class GuidedRows:
         self._admitted.clear()
 
     def matcher(self, table_row: int) -> OutputMatcher:
-        """The matcher of a request that has a grammar."""
+        """Return the matcher of a request that has a grammar."""
         return self._requests[table_row].matcher
 
     def forced(self, table_row: int, max_tokens: int) -> list[int]:
-        """Return the drafts that a request's grammar forces, as many as are wanted and its masks allow."""
+        """Return the drafts that a request's grammar forces, at most max_tokens and as many as the mask cost allows."""
         request = self._requests[table_row]
         begin = self._clock()
         tokens = request.matcher.forced(min(max_tokens, self._max_drafts(request)))
@@ -100,10 +98,10 @@ class GuidedRows:
         return tokens
 
     def masks(self) -> AbstractContextManager[object]:
-        """Return a context at whose end every row of the step in the memory has its bits.
+        """Return a context at whose end every row of the step in the memory has its mask.
 
-        A request whose grammar cannot go on, or that is held, gets rows that allow nothing: it fails, see `failure` and
-        `is_late` alone.
+        A request whose grammar cannot continue, or that is held, gets rows that allow nothing. Only this request fails;
+        see `failure` and `is_late`.
         """
         m = self._memory
         m.allowed_rows[: m.num_allowed] = -1
@@ -140,15 +138,15 @@ class GuidedRows:
             self._source.count(num_masks=num_masks, mask_s=seconds)
 
     def is_late(self, r: int) -> bool:
-        """Whether a row of the step got no mask, and so no token, as its request is held."""
+        """Whether a row of the step got no mask and no token, as its request is held."""
         return r in self._late
 
     def held(self, request_ids: Sequence[RequestId]) -> frozenset[RequestId]:
-        """Return which of the step's requests are not ready for the next one, until they are announced."""
+        """Return the step's requests that are not ready for the next one, until they are announced."""
         return frozenset(request_ids[r] for r, request in self._step if r in self._late or request.is_pending)
 
     def cut(self, drafts: DraftTokens, table_rows: I32) -> DraftTokens:
-        """Return the drafts without those that a grammar refuses, and without what follows these; raises nothing.
+        """Return each row's drafts up to the first that a grammar refuses; raises nothing.
 
         Args:
             table_rows: i32[R], of the drafts' rows.
@@ -172,7 +170,7 @@ class GuidedRows:
         return drafts.pick(np.repeat(drafts.cu_num_draft[:-1] - cu[:-1], kept) + np.arange(cu[-1]), cu)
 
     def failure(self, r: int, logits: F32 | RowsOnDevice) -> tuple[str, str] | None:
-        """Return what to tell a request of the step that got no token, by its row; None = it is not its grammar.
+        """Return the error of a row of the step that got no token; None = its grammar is not the reason.
 
         Args:
             logits: f32[L, V], as the model left them.
@@ -228,7 +226,7 @@ class GuidedRows:
             self._source.announce(request.request_id)
 
     def _fill(self) -> None:
-        """Write the bits of the step's rows: row l has those at l. The cheapest first, while there is time."""
+        """Write the masks of the step's rows, row l at index l: the cheapest first, while time is left."""
         m, begin = self._memory, self._clock()
         limit = len(self._step) * share_s(len(self._step))
         for r, request in sorted(self._step, key=lambda step: step[1].cost.row_s):
@@ -247,7 +245,7 @@ class GuidedRows:
                     self._order(request)
 
     def _write(self, r: int, request: GuidedRequest, end: float) -> bool:
-        """Write the bits of a request's rows; returns whether there was time for all.
+        """Write the masks of a request's rows; returns whether time sufficed for all.
 
         Raises:
             WornError: see OutputMatcher.
@@ -275,7 +273,7 @@ def _cannot_follow(error: str) -> str:
 
 
 class _Running:
-    """Waits at its end for what a thread does, also where the rest failed: it writes to the step's memory."""
+    """Waits at its end for a thread that writes to the step's memory, also after a failure."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future

@@ -1,4 +1,4 @@
-"""The target's hidden rows that draft layers may still read when the step that made them is over."""
+"""The target's hidden rows that draft layers may still read after their step."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {
 def allocate_kept_hidden(
     block_hidden: Sequence[Tensor], block_size: int, max_num_seqs: int, num_drafts: int
 ) -> list[HiddenStateBuffer[Tensor]]:
-    """Return memory per hidden source, for what the rows of full blocks do not hold.
+    """Return memory per hidden source, for hidden rows that full blocks do not hold.
 
-    Draft layers compute a block's slots at the latest when the block is full, so a request needs the rows of its newest
+    Draft layers compute a block's slots at the latest when the block is full. So a request needs the rows of its newest
     block, and of `num_drafts` drafts after it that may be rejected.
 
     Args:
@@ -40,7 +40,7 @@ def allocate_kept_hidden(
 
 
 def keeping(sources: Sequence[HiddenStateBuffer[Tensor]]) -> OnHidden | None:
-    """Return what makes a pass keep its hidden rows in every one of these; None = there are none."""
+    """Return the callback that keeps a pass's hidden rows in each of these; None = no sources."""
 
     def keep(maps: AttentionInputs, hidden: Tensor) -> None:
         for kept in sources:

@@ -13,14 +13,14 @@ from fastdeploy_sd.worker.step.batch import PendingRows
 
 @dataclass(slots=True, eq=False)
 class LaunchedStep:
-    """What was started, and when (seconds of time.perf_counter).
+    """An in-flight step and its times (seconds of time.perf_counter).
 
     Attributes:
-        output: its tokens, on their way.
-        rows: of a step that was opened, None = it alone is in the step's memory.
+        output: its tokens, not yet arrived.
+        rows: None = no step is launched before its `finish`, so the step's memory is its own.
         num_tokens, num_requests, num_logits: of the step; its memory may have those of the next one.
-        begin, built, computed, launched: of its preparation; when it was prepared, the model and verification started.
-        wait_begin: when the host came back for its tokens.
+        begin, built, computed, launched: preparation begun and done, model started, verification started.
+        wait_begin: when the host began to wait for its tokens.
     """
 
     plan: SchedulerOutput
@@ -36,22 +36,22 @@ class LaunchedStep:
     wait_begin: float = 0.0
 
     def report(self, stats: StepStats, verified: float, ended: float) -> None:
-        """Tell the statistics of steps about this one.
+        """Add this step to the statistics.
 
         Args:
-            verified: when its tokens were known. ended: when the step before it was over.
+            verified: when its tokens were known. ended: when the step before it was finished.
         """
-        begin = max(self.begin, ended)  # one that was launched before the step before it was over ran after that one
+        begin = max(self.begin, ended)  # an earlier launch waited for the step before
         stats.num_prompt_tokens_ahead = self.plan.num_prompt_tokens_ahead
         stats.num_tokens, stats.num_requests = self.num_tokens, self.num_requests
         stats.seconds, stats.host_seconds = verified - begin, begin - ended
-        # Every row of logits is a request's newest token or a draft; what has none is a part of a prompt.
+        # Every row of logits is a request's newest token or a draft; other rows are parts of prompts.
         stats.num_prompt_tokens = self.num_tokens - self.num_logits
 
     def timings_ms(self, verified: float, drafted: float) -> Mapping[str, float]:
-        """What the host spent on it, by phase, and how long the device had nothing to do before it.
+        """Return the host's time by phase, and the device's idle time before the step.
 
-        The device may have waited for requests that were not there before: that does not count.
+        Time in which the device waited for new requests does not count.
         """
         timings = {
             "batch": (self.built - self.begin) * 1e3,

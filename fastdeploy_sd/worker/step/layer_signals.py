@@ -1,4 +1,4 @@
-"""LayerSignals: how many layers of the running step have their KV stored, for a thread that sends it away meanwhile.
+"""LayerSignals: the number of layers of the running step with stored KV, for a thread that sends it meanwhile.
 
 One thread runs steps, another one reads. Knows no transport.
 """
@@ -19,8 +19,8 @@ from fastdeploy_sd.ops.signal import signal_
 class LayerSignals:
     """A count that every layer of a pass raises once the step's tokens are in its cache.
 
-    A step that fails is run again in parts. A part's layers say nothing about other parts' rows, so from then on
-    signals do not count: the layers of the first try that had got so far are those that hold the KV of all rows.
+    A failed step runs again in parts. A part's layers have only its rows, so later signals do not count: only layers
+    that the first try reached hold the KV of all rows.
 
     Args:
         num_ranks: that run a pass together; this one signals. It finishes a layer only after every rank stored its
@@ -47,18 +47,18 @@ class LayerSignals:
         self._begin, self._end = self._count.item(0), None
 
     def stop(self) -> None:
-        """What follows in this step is a part of it."""
+        """The rest of this step runs in parts."""
         if self._end is None:
             self._end = self._count.item(0)
 
     @property
     def num_layers(self) -> int:
-        """Layers that hold the KV of all the step's tokens on every rank, for all that is known."""
+        """Return how many layers surely hold the KV of all the step's tokens on every rank."""
         count, end = self._count.item(0), self._end  # in this order: a part's signals come after `stop`
         return max((count if end is None else min(count, end)) - self._begin - self._lag, 0)
 
     def close(self) -> None:
-        """Give the descriptor back; may be called twice."""
+        """Close the descriptor; may be called twice."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

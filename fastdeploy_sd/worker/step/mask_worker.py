@@ -12,16 +12,16 @@ from typing import Protocol
 from fastdeploy_sd.text.guidance.compiler import NICE, start_thread
 
 _CLOSE_TIMEOUT_S = 10.0
-# Where a job keeps Python's lock, the next slow one waits four times as long: others have four fifths of the time.
+# After a job held Python's lock, the next slow job waits four times as long: others have four fifths of the time.
 _REST = 4
 _CHEAP_S = 0.001
 
 
 class Job(Protocol):
-    """What is computed, in pieces; it tells its owner when it is done."""
+    """A computation in pieces; it tells its owner when it is done."""
 
     def compute(self) -> tuple[bool, float]:
-        """Do a piece; return whether it was the last, and for how many seconds it held the lock. Raises nothing."""
+        """Compute a piece; return whether it was the last, and the seconds that it held the lock. Raises nothing."""
         ...
 
 
@@ -37,7 +37,7 @@ class MaskWorker:
         self._thread: threading.Thread | None = None
 
     def put(self, job: Job, cost_s: float) -> None:
-        """Have a job done, before those that are expected to take longer."""
+        """Queue a job, before those that are expected to take longer."""
         with self._changed:
             self._num_put += 1
             heapq.heappush(self._jobs, (cost_s, self._num_put, job))
@@ -46,7 +46,7 @@ class MaskWorker:
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread, after the piece that it is doing. May be called twice."""
+        """End the thread after its current piece. May be called twice."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -54,7 +54,7 @@ class MaskWorker:
             self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # a matter of courtesy
+        with contextlib.suppress(OSError):  # a lower priority is optional
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while (taken := self._take()) is not None:
             cost_s, job = taken

@@ -27,12 +27,12 @@ from fastdeploy_sd.worker.step.token_rules import TokenRules
 
 
 class Changes(NamedTuple):
-    """Who came and went with a plan.
+    """The requests that a plan added and dropped.
 
     Attributes:
-        dropped: i32[n], table rows that were given up; one of the added may have got one.
-        added: the new requests that were taken in, and their table rows.
-        refused: the others, and why: nothing is kept of them.
+        dropped: i32[n], freed table rows; an added request may have got one of them.
+        added: the accepted new requests, and their table rows.
+        refused: the other new requests, and why: the table keeps nothing of them.
     """
 
     dropped: I32
@@ -48,14 +48,14 @@ class RequestTable:
 
     Attributes:
         tokens: i32[max_num_seqs, max_model_len]; num_tokens: i32[max_num_seqs] committed.
-        max_total: i32[max_num_seqs], prompt + max_tokens, at most max_model_len: no more tokens are ever committed.
+        max_total: i32[max_num_seqs], the most committed tokens: prompt + max_tokens, at most max_model_len.
         blocks: i32[max_num_seqs, max_blocks], -1 past the request's own.
         block_size: tokens of a block.
         temperature .. bias_values: one value or row per table row; see SamplingArrays.
         has_mask: bool[max_num_seqs], whether some token may be forbidden to the request; num_masks: to how many.
         num_draft_logprobs: alternatives reported with every draft, -1 = none wanted.
-        num_reports: how many requests want log-probabilities, of output or of drafts. It and num_masks spare a step
-            without any the look at a column, which takes 30 us with cold caches.
+        num_reports: how many requests want log-probabilities, of output or of drafts. It and num_masks save reading a
+            column, 30 us with cold caches, in steps without such requests.
         rules: TokenRules by table row.
         new_rows, rows_with_blocks: table rows that requests got, and those that got blocks, since the code that copies
             the columns cleared these sets.
@@ -88,7 +88,7 @@ class RequestTable:
         self._free = list(range(max_num_seqs))[::-1]
 
     def apply(self, plan: SchedulerOutput) -> Changes:
-        """Drop what ended or was preempted, add what is new, append new blocks."""
+        """Drop ended and preempted requests, add new ones, append new blocks."""
         if not (plan.new or plan.deltas or plan.finished_ids or plan.preempted_ids):
             return _NO_CHANGES
         dropped = self.drop((*plan.finished_ids, *plan.preempted_ids))
@@ -108,12 +108,12 @@ class RequestTable:
         return np.fromiter([self._table_row_of[i] for i in request_ids], np.int32, len(request_ids))
 
     def num_tokens_of(self, request_id: RequestId) -> int:
-        """Return a request's committed tokens; 1 of one that is not known."""
+        """Return the number of a request's committed tokens; 1 for an unknown request."""
         row = self._table_row_of.get(request_id)
         return 1 if row is None else self.num_tokens.item(row)
 
     def sampling(self, memory: StepMemory) -> SamplingArrays:
-        """Return the columns, with the rows and masks of the steps in `memory`: all whole, for calls to be bound to."""
+        """Return the whole columns, with the rows and masks of `memory`, to bind calls to."""
         return SamplingArrays(
             table_rows=memory.table_rows,
             temperature=self.temperature,
@@ -137,7 +137,7 @@ class RequestTable:
         )
 
     def send_all(self) -> None:
-        """Have the columns of every request copied again."""
+        """Mark the columns of every request to be copied again."""
         table_rows = self._table_row_of.values()
         self.new_rows.update(table_rows)
         self.rows_with_blocks.update(table_rows)
@@ -160,7 +160,7 @@ class RequestTable:
         return np.array(dropped, np.int32)
 
     def _add(self, new: NewRequest) -> int:
-        """Take a request in; if that raises, nothing has changed."""
+        """Add a request; if that raises, nothing has changed."""
         request, s = new.request, new.request.sampling
         assert request.request_id not in self._table_row_of, f"request {request.request_id} was added twice"
         self._rules.verify(request)

@@ -64,9 +64,9 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run one step; see Executor.execute.
 
-        A row that the table refuses, or on which the step fails, fails its request. Which rows these are is found by
-        running the step without them: nothing of a request has changed before its output is appended, and KV is written
-        again where it was. The others get what they would get anyway, as no row depends on another.
+        A row that the table refuses, or on which the step fails, fails its request. Running the step without some rows
+        finds the failing ones: no request changes before its output is appended, and KV is written again to its place.
+        The other requests get the same output, as no row depends on another.
         """
         refused, _ = self.update_requests(plan)
         if not plan.request_ids:
@@ -79,7 +79,7 @@ class ModelRunner:
         return self.run_apart(plan, refused)
 
     def run_apart(self, plan: SchedulerOutput, refused: Mapping[RequestId, Exception]) -> StepResult:
-        """Run the rows that the table has taken, in as few parts as do not fail."""
+        """Run the rows that the table has accepted, in as few parts as succeed."""
         if self._signals is not None:
             self._signals.stop()
         return run_in_parts_of(plan, refused, self._run)
@@ -88,7 +88,7 @@ class ModelRunner:
         """Run a plan whose requests the table has; raises before any of them has changed, or not at all.
 
         Args:
-            rows: which these are of the plan whose requests the table has; None = all.
+            rows: the rows of the plan to run; None = all.
         """
         with self._ranks.attempt(lambda number: RunRows(number, rows)):
             step = self.launch(plan)
@@ -99,7 +99,7 @@ class ModelRunner:
     def launch(
         self, plan: SchedulerOutput, before: PendingRows | None = None, *, is_open: bool = False
     ) -> LaunchedStep:
-        """Run a plan up to its tokens, or have a device start to.
+        """Run a plan up to its tokens, or start that on a device.
 
         Args:
             before: see BatchBuilder.build.
@@ -120,7 +120,7 @@ class ModelRunner:
         return LaunchedStep(plan, output, rows, *sizes, begin, built, computed, time.perf_counter())
 
     def finish(self, step: LaunchedStep) -> StepResult:
-        """Take the tokens of a step that was launched, and draft after them. Raises as `_run`."""
+        """Take the tokens of a launched step, and draft after them. Raises as `_run`."""
         step.wait_begin = time.perf_counter()
         return self._complete(step, *self._wait(step))
 
@@ -160,10 +160,10 @@ class ModelRunner:
         )
 
     def update_requests(self, plan: SchedulerOutput) -> tuple[Mapping[RequestId, Exception], I32]:
-        """Add the plan's new requests to the table, the grammars and the drafting method, and remove those that left.
+        """Add the plan's new requests to the table, the grammars and the drafting method, and remove ended ones.
 
         Returns:
-            The requests that were refused, and the table rows i32[n] that were given up.
+            The refused requests, and the freed table rows i32[n].
         """
         unmatched = self._guided.admit(plan.new)
         taken = plan
@@ -186,11 +186,11 @@ class ModelRunner:
         return self._drafting.allows_pending(plan.request_ids)
 
     def restart(self) -> None:
-        """Have the device know what the host does: what was launched has run on other tokens, or not at all."""
+        """Send the host's state to the device: launched steps have run on wrong tokens, or not at all."""
         self._table.send_all()
         self._drafting.restart()
 
     def close(self) -> None:
-        """End the thread of grammars, and let the drafting method save what should outlive it."""
+        """End the thread of grammars, and let the drafting method save its state."""
         self._guided.close()
         self._drafting.close()

@@ -15,14 +15,14 @@ from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
-# Columns of the request table that calls of a step read, besides its blocks and the counts of tokens.
+# Columns of the request table that calls of a step read, without its blocks and the counts of tokens.
 _COLUMNS = (
     "tokens", "num_tokens", "max_total", "count_rows", "temperature", "top_k", "top_p", "min_p", "repetition",
     "presence", "frequency", "seed", "num_bias", "bias_token_ids", "bias_values",
 )  # fmt: skip
 
 
-# Of the step whose output is taken, the step before it (after which the device was idle), and the step begun since.
+# One for the step whose output is taken, one for the step before it (for idle time), and one for the next step.
 _NUM_ENDS = 3
 
 
@@ -43,7 +43,7 @@ class _StepEnd:
         self._begun.record()
 
     def start(self, before: _StepEnd) -> None:
-        """Start the copy after the latest step; `before` is the end of the step before it."""
+        """Start the copy of the latest step's output; `before` is the end of the step before it."""
         self._fetcher.start()
         self._ended.record()
         self._before, self._last = before, self._ended

@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Started:
-    """A step under way.
+    """An in-flight step.
 
     Attributes:
-        launched: None = it could not be launched, or what it ran on was wrong: it runs when it is finished.
-        rows: where it is open.
+        launched: None = it was not launched, or ran on wrong tokens: `finish` runs it.
+        rows: if a further step may be launched before `finish`.
     """
 
     plan: SchedulerOutput
@@ -62,7 +62,7 @@ class StepLauncher:
             return self._finish()
 
     def close(self) -> None:
-        """Let go of the model; nothing is started or finished afterwards."""
+        """Release the model; no step may be started or finished afterwards."""
         self._in_flight.clear()
         del self._runner, self._table
 
@@ -96,18 +96,18 @@ class StepLauncher:
         return self._runner.run_apart(self._with_known_lengths(step.plan), {**step.refused, **_dropped(step)})
 
     def _start_again(self) -> None:
-        """Have the device know what the host does, and run what was launched since when it is finished."""
+        """Send the host's state to the device; later launched steps run again when they are finished."""
         for step in self._in_flight:
             step.launched = None
         self._runner.restart()
 
     def _with_known_lengths(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Return a plan that counts the tokens that there are; see `Launcher.start`."""
+        """Return a plan with the known numbers of tokens; see `Launcher.start`."""
         return plan.with_lengths(np.array([self._table.num_tokens_of(name) for name in plan.request_ids], np.int32))
 
 
 def _dropped(step: _Started) -> Mapping[RequestId, Exception]:
-    """The requests of a step that were dropped since; others may have their names."""
+    """Return the requests of a step that were dropped since; new requests may have their ids."""
     if step.rows is None:
         return {}
     gone = np.flatnonzero(~step.rows.is_kept).tolist()

@@ -1,4 +1,4 @@
-"""What all steps of a rank share. Values only."""
+"""The objects that all steps of a rank share. Values only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class StepResources:
 
     Attributes:
         forward: runs the decoder over its KV caches.
-        memory: of the steps; what they hand on are views of it.
+        memory: of the steps; they return views of it.
         table: the requests.
-        signals: of the forward pass, None = it gives none.
+        signals: of the forward pass, None = none.
         buffers: of the memory and the table, where the model is on a device.
     """
 

@@ -1,4 +1,4 @@
-"""A step run in parts: the result of all rows from the parts'. Knows no model."""
+"""Runs a step in parts, and merges their results. Knows no model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_in_parts_of(
     refused: Mapping[RequestId, Exception],
     run: Callable[[SchedulerOutput, I32], StepResult],
 ) -> StepResult:
-    """Run the rows of a plan in as few parts as do not fail; a row that fails alone fails its request.
+    """Run the rows of a plan in as few parts as succeed; a row that fails alone fails its request.
 
     Args:
         refused: requests of the plan that are not run.
@@ -47,7 +47,7 @@ def merge_results(
     """Return the result of a plan.
 
     Args:
-        parts: rows of the plan, intp[n] each and rising, and what they gave.
+        parts: rows of the plan, intp[n] each and rising, and their results.
         failed: the plan's other requests, and why.
     """
     num_rows = len(plan.request_ids)
@@ -74,7 +74,7 @@ def merge_results(
 
 
 def described(error: Exception) -> tuple[str, str]:
-    """What the client of a failed request is told; the rest is for the log."""
+    """Return the error text for the client of a failed request; the log has the details."""
     if isinstance(error, FdsdError):
         return type(error).__name__, error.message
     return InternalError.__name__, "the computation failed for this request"

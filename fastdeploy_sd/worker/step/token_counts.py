@@ -12,7 +12,7 @@ IN_PROMPT = 1 << 30
 
 
 class TokenCounts:
-    """A table with a row for every request there can be; the lowest free one is taken, so that few are ever touched.
+    """A table with a row for every possible request; the lowest free row is used, so that few are ever touched.
 
     Attributes:
         table: i32[max_num_seqs, V]: bits 0..29 count the token in the output, bit 30 says it is in the prompt.
@@ -31,5 +31,5 @@ class TokenCounts:
         return row
 
     def free(self, row: int) -> None:
-        """Give a row back."""
+        """Free a row."""
         heapq.heappush(self._free, row)

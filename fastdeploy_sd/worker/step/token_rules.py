@@ -1,4 +1,4 @@
-"""TokenRules: what few requests ask for and is applied row by row of the logits. Knows no step and no other request."""
+"""TokenRules: rare options of a request that are applied to each row of its logits. Knows no step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fastdeploy_sd.types import Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRules:
-    """What only some requests have and is applied per logits row.
+    """The rules of one request that are applied per logits row.
 
     Attributes:
         num_prompt_tokens: output token i is at position num_prompt_tokens + i.
         bad_tokens: bad words of one token, forbidden everywhere.
-        bad_words: longer sequences that may not be completed, by their last token but one: what came last picks the few
-            that a row may complete.
-        num_bad_prefix: tokens before its last that the longest bad word has.
+        bad_words: longer sequences that may not be completed, by their last token but one: a row's last token selects
+            the few that it may complete.
+        num_bad_prefix: tokens of the longest bad word before its last one.
         min_tokens, end_token_ids: the ids forbidden while fewer than min_tokens tokens were produced.
     """
 

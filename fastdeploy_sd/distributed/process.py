@@ -63,7 +63,7 @@ class RankComputation(Protocol):
     """The worker of a rank; see worker.rank_worker.RankWorker.
 
     Attributes:
-        collectives: what is told of every attempt.
+        collectives: to begin and fail attempts.
     """
 
     collectives: Collectives

@@ -214,7 +214,7 @@ class _Launcher:
         await asyncio.wait({http, engine_end}, return_when=asyncio.FIRST_COMPLETED)
         if http.done() and http.result() != EXIT_OK:
             self._stop(engine)
-        elif not engine_end.done():  # it has said goodbye and is about to end
+        elif not engine_end.done():  # it has announced its end
             self._kill_after(_STUCK_S, engine)
         status = self._status(await engine_end)
         self._listeners.close()

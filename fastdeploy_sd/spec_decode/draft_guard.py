@@ -24,7 +24,7 @@ class DraftGuard:
 
     Args:
         method: not called for rows that it lost.
-        source: of its drafts, where these do not say it; None = CUSTOM.
+        source: of its drafts, where these do not name one; None = CUSTOM.
     """
 
     def __init__(self, method: Proposer, source: DraftSource | None = None) -> None:

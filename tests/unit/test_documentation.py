@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +19,20 @@ CODE = re.compile(r"```.*?```", re.DOTALL)
 # A file of the repository in backticks; without a folder it is named relative to what was named before.
 PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cc|cu|h|sh))`")
 FOLDERS = (".", "fastdeploy_sd", "custom_ops/cpu/kernels", "custom_ops/cuda")
-# To extend the rule to code, add for example `*(ROOT / "fastdeploy_sd").rglob("*.py")`.
 PLAIN = [*(ROOT / name for name in ("README.md", "CHANGELOG.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 UNCLEAR = re.compile(
     r"\b(?:dear|hope[sd]?|hoping|belief|believe[sd]?|lessons?|made_up|company|patience|goodbye|courier|wish(?:es)?"
     r"|whoever|nobody|somebody|anybody|everybody|beside|behind(?! (?:a|the) proxy))\b",
     re.IGNORECASE,
 )
+SOURCES = [
+    path
+    for folder in ("fastdeploy_sd", "custom_ops", "benchmarks")
+    for kind in ("*.py", "*.h", "*.cc", "*.cu")
+    for path in sorted((ROOT / folder).rglob(kind))
+]
+OLD_NAMES = re.compile(r"\b(?:dear|hope[ds]?|belie[fv]\w*|lessons?|made_up|company)\b", re.IGNORECASE)
+NO_ACTOR = re.compile(r"\b(?:nobody|somebody|whoever|everybody|patience)\b", re.IGNORECASE)
 
 
 def anchors(page: Path) -> set[str]:
@@ -44,15 +51,24 @@ def dead_links(page: Path) -> Iterator[str]:
             yield link
 
 
+def places(paths: Iterable[Path], words: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {word[0]}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for word in words.finditer(line)
+    ]
+
+
 def test_words_that_hide_the_meaning_do_not_come_back() -> None:
     """Standard terms are in docs/glossary.md. "Behind a proxy" is one of them."""
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {word[0]}"
-        for path in PLAIN
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        for word in UNCLEAR.finditer(line)
-    ]
-    assert found == []
+    assert places(PLAIN, UNCLEAR) == []
+
+
+def test_words_that_hide_the_meaning_do_not_come_back_to_the_code() -> None:
+    assert {path.suffix for path in SOURCES} == {".py", ".h", ".cc", ".cu"}
+    assert places(SOURCES, OLD_NAMES) == []
+    assert places((path for path in SOURCES if path.is_relative_to(ROOT / "fastdeploy_sd")), NO_ACTOR) == []
 
 
 def test_files_that_pages_name_exist() -> None:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class RdmaEngine:
     """A process's Transfer Engine, and the windows that others write to. Used by one thread, but for `write`.
 
-    All windows are registered before anybody asks for them, because a peer reads the list of them once.
+    All windows are registered first, because a peer reads the list of them only once.
 
     Args:
         host: what others connect to. ports: the smallest and the largest bound what the engine takes; () = any.

@@ -62,7 +62,7 @@ class LinearCost:
 
 
 class CostModel:
-    """Measured times, interpolated; StepCost in custom_ops/cpu/drafters says how.
+    """Measured times, interpolated as in StepCost of custom_ops/cpu/drafters.
 
     Args:
         profile: measured on this machine.

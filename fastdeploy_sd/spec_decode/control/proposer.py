@@ -32,8 +32,8 @@ class AutoProposer(Proposer):
             and the least gain to the policy's params.
         max_num_seqs: table rows 0 .. max_num_seqs - 1.
         max_draft_len: drafts per row at most.
-        model_source: whose offers the caller writes; None = there is none.
-        lent: methods that are asked as well, but begun, forgotten and closed by their owner.
+        model_source: the caller writes its offers; None = none.
+        lent: further methods to ask, which their owner begins, forgets and closes.
 
     Attributes:
         controller: what chooses.

@@ -21,7 +21,7 @@ class LoadedDraftModel:
     """A draft model with its KV over the target's blocks.
 
     Attributes:
-        method: whose it is.
+        method: that it drafts for.
         caches: one KV cache per draft layer; layer j's first_key is j + 1.
         rotary: its table has max_model_len rows.
         kept_hidden: per hidden source: the target, then every draft layer but the last; () where the model reads only

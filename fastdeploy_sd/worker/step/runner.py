@@ -43,7 +43,7 @@ class ModelRunner:
         drafting: after the steps.
         rule: how drafts are verified.
         guided: the requests with a grammar.
-        ranks: coordinates the other ranks; None = there are none.
+        ranks: coordinates the other ranks; None = a single rank.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from fastdeploy_sd.types import I32, DraftTokens
 
 
 class PredictionDrafter:
-    """What the output of some table rows is expected to be, and where in it each of them is.
+    """The predicted outputs of some table rows, and the position of each row in its text.
 
     A predicted text and its index take 20 to 32 bytes per token. The time of a step does not depend on its length.
 
@@ -40,11 +40,11 @@ class PredictionDrafter:
         return self._propose.drafter
 
     def begin(self, table_row: int, first_output: int, predicted: I32) -> None:
-        """A request comes into a table row.
+        """Begin a request in a table row.
 
         Args:
-            first_output: index of the output's first token: as many are the prompt's.
-            predicted: i32[n], what the output is expected to be.
+            first_output: index of the output's first token: the length of the prompt.
+            predicted: i32[n], the predicted output.
 
         Raises:
             ValueError: the table row is out of range, or memory is exhausted.
@@ -68,7 +68,7 @@ class PredictionDrafter:
         call("prediction_forget", table_rows_params(self._handle, table_rows))
 
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
-        """Follow the predicted texts by what was committed, and copy what they have next.
+        """Advance in the predicted texts by the committed tokens, and copy the tokens that follow there.
 
         An output that leaves its text is found again after replaced, deleted or inserted tokens: where most of its
         last tokens agree among the next 64, or where its last four occur. Until four tokens agree, two drafts are

@@ -24,7 +24,7 @@ class SuffixRule:
     """How drafts are made.
 
     Attributes:
-        max_context: tokens of the context that are told apart, >= 1.
+        max_context: the longest context that is matched, in tokens, >= 1.
         max_factor: drafts per token of the matched context at most, >= 0.
         min_token_prob: the drafts' joint probability at least, 0 .. 1.
         follows_copies: a match of at least six tokens of the row's own text continues after a replaced token.
@@ -51,11 +51,11 @@ class SuffixLimits:
 
 @dataclass(frozen=True, slots=True)
 class SuffixEnd:
-    """Where a text ends, though the table may go on: at the first of some tokens that is not too early.
+    """Where a text ends, though its table row may have more tokens: at the first end token that is not too early.
 
     Attributes:
         token_ids: any of these ends it.
-        first: index of the first token that may.
+        first: index of the first token that may end it.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -69,11 +69,11 @@ class SuffixStats(NamedTuple):
     """What the shared cache holds.
 
     Attributes:
-        num_bytes: of everything kept, memory that was dropped and not yet given back included.
+        num_bytes: of all kept memory, with dropped memory that is not freed yet.
         num_tokens, num_outputs, num_shards, num_salts: now in the cache.
         num_sequences: pieces of outputs in the cache; one that was continued in a younger shard counts in both.
-        num_steps: elementary steps of all appends ever.
-        num_cut_counts: appends that left the counts of their shortest strings alone.
+        num_steps: elementary steps of all appends since the start.
+        num_cut_counts: appends that did not count their shortest strings.
     """
 
     num_bytes: int
@@ -171,11 +171,11 @@ class SuffixDrafter:
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
         """Read what was committed since each table row's last step, share its output, and draft for all rows.
 
-        The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of what
-        was shared under its salt. The longest match of each, and a few of its shorter ends, make a draft each: the most
-        frequent continuation, of equals the one that occurred last. A draft ends where its joint probability, estimated
-        from counts, falls below `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum
-        of joint probabilities wins, of equals the longer match, then the own text, then the younger shard.
+        The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of its
+        salt. The longest match of each, and a few of its shorter suffixes, make a draft each: the most frequent
+        continuation; ties go to the latest. A draft ends where its joint probability, estimated from counts, falls
+        below `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum of joint
+        probabilities wins; ties go to the longer match, then the own text, then the younger shard.
 
         With follows_copies, a match of at least six tokens of the own text may continue after one replaced token.
         The context with the expected token in its place is then matched as well. That ends when a plain match has at
@@ -215,7 +215,7 @@ class SuffixDrafter:
         return sequences
 
     def import_sequences(self, sequences: SuffixSequences) -> None:
-        """Add every piece as an output to the shared cache, in order, within its limits: of too many the first ones go.
+        """Add every piece as an output to the shared cache, in order; beyond its limits, the first ones are dropped.
 
         Raises:
             ValueError: a shape or dtype disagrees, offsets or tokens are out of range, or memory is exhausted.

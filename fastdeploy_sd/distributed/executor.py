@@ -105,8 +105,8 @@ class MultiProcessExecutor:
 def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
     """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
 
-    Where the configured method chooses drafts by their cost, steps are measured, unless a file has their times or this
-    is a prefill instance, which does not draft.
+    For a method that chooses drafts by their cost, the times of steps are measured unless a file has them. A prefill
+    instance measures nothing, as it does not draft.
 
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded as configured.

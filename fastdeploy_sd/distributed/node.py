@@ -1,7 +1,7 @@
 """The server on a node other than the first: starts this node's ranks, and relays the bytes of their links.
 
-It ends with status 0 when the first node asks it to end, with 1 when a rank or the first node fails, and with 2 when
-this node cannot join: its model, configuration or secret differs.
+Its exit status is 0 when the first node asks it to end, and 1 when a rank or the first node fails. It is 2 when this
+node cannot join: its model, configuration or secret differs.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _MOST_SKIPPED = 15
 class ModelDraftSource:
     """One method that runs a model, for all requests that may have its drafts.
 
-    It gets every step, and calls the method in few. The hidden rows that draft layers need are kept anyway, but their
-    KV must be filled along a prompt, and before a block is full.
+    It gets every step, and calls the method in few. Hidden rows for draft layers are kept without a call. Their KV must
+    be filled along a prompt, and before a block is full.
 
     Args:
         method: gets all rows of a step, with `target`.

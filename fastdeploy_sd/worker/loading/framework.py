@@ -1,7 +1,7 @@
 """Imports Paddle, and undoes its side effects on the process. Imported before any other module that needs it.
 
-Paddle takes over the root logger, writes a banner about a C++ traceback when the process is terminated, and recommends
-ccache, which does not help users of a model. A program that has imported Paddle itself keeps its settings.
+Paddle takes over the root logger, writes a banner at SIGTERM, and recommends ccache. None of
+these helps users of a model. A program that has imported Paddle itself keeps its settings.
 """
 
 from __future__ import annotations

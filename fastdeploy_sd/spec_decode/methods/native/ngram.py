@@ -80,9 +80,9 @@ class NgramIndex:
     def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
         """Index what was committed since the table row's last step, then copy what followed the text's end before.
 
-        The longest suffix of committed tokens + prefix, of max_n down to min_n tokens, that occurred earlier among the
-        committed tokens decides, at its latest occurrence. The tokens after it are copied, max_factor for each that
-        agreed. A copy that reaches the end of the text continues with its own drafts, so a repeated phrase goes on.
+        Suffixes of committed tokens + prefix are looked up among the committed tokens, from max_n down to min_n tokens.
+        The longest one found decides, at its latest occurrence. The tokens after it are copied, max_factor for each
+        that agreed. A copy that reaches the end of the text continues with its own drafts.
 
         With follows_copies, tokens are also compared, one by one, with those after the place that was found. Once more
         than max_n agree, this copy decides instead. It continues after one replaced token, until a look-up finds at

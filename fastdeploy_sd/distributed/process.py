@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankComputation(Protocol):
-    """The worker of a rank; see worker.rank_worker.RankWorker.
+    """The worker of a rank; see ranks.rank_worker.RankWorker.
 
     Attributes:
         collectives: to begin and fail attempts.

@@ -28,7 +28,7 @@ _MAX_LOGGED_ERRORS = 10
 
 
 class BlockCopier:
-    """See engine.block_store.BlockStore. One thread makes all copies: loads first, as requests wait for them.
+    """See interfaces.block_store.BlockStore. One thread makes all copies: loads first, as requests wait for them.
 
     Blocks go through the mover's own memory on their way to a slot and back. So a block is in use only for a copy of
     memory, however slow the disk is.

@@ -64,7 +64,7 @@ class DevicePages:
 
     @property
     def port(self) -> CudaPort | None:
-        """See splitwise.pages.Pages; until `close`."""
+        """See transfer.pages.Pages; until `close`."""
         return self._port
 
     def page_bytes(self, layer: int) -> int:
@@ -72,13 +72,13 @@ class DevicePages:
         return self.blocks.begins[layer + 1] - self.blocks.begins[layer]
 
     def follow_steps(self) -> None:
-        """See splitwise.pages.Pages."""
+        """See transfer.pages.Pages."""
         for lane in (self._reading, self._writing):
             if lane is not None:
                 lane.follow_steps()
 
     def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
-        """See splitwise.pages.Pages: copies of the pages, which the next call overwrites.
+        """See transfer.pages.Pages: copies of the pages, which the next call overwrites.
 
         More pages than fit into a batch are read in several batches, and copied once more.
 
@@ -101,7 +101,7 @@ class DevicePages:
         return found
 
     def awaited(self, layer: int) -> Callable[[], None] | None:
-        """See splitwise.pages.Pages: the copy before the last, which had the same memory.
+        """See transfer.pages.Pages: the copy before the last, which had the same memory.
 
         Raises:
             IndexError: no such layer.
@@ -114,7 +114,7 @@ class DevicePages:
         return batch.wait if batch.block_ids else None
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
-        """See splitwise.pages.Pages.
+        """See transfer.pages.Pages.
 
         Raises:
             IndexError: no such layer or block.
@@ -136,7 +136,7 @@ class DevicePages:
         self._staged.append(block_id)
 
     def end_writes(self) -> None:
-        """See splitwise.pages.Pages."""
+        """See transfer.pages.Pages."""
         self._start()
         if self._writing is not None and self._last is not None:
             self._writing.have_steps_follow(self._last)

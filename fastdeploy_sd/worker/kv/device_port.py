@@ -10,7 +10,7 @@ from fastdeploy_sd.device.device_array import DeviceMemory
 
 
 class CudaPort:
-    """See splitwise.pages.DevicePort.
+    """See transfer.pages.DevicePort.
 
     Args:
         blocks: of all layers. lane: copies them.

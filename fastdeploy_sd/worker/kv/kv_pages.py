@@ -49,7 +49,7 @@ class KvPages:
 
     @property
     def port(self) -> None:
-        """See splitwise.pages.Pages: they are in host memory."""
+        """See transfer.pages.Pages: they are in host memory."""
 
     def page_bytes(self, layer: int) -> int:
         """Return the length of a page of this layer."""
@@ -86,13 +86,13 @@ class KvPages:
             begin = end
 
     def awaited(self, _layer: int) -> None:
-        """See splitwise.pages.Pages: host memory is always ready."""
+        """See transfer.pages.Pages: host memory is always ready."""
 
     def follow_steps(self) -> None:
-        """See splitwise.pages.Pages: no step is in flight when the engine continues."""
+        """See transfer.pages.Pages: no step is in flight when the engine continues."""
 
     def end_writes(self) -> None:
-        """See splitwise.pages.Pages: writes are complete at once."""
+        """See transfer.pages.Pages: writes are complete at once."""
 
     def close(self) -> None:
         """See DevicePages: it holds nothing."""

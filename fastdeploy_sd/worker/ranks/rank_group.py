@@ -34,7 +34,7 @@ class RankGroup:
         agree: ranks other than 0 call it when their draft layers have run; see LoadedDraftModel.agree.
         smallest: returns the smallest measurement of all ranks; all of them call it, once loaded.
         exchange: all-gather of bytes, in order of the ranks; all call it, equally often, while they load.
-        kv_files: rank -> descriptor of the memory for its KV, see worker.kv_file: on rank 0 those of all others, on
+        kv_files: rank -> descriptor of the memory for its KV, see kv.kv_file: on rank 0 those of all others, on
             these their own. None where no other process reads KV, or on GPUs.
     """
 

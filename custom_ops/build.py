@@ -194,7 +194,7 @@ def build_library(out: pathlib.Path, build: pathlib.Path, extra: list[str]) -> p
     Args:
         out: folder of the library.
         build: folder of the objects; one per set of flags.
-        extra: flags beside the common ones.
+        extra: flags in addition to the common ones.
 
     Raises:
         BuildError: no compiler, or a compile error.
@@ -216,7 +216,7 @@ def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[st
     linked = compile_and_link(compiler, units(build, extra), includes, flags, extra, build / "libfdsd.so")
     library = out / "libfdsd.so"
     if not library.exists() or library.stat().st_mtime_ns != linked.stat().st_mtime_ns:
-        # Copied beside and renamed: a process that has the old file mapped keeps it.
+        # Copied next to the library, then renamed: a process that has mapped the old file keeps it.
         fresh = out / f".libfdsd.{os.getpid()}.so"
         shutil.copy2(linked, fresh)
         os.replace(fresh, library)
@@ -229,8 +229,8 @@ def compile_and_link(
     """Compile those units that are out of date, in as many processes as there are processors, and link all of them.
 
     Args:
-        includes: flags of every unit that no object depends on, beside its own.
-        flags: what every object depends on beside its files; kept beside them, other flags compile all anew.
+        includes: flags of every unit in addition to its own; no object depends on them.
+        flags: what every object depends on besides its files. Kept next to the objects; other flags compile all anew.
         links: flags of linking.
         linked: the shared object; in the folder of the objects.
 

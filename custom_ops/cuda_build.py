@@ -159,7 +159,7 @@ def include_flags() -> list[str]:
 
 
 def build_cuda(folder: pathlib.Path = BUILD / "cuda") -> pathlib.Path:
-    """Compile what is out of date with nvcc and return the library. What ptxas says is kept beside each object.
+    """Compile what is out of date with nvcc and return the library. The output of ptxas is kept next to each object.
 
     Raises:
         BuildError: no nvcc, or a compile error.

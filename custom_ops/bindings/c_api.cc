@@ -24,7 +24,7 @@ FDSD_EXPORT fdsd::Error fdsd_assume_tiles(int32_t tiles) {
   if (tiles < 0 || tiles > 2) return "tiles: expected 0 (none), 1 (chip) or 2 (twin)";
   return fdsd::AssumeTiles(static_cast<fdsd::Tiles>(tiles));
 }
-// One product on tiles, of the chip (1) or the twin (2), whatever level is in use: for tests.
+// One product on tiles, of the chip (1) or emulated (2), whatever level is in use: for tests.
 FDSD_EXPORT fdsd::Error fdsd_add_tile_product(int32_t tiles, int32_t product, int32_t rows, const void* a,
                                               const void* b, void* c) {
   if (product < 0 || product > 4) return "product: expected 0..4, got another number";

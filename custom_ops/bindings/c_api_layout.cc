@@ -1,5 +1,5 @@
-// Where the fields of every struct of include/fdsd/ lie and what they are, as the compiler knows it. The build writes
-// their names into declarations.inc; nobody else spells a struct again.
+// Where every field of every struct of include/fdsd/ lies, and its type, as the compiler knows it. The build writes the
+// fields' names into declarations.inc, so no other file spells a struct again.
 #include <cstddef>
 #include <cstring>
 #include <string>

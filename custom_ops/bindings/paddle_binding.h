@@ -1,5 +1,5 @@
 #pragma once
-// What the Paddle operators share, which are made from the declarations of ops: they look at what Paddle knows (type,
+// What the Paddle operators share. They are made from the declarations of ops. They read what Paddle knows (type,
 // shape, place), fill the params struct and call the C function; they compute nothing.
 #include <algorithm>
 #include <sstream>

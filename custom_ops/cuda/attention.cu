@@ -196,7 +196,7 @@ Error LaunchOver(const CascadeAppendAttentionParams& p, void* workspace, Stream 
       return p.cache.head_dim <= 64 ? LaunchWide<Cached, 64>(call) : LaunchWide<Cached, kPartColumns>(call);
     }
   }
-  // Activations of float32 are not for speed: nobody serves them on a GPU.
+  // Activations of float32 need no speed: no GPU serves them.
   if constexpr (sizeof(Cached) != 2) {
     if (p.cache.dtype == DType::kFloat32) return LaunchAttention<float, Cached, 16>(call);
   }

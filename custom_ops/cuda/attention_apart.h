@@ -1,7 +1,7 @@
 #pragma once
-// Units of a wide tile that each of its new tokens has by itself: in a tree of drafts, where each sees other keys, and
-// where values that are infinite or NaN are for some rows only. Their rows are fetched for two new tokens at a time and
-// multiplied by all rows of the tile, of which those of the token keep what comes out.
+// Units of a wide tile that each of its new tokens reads by itself. That is so in a tree of drafts, where each sees
+// other keys, and where values that are infinite or NaN are for some rows only. Their rows are fetched for two new
+// tokens at a time and multiplied by all rows of the tile. Only the rows of the token keep the result.
 #include "attention_wide.h"
 
 namespace fdsd::cuda {
@@ -141,7 +141,7 @@ class ApartUnits {
     constexpr int kChunks = kElements * kBytes / kChunkBytes;
     const DevicePtr<int64_t> indexes = Shared<int64_t>(Block::kApartIndexesAt);
     const DevicePtr<float> scales = Shared<float>(Block::kApartScalesAt);
-    __syncthreads();  // nobody multiplies what was fetched before
+    __syncthreads();  // no thread still multiplies what was fetched before
     if (threadIdx.x < kApartRows) {
       const int row = threadIdx.x;
       const int of = token + row / kUnitKeys;

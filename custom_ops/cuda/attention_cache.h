@@ -1,7 +1,7 @@
 #pragma once
-// Elements of a KV cache on their way into products: bfloat16 and float16 as they are, those of a byte as the bfloat16
-// of the same value, or beside activations of float16 as the float16, which have it exactly; float32 is not multiplied
-// by matrix instructions.
+// Elements of a KV cache on their way into products. bfloat16 and float16 stay as they are. Elements of a byte become
+// the bfloat16 of the same value or, with activations of float16, the float16; both have it exactly. float32 is not
+// multiplied by matrix instructions.
 #include <type_traits>
 
 #include "kv_layout.h"
@@ -13,7 +13,7 @@ namespace fdsd::cuda {
 template <typename Cached>
 constexpr bool kIsScaled = sizeof(Cached) == 1;  // an element times its token's scale is its value
 
-// An element of a byte beside activations of float16.
+// An element of a byte, with activations of float16.
 template <typename Stored>
 struct ForHalf16 {
   Stored element;

@@ -26,8 +26,8 @@ inline unsigned NumTiles(const CascadeAppendAttentionParams& p, int64_t num_rows
 }
 
 // Rows of a tile. Two warpgroups of a block share what it copies, which pays off where requests have many rows. Queries
-// of larger heads find no room in registers beside the sums: their products are those of warps, for all rows, as are
-// those of float16.
+// of larger heads do not fit in registers together with the sums. Their products are those of warps, for all rows, as
+// are those of float16.
 inline int32_t TileRows(const CascadeAppendAttentionParams& p, int64_t num_rows) {
   if (p.cache.kv_dtype == KvDType::kFloat32 || p.cache.head_dim > kPartColumns) return kTileRows;
   if (p.cache.dtype == DType::kFloat16 || !DeviceHasWarpgroupProducts()) return kTileRows;

@@ -23,7 +23,7 @@ __device__ __host__ __forceinline__ constexpr int PlaceOfChunk(int num_rows, int
 }
 
 // A block of kGroups_ warpgroups, each with 64 rows, over a cache of heads of up to kHead_ elements: what lies where in
-// its dynamic shared memory, in bytes. Elements behind a head's last are zeros.
+// its dynamic shared memory, in bytes. Elements after a head's last are zeros.
 template <typename Cached_, int kHead_, int kGroups_>
 struct WideBlock {
   using Cached = Cached_;
@@ -36,7 +36,7 @@ struct WideBlock {
   static constexpr int kSlots = 2;
 
   static constexpr int kPanelBytes = kStepKeys * kWarpgroupRowBytes;
-  static constexpr int kValuesAt = kHead / kPanelColumns * kPanelBytes;  // behind the keys
+  static constexpr int kValuesAt = kHead / kPanelColumns * kPanelBytes;  // after the keys
   static constexpr int kStepBytes = kValuesAt + kColumns / kPanelColumns * kPanelBytes;
   // Elements of a byte are copied as they are, their scales with them, and staged as products take them.
   static constexpr bool kIsStaged = kIsScaled<Cached>;
@@ -119,7 +119,7 @@ class StepStream {
     Units(partition)[unit] = first < end_key_ ? UnitKeys(shape_, a_, tile_, first, kNobody).at_first : 0;
   }
 
-  // Tables of units are written a partition ahead: others read them behind a barrier.
+  // Tables of units are written a partition ahead: other threads read them after a barrier.
   __device__ __forceinline__ void Fill(int step) const {
     const int block = first_ + step;
     if (block >= end_) return;

@@ -70,10 +70,11 @@ __device__ __forceinline__ int NumBits(uint64_t bits) {
   return __popc(static_cast<uint32_t>(bits)) + __popc(static_cast<uint32_t>(bits >> 32));
 }
 
-// Which rows a block has: some of those of a request and a KV head, which are numbered by new token, then by head; and
-// which part of their values. Or rows of all requests of a group, which all see every key of what they share.
+// Which rows a block has, and which part of their values. The rows are some of those of a request and a KV head, which
+// are numbered by new token, then by head. Or they are rows of all requests of a group, which all see every key of what
+// they share.
 //
-// Keys are numbered as a row sees them: the new tokens that it sees follow one another, behind the `num_before` tokens
+// Keys are numbered as a row sees them: the new tokens that it sees follow one another, after the `num_before` tokens
 // of the cache. In a tree that is another key for every new token.
 struct TilePlace {
   DevicePtr<const int32_t> rows;  // of a group, in place of the tokens that follow first_token; else nullptr
@@ -87,7 +88,7 @@ struct TilePlace {
   int32_t first_token;  // of the request among those of the call
   int32_t num_new;
   int32_t num_before;
-  int32_t end_key;          // behind the last key that a row of the tile sees
+  int32_t end_key;          // after the last key that a row of the tile sees
   int32_t first_partition;  // those before have been computed for the request's group
   int32_t place;            // of its rows among those of groups
   bool is_tree;
@@ -126,7 +127,7 @@ struct TilePlace {
     return true;
   }
 
-  // A part of the rows of a group's tile: all of them stand behind the last key.
+  // A part of the rows of a group's tile: all of them come after the last key.
   __device__ void FindInGroup(const AttentionShape& shape, const AttentionArrays& a, int32_t group, int32_t tile,
                               int32_t part) {
     place = a.prefixes.group_starts[group];
@@ -185,7 +186,7 @@ struct TilePlace {
     return num_before + NumBits((seen & (~seen + 1)) - 1);
   }
 
-  // Where the results of the tile's rows over one of its own partitions begin, a row's behind those of all before.
+  // Where the results of the tile's rows over one of its own partitions begin; a row's follow those of all rows before.
   __device__ __forceinline__ int64_t PartialOffset(const AttentionShape& shape, int64_t partition) const {
     const int64_t slot = int64_t{blockIdx.y} * shape.num_partitions + partition;
     const int64_t row = int64_t{first_token} * shape.GroupSize() + first_row;

@@ -6,7 +6,7 @@
 
 namespace fdsd::cuda {
 
-constexpr int kPadding = 16;  // bytes behind a row in shared memory, so that neighbours lie in different banks
+constexpr int kPadding = 16;  // bytes after a row in shared memory, so that neighbours lie in different banks
 constexpr int kNobody = -1;
 
 // Units on their way. More hide the memory's latency, as far as there is shared memory.
@@ -144,7 +144,7 @@ class UnitStream {
     return slots_ + stage % kSlots * kUnitKeys * RowBytes(shape_.cache.head_dim);
   }
 
-  // Without bulk copies every stage is a group of copies, also one behind the last.
+  // Without bulk copies every stage is a group of copies, also one after the last.
   __device__ __forceinline__ void Begin(int stage) const {
     const bool is_shared = stage < 2 * num_units_ && !IsApart(stage % num_units_);
     if (HasBulkCopies()) {

@@ -131,7 +131,7 @@ __device__ __forceinline__ void AddUnit(int num_columns, int row_bytes, const We
   }
 }
 
-// Adds the weighted values of the warp's keys. A value that is infinite or NaN is for the rows that see it only, so
+// Adds the weighted values of the warp's keys. A value that is infinite or NaN is only for the rows that see it. So
 // where some do not, new tokens are taken one after the other, each with what it sees.
 template <typename Cached, int kSlots, int kColumnTiles>
 __device__ __forceinline__ void AddValues(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,

@@ -1,9 +1,9 @@
 #pragma once
 // Copies of whole rows to shared memory that the memory engine makes (cp.async.bulk), and barriers that count their
-// bytes (mbarrier): instructions of Hopper and later, and under the emulation a stand-in of each.
+// bytes (mbarrier). Hopper and later have these instructions; the emulation has a stand-in of each.
 //
-// A barrier is for one expectation at a time: a thread says how many bytes come, copies that name the barrier bring
-// them, whoever waits sees them then. Phases are numbered from 0, and a wait names its phase's last bit.
+// A barrier is for one expectation at a time: a thread says how many bytes come, and copies that name the barrier bring
+// them. Threads that wait see them then. Phases are numbered from 0, and a wait names its phase's last bit.
 #include "device.h"
 
 namespace fdsd::cuda {

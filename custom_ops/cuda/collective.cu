@@ -1,6 +1,6 @@
-// Sums and columns of several GPUs. A rank copies what it gives into a buffer that the others can read, the ranks meet,
-// and each adds all of them in the tree of ranks, or puts them side by side: every rank the same, so all have the same
-// bits, which are the CPU's.
+// Sums and columns of several GPUs. A rank copies what it gives into a buffer that the others can read, and the ranks
+// meet. Then each adds all of them in the tree of ranks, or puts them side by side. Every rank does the same, so all
+// have the same bits, which are the CPU's.
 #include <algorithm>
 
 #include "communicator.h"

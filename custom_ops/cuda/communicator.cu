@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t kMaxGroups = 64;
 std::array<std::atomic<RankGroup*>, kMaxGroups> groups;
-// How often who waits looks at the clock and at the host's flags, which are across a bus.
+// Polls of a waiting rank between two checks of the clock and of the host's flags, which are across a bus.
 constexpr int kLooksPerCheck = 256;
 
 #if defined(FDSD_EMULATED)
@@ -29,7 +29,7 @@ uint64_t Nanoseconds() { return static_cast<uint64_t>(std::chrono::steady_clock:
 
 #else
 
-// Looks at a word of another rank's, with what it wrote before; and tells it.
+// Acquire load and release store: a rank that reads a word also sees what the other rank wrote before it.
 __device__ __forceinline__ uint64_t LoadFromRank(const uint64_t* p) {
   uint64_t x;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");

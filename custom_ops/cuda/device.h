@@ -1,6 +1,7 @@
 #pragma once
 // What every kernel file includes, for nvcc and for the emulation (docs/kernels/emulator.md): CUDA's names, pointers to
-// device memory, shared arrays and launches. Kernels are written in CUDA C++, but for three things that the emulation checks:
+// device memory, shared arrays and launches. Kernels are written in CUDA C++, but for three things that the emulation
+// checks:
 //
 //   DevicePtr<T>                     T* under nvcc. The emulation checks every access for bounds, alignment and races.
 //                                    A kernel's pointer parameters have this type; a launcher makes them of the
@@ -8,8 +9,8 @@
 //   FDSD_SHARED(T, name, count);     __shared__ T name[count], which is likewise checked, also for reads before writes.
 //   Launch<kernel>(shape, stream, arguments...)
 //
-// What else kernels must keep: a block has whole warps, and warp functions name all lanes; several blocks never meet in
-// one launch (what follows on another's result is another launch); nothing depends on the order of blocks.
+// What else kernels must keep: A block has whole warps, and warp functions name all lanes. Several blocks never meet in
+// one launch: what needs another block's result is another launch. Nothing depends on the order of blocks.
 #include <cstdint>
 
 #include "fdsd/status.h"

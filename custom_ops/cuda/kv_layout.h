@@ -7,7 +7,7 @@
 
 namespace fdsd::cuda {
 
-// What a kernel needs to know of a cache beside its arrays.
+// What a kernel needs to know of a cache besides its arrays.
 struct KvShape {
   int32_t block_size;
   int32_t num_kv_heads;

@@ -7,8 +7,7 @@
 namespace fdsd::cuda {
 namespace {
 
-// Block (panel, tile): 32 columns of 8 rows of a group, a thread per element. Not for speed: nobody serves float32 on a
-// GPU.
+// Block (panel, tile): 32 columns of 8 rows of a group, a thread per element. Needs no speed: no GPU serves float32.
 template <typename X>
 __global__ __launch_bounds__(kFloatTileRows* kPanelColumns) void LinearFloatKernel(LinearShape shape, RowGroups groups,
                                                                                    DevicePtr<const X> x,

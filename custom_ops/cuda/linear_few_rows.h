@@ -10,8 +10,8 @@ namespace fdsd::cuda {
 constexpr int kWarps = kParts;
 constexpr int kThreads = kWarps * kWarpSize;
 
-// Products of integers are exact, whichever instruction makes them. Of floats Hopper's two sorts are not known to be
-// the same, so a chip that has its own multiplies them by these alone, few rows and many.
+// Products of integers are exact, whichever instruction makes them. For floats, Hopper's two sorts of products are not
+// known to be the same. So a chip with products of warpgroups multiplies floats by these alone, few rows and many.
 template <typename Weights>
 constexpr bool kIsByWarpgroup = std::is_same_v<typename Weights::Sum, float>;
 
@@ -21,8 +21,8 @@ constexpr int kSides = 2;
 constexpr int kSideThreads = kWarpgroupWarps / kSides * kWarpSize;
 static_assert(kThreads / kSideThreads == kPartsInStep);
 
-// Few rows, where reading the weights takes the time: block (panel, tile) has 32 columns of kRowTiles * 8 rows of a
-// group, and its warps have a part of every slice each, with a ring of its own.
+// Few rows, where reading the weights takes the time. Block (panel, tile) has 32 columns of kRowTiles * 8 rows of a
+// group. Each of its warps has a part of every slice, with a ring of its own.
 template <typename Weights, int kRowTiles>
 struct FewRows {
   static constexpr int kRows = kRowTiles * kMatrixColumns;
@@ -44,7 +44,8 @@ struct FewRows {
   static constexpr int kSharedBytes =
       kIsByWarpgroup<Weights> && kWarpgroupBytes > kWarpBytes ? kWarpgroupBytes : kWarpBytes;
   static_assert(kSharedBytes + kWarps * kExchanged * int{sizeof(float)} <= kMaxSharedBytes);
-  // Were their number not named, nvcc would take more registers than two blocks have, or spill those that it needs.
+  // Minimum blocks of a multiprocessor. Without this number nvcc would take more registers than two blocks have, or
+  // spill those that it needs.
   static constexpr int kMinBlocks = kRowTiles == 1 && Weights::kFormat != LinearFormat::kFp8 ? 2 : 1;
 };
 

@@ -1,7 +1,8 @@
 #pragma once
-// The input of a linear layer as its matrix products read it: stage by stage, in each row by row, so that what some
-// rows have of a stage is one piece of memory. A word of 4 bytes is two bfloat16 or float16, or four integers or e4m3;
-// then a group of 128 has a scale and a sum of its integers. Slices are padded with zeros to whole stages.
+// The input of a linear layer as its matrix products read it: stage by stage, and row by row within each. So what some
+// rows have of a stage is one piece of memory. A word of 4 bytes is two bfloat16 or float16, or four integers or e4m3.
+// In the latter case a group of 128 has a scale and a sum of its integers. Slices are padded with zeros to whole
+// stages.
 #include "linear_stages.h"
 #include "reduce.h"
 #include "row_groups.h"

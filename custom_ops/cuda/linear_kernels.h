@@ -66,7 +66,7 @@ __global__ __launch_bounds__(kThreads, (FewRows<Weights, kRowTiles>::kMinBlocks)
   }
 }
 
-// Many rows, where products take the time: block (panels, tile) has 128 rows of a group, a warp 32 columns of
+// Many rows, where products take the time. Block (panels, tile) has 128 rows of a group. A warp has 32 columns of
 // kRowTiles * 8 of them, or 16 columns of twice as many, and all parts of their sums, one after the other.
 template <typename Weights, int kRowTiles>
 struct ManyRows {

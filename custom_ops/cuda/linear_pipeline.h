@@ -19,9 +19,9 @@ struct StageSource {
   int32_t num_rows;  // that there are
 };
 
-// A ring of kStages stages of kPanels panels and kRows rows, or of kSides such side by side, each at its own place of
-// the sum. A side is filled by kThreads threads: a warp, which then is the only reader, or several, where all of a
-// block read. A stage has the panels' lines of all sides, the rows, and where it ends a group the scales of both.
+// A ring of kStages stages of kPanels panels and kRows rows, or kSides such rings side by side, each at its own place
+// of the sum. kThreads threads fill a side: one warp, which then is its only reader, or several where all of a block
+// read. A stage has the panels' lines of all sides, the rows, and where it ends a group the scales of both.
 template <typename Weights, int kPanels, int kRows, int kThreads, int kStages, int kSides = 1>
 class StageRing {
  public:
@@ -80,7 +80,7 @@ class StageRing {
     CommitCopies();
   }
 
-  // Units of a slice may end within a stage: lines behind them are zero, as is all of a stage that is not there.
+  // Units of a slice may end within a stage: lines after them are zero, as is all of a stage that is not there.
   __device__ __forceinline__ void CopyLines(const StageSource& source, DevicePtr<uint8_t> to) const {
     constexpr int kLineChunks = Weights::kLineBytes / kChunkBytes;
     constexpr int kPanelChunks = kStageWords * kLineChunks;

@@ -1,7 +1,7 @@
 #pragma once
 // How the sum of a linear layer is cut, whatever the number of rows: into the slices that ranks share
 // (linear_layout.h), each slice into kParts parts of neighbouring inputs, a part into pieces. A part's sum grows piece
-// by piece, the parts of a slice are added in order, then the slices in their tree. A stage is what is copied to shared
+// by piece. The parts of a slice are added in order, then the slices in their tree. A stage is what is copied to shared
 // memory at a time, 64 bytes of a row of x: 32 bfloat16, or half a group of 8-bit integers.
 #include "device.h"
 #include "linear_layout.h"
@@ -80,8 +80,8 @@ struct StageWalk {
   }
 };
 
-// Parts that are walked through side by side, so many at a time and in step: side i has parts kRounds * i, kRounds * i
-// + 1, .. of a slice, one a round, and where it has fewer stages than another side, stages that are not there.
+// Parts that are walked through side by side, so many at a time and in step. Side i has parts kRounds * i, kRounds * i
+// + 1, .. of a slice, one a round. Where it has fewer stages than another side, the missing stages add nothing.
 constexpr int kPartsInStep = 4;
 constexpr int kRounds = kParts / kPartsInStep;
 

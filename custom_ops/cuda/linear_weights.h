@@ -3,8 +3,8 @@
 // products, with rows of x, 8 to a product. So few rows cost few products.
 //
 // A panel has 16 *lines* in a stage, one for each word of a row of x, with that word of all columns. A lane's words of
-// a line lie side by side; lines are kept in shared memory with their 16-byte chunks changed round, and so are rows of
-// x, such that no two lanes that read at once meet in a bank.
+// a line lie side by side. Shared memory keeps the 16-byte chunks of lines and of rows of x in another order, such that
+// no two lanes that read at once meet in a bank.
 #include "linear_input.h"
 #include "warpgroup.h"
 

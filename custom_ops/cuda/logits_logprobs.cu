@@ -52,7 +52,7 @@ __global__ __launch_bounds__(kRowThreads, 2) void TokenLogprobsKernel(LogprobArr
     a.ranks[index] = static_cast<int32_t>(num_before) + 1;
   }
   if (a.num_top == 0) return;
-  // Tokens without a probability are in the order too, behind the others.
+  // Tokens without a probability are in the order too, after the others.
   Kept top{-INFINITY, kAllTied};
   KeepPrefix(row, CountMeasure(), static_cast<Amount>(a.num_top), &top);
   ListKept(row, top, a.lists + index * a.num_top, [&](int32_t i, Amount place) {

@@ -88,7 +88,7 @@ __device__ Amount TotalOf(const Row& row, const Kept& kept, const Measure& measu
 // Where a running sum over keys, from the greatest one down, reaches a target.
 struct Reached {
   uint32_t key;
-  Amount left;    // of the target, behind all greater keys
+  Amount left;    // of the target, after all greater keys
   Amount amount;  // that keys equal to it measure
 };
 
@@ -99,8 +99,8 @@ __device__ inline DevicePtr<Amount> DigitAmounts() {
   return amounts;
 }
 
-// The first digit, from the greatest one down, at which the running sum of the amounts reaches the target; the least
-// one where none does. One warp.
+// The first digit, from the greatest one down, at which the running sum of the amounts reaches the target, or the least
+// digit if none does. One warp.
 __device__ inline Reached ReachDigit(DevicePtr<const Amount> amounts, Amount target) {
   constexpr int kOwn = kDigits / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
@@ -170,8 +170,8 @@ struct CountMeasure {
   __device__ __forceinline__ Amount operator()(float) const { return 1; }
 };
 
-// Removes the tokens behind the shortest prefix, in the order, that measures the target or more, and returns what is
-// left measures. The target is 1..TotalOf. All threads.
+// Removes the tokens after the shortest prefix, in the order, that measures the target or more. Returns what the tokens
+// that are left measure. The target is 1..TotalOf. All threads.
 template <typename Row, typename Measure>
 __device__ Amount KeepPrefix(const Row& row, const Measure& measure, Amount target, Kept* kept) {
   const auto for_each = [&](const auto& add) {
@@ -195,7 +195,7 @@ __device__ Amount KeepPrefix(const Row& row, const Measure& measure, Amount targ
   return target - reached.left + (are_all_inside ? reached.amount : num_inside * each);
 }
 
-// Removes the tokens behind the first k. All threads.
+// Removes the tokens after the first k. All threads.
 template <typename Row>
 __device__ void KeepFirst(const Row& row, int32_t k, Kept* kept) {
   const auto wanted = static_cast<Amount>(k);

@@ -120,7 +120,7 @@ inline void LoadRowWords(DevicePtr<const uint8_t> row, uint32_t* words,
 }
 
 // Copy kBytes (4, 8 or 16, and aligned so) to shared memory, or zeros where they are not there, while the thread goes
-// on. They have arrived where the thread has waited for them, and for other threads behind the next barrier.
+// on. They have arrived when the thread has waited for them; for other threads, after the next barrier.
 template <int kBytes>
 void CopyAsync(DevicePtr<uint8_t> to, DevicePtr<const uint8_t> from, bool is_there = true) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);

@@ -1,5 +1,6 @@
 // Mixture of experts: route every token, then multiply the pairs of all experts in one launch, each expert's weights
-// with all of its tokens. A token's sum grows in the order of expert ids, slice by slice, whoever else is in the call.
+// with all of its tokens. A token's sum grows in the order of expert ids, slice by slice, whatever other tokens the
+// call has.
 #include <algorithm>
 #include <limits>
 
@@ -53,7 +54,7 @@ __global__ __launch_bounds__(kThreads) void CombineKernel(RouterShape shape, Rou
   StoreFloat(c.y_dtype, c.y, place, sum);
 }
 
-// Parts of the workspace, one behind another.
+// Parts of the workspace, one after another.
 class Parts {
  public:
   explicit Parts(void* memory) : memory_(static_cast<char*>(memory)) {}

@@ -77,7 +77,7 @@ struct HiddenRows {
   DevicePtr<const Unit> request_hidden;
 };
 
-// Rows behind the requests': they are nobody's, and store nothing.
+// Rows after the requests' own are padding and store nothing.
 template <typename Unit>
 __device__ void FillRows(const MtpShape& shape, const MtpArrays& a, DevicePtr<Unit> y) {
   const int32_t begin = a.query_start_loc[shape.num_requests];
@@ -91,7 +91,7 @@ __device__ void FillRows(const MtpShape& shape, const MtpArrays& a, DevicePtr<Un
   }
 }
 
-// Block (request, part): every kRowParts-th slot of a request; behind the last one, of what is nobody's.
+// Block (request, part): every kRowParts-th slot of a request. The blocks after the last request fill the padding.
 template <typename Unit>
 __global__ __launch_bounds__(kCopyThreads, 8) void PassRowsKernel(MtpShape shape, MtpArrays a, HiddenRows<Unit> rows,
                                                                   DevicePtr<Unit> y) {

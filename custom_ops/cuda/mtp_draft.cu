@@ -37,7 +37,7 @@ struct DraftArrays {
   DevicePtr<int32_t> seq_lens;
   DevicePtr<int32_t> num_continued;
   // In the workspace:
-  DevicePtr<int32_t> requests;  // [A] request of each row, -1 = it is nobody's
+  DevicePtr<int32_t> requests;  // [A] request of each row, -1 = padding
   DevicePtr<int32_t> sources;   // [B] row that each row of the next pass continues
 };
 

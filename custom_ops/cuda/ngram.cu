@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 // Places of a text that a block looks at.
 constexpr int kPartPlaces = kThreads * 16;
-using Match = unsigned long long;  // tokens that agree above, the place behind them below; 0 = none
+using Match = unsigned long long;  // high half: tokens that agree, low half: the place after them; 0 = none
 
 struct NgramShape {
   int32_t num_requests;

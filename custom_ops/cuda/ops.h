@@ -1,12 +1,15 @@
 #pragma once
-// The ops that have a CUDA kernel. Each takes the CPU op's params, with pointers to device memory, and a stream; some
-// also memory of the device for what lies between two kernels, at least <op>WorkspaceBytes(p) of it, aligned to 128.
-// How much that is follows from sizes alone.
+// The ops that have a CUDA kernel. Each takes the CPU op's params, with pointers to device memory, and a stream. Some
+// also take device memory for what lies between two kernels: at least <op>WorkspaceBytes(p) of it, aligned to 128. How
+// much that is follows from sizes alone.
 //
-// An op checks its sizes, launches and returns: it neither waits nor allocates, so it can be captured in a graph. What
-// is in the arrays (token ids, offsets, slots) it cannot look at without waiting: that is for whoever fills them to
-// check, on the host, and the emulation finds what does not hold. A row's bits depend neither on the rows beside it nor
-// on their number.
+// An op checks its sizes, launches and returns: it neither waits nor allocates, so it can be captured in a graph. It
+// cannot check what is in the arrays (token ids, offsets, slots) without waiting. The code that fills them checks that
+// on the host, and the emulation finds what does not hold. A row's bits depend neither on the other rows nor on their
+// number.
+//
+// KeepHidden writes the hidden state buffers, MtpHold stores a step's drafts for the next step, and SettleStep resolves
+// lengths that were unknown when a step was prepared.
 #include "device.h"
 #include "fdsd/activation.h"
 #include "fdsd/attention.h"

@@ -10,7 +10,7 @@ constexpr int32_t kFloatTileRows = 8;
 constexpr int32_t kManyRows = 128;
 
 struct RowGroups {
-  int32_t count;      // of matrices, packed one behind another
+  int32_t count;      // of matrices, packed one after another
   int32_t max_rows;   // of all groups together
   int32_t tile_rows;  // by which `first_tile` counts
   // nullptr where all rows are one group's.

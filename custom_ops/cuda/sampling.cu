@@ -1,5 +1,5 @@
-// Drawing a token of every row. The first kernel reads all logits once and keeps little of them; by that a block per
-// row decides, and reads the row again only where its filters keep more than the chunks have listed: see
+// Drawing a token of every row. The first kernel reads all logits once and keeps little of them. From that a block per
+// row decides. It reads the row again only where its filters keep more than the chunks have listed: see
 // docs/kernels/sampling.md. The filters are those of the CPU's kernel, on weights that are rounded down to integers,
 // 2^44 for the most likely token: their sums are exact, in any order.
 #include "fdsd/sampling.h"
@@ -74,7 +74,7 @@ __global__ __launch_bounds__(kRowThreads, 2) void SampleAgainKernel(RuleArrays r
   if (threadIdx.x == 0) a.token_ids[row.index()] = token;
 }
 
-// A thread has a request: rows behind its first wrong draft are not drawn.
+// A thread has a request: rows after its first wrong draft are not drawn.
 __global__ __launch_bounds__(kRowThreads) void StopChainsKernel(RuleArrays a, DevicePtr<int32_t> token_ids) {
   constexpr int32_t kNotDrawn = -2;
   const int32_t r = static_cast<int32_t>(blockIdx.x * kRowThreads + threadIdx.x);

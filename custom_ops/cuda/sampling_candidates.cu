@@ -1,7 +1,7 @@
-// The plausible tokens of every row: a block has a row. Weights are integers, as in sampling.cu. A row is read twice:
-// first each thread keeps the greatest of its logits, of which follows a bound that as many tokens reach as are wanted;
-// then the tokens from that bound on are listed, and decide. Where the list is too short for them, rows are read once
-// for each 8 bits of a threshold.
+// The plausible tokens of every row: a block has a row. Weights are integers, as in sampling.cu. A row is read twice.
+// First each thread keeps the greatest of its logits; from these follows a bound that as many tokens reach as are
+// wanted. Then the tokens from that bound on are listed, and decide. Where the list is too short for them, rows are
+// read once for each 8 bits of a threshold.
 #include <algorithm>
 
 #include "fdsd/sampling.h"

@@ -39,7 +39,7 @@ __host__ __device__ constexpr int32_t NumChunks(int32_t vocab_size) {
   return static_cast<int32_t>(DivideUp(vocab_size, kChunkTokens));
 }
 
-// What a thread has of a chunk: tokens first, first + kRowThreads, ...; -inf behind the last one.
+// What a thread has of a chunk: tokens first, first + kRowThreads, ...; -inf after the last one.
 struct OwnLogits {
   int32_t first;
   float logits[kOwnTokens];

@@ -24,7 +24,7 @@ struct ListedTokens {
 
 // Finds the order of the kept tokens: calls write(i, place) for each, where i tokens come before it. `list` is the
 // row's own memory with room for all of them. Every token is compared with every other: for lists of some tens. All
-// threads of the block; what they write, others see behind the next barrier.
+// threads of the block; other threads see what one writes after the next barrier.
 template <typename Row, typename Write>
 __device__ void ListKept(const Row& row, const Kept& kept, DevicePtr<Amount> list, const Write& write) {
   FDSD_SHARED(int32_t, num_listed, 1);

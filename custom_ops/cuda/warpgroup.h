@@ -9,7 +9,7 @@ namespace fdsd::cuda {
 
 constexpr int kWarpgroupWarps = 4;
 
-// Where rows of B lie: 64 bytes each, one behind the other, and chunk c (16 bytes) of row r at place c ^ r / 2 % 4. The
+// Where rows of B lie: 64 bytes each, one after the other, and chunk c (16 bytes) of row r at place c ^ r / 2 % 4. The
 // first begins at a multiple of 512 bytes.
 constexpr int kWarpgroupRowBytes = 64;
 constexpr int kWarpgroupAlignment = 512;
@@ -21,7 +21,7 @@ inline bool DeviceHasWarpgroupProducts() { return HasWarpgroupProducts(); }
 
 namespace stand_in {
 
-// The number with so few bits behind the point that is next to x towards zero.
+// The number with so few fraction bits that is next to x towards zero.
 inline float TowardsZero(double x, int fraction_bits) {
   constexpr int kFractionBits = 52;
   if (!std::isfinite(x)) return static_cast<float>(x);
@@ -64,7 +64,7 @@ struct Rules<Fp8Products> {
 
 }  // namespace stand_in
 
-// What the thread's copies brought is there for products, behind the next barrier.
+// What the thread's copies brought is there for products, after the next barrier.
 inline void FenceCopies() { emulation::FenceProxies(); }
 
 // Before products: registers of A and the kCount elements are written.

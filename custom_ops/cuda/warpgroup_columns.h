@@ -11,8 +11,8 @@ constexpr int kPanelColumns = kWarpgroupRowBytes / 2;
 
 #if defined(FDSD_EMULATED)
 
-// c += A . B, where `rows` are 16 rows of B, those of the summed dimension, and its columns 32 p .. 32 p + 31 begin
-// p * kPanelBytes behind. A and c as of AddWarpgroupProduct, c[4 * j ..] of columns 8 j .. 8 j + 7. After the wait.
+// c += A . B, where `rows` are 16 rows of B, those of the summed dimension. Its columns 32 p .. 32 p + 31 begin p *
+// kPanelBytes after `rows`. A and c as of AddWarpgroupProduct, c[4 * j ..] of columns 8 j .. 8 j + 7. After the wait.
 template <typename Kind, int kColumns, int kPanelBytes>
 void AddWarpgroupColumns(typename Kind::Element* c, const uint32_t* a, DevicePtr<const uint8_t> rows,
                          std::source_location where = std::source_location::current()) {

@@ -29,11 +29,12 @@ struct DraftFacts {
   int32_t token_id;
 };
 
-// Online and without a look ahead: six small tables of frequencies, each indexed by some of the facts, are mixed in the
-// logistic domain with learned weights. A frequency forgets what is older than some 200 outcomes. Two of the tables
-// are indexed by the token itself, as where a text is changed is often a matter of which token comes: a name that is
-// renamed, a line's end. One of these is about each request's tokens: a cell there knows whose it is, and what another
-// request has left in it counts for nothing. After some hundred requests all cells are full of others' tokens.
+// Learns online, from earlier outcomes only. Six small tables of frequencies, each indexed by some of the facts, are
+// mixed in the logistic domain with learned weights. A frequency forgets what is older than some 200 outcomes. Two of
+// the tables are indexed by the token itself, as the places where a text is changed often depend on the token: a name
+// that is renamed, a line's end. One of the two is about each request's tokens. A cell there knows its request, and
+// what another request has left in it counts for nothing. After some hundred requests all cells are full of others'
+// tokens.
 //
 // Source: the mixing is that of PAQ (Mahoney, Adaptive Weighing of Context Models, 2005).
 class AcceptanceModel {
@@ -49,8 +50,8 @@ class AcceptanceModel {
     double probability;
   };
 
-  // What all drafts of an offer have in common: where the cells of its first one lie in the first four tables, if no
-  // other source offers anything, and its hashes and weights.
+  // What all drafts of an offer have in common: its hashes and weights, and where the cells of its first draft lie in
+  // the first four tables if no other source offers anything.
   struct Offer {
     int32_t by_length, by_prob, by_rate, by_recent, weights;
     uint32_t request_hash, source_hash;
@@ -67,8 +68,8 @@ class AcceptanceModel {
     made->probability = ToProbability(Read(offer, facts, made));
   }
 
-  // The first part of `Predict`: all but the probability, of which the logit is returned. Where many predictions are
-  // made of which none waits for another, their last parts are faster made together.
+  // The first part of `Predict`: all but the probability; its logit is returned. Where many predictions do not wait for
+  // one another, their last parts are faster made together.
   double Read(const Offer& offer, const DraftFacts& facts, Prediction* made) const;
   static double ToProbability(double logit) {
     return std::clamp(Squash(logit), kMinProbability, 1.0 - kMinProbability);

@@ -16,9 +16,9 @@ class AskedDrafters {
 
   explicit AskedDrafters(const ControllerCreateParams& p);
 
-  // Have each write its plane of the offers. Nothing is asked of those that are skipped, bit s for source s, and of all
-  // where no row may have drafts: they read what they missed when they are asked next. If one refuses, those before it
-  // have read the rows, which does no harm.
+  // Have each write its plane of the offers. Skipped drafters (bit s for source s) are not asked. Where no row may have
+  // drafts, none is asked. They read what they missed when they are asked next. If one refuses, those before it have
+  // read the rows, which does no harm.
   Error Ask(const ControllerRowsParams& x, uint64_t skipped, const ControllerOffersParams& to) const;
 
   // How many drafts they wrote for all rows.

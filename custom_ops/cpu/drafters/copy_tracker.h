@@ -1,15 +1,15 @@
 #pragma once
-// How a copy of earlier text has been going, one token after another, and whether it goes on behind a token that was
-// replaced. Knows neither where the copy reads nor how that place was found.
+// How a copy of earlier text has been going, token by token, and whether it goes on after a replaced token. Knows
+// neither where the copy reads nor how that place was found.
 #include <algorithm>
 #include <cstdint>
 
 namespace fdsd {
 
-// Somebody who repeats text with changes (an edited file, a corrected quotation) replaces a token and goes on behind
-// it. A look-up of the text's end then finds nothing for some steps, but the copy still knows what comes next. Whether
-// the texts of a request are changed in this way is seen from its earlier changes: the score rises with each behind
-// which the copy went on, and falls with each that ended it.
+// Text that is repeated with changes (an edited file, a corrected quotation) has a replaced token, after which the copy
+// goes on. A look-up of the text's end then finds nothing for some steps, but the copy still knows the next token. A
+// request's earlier changes show whether its texts change in this way. The score rises with each change after which the
+// copy went on, and falls with each that ended it.
 //
 //   source  a b c d e f g h i j
 //   text    a b c d e f X          length 6, recent 0: h is expected if the score is above 0, else nothing
@@ -44,7 +44,7 @@ class CopyTracker {
 
   // Tokens that agreed, at least 1.
   int32_t length() const { return length_; }
-  // Of them, those behind the last changed token; 0 = that was the newest.
+  // Of them, those after the last changed token; 0 = that was the newest.
   int32_t recent() const { return recent_; }
 
  private:

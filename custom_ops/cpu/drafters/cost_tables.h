@@ -72,8 +72,8 @@ struct CostTables {
   std::vector<double> curve;    // [N] ms of one request's step by its rows, rising
   std::vector<int32_t> counts;  // [C] numbers of requests, rising from 1
   std::vector<double> shapes;   // [C, N] times of so many requests' steps over `curve`
-  // Reading contexts takes slopes * tokens, in ms; of it for each draft its share again, 0 .. 1, out of nearer caches.
-  // Both depend on the number of requests: rows of several share nothing but the reading of weights.
+  // Reading contexts takes slopes * tokens, in ms. Each draft adds a share of that, 0 .. 1, as it reads from nearer
+  // caches. Both depend on the number of requests: rows of several share nothing but the reading of weights.
   std::map<int32_t, double> slopes, shares;
 };
 

@@ -43,9 +43,9 @@ class DraftTimes {
   int32_t most_;
 };
 
-// Of guesses the high ones are chosen, so fewer of the chosen drafts are right than of all that were guessed at as
-// high: few fewer where texts repeat themselves, a third where they are sampled. The ratio is followed; later drafts
-// count most.
+// The guesses with high probabilities are chosen, so fewer of the chosen drafts are right than of all guesses that are
+// as high. The difference is small where texts repeat themselves, and a third where they are sampled. The ratio is
+// followed; later drafts count most.
 class CalibrationRatio {
  public:
   // Drafts were chosen whose acceptance probabilities have this sum, and so many of them were right.

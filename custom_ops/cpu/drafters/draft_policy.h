@@ -49,9 +49,9 @@ class DraftPolicy {
   // the rows, as they would in their next step.
   Error Offer(const ControllerDecideParams& p);
 
-  // Choose from all that is offered. p.outcome becomes the tokens expected of the step and its time; how many drafts
-  // were offered; and what a draft adds, as a part of what a step without drafts takes, infinity where
-  // there is no room for one; and this time without drafts.
+  // Choose from all that is offered. p.outcome becomes, in order: the tokens expected of the step; its time; how many
+  // drafts were offered; what a draft adds, as a part of the time of a step without drafts; this time without drafts.
+  // Where there is no room for a draft, what it adds is infinity.
   Error Choose(const ControllerDecideParams& p);
 
   // Both.
@@ -74,9 +74,8 @@ class DraftPolicy {
   // The factor for acceptance probabilities when drafts are chosen by them.
   double calibration() const { return calibration_.value(); }
 
-  // Of each source: drafts scored, the sum of their probabilities, how many were right, the sum of the squared errors;
-  // then of these offers the drafts wanted, the sum of their acceptance probabilities, and how many of them were
-  // accepted.
+  // Of each source: drafts scored, the sum of their probabilities, how many were right, the sum of the squared errors.
+  // Then of these offers: the drafts wanted, the sum of their acceptance probabilities, how many of them were accepted.
   void WriteStats(double* stats) const;
 
  private:

@@ -9,9 +9,9 @@
 namespace fdsd {
 
 // A copy begins where a look-up finds the text's end. While it is no longer than what a look-up sees, it moves to the
-// latest place that one finds. Once it is longer it stays, as other places only look the same to a look-up. Where it
-// breaks, one replaced token is skipped at once (see CopyTracker). Behind several it is rejoined, at a token that
-// equals one of the next few of the source:
+// latest place that a look-up finds. Once it is longer it stays, as other places only look the same to a look-up. Where
+// it breaks, one replaced token is skipped at once (see CopyTracker). After several replaced tokens it is rejoined, at
+// a token that equals one of the next few of the source:
 //
 //   source  a b c d e f g h i j
 //   text    a b c d e f X Y h      i is expected
@@ -27,7 +27,7 @@ class NgramCopy {
     if (!Follow(at, end, min_length)) Rejoin(at, end, match);
     if (match.length == 0) return;
     if (source_ > 0) {
-      // Behind a replaced token, the next one shows whether this is a copy still.
+      // After a replaced token, the next one shows whether this is still a copy.
       if (tracker_.recent() == 0) return;
       if (tracker_.length() >= min_length && !tracker_.IsBeatenBy(match.length)) return;
     }
@@ -64,7 +64,7 @@ class NgramCopy {
     return breaks;
   }
 
-  // Behind a token at which a copy broke: see whether that copy goes on with this one, unless more than a token or two
+  // After a token at which a copy broke: see whether that copy goes on with this token, unless more than a token or two
   // agree elsewhere.
   template <typename At>
   void Rejoin(const At& at, int64_t end, NgramMatch match) {
@@ -92,7 +92,7 @@ class NgramCopy {
   int32_t source_ = 0;
   int32_t broken_at_ = 0;      // what was expected where a copy broke last
   int32_t broken_length_ = 0;  // what of it agreed; 0 = there is none to be rejoined
-  int32_t num_changed_ = 0;    // tokens behind the one at which it broke
+  int32_t num_changed_ = 0;    // tokens after the one at which it broke
   CopyTracker tracker_;
 };
 

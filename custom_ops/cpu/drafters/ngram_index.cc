@@ -165,7 +165,7 @@ int32_t NgramIndex::ProposeRow(const DraftProposeParams& p, int32_t r, int32_t* 
 
 Error NgramIndex::Propose(const DraftProposeParams& p) {
   if (Error error = CheckRows(p)) return error;
-  // Every row drafts behind the room of those before it, and moves when it is known how much of that they need.
+  // Each row first drafts into its own part, of max_draft_len tokens. Then the drafts are moved together.
   begins_.resize(static_cast<size_t>(p.num_rows) + 1);
   begins_[0] = 0;
   sources_.resize(static_cast<size_t>(p.num_rows));

@@ -29,10 +29,10 @@ class NgramIndex {
   // Free the table rows' tables; a table row that is not in use is ignored.
   Error Forget(const int32_t* table_rows, int32_t count);
 
-  // Index the new committed tokens of every row, then look for the longest end of its text, of min_n .. max_n tokens,
-  // that occurred before among the committed tokens. What followed its latest occurrence, or goes on with the copy that
-  // the text ends with, becomes the draft; where that runs into the end of the text, it goes on with what was just
-  // drafted, so a repeated phrase is repeated further. Arguments are checked before anything is changed.
+  // Index the new committed tokens of every row. Then look for the longest end of its text, of min_n .. max_n tokens,
+  // that occurred before among the committed tokens. The draft is what followed its latest occurrence, or what goes on
+  // with the copy that the text ends with. A draft that runs into the end of the text goes on with its own tokens, so a
+  // repeated phrase is repeated further. Arguments are checked before anything is changed.
   Error Propose(const DraftProposeParams& p);
 
   // Check every table row in use against token_table[num_table_rows, max_tokens_per_row], by definition.
@@ -56,7 +56,7 @@ class NgramIndex {
   Error CheckRows(const DraftProposeParams& p) const;
   // Index the table row's tokens before `end`.
   void Index(const int32_t* text, int32_t end, Row* table_row) const;
-  // The longest n-gram that ends at `end`, behind all indexed ones, and occurred among the committed tokens.
+  // The longest n-gram that ends at `end`, after all indexed ones, and that occurs among the committed tokens.
   NgramMatch LookUp(const Row& table_row, const Text& text, int64_t end) const;
   // What the whole text is to be continued from.
   NgramMatch Source(const Row& table_row, const Text& text) const;

@@ -13,7 +13,7 @@ namespace fdsd {
 struct NgramMatch {
   int32_t length = 0;
   int32_t end = 0;
-  int32_t recent = 0;  // tokens of it behind the last one that differs there; `length` where none does
+  int32_t recent = 0;  // tokens of it after the last one that differs there; `length` where none does
 };
 
 // The latest end of every n-gram of one length in a growing text: a hash table of ends with open addressing. The n-gram

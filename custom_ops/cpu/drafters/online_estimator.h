@@ -12,7 +12,7 @@ namespace fdsd {
 
 //   step = the model's part (StepCost) + the engine's part before it + choosing drafts
 //
-// A step in which drafts are chosen takes all three; one with drafts has another engine's part, and the first one with
+// A step in which drafts are chosen takes all three. A step with drafts has another engine's part. The first one with
 // drafts after a plain one takes longer than others (ColdStartOverhead).
 class OnlineEstimator {
  public:

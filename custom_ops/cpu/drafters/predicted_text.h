@@ -19,8 +19,8 @@ class PredictedText {
   int32_t size() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t operator[](int32_t i) const { return tokens_[static_cast<size_t>(i)]; }
 
-  // Where gram[0, kGram) ends: at the first place at or behind `home`, or where there is none at the last one before
-  // it. 0 = it does not occur.
+  // Where gram[0, kGram) ends: at the first place at or after `home`, else at the last one before it. 0 = it does not
+  // occur.
   int32_t FindEnd(const int32_t* gram, int32_t home) const;
 
   int64_t num_bytes() const;

@@ -10,15 +10,15 @@ namespace fdsd {
 // Follows the text token by token. At a token that differs it looks for a place to go on from, among those that end
 // with the output's last tokens:
 //
-//   text    a b c d e f g h        c was replaced: c's place is `home`, d is expected behind X, on trial
-//   output  a b X                  c d were left out: e is found behind home
-//           a b e                  X Y were put in: lost behind Y, and c is found again at home
+//   text    a b c d e f g h        c was replaced: c's place is `home`, d is expected after X, on trial
+//   output  a b X                  c d were left out: e is found after home
+//           a b e                  X Y were put in: lost after Y, and c is found again at home
 //           a b X Y c
 //
-// Of the next kWindow places from home on the one decides behind which most of the output's tokens agree, of equals the
-// nearest; a single token counts among the next kNear places only. Where none does, the last four tokens are looked up
-// in the whole text: a part was moved, or left out. Home stays until kTrusted tokens have agreed since, so that a place
-// that only looked right costs no more than the drafts from there.
+// Of the next kWindow places from home on, the one with the longest match of the output's end decides; of equals, the
+// nearest. A match of a single token counts among the next kNear places only. Where no match has two tokens, the last
+// four tokens are looked up in the whole text: a part was moved, or left out. Home stays until kTrusted tokens have
+// agreed since. So a place that only looked right costs no more than the drafts from there.
 //
 // A function of the output alone. Reading a token takes a constant time, but for a look-up's logarithm.
 //
@@ -50,8 +50,8 @@ class PredictionFollower {
   // What is expected next; -1 = not known, or the text has ended.
   int32_t next(const PredictedText& text) const { return next_ < text.size() ? next_ : -1; }
 
-  // Tokens that agreed, of those before a change half, and of those before a part that was moved none; and of them
-  // those behind the last change.
+  // Tokens that agreed: those before a change count half, those before a part that was moved count nothing. recent():
+  // of them, those after the last change.
   int32_t matched() const { return matched_; }
   int32_t recent() const { return recent_; }
 
@@ -88,7 +88,7 @@ class PredictionFollower {
   int32_t next_ = 0;
   int32_t home_ = 0;         // what was expected where the text was left last
   int32_t matched_ = 0;      // see matched()
-  int32_t recent_ = 0;       // of them, those behind the last change
+  int32_t recent_ = 0;       // of them, those after the last change
   int32_t num_changed_ = 0;  // tokens since that were not expected
   bool is_trusted_ = false;
 };

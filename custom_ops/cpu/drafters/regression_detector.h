@@ -41,14 +41,14 @@ class BatchSizeBucket {
   static constexpr int32_t kMostPutOff = 4;
   // Plain steps that are remembered: the machine's speed changes.
   static constexpr size_t kPlainSteps = 17, kFewPlainSteps = 4;
-  // So many comparable steps back a plain one was still run on the same machine, as far as that is known. Counted in
-  // others too, four would never be found under a load where requests come or go in most steps.
+  // So many comparable steps back a plain step still ran on the same machine, as far as that is known. If other steps
+  // counted too, four plain ones would never be found under a load where requests come or go in most steps.
   static constexpr int64_t kRecentSteps = 64;
-  // A step that took so many times as long as was to be expected was interrupted; it counts as this. The longer a step
-  // is, the more often it is: so means are compared, of both kinds, and no median with a mean.
+  // A step that took so many times as long as expected was interrupted; it counts as this. The longer a step is, the
+  // more often that happens. So means of both kinds are compared, and no median with a mean.
   static constexpr double kLongestStep = 2.0;
-  // What drafts must be expected to bring, tokens per time over those of plain decoding: a little at least, as drafts
-  // that just break even are a risk for nothing, and the more the more they lost.
+  // What drafts must be expected to bring: tokens per time over those of plain decoding. It is at least a little, as
+  // drafts that just break even are a risk for nothing. It is the more, the more drafts lost.
   static constexpr double kNever = std::numeric_limits<double>::infinity();
   static constexpr double kDemands[] = {1.03, 1.05, 1.12, 1.25, 1.5, 2.0, kNever};
   static constexpr int32_t kNumDemands = std::size(kDemands);
@@ -56,8 +56,8 @@ class BatchSizeBucket {
   static constexpr double kMostLoss = 2.0;
   // Steps after which less is demanded all the same, and twice as many each time that turned out to be wrong.
   static constexpr int32_t kFirstPause = 256, kLongestPause = 16384;
-  // Plain steps' time that asking is expected to bring at first, each time, and at most, so that a text that ends with
-  // much of it does not speak for the next; and the weight of what it brought last.
+  // In times of a plain step: what each asking is expected to bring, at first and at most. The limit keeps a text that
+  // ends with much gain from speaking for the next one. Then the weight of what the latest asking brought.
   static constexpr double kFirstWorth = 0.5, kMostWorth = 0.5, kWorthRate = 1.0 / 16.0;
   // Asking that took more of a plain step was interrupted, and counts as this.
   static constexpr double kMostAsking = 0.25;
@@ -93,8 +93,8 @@ class BatchSizeBucket {
 // Told of every step, asked before the next one. By number of requests (>= 0), in classes of a factor of two: what pays
 // for one request may not pay for thirty.
 //
-// A machine's speed changes from one second to the next, and plain steps are rare where drafts pay: so before more is
-// demanded of drafts that seem to lose, they are compared with plain steps that take turns with them.
+// A machine's speed changes from one second to the next, and plain steps are rare where drafts pay. So drafts that seem
+// to lose are first compared with plain steps that alternate with them, before more is demanded of them.
 class RegressionDetector {
  public:
   using Step = BatchSizeBucket::Step;

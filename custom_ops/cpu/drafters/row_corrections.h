@@ -8,7 +8,7 @@ namespace fdsd {
 // Follows steps by 1, 2, 4, .. rows, interpolated between them.
 //
 // What all steps have in common is the machine's speed; corrections say where some differ. Where nothing was seen they
-// are those of the nearest rows. The optimism of a row count falls with the steps seen that had as many or more: in
+// are those of the nearest rows. The optimism of a row count falls with the steps seen that had as many or more. So in
 // doubt what is unknown is tried, as upper confidence bounds do. It is counted row by row: one row more may take
 // another stair, of which steps below it say nothing, however many there were. Optimism is for decisions; what steps
 // took is compared with what is known.

@@ -83,8 +83,8 @@ class StepSlope {
   double sum_ = 0.0, sum_x_ = 0.0, sum_xx_ = 0.0, sum_y_ = 0.0, sum_xy_ = 0.0;
 };
 
-// The lower quartile of the latest seconds, by number of requests (>= 0) in classes of a factor of two: those in which
-// something else ran say nothing, and with busy neighbours these are more than half.
+// The lower quartile of the latest seconds, by number of requests (>= 0) in classes of a factor of two. Seconds in
+// which something else ran say nothing, and with busy neighbours these are more than half.
 class QuantileEstimator {
  public:
   // It took so long around a step of so many requests.

@@ -36,9 +36,9 @@ class SuffixAutomaton {
 
   SuffixAutomaton();
 
-  // Append a token to a sequence; a tail that is new starts one. A constant number of steps on average over one
-  // sequence, beside copies of transitions; where several grow in turn, states split for one may lengthen the way of
-  // another.
+  // Append a token to a sequence; a tail that is new starts one. This takes a constant number of steps on average over
+  // one sequence, plus copies of transitions. Where several sequences grow in turn, a state split for one may lengthen
+  // the path of another.
   void Append(int32_t token, SuffixTail* tail);
 
   // Extend a match by a token: the longest end of (match + token) that occurs, of at most max_length tokens.

@@ -12,7 +12,7 @@ constexpr int64_t kNumShares = 8;
 constexpr int64_t kMaxShardBytes = int64_t{1} << 30;
 // Memory given back at a time.
 constexpr int64_t kReleaseBytes = 256 << 10;
-// A shard beside its automaton: its list and map entries and its salt's.
+// What a shard takes in addition to its automaton: its list and map entries, and those of its salt.
 constexpr int64_t kShardOverheadBytes = sizeof(SuffixShard) - sizeof(SuffixAutomaton) + sizeof(SuffixSalt) + 128;
 
 }  // namespace

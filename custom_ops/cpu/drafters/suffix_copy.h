@@ -7,9 +7,9 @@
 
 namespace fdsd {
 
-// Begins where the plain match of the text's end breaks off: the token that was expected there stands in for the one
-// that came, and likewise at later replaced tokens. Ends when the plain match is as long, or longer than what agreed
-// behind the last replaced token.
+// Begins where the plain match of the text's end breaks off: the expected token stands in for the one that came, and
+// likewise at later replaced tokens. Ends when the plain match is at least as long as what agreed after the last
+// replaced token.
 //
 // A function of the text alone: of every token, in order.
 class SuffixCopy {

@@ -7,7 +7,7 @@
 namespace fdsd {
 namespace {
 
-// Shorter ends of a match tried beside it: what they add beyond a few is rarely the best.
+// Ends of a match, itself and shorter ones, that are tried: more than a few rarely give the best draft.
 constexpr int32_t kMaxAnchors = 4;
 
 struct Draft {

@@ -187,7 +187,7 @@ void SuffixDrafter::ReadToken(const SuffixAutomaton& own_text, int32_t token, Su
   if (rule_.follows_copies) copy->Read(own_text, token, before, *match, rule_.max_context);
 }
 
-// Read the row's new tokens into its own automaton and match them in the closed shards, which nobody writes.
+// Read the row's new tokens into its own automaton and match them in the closed shards, which no row writes.
 void SuffixDrafter::ReadOwn(const Row& row) const {
   SuffixRequest& request = *row.request;
   for (int32_t t = row.begin; t < row.end; ++t) {
@@ -221,8 +221,8 @@ void SuffixDrafter::PrefetchShared(const Row& row) {
   }
 }
 
-// Match the row's new tokens in the shards that are written in this step, and write its output up to its end: drafts
-// that were accepted behind a stop are in the table, but no output.
+// Match the row's new tokens in the shards that this step writes, and write the row's output up to its end. Drafts that
+// were accepted after a stop are in the table, but are no output.
 void SuffixDrafter::ReadShared(const Row& row) {
   SuffixRequest& request = *row.request;
   const int32_t first_matched = FirstMatched(row);

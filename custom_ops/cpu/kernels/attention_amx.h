@@ -1,9 +1,9 @@
 #pragma once
-// The two products of attention at level amx: what amx/attention.cc, behind this seam, computes in AMX tiles of 16
-// query vectors. Softmax stays with the vector instructions.
+// The two products of attention at level amx: amx/attention.cc computes them in AMX tiles of 16 query vectors. Softmax
+// stays with the vector instructions.
 //
-// Over a bfloat16 cache every number of vectors takes this path, as the tile products round otherwise than
-// attention_dot_float.h; over an int8 cache sums are exact and results those of attention_dot_int8.h.
+// Over a bfloat16 cache every number of vectors takes this path, as tile products round otherwise than
+// attention_dot_float.h. Over an int8 cache sums are exact, and results are those of attention_dot_int8.h.
 #include "attention_dot_float.h"
 #include "attention_dot_int8.h"
 
@@ -25,8 +25,8 @@ template <typename T>
 constexpr int kAmxElements = kAmxPacks * kPackSize<T>;
 constexpr int kMaxAmxSteps = 8;  // products along a partition's keys: 8 of bfloat16, 4 of int8
 
-// Vectors come in whole tiles: rows of q, scores and weights behind the last one exist up to a multiple of 16 rows, and
-// may hold anything.
+// Vectors come in whole tiles: rows of q, scores and weights after the last vector exist up to a multiple of 16 rows,
+// and may hold anything.
 constexpr int RoundUpTo(int size, int multiple) { return (size + multiple - 1) / multiple * multiple; }
 
 // Scores of one head's vectors with the 64 keys of a block.

@@ -3,8 +3,8 @@
 // read where they lie.
 //
 // A tile multiplies every value with every weight, those of 0 too, and 0 times infinity is NaN. So values of keys that
-// no vector of the run sees are zeros, in a copy. Where one that only some vectors see is not finite, rows are computed
-// one after the other, each with a copy of what it sees: a row's bits then never depend on those beside it.
+// no vector of the run sees are zeros, in a copy. Where a value that only some vectors see is not finite, rows are
+// computed one after the other, each with a copy of what it sees. So a row's bits never depend on the other rows.
 #include "attention_amx.h"
 #include "attention_run.h"
 #include "scratch_arrays.h"
@@ -56,7 +56,7 @@ class RunAmx {
   bool is_used() const { return amx_ != nullptr; }
 
   // Sums of products of head h's vectors with the keys from position `key` on, to scores[(h * num_vectors + i) *
-  // kPartitionKeys..]. Then the rows of up to 15 vectors behind hold anything.
+  // kPartitionKeys..]. Then the rows of up to 15 vectors after the last one hold anything.
   void Scores(int h, int32_t key, const KvBlock<T>& block, float* scores) const {
     const int first = keys_.FirstVectorAt(key);
     const int64_t vector = h * keys_.num_vectors() + first;

@@ -1,8 +1,8 @@
 #pragma once
 // The two products of attention on register tiles: scores of query vectors with 64 keys, and weights with their values.
 //
-// Each score is one chain of dot products over the head dimension and each output element one chain over the keys, in
-// order, whatever the size of the register tile: instruction-level parallelism comes from neighbouring vectors and
+// Each score is one chain of dot products over the head dimension. Each output element is one chain over the keys, in
+// order, whatever the size of the register tile. Instruction-level parallelism comes from neighbouring vectors and
 // keys. What depends on the element type of the cache is in KvDot<T>, below and in attention_dot_int8.h.
 #include "attention_layout.h"
 #include "attention_plan.h"
@@ -16,8 +16,9 @@ constexpr int kBlockPanels = 4;
 constexpr int kBlockKeys = kBlockPanels * kPanelKeys;  // keys that share one step of the running softmax
 static_assert(kPartitionKeys % kBlockKeys == 0);
 
-// Query vectors of a register tile, and what beside them fills the registers: 32 of 64 bytes, or 16 of 32. So few as
-// kStreamVectors wait for memory only; their values are read in rows of 8 vectors (a whole head of 128), in order.
+// Query vectors of a register tile, which fills the registers with its other operands: 32 of 64 bytes, or 16 of 32. As
+// few vectors as kStreamVectors wait for memory only. Their values are read in rows of 8 vectors (a whole head of 128),
+// in order.
 #if defined(FDSD_SIMD_AVX512)
 constexpr int kScoreVectors = 6;
 constexpr int kValueVectors = 6;
@@ -39,7 +40,7 @@ struct KvBlock {
   const T* v[kBlockPanels];
   const float* k_scale[kBlockPanels];  // int8: of the 16 keys of a panel; else nullptr
   const float* v_scale[kBlockPanels];  // likewise
-  // Read next, keys or values. Fetched meanwhile, or nobody would ask memory for anything during the arithmetic;
+  // The keys or values that are read next. They are fetched during the arithmetic, when memory would otherwise be idle;
   // nullptr: left to the processor's prefetcher.
   const T* next[kBlockPanels];
   int64_t k_stride;  // elements between the packs of a key

@@ -1,7 +1,7 @@
 #pragma once
-// Attention over a float32 or bfloat16 cache. bfloat16 scores and values are dot products of pairs, summed in float32;
-// softmax weights are rounded to bfloat16 for that, and their total is taken after the rounding, so that weights still
-// sum to one: a constant column of V comes out exactly.
+// Attention over a float32 or bfloat16 cache. bfloat16 scores and values are dot products of pairs, summed in float32.
+// Softmax weights are rounded to bfloat16 for that. Their total is taken after the rounding, so that weights still sum
+// to one: a constant column of V comes out exactly.
 #include "attention_dot.h"
 
 namespace fdsd {

@@ -2,8 +2,8 @@
 // The part of the attention ops that does not depend on the instruction set: argument checks and the list of tasks.
 //
 // Query rows are put together into tiles, and the keys of a row are cut into partitions at fixed absolute positions. A
-// row's partitions are computed independently of each other and merged in order, whether by one task or by many, alone
-// or with rows of other requests, so neither the tiles nor the choices made here can show in a result.
+// row's partitions are computed independently of each other and merged in order. One task or many may do that, for the
+// row alone or with rows of other requests. So neither the tiles nor the choices made here can show in a result.
 #include "attention_sharing.h"
 #include "fdsd/attention.h"
 #include "kv_check.h"
@@ -32,9 +32,9 @@ struct KeptVectors {
   bool is_merged = false;  // the parts have become one, where the first was
 };
 
-// Query rows that read the same keys together. Either rows that the tile finishes: consecutive ones of one request,
-// which see one key more each, or one row of a tree. Or rows that all see every key of the tile, and that tiles of
-// their own finish: those of requests that share a prefix, or of a tree before its first new token (its trunk).
+// Query rows that read the same keys together. A tile may finish its rows: consecutive ones of one request, which see
+// one key more each, or one row of a tree. Or its rows all see every key of the tile, and tiles of their own finish
+// them: rows of requests that share a prefix, or of a tree before its first new token (its trunk).
 struct AttentionTile {
   bool is_common;       // the rows see the same keys, and are finished elsewhere
   const int32_t* rows;  // [num_rows] in q and y; nullptr: they are consecutive
@@ -58,7 +58,7 @@ struct AttentionTile {
   int32_t heads_per_run;  // what a thread works on together, at most: fewer of many rows, whatever other tiles have
 };
 
-// Tasks are of one KV head each, and of one partition where a tile is split. They lie one behind the other on a line of
+// Each task is of one KV head, and of one partition where a tile is split. Tasks lie one after the other on a line of
 // units, as many for each as it costs; neighbours read neighbouring memory.
 struct AttentionPlan {
   int32_t num_tiles;
@@ -66,7 +66,7 @@ struct AttentionPlan {
   int64_t num_units;         // of all tasks, to be done first, in any order
   int64_t units_per_run;     // what a thread takes at a time
   int64_t num_trunk_merges;  // then these, of one tile and KV head each, in any order
-  int64_t num_merges;        // then those behind them, up to this, likewise
+  int64_t num_merges;        // then those after them, up to this, likewise
   bool computes_in_merges;   // some tiles' own partitions, whose results are kept nowhere
   int64_t num_partials;      // to keep in between
   const AttentionTile* tiles;

@@ -46,7 +46,7 @@ class RunKeys {
   // Vectors of a head before this one see no key from position `key` on.
   int FirstVectorAt(int32_t key) const { return tile_.is_common ? 0 : std::max(0, key + 1 - tile_.num_keys) * group_; }
 
-  // The keys and values of the run's first head from position `key` on. Panels behind the last key of the tile may have
+  // The keys and values of the run's first head from position `key` on. Panels after the last key of the tile may have
   // no block: they repeat the first one.
   KvBlock<T> Locate(int32_t key) const {
     KvBlock<T> block{};

@@ -16,7 +16,7 @@ namespace fdsd {
 
 constexpr int kPartitionKeys = 256;  // part of every row's arithmetic: another value gives other bits
 
-// The whole partitions at the beginning of a request that may be read for others too: those of the tokens before its
+// How many whole partitions at the beginning of a request may be read for others too: those of the tokens before its
 // new ones. 0: it has no rows, or so many that they use every key often by themselves.
 FDSD_EVERYWHERE constexpr int32_t SharablePartitions(int32_t length, int32_t num_rows, int32_t group_size) {
   if (num_rows <= 0 || num_rows > kMaxSharedVectors / group_size) return 0;
@@ -33,7 +33,7 @@ struct Beginning {
   int32_t request;
   int32_t num_partitions;
   int32_t num_blocks;
-  int32_t next_block;  // behind those that it has in common with the other; without meaning where that is all
+  int32_t next_block;  // after those that it has in common with the other; without meaning where that is all
 };
 
 FDSD_EVERYWHERE constexpr bool IsSortedBefore(const Beginning& a, const Beginning& b, int32_t num_common_blocks) {
@@ -54,9 +54,9 @@ struct GrowingGroup {
   int32_t num_requests;
   int32_t num_partitions;
 
-  // The next request joins, which has `common` partitions in common with the one before it and `common_behind` with the
-  // one behind it, or it does not. Reading for n requests at once saves n - 1 readings of what all of them share. One
-  // more joins unless that saves less than letting it begin a group with the one behind it.
+  // Add the next request, or return false. It has `common` partitions in common with the request before it and
+  // `common_behind` with the one after it. Reading for n requests at once saves n - 1 readings of what all of them
+  // share. The request joins unless a new group of it and the one after it saves more.
   FDSD_EVERYWHERE constexpr bool Takes(int32_t common, int32_t common_behind) {
     const int64_t shared = num_partitions < common ? num_partitions : common;
     const int64_t with_it = num_requests * shared + (shared < common_behind ? shared : common_behind);

@@ -78,7 +78,7 @@ FDSD_INLINE void Merge(const Partial& next, int head_dim, const Partial& total) 
 // Largest of a vector's scores of a partition's keys, of which it sees `seen`; the others become -infinity. Written are
 // whole blocks of 64 keys, as far as the vector sees one of them.
 FDSD_INLINE float LargestScore(KeyRange seen, float* scores) {
-  // What lies before holds nothing, what lies behind belongs to later positions or to nobody: both may be anything.
+  // Scores before hold nothing; those after belong to later positions or to none. Both may be anything.
   for (int key = 0; key < seen.begin; ++key) scores[key] = kMinusInfinity;
   const int end = (seen.end + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
   for (int key = seen.end; key < end; ++key) scores[key] = kMinusInfinity;

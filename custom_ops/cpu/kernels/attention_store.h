@@ -1,6 +1,6 @@
 #pragma once
-// Writes keys and values into the paged cache, those of neighbouring tokens together: a line of the cache holds
-// elements of several tokens, and is written in few large pieces instead of many small ones.
+// Writes keys and values into the paged cache, those of neighbouring tokens together. A line of the cache holds
+// elements of several tokens, and so is written in few large pieces instead of many small ones.
 #include "attention_layout.h"
 #include "attention_quantize.h"
 #include "interleave.h"

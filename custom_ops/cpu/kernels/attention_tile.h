@@ -1,9 +1,9 @@
 #pragma once
 // Neighbouring KV heads' share of a tile: query vectors that read the same keys, one partition at a time.
 //
-// A block of the cache holds the keys of all heads one behind the other, and so its values. All heads of a run take
-// their scores of 64 keys before the next 64 are read, and likewise the values: memory is read in long stretches, which
-// the processor's prefetcher needs to be of use.
+// A block of the cache holds the keys of all heads one after the other, and likewise its values. All heads of a run
+// take their scores of 64 keys before the next 64 are read, and likewise the values. So memory is read in long
+// stretches, which the processor's prefetcher needs to be of use.
 #include "attention_amx_run.h"
 #include "attention_run.h"
 #include "attention_softmax.h"
@@ -57,7 +57,7 @@ class TileRun {
     const int num_blocks = (end - begin + kBlockKeys - 1) / kBlockKeys;
     KvBlock<T> blocks[kPartitionBlocks];  // of the first head
     for (int b = 0; b < num_blocks; ++b) blocks[b] = keys_.Locate(begin + b * kBlockKeys);
-    // Head h of block b, or what comes behind its last head.
+    // Head h of block b, or what follows its last head.
     const auto block_at = [&](int b, int h) {
       if (h == num_heads_) return blocks[std::min(b + 1, num_blocks - 1)];
       return keys_.At(blocks[b], h);

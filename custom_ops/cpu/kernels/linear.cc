@@ -10,8 +10,8 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// Rows multiplied per pass over the weights: few enough that their packed form stays in the second-level cache
-// (Blocking::block_bytes), many enough that a pass is bound by arithmetic and not by reading the weights.
+// Rows multiplied per pass over the weights. They are few enough that their packed form stays in the second-level cache
+// (Blocking::block_bytes). They are many enough that a pass is bound by arithmetic and not by reading the weights.
 constexpr int32_t kMinBlockRows = 96;
 // Units of work per thread, if there are as many: the last ones to finish then leave little idle time.
 constexpr int64_t kUnitsPerThread = 16;

@@ -1,5 +1,5 @@
-// Inner loops of the int formats: integer dot products within a group of 128, which are exact and so the same on every
-// instruction-set level; then sum += float(dot) * (weight scale * x scale), in order of the groups.
+// Inner loops of the int formats. Integer dot products within a group of 128 are exact, and so the same on every
+// instruction-set level. Then sum += float(dot) * (weight scale * x scale), in order of the groups.
 #include "linear_tile.h"
 
 namespace fdsd {
@@ -191,8 +191,8 @@ FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const i
   }
 }
 
-// The float sums of a slice of a tile: in registers where they fit beside the dot products, else in memory, in the
-// level where they will wait.
+// The float sums of a slice of a tile: in registers where they fit together with the dot products, else in memory, in
+// the level where they will wait.
 template <int kRows, int kVectors, bool kInRegisters>
 class TileSums {
  public:

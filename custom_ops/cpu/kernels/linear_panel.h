@@ -25,7 +25,7 @@ struct RowKernels {
   // the slices that x has.
   void (*multiply_panel)(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
                          const LinearOutput& out);
-  // Called by a thread behind its last multiply_panel of a task.
+  // Called by a thread after its last multiply_panel of a task.
   void (*leave)();
 };
 const RowKernels& RowKernelsOf(LinearFormat format);
@@ -61,7 +61,7 @@ struct PackedRows {
   int32_t num_tiles;
   uint8_t* data;  // [Bytes]
 
-  // Of the packed form of so many rows. Behind the last one some bytes may be read, which mean nothing.
+  // Of the packed form of so many rows. Some bytes after the last row may be read; they mean nothing.
   static int64_t Bytes(const RowKernels& kernels, const Slices& x_slices, LinearFormat format, int64_t rows) {
     constexpr int64_t kReadBehind = 64;
     return rows * kernels.row_bytes(x_slices, format) + kReadBehind;

@@ -1,7 +1,7 @@
 #pragma once
 // Seam between the linear op and its inner loops: a tile is up to kMaxTileRows rows times one panel of 32 columns.
-// Every output element is one accumulator summed strictly over k, whatever the number of rows, so a row's bits depend
-// on that row alone; speed comes from the columns and rows of a tile running side by side.
+// Every output element is one accumulator summed strictly over k, whatever the number of rows. So a row's bits depend
+// on that row alone. Speed comes from the columns and rows of a tile running side by side.
 #include <xmmintrin.h>
 
 #include <cstdint>
@@ -16,13 +16,13 @@
 namespace fdsd {
 namespace FDSD_ISA {
 
-// Sums of 16 columns that fit the level's vector registers beside weights and x, and the most rows of a tile. A tile
-// whose two vectors of columns do not fit side by side is multiplied one vector after the other.
+// Sums of 16 columns that fit the level's vector registers together with weights and x, and the most rows of a tile. A
+// tile whose two vectors of columns do not fit side by side is multiplied one vector after the other.
 // kPrefetchFromRows: where nothing was measured, tiles of so many rows ask for weights ahead of their loads
-// (PrefetchStep). Fewer rows are bound by memory and read fastest when left to the processor's own prefetcher, which
-// requests throw out of step: on AMD; other processors want requests for any number of rows. More are multiplied more
-// slowly than that prefetcher wants to be called; and where a tile goes over a panel once per vector of columns, it
-// would find every other line only. wint4 has half the lines per product, so fewer rows are slow enough.
+// (PrefetchStep). On AMD, fewer rows are bound by memory and read fastest when left to the processor's own prefetcher,
+// which requests throw out of step. Other processors want requests for any number of rows. More rows multiply more
+// slowly than that prefetcher wants to be called. Where a tile goes over a panel once per vector of columns, that
+// prefetcher would find every other line only. wint4 has half the lines per product, so fewer rows are slow enough.
 #if defined(FDSD_SIMD_AVX512)
 constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
@@ -133,7 +133,7 @@ extern const TileFunctions kWint8Tiles;
 extern const TileFunctions kWint4Tiles;
 
 // Ask for the weights of a later step: into the second-level cache, since requests for the first level wait for each
-// other. They must cover every line: a line left out is found by nobody.
+// other. The requests must cover every line: the prefetcher does not find a line that is left out.
 constexpr int kPrefetchBytes = 8192;
 template <int kBytes>
 FDSD_INLINE void PrefetchStep(const uint8_t* weights, int64_t ahead) {

@@ -46,7 +46,7 @@ class AllowedTokens {
 
   int NumWords() const { return CeilDiv(vocab_size_, kWordBits); }
 
-  // The bits behind the vocabulary say nothing.
+  // The bits after the vocabulary say nothing.
   uint32_t Word(int w) const {
     const int num_bits = std::min(kWordBits, vocab_size_ - w * kWordBits);
     return static_cast<uint32_t>(words_[w]) & (num_bits < kWordBits ? (1u << num_bits) - 1 : ~0u);

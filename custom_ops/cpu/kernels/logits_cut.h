@@ -117,8 +117,8 @@ PrefixEnd EndOfSorted(const float* values, int count, const Measure& measure, do
   return end;
 }
 
-// The end of the shortest prefix that reaches the target, of all where none does. Values are finite and at least one;
-// reorders them and needs room for kLanes more behind.
+// The end of the shortest prefix that reaches the target, or of all values where none does. Values are finite, at least
+// one; this reorders them and needs room for kLanes more after them.
 template <typename Measure>
 PrefixEnd EndOfPrefix(float* values, int count, const Measure& measure, double target) {
   double before = 0.0;
@@ -204,9 +204,9 @@ inline Kept KeepFirst(const LogitsRow& row, Kept kept, int k) {
 }
 
 // The nucleus of the kept tokens, which weigh `total` together: the shortest prefix that weighs top_p of it.
-// A token t lighter than (1 - top_p) / V of the total is outside: t and all after it are at most V tokens, none heavier
-// than t, so together they weigh less than 1 - top_p of the total; the tokens before t therefore already weigh more
-// than top_p of it, and the shortest prefix that does ends before t.
+// A token t lighter than (1 - top_p) / V of the total is outside. t and all tokens after it are at most V, and none is
+// heavier than t. So together they weigh less than 1 - top_p of the total, and the tokens before t weigh more than
+// top_p of it. The shortest prefix that does ends before t.
 inline Kept KeepNucleus(const LogitsRow& row, const Weighting& weighting, float temperature, Kept kept, double top_p,
                         double total) {
   constexpr double kSlack = 2e-5;  // in the logarithm, for the weights' rounding

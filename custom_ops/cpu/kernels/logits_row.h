@@ -1,6 +1,6 @@
 #pragma once
 // What the ops over rows of logits share: the maxima of a row, taken in one pass. A row is cut into chunks and groups
-// at fixed places and their numbers are merged in order, so what is found in a row depends neither on its neighbours
+// at fixed places, and their numbers are merged in order. So what is found in a row depends neither on its neighbours
 // nor on the threads. The order of tokens is everywhere: higher logit first, then lower id.
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
-// Mixture of experts: route every token, then run the used experts side by side, each on all of its tokens at once, so
-// its weights are read once. A token's sum grows in the order of expert ids, slice by slice, whoever else is in the
-// call.
+// Mixture of experts: route every token, then run the used experts side by side. Each runs on all of its tokens at
+// once, so its weights are read once. A token's sum grows in the order of expert ids, slice by slice, whatever other
+// tokens the call has.
 #include "fdsd/moe.h"
 
 #include "fdsd/activation.h"
@@ -74,7 +74,7 @@ struct Buffers {
 // Consecutive pairs: those of some experts.
 class Wave {
  public:
-  // Takes experts from `*expert` on and moves it behind the last one taken.
+  // Takes experts from `*expert` on and moves it to the one after the last taken.
   Wave(const MoeFfnParams& p, const Buffers& b, int32_t* expert) : p_(p), b_(b), first_pair_(b.pairs.first[*expert]) {
     b.first_tile[0] = 0;
     for (; *expert < p.first_expert + p.num_local_experts; ++*expert) {

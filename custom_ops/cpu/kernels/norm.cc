@@ -14,7 +14,7 @@ struct NormRow {
   const float* residual;  // may be nullptr
   const float* weight;
   T* y;
-  float* h;  // needed for the second pass also where nobody else wants it
+  float* h;  // needed for the second pass, also where no caller wants it
 
   void Run(int32_t hidden_size, float eps) const {
     F32x16 squares = Set1(0.0f);

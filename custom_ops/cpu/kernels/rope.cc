@@ -75,8 +75,8 @@ void RotateHead(const RopeStoreKvParams& p, int32_t position, float* head) {
   }
 }
 
-// Heads of q or k whose norms are taken together: each is a chain of instructions that wait for one another, and those
-// of several heads run beside each other.
+// Heads of q or k whose norms are taken together: each is a chain of instructions that wait for one another, and the
+// chains of several heads run in parallel.
 constexpr int kHeadsAtOnce = 4;
 
 // `count` heads, normed and turned. Head i begins at x + i * stride and is at position positions[i * position_step];

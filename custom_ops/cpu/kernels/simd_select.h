@@ -22,7 +22,7 @@ FDSD_INLINE int StoreLanes(F32x16 a, uint32_t mask, float* p) {
   return __builtin_popcount(mask);
 }
 
-// The lanes of the mask, and `other` in those beside it.
+// The lanes of the mask, and `other` in all others.
 FDSD_INLINE F32x16 KeepLanes(F32x16 a, uint32_t mask, float other) {
   return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(mask), a.v)};
 }

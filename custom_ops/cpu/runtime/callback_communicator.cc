@@ -1,8 +1,7 @@
-// Ranks of several nodes, which reach each other by somebody else's means, such as sockets or a framework's process
-// group.
+// Ranks of several nodes, which reach each other by the caller's means, such as sockets or a framework's process group.
 //
 // The ranks of a node first exchange among themselves. The first of them then gives all that to the other nodes, and
-// what it gets from them to its own: each byte crosses between two nodes once.
+// gives its own node what it gets from them. So each byte crosses between two nodes once.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

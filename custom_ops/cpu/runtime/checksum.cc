@@ -29,7 +29,7 @@ Word Read(const uint8_t* from) {
 
 uint64_t Round(uint64_t lane, uint64_t word) { return std::rotl(lane + word * kPrime2, 31) * kPrime1; }
 
-// The four lanes over all whole stripes, folded into one; moves `data` behind them.
+// The four lanes over all whole stripes, folded into one; moves `data` past them.
 uint64_t FoldStripes(const uint8_t*& data, int64_t num_bytes) {
   uint64_t lanes[kLanes] = {kPrime1 + kPrime2, kPrime2, 0, 0 - kPrime1};
   for (const uint8_t* end = data + num_bytes / kStripeBytes * kStripeBytes; data < end; data += kStripeBytes) {

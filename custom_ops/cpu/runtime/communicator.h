@@ -1,6 +1,6 @@
 #pragma once
-// How ranks exchange bytes inside an op. Sums are formed by whoever calls, never here, so that they do not depend on
-// what carries the bytes.
+// How ranks exchange bytes inside an op. The caller forms the sums, never this code, so that they do not depend on what
+// carries the bytes.
 #include <cstdint>
 #include <memory>
 
@@ -22,7 +22,7 @@ class Communicator {
   virtual int64_t max_bytes() const = 0;
 
   // Begin an attempt, whose number is higher than that of all before: what ranks did not finish of earlier ones is
-  // forgotten. Every rank calls it before its exchanges; it waits for nobody.
+  // forgotten. Every rank calls it before its exchanges; it waits for no rank.
   virtual Error Begin(int64_t attempt) = 0;
 
   // What Fail and Abort set for all ranks, on a page of its own; nullptr where ranks share no memory.
@@ -36,8 +36,8 @@ class Communicator {
 
   // Give `num_bytes` bytes and wait for every other rank's. parts[r] then points to what rank r gave, until the next
   // exchange. `most_bytes` is what the rank with the most gives, the same number on all ranks, at most max_bytes().
-  // Fails when a rank has failed or the group was aborted, when a rank does not come in time or is at another attempt
-  // or exchange; the text names the rank, and lives until the calling thread's next error.
+  // Fails when a rank has failed, does not come in time, or is at another attempt or exchange, and when the group was
+  // aborted. The text names the rank, and lives until the calling thread's next error.
   virtual Error Exchange(const void* mine, int64_t num_bytes, int64_t most_bytes, const void** parts) = 0;
 
  private:

@@ -8,9 +8,9 @@ namespace fdsd {
 using LoopBody = void (*)(void* context, int64_t begin, int64_t end);
 
 // Call body(context, begin, end) for pieces of at most `grain` units that make up [0, count), each exactly once, on all
-// threads; returns when all are done. Every thread goes through a part of its own in order, and through the same one in
-// every loop of as many pieces: what it touched first lies near it, and the processor's prefetcher runs ahead of it
-// from piece to piece. A thread that is through takes half of what another has left. No result may depend on the pieces
+// threads; returns when all are done. Every thread goes through a part of its own in order, and through the same part
+// in every loop of as many pieces. So what it touched first lies near it, and the processor's prefetcher runs ahead of
+// it from piece to piece. A thread that is done takes half of what another has left. No result may depend on the pieces
 // or on which thread runs one. A single piece stays on the calling thread, and so does a whole loop inside a piece of
 // another.
 //   unit_bytes    what a unit reads, for the counters; 0 = not known

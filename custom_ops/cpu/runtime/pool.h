@@ -3,11 +3,11 @@
 // nothing.
 //
 // Threads belong to groups of eight, neighbours by number. The calling thread, number 0, writes a job into one line per
-// group, on which that group spins or sleeps; which pieces are left is told by a line per thread (Stretch), which at
-// best only its owner touches; how many are done by one per group. So with N threads no line is written by more than
-// eight, and the caller writes and reads N / 8.
+// group, on which that group spins or sleeps. A line per thread (Stretch) tells which pieces are left; at best only its
+// owner touches it. A line per group tells how many are done. So with N threads no line is written by more than eight,
+// and the caller writes and reads N / 8.
 //
-// A call returns when every piece is done, not when every thread has answered: a thread that the system does not run
+// A call returns when every piece is done, not when every thread has answered. So a thread that the system does not run
 // costs nothing, unless it was stopped in the middle of a piece (StoppedThreads).
 #include <immintrin.h>
 
@@ -163,7 +163,7 @@ class ThreadPool {
     counters->bytes.Add((end - begin) * job.unit_bytes);
   }
 
-  // The pieces of the thread's own part that nobody takes from it. Returns how many it ran.
+  // The pieces of the thread's own part that no other thread takes. Returns how many it ran.
   uint64_t RunOwn(const Job& job, int32_t thread) {
     uint64_t num_run = 0;
     for (;;) {

@@ -8,11 +8,11 @@ namespace fdsd {
 // for the same use. What one op holds at the same time is for different uses:
 enum class Scratch : int {
   kOp,         // of the calling thread, for the whole op: plans, packed rows, sums
-  kRows,       // likewise, rows beside kOp
+  kRows,       // likewise, for rows, while kOp is in use
   kTask,       // of a thread, for a task
   kInner,      // of the calling thread, for what an op hands to a part shared with other ops
-  kInnerTask,  // of a thread, beside kTask
-  kGathered,   // of a thread, beside both: what a task has put together of memory that lies apart
+  kInnerTask,  // of a thread, while kTask is in use
+  kGathered,   // of a thread, while both are in use: what a task has gathered from memory that lies apart
   kCount
 };
 void* ScratchBytes(Scratch use, int64_t num_bytes);

@@ -2,8 +2,8 @@
 //
 // Each rank has two buffers and one line of the segment that only it writes: the number of its last exchange and the
 // last attempt it failed in. It copies into a buffer, raises its number, and waits until the others' numbers have come
-// as far. A buffer is free again one exchange later: who has raised his number to n has read everything of n - 1.
-// A waiting rank first looks without pause, then lets others run between two looks, then sleeps until it is woken.
+// as far. A buffer is free again one exchange later: a rank whose number is n has read everything of n - 1.
+// A waiting rank first polls without pause, then lets others run between two polls, then sleeps until it is woken.
 #include <emmintrin.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -33,12 +33,12 @@ constexpr int64_t kMaxBufferBytes = 256 << 10;
 // What one thread copies; below it another one would cost more to call than it saves.
 constexpr int64_t kCopyBytes = 64 << 10;
 
-// How long a rank looks for others before it sleeps: longer than the difference between their steps. After the first
-// part it yields between two looks, so that more ranks than cores get on.
+// How long a rank polls for others before it sleeps: longer than the difference between their steps. After the first
+// part it yields between two polls, so that more ranks than cores get on.
 constexpr int64_t kSpinNanoseconds = 50'000;
 constexpr int64_t kPauseNanoseconds = 5'000;
 constexpr int kLooksPerClock = 32;
-// Looks of a sleeping rank, for what nobody wakes it for.
+// How long a rank sleeps at most before it checks again, for what no rank wakes it for.
 constexpr int64_t kNapNanoseconds = 50'000'000;
 
 // What one rank tells the others. The first line changes with every exchange and is all that they look at.
@@ -53,7 +53,7 @@ struct alignas(kLineBytes) RankLine {
 
 struct Header {
   alignas(kLineBytes) GroupFlags flags;
-  alignas(kLineBytes) std::atomic<int32_t> size;  // of the group, set by whoever comes first
+  alignas(kLineBytes) std::atomic<int32_t> size;  // of the group, set by the first rank that comes
   RankLine ranks[kMaxRanks];
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
@@ -119,7 +119,7 @@ class SharedCommunicator final : public Communicator {
   }
 
   Error Exchange(const void* mine, int64_t num_bytes, int64_t most_bytes, const void** parts) override {
-    // The first buffers are free when everybody has begun the attempt, the later ones by the way.
+    // The first buffers are free when all ranks have begun the attempt; the order of exchanges frees the later ones.
     if (count_ == 0) {
       if (const Error error = WaitForAll()) return error;
     } else if (const Error error = Failure()) {
@@ -167,8 +167,8 @@ class SharedCommunicator final : public Communicator {
       if (r != rank()) Wake(r);
   }
 
-  // Why this attempt has failed for everybody, if it has. Who waits for one rank must hear of all: that one may not
-  // come because of another.
+  // Why this attempt has failed for all ranks, if it has. A rank that waits for one rank must hear of every failure:
+  // that one may not come because of another.
   Error Failure() const {
     if (std::atomic_ref(header_->flags.is_aborted).load(std::memory_order_relaxed) != 0)
       return "the ranks' group was aborted";
@@ -214,7 +214,7 @@ class SharedCommunicator final : public Communicator {
   }
 
   Error SleepUntil(int32_t other) {
-    // Only naps count: while the process itself is stopped, its patience does not end.
+    // Only naps count: while the process itself is stopped, its timeout does not end.
     for (int64_t left = timeout_; left > 0;) {
       const int64_t before = Now();
       const uint32_t seen = own().wake.load(std::memory_order_seq_cst);

@@ -30,10 +30,10 @@ class Processors {
   cpu_set_t all_;
 };
 
-// A neighbour's turn on a processor is much longer than a piece, so a caller that waits for a piece whose thread was
-// stopped would lose about as much as the neighbour takes, on its own processor too. It moves the stopped thread there
-// instead and sleeps: the thread ends its piece and sleeps. Afterwards the two keep apart for a while: else the system
-// leaves them on one processor. Threads are told by number; 0 is the caller, who is never moved.
+// A neighbour's turn on a processor is much longer than a piece. So a caller that waits for a piece whose thread was
+// stopped would lose about as much as the neighbour takes, on its own processor too. Instead it moves the stopped
+// thread there and sleeps: the thread ends its piece and sleeps. Afterwards the two keep apart for a while: else the
+// system leaves them on one processor. Threads are told by number; 0 is the caller, which is never moved.
 class StoppedThreads {
  public:
   explicit StoppedThreads(int32_t num_threads) : states_(static_cast<size_t>(num_threads)) {}

@@ -12,11 +12,11 @@ struct Pieces {
   bool empty() const { return begin >= end; }
 };
 
-// One thread's part of the jobs, one job after the other: its owner takes a piece from the front, others half of what
-// is left from the back. Nobody prepares it for a job: one that still says an older job is whole. That holds because a
-// job ends when every piece has been taken, so that a thread that comes late finds all parts of its job marked with it
-// or a newer one, and takes nothing. The state never comes back within a job, as no piece that was taken returns, and
-// it names the job: a successful exchange saw the present state.
+// One thread's part of the jobs, one job after the other: its owner takes a piece from the front, others take half of
+// what is left from the back. No thread prepares it for a job: a part that still names an older job is whole. That
+// holds because a job ends when every piece has been taken. So a thread that comes late finds all parts of its job
+// marked with it or a newer one, and takes nothing. The state never comes back within a job, as no piece that was taken
+// returns. It also names the job, so a successful exchange saw the present state.
 class alignas(64) Stretch {
  public:
   static constexpr uint32_t kMaxPieces = 0xffff;  // of a job

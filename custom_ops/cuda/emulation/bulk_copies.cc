@@ -52,7 +52,7 @@ void CheckPieces(const Allocation* allocation, const void* address, int64_t num_
     Check(allocation, static_cast<const char*>(address) + i, kPieceBytes, access);
 }
 
-// Nobody sees more bytes than were expected: the next phase would have them.
+// More bytes than were expected would count for the next phase, and no wait would see them.
 void CheckStarted(const Barrier& barrier) {
   if (barrier.has_arrived && barrier.num_started > barrier.num_expected) {
     Fail("%" PRId64 " bytes are on their way where %" PRId64 " are expected", barrier.num_started,

@@ -1,7 +1,7 @@
 #pragma once
 // Stand-ins of bulk copies and of the barriers that count their bytes. Bytes arrive when a thread waits for them and
-// all that was expected is on its way, never sooner: what was read without a wait is found. The thread that saw them
-// arrive has written them, as far as races go: others see them behind a barrier.
+// all that was expected is on its way, never sooner: so a read without a wait is found. For the race check, the thread
+// that saw them arrive has written them: other threads see them after a barrier.
 #include <cstdint>
 
 #include "emulation/memory.h"

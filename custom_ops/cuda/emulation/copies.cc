@@ -36,7 +36,7 @@ PerThread<Queue> queues;
 
 void StartCopy(const Allocation* allocation, void* to, const void* from, size_t num_bytes) {
   if (!IsShared(allocation)) Fail("copies asynchronously to what is no shared memory");
-  // Whoever read what lies there has done so before.
+  // All reads of what lies there must have been done before.
   Check(allocation, to, num_bytes, Access::kWrite);
   Copy copy{allocation, to, num_bytes, {}};
   if (from != nullptr) std::memcpy(copy.bytes, from, num_bytes);
@@ -57,7 +57,7 @@ void WaitForCopies(size_t num_pending) {
   const auto end = own.copies.begin() + static_cast<std::ptrdiff_t>(num_arrived);
   for (auto copy = own.copies.begin(); copy != end; ++copy) {
     SetInFlight(copy->allocation, copy->to, copy->num_bytes, false);
-    // Now, and by this thread, it is written: others see it behind a barrier.
+    // Now, and by this thread, it is written: other threads see it after a barrier.
     Check(copy->allocation, copy->to, copy->num_bytes, Access::kWrite);
     std::memcpy(copy->to, copy->bytes, copy->num_bytes);
   }

@@ -1,7 +1,7 @@
 #pragma once
-// Stand-ins of asynchronous copies to shared memory. Bytes that are on their way may not be touched; they are there
-// once their thread has waited, for it alone until a barrier: what was read too early, or written over too early, is
-// found as a race or by what is on its way.
+// Stand-ins of asynchronous copies to shared memory. Bytes that are on their way may not be touched. They are there
+// once their thread has waited, for it alone until a barrier. What was read or written over too early is found as a
+// race, or because the bytes are on their way.
 #include <cstddef>
 
 #include "emulation/memory.h"

@@ -65,7 +65,7 @@ struct Warp {
   uint64_t lanes[2][kWarpSize * kWordsPerLane];
 };
 
-// One stack per thread of a block, each behind a page that may not be touched. Kept for the next launch.
+// One stack per thread of a block, each after a page that may not be touched. Kept for the next launch.
 class Stacks {
  public:
   char* Top(uint32_t i) {
@@ -105,7 +105,7 @@ void StartPeriod() {
   engine.place.warp_period = 0;
 }
 
-// The first function of every thread's stack; what is below it is nobody's.
+// The first function of every thread's stack; it has no caller.
 void RunThread() {
   (*engine.body)();
   engine.threads[engine.place.linear].state = State::kEnded;
@@ -114,8 +114,7 @@ void RunThread() {
 }
 
 void* NewStack(char* top) {
-  // As the switch leaves it: registers, then the address to return to, then a word so that the stack is aligned as
-  // behind a call.
+  // As the switch leaves it: registers, then the return address, then a word that aligns the stack as after a call.
   void** words = reinterpret_cast<void**>(top) - kSavedRegisters - 2;
   std::memset(words, 0, (kSavedRegisters + 2) * sizeof(void*));
   words[kSavedRegisters] = reinterpret_cast<void*>(&RunThread);

@@ -1,6 +1,6 @@
 #pragma once
-// Fences between proxies (fence.proxy.async): what threads do to shared memory comes before what bulk copies and
-// products of a warpgroup do there only where one is between, in the order that barriers make, whoever makes it.
+// Fences between proxies (fence.proxy.async). What threads do to shared memory comes before what bulk copies and
+// products of a warpgroup do there only with a fence between, in the order that barriers make. Any thread may make it.
 #include <cstdint>
 #include <vector>
 

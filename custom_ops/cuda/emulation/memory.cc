@@ -204,7 +204,7 @@ const Allocation* AllocationOf(const void* address) {
   auto found = allocations.upper_bound(wanted);
   if (found == allocations.begin()) return nullptr;
   const Allocation* candidate = std::prev(found)->second.get();
-  // Behind its end memory of the host may begin.
+  // Memory of the host may begin where it ends.
   return wanted == candidate->begin || wanted < candidate->begin + candidate->num_bytes ? candidate : nullptr;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Memory of the emulated device, and the checks of every access to it: within its allocation, aligned, not before the
-// first write where the memory is a block's own, and in no race.
+// Memory of the emulated device, and the checks of every access to it. An access must be within its allocation, aligned
+// and in no race. Where the memory is a block's own, it must not come before the first write.
 //
 // A race: two threads touch the same byte, one of them writes, not both with an atomic function, and nothing orders
 // them. What orders: two launches; within a block __syncthreads; within a warp __syncwarp too. Nothing orders two
@@ -16,21 +16,22 @@ namespace fdsd::emulation {
 struct Allocation;
 class Pages;
 
-// The last: by a bulk copy, which needs a fence behind what a thread wrote there.
+// The last: by a bulk copy, which needs a fence after what a thread wrote there.
 enum class Access : int32_t { kRead, kWrite, kAtomic, kBulkWrite };
 
 // Ends the kernel with an error unless the current thread may do this now.
 void Check(const Allocation* allocation, const void* address, size_t num_bytes, Access access);
 
-// Whether an asynchronous copy is on its way to these bytes of shared memory: until then nobody may touch them.
+// Whether an asynchronous copy is on its way to these bytes of shared memory: until then no thread may touch them.
 void SetInFlight(const Allocation* allocation, const void* address, size_t num_bytes, bool is_in_flight);
-// What was on its way has come to these bytes: the running thread has written them, in order with whoever began it.
+// What was on its way has come to these bytes: the running thread has written them, in order with the one that began
+// it.
 void SetArrived(const Allocation* allocation, const void* address, size_t num_bytes);
 // The running thread's fence between its block's accesses to shared memory and those of units that read and write past
 // threads, bulk copies and products of a warpgroup (fence.proxy.async).
 void FenceProxies();
-// Whether such a unit may touch these bytes of shared memory: between what a thread wrote there and now, in the order
-// that barriers make, somebody has fenced. What a bulk copy brought needs no fence.
+// Whether such a unit may touch these bytes of shared memory: some thread has fenced between what a thread wrote there
+// and now, in the order that barriers make. What a bulk copy brought needs no fence.
 bool IsFenced(const Allocation* allocation, const void* address, size_t num_bytes);
 // Whether it is a block's shared memory.
 bool IsShared(const Allocation* allocation);

@@ -31,9 +31,9 @@ struct Shadow {
   Trace other_read;
 };
 
-// The Shadow of every byte of an allocation. The bytes of a word have one in common until somebody touches a part of
-// the word, and again when it is written as a whole: so nearly all have, and an access costs a step per word. Words
-// that nobody touches take no memory.
+// The Shadow of every byte of an allocation. The bytes of a word share one until an access touches a part of the word,
+// and again when the whole word is written. So nearly all do, and an access costs a step per word. Words that no access
+// touches take no memory.
 class Shadows {
  public:
   static constexpr size_t kWordBytes = 4;

@@ -27,7 +27,7 @@ struct Bytes {
 struct Products {
   bool has_begun = false;
   size_t num_started = 0;
-  std::vector<Started> started;  // and behind them what is reused
+  std::vector<Started> started;  // the first num_started, then those kept for reuse
   std::vector<Bytes> read;
 
   void Clear() {

@@ -1,5 +1,5 @@
 #pragma once
-// What stand-ins of products of a warpgroup keep: between their start and the wait for them their elements may not be
+// What stand-ins of products of a warpgroup keep. Between their start and the wait for them, their elements may not be
 // read, and the shared memory that they read may not be written.
 #include <cstddef>
 #include <cstdint>

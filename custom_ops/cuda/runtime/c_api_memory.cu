@@ -1,5 +1,5 @@
-// C functions over the device that the calling thread uses, its memory, streams and events. All addresses of the device
-// are plain pointers to whoever calls.
+// C functions over the device that the calling thread uses, its memory, streams and events. To the caller, all
+// addresses of the device are plain pointers.
 #include <cstdio>
 #include <cstring>
 
@@ -51,7 +51,7 @@ FDSD_EXPORT const char* fdsd_cuda_name() {
   return cudaGetDeviceProperties(&properties, device) == cudaSuccess ? properties.name : "no GPU";
 }
 
-// Of the GPU, whoever has what is not free.
+// Of the GPU, whichever process has what is not free.
 FDSD_EXPORT fdsd::Error fdsd_cuda_memory_bytes(int64_t* free_bytes, int64_t* total_bytes) {
   size_t free_size = 0;
   size_t total_size = 0;
@@ -109,7 +109,7 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_stream_create(void** stream) {
   *stream = made;
   return TextOf(status);
 }
-// What is on the stream is done first; nobody waits for that.
+// What is on the stream is done first; this call does not wait for that.
 FDSD_EXPORT fdsd::Error fdsd_cuda_stream_destroy(void* stream) {
   return TextOf(cudaStreamDestroy(static_cast<cudaStream_t>(stream)));
 }

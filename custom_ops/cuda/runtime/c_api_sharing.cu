@@ -44,7 +44,7 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_share(void* memory, char* handle) {
   std::memcpy(handle, &made, sizeof(made));
   return error;
 }
-// The memory behind another process's handle, until it is closed.
+// The memory of another process's handle, until it is closed.
 FDSD_EXPORT fdsd::Error fdsd_cuda_open_shared(const char* handle, void** memory) {
   cudaIpcMemHandle_t theirs;
   std::memcpy(&theirs, handle, sizeof(theirs));

@@ -1,5 +1,5 @@
 #pragma once
-// What programs and uploads launch beside the ops; see fdsd/device.h.
+// What programs and uploads launch besides the ops; see fdsd/device.h.
 #include "device.h"
 #include "fdsd/device.h"
 

@@ -31,8 +31,8 @@ constexpr int32_t kMaxSharedVectors = 64;
 // before the new tokens of each. A request is in one group at most.
 struct SharedPrefixes {
   int32_t* group_rows;         // [R, 64], as one line: rows of q, a group's requests one by one, then -1
-  int32_t* group_starts;       // [R + 1], where each group's rows begin there; groups behind the last have none
-  int32_t* group_leaders;      // [R], a request of each group, whose blocks are read; -1 behind the last
+  int32_t* group_starts;       // [R + 1], where each group's rows begin there; groups after the last have none
+  int32_t* group_leaders;      // [R], a request of each group, whose blocks are read; -1 after the last
   int32_t* group_places;       // [R], where each request's rows begin in group_rows, -1: it is in no group
   int32_t* shared_partitions;  // [R], how many each request shares, 0: it is in no group
 };
@@ -56,12 +56,13 @@ Error FindSharedPrefixes(const FindSharedPrefixesParams& p);
 constexpr int32_t kMaxTreeRows = 64;
 
 // Causal attention of every query row of every request over its paged KV cache; the new tokens' KV is already stored.
-// KV is read once per group of heads for all query rows of a request, and the partitions that a group of requests
-// shares once for all of them. Scores are split at fixed absolute positions and the partial results merged in order, so
-// a row does not depend on what else is in the call. Sums are in float32; over a bfloat16 cache the softmax weights are
+// KV is read once per group of heads for all query rows of a request. Partitions that a group of requests shares are
+// read once for all of them. Scores are split at fixed absolute positions and the partial results merged in order, so a
+// row does not depend on what else is in the call. Sums are in float32. Over a bfloat16 cache the softmax weights are
 // rounded to bfloat16 before they meet the values, which leaves a row within 0.5 % of its exact length. A row at
 // position p sees the keys first_key..p, and its own key also where p < first_key. Requests may have no rows: then only
-// their offsets are read. On a GPU, rows behind query_start_loc[R] are nobody's and theirs of y stay as they are.
+// their offsets are read. On a GPU, rows after query_start_loc[R] belong to no request, and their rows of y stay as
+// they are.
 //
 // A request's new tokens follow one another, or are a tree of drafts: then bits of tree_mask say which new tokens
 // before it a row sees. Its bits are those of a request whose new tokens are the ones it sees and the row itself, and

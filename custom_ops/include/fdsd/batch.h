@@ -39,9 +39,9 @@ struct PrepareBatchParams {
 };
 Error PrepareBatch(const PrepareBatchParams& p);
 
-// Move a step that was prepared before the tokens of the one before it were known to where it belongs. Its maps count
-// as many tokens as there can be; a request that has fewer runs its newest one and its drafts as much earlier, in its
-// own blocks. Ids of known tokens come from the token table; a draft that is -1 was made on the device and is in
+// Resolve the lengths of a step that was prepared before the tokens of the step before it were known. Its maps count as
+// many tokens as there can be. A request that has fewer runs its newest one and its drafts as much earlier, in its own
+// blocks. Ids of known tokens come from the token table; a draft that is -1 was made on the device and is in
 // made_drafts. A step whose tokens were known stays what it is. Nothing is written on an error.
 struct SettleStepParams {
   int32_t num_requests;        // R
@@ -75,9 +75,9 @@ struct SettleStepParams {
 };
 Error SettleStep(const SettleStepParams& p);
 
-// Put every request's output behind its committed tokens, and count it where a penalty wants that. Then say what may be
-// drafted: as many as were planned, but so few that max_total leaves room for one token behind them; none without
-// output, as then the prompt is unfinished or the request has failed.
+// Append every request's output to its committed tokens, and count it where a penalty wants that. Then say how many
+// drafts it may get: as many as were planned, but so few that max_total leaves room for one token after them. A request
+// without output gets none, as its prompt is unfinished or it has failed.
 struct AppendTokensParams {
   int32_t num_requests;           // R
   int32_t num_table_rows;         // S

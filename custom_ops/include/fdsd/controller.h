@@ -1,5 +1,5 @@
 #pragma once
-// What the calls of the draft controller look like: it decides in every step which of the offered drafts are verified.
+// The calls of the draft controller, which decides in every step which of the offered drafts are verified.
 #include "fdsd/call.h"
 
 namespace fdsd {

@@ -1,5 +1,5 @@
 #pragma once
-// What a device with memory of its own does beside the ops. Pointers are the device's.
+// What a device with memory of its own does besides the ops. Pointers are the device's.
 #include "fdsd/status.h"
 
 namespace fdsd {
@@ -19,7 +19,7 @@ struct ScatterPiecesParams {
   const uint8_t* bytes;        // what was copied
 };
 
-// A column of a step whose rows behind the step's own are filled.
+// A column of a step whose rows after the step's own are filled.
 struct PadColumn {
   void* column;
   int32_t element_bytes;  // 4 or 8

@@ -1,5 +1,5 @@
 #pragma once
-// What the calls of the drafters that read tokens only look like, whatever these keep.
+// The calls of the drafters that read tokens only, whatever these keep.
 #include "fdsd/call.h"
 
 namespace fdsd {
@@ -29,8 +29,8 @@ struct DraftProposeParams {
   const int32_t* table_rows;        // [R] row of token_table, none twice
   const int32_t* num_tokens;        // [R] committed tokens, never fewer than in the table row's last step
   const int32_t* max_draft_len;     // [R] the prefix not counted
-  const int32_t* prefix_token_ids;  // [cu_num_prefix[R]], nullptr = nobody has one
-  const int32_t* cu_num_prefix;     // [R + 1], nullptr = nobody has one
+  const int32_t* prefix_token_ids;  // [cu_num_prefix[R]], nullptr = no request has one
+  const int32_t* cu_num_prefix;     // [R + 1], nullptr = no request has one
   int32_t* draft_token_ids;         // [max_num_drafts], the first cu_num_draft[R] are drafts
   int32_t* cu_num_draft;            // [R + 1]
   int32_t* evidence;                // [R, 3] matched, recent, origin of each row's DraftEvidence; nullptr = unwanted
@@ -92,7 +92,7 @@ struct SuffixBeginParams {
   SuffixDrafter* drafter;
   int32_t table_row;
   int32_t num_tokens;          // leading tokens that are no new output: the prompt, and output shared before. The last
-                               // max_context of them are shared with the first token behind them, in front of it.
+                               // max_context of them are shared with the first token after them, in front of it.
   const uint8_t* salt_digest;  // [16]
   int32_t first_end;           // index of the first token that may end the text
   int32_t num_end_token_ids;

@@ -4,14 +4,14 @@
 
 namespace fdsd {
 
-// Type of the elements of k and v: that of the activations, or one of a byte with a scale per token and KV head: int8,
-// or float8 of 4 bits of exponent and 3 of mantissa (e4m3), which only GPUs have, as float16.
+// Type of the elements of k and v: that of the activations, or one of a byte with a scale per token and KV head. Those
+// of a byte are int8 and float8 of 4 bits of exponent and 3 of mantissa (e4m3). Only GPUs have float8, and float16.
 enum class KvDType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kFloat8 = 3, kFloat16 = 4 };
 
-// Both are stored so that one vector load fetches the operands of 16 dot products of s elements, 4 bytes each: in K the
-// same s elements of the head dimension for 16 neighbouring tokens, each score being summed over the head dimension; in
-// V the same s neighbouring tokens for 16 elements of the head dimension, each output element being summed over the
-// tokens. s = 4 / sizeof(element): 1 for float32, 2 for bfloat16, 4 for int8.
+// Both are stored so that one vector load fetches the operands of 16 dot products of s elements, 4 bytes each. In K
+// these are the same s elements of the head dimension for 16 neighbouring tokens; each score is summed over the head
+// dimension. In V they are the same s neighbouring tokens for 16 elements of the head dimension; each output element is
+// summed over the tokens. s = 4 / sizeof(element): 1 for float32, 2 for bfloat16, 4 for int8.
 struct KvCache {
   int32_t num_blocks;
   int32_t block_size;    // tokens per block, a multiple of 16

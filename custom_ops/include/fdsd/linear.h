@@ -14,10 +14,10 @@ enum class LinearFormat : int32_t {
 };
 constexpr int32_t kQuantGroup = 128;
 
-// How a sum over K inputs is cut into slices whose float32 sums are added in a binary tree, 4 of them as
-// (s0 + s1) + (s2 + s3): the inputs are halved, and the halves again until there are `num_slices`, at multiples of
-// `slice_unit` (of n units the left half gets n / 2, the last unit may be short). So whoever holds half of the inputs
-// cuts them by the same rule into half as many. Groups of 128 inputs begin anew with every slice.
+// How a sum over K inputs is cut into slices. Their float32 sums are added in a binary tree, 4 of them as (s0 + s1) +
+// (s2 + s3). The inputs are halved, and the halves again until there are `num_slices`, at multiples of `slice_unit` (of
+// n units the left half gets n / 2, the last unit may be short). So the same rule cuts half of the inputs into half as
+// many slices. Groups of 128 inputs begin anew with every slice.
 struct SliceRule {
   int32_t num_slices;  // 1, 2 or 4
   int32_t slice_unit;  // in inputs, at least 1
@@ -40,8 +40,8 @@ struct WeightRows {
 };
 
 // Quantise and reorder a matrix into the layout `Linear` streams; the same on every instruction-set level. The matrix
-// is given as parts that follow one another along N (q, k and v; gate and up), so nobody has to copy them together
-// first.
+// is given as parts that follow one another along N (q, k and v; gate and up), so the caller need not copy them
+// together first.
 struct PackLinearParams {
   int32_t in_features;   // K
   int32_t out_features;  // N = sum of parts[i].num_rows
@@ -53,8 +53,9 @@ struct PackLinearParams {
 };
 Error PackLinear(const PackLinearParams& p);
 
-// y = x . weight^T (+ bias). Each output element is summed in one order that does not depend on M or on the threads:
-// each slice over its inputs in float32, then the slices in their tree, then the bias; then it is rounded.
+// y = x . weight^T (+ bias). Each output element is summed in one order that does not depend on M or on the threads.
+// Each slice is summed over its inputs in float32, then the slices in their tree, then the bias is added. Then it is
+// rounded.
 struct LinearParams {
   int32_t num_rows;      // M
   int32_t in_features;   // K

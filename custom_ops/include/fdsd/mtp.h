@@ -6,10 +6,11 @@
 namespace fdsd {
 
 // Plan the passes of a step: which KV slots of the draft layers they fill, and how many drafts each request may get.
-// Layer 0 of a request fills the slots from its next_slot on, at least 1, as far as there are a token, the hidden row
-// before it and a block, if it drafts now or these cannot wait: its prompt goes on, as more of that is computed than
-// kept, or its newest block is full. Layer l goes on over the l drafts before it where it makes one more itself. A
-// request whose every token has a slot may draft, as far as blocks, positions, num_steps and max_draft_len allow.
+// Layer 0 of a request fills the slots from its next_slot on, at least 1, as far as each has a token, the hidden row
+// before it and a block. It does so if the request drafts now or these slots cannot wait. They cannot wait while the
+// prompt goes on, as more of that is computed than kept, or when the newest block is full. A later layer l that makes a
+// draft itself also fills the slots of the l drafts before it. A request whose every token has a slot may draft, as far
+// as blocks, positions, num_steps and max_draft_len allow.
 struct MtpPlanParams {
   int32_t num_requests;    // R
   int32_t max_requests;    // columns of ends, at least R
@@ -55,7 +56,7 @@ struct MtpCollectParams {
   const int32_t* table_rows;  // [R]
   const int32_t* begin;       // [R]
   const int32_t* end;         // [R]
-  int32_t* next_slot;         // [S] becomes `end` where that is behind `begin`
+  int32_t* next_slot;         // [S] becomes `end` where that is after `begin`
   int32_t* cu_num_draft;      // [R + 1]
   int32_t* draft_token_ids;   // [cu_num_draft[R]]
   float* draft_prob;          // [cu_num_draft[R]]
@@ -63,9 +64,9 @@ struct MtpCollectParams {
 };
 Error MtpCollect(const MtpCollectParams& p);
 
-// Keep what the passes of a step have made by the request's row of the table, where the next step finds it: note which
-// slots are filled, and take the drafts. One that was not made becomes token 0, as does every draft that there is none
-// for: a guess may be any token.
+// Store the drafts of a step in each request's row of made_drafts, where the next step finds them, and note which slots
+// are filled. A draft that was not made becomes token 0, as does every draft that there is none for: a guess may be any
+// token.
 struct MtpHoldParams {
   int32_t num_requests;            // R
   int32_t num_drafts;              // room for drafts, at least cu_num_draft[R]
@@ -76,7 +77,7 @@ struct MtpHoldParams {
   const int32_t* end;              // [R]
   const int32_t* cu_num_draft;     // [R + 1]
   const int32_t* draft_token_ids;  // [cu_num_draft[R]]
-  int32_t* next_slot;              // [S] becomes `end` where that is behind `begin`
+  int32_t* next_slot;              // [S] becomes `end` where that is after `begin`
   int32_t* made_drafts;            // [S, max_made]
 };
 Error MtpHold(const MtpHoldParams& p);
@@ -87,8 +88,8 @@ Error MtpHold(const MtpHoldParams& p);
 //   hidden[cu_hidden[r] + p - hidden_begin[r]]        where p >= hidden_begin[r],
 //   block_hidden[the block that ends with p]          where p is the last position of a block,
 //   request_hidden[table_rows[r] * n + p % n]         otherwise, with n = num_kept, as KeepHidden left them.
-// On a GPU num_tokens and num_draft_rows may be larger: rows behind the requests' get token 0 at position 0, slot -1
-// and a hidden row of zeros, and draft_rows behind theirs are 0.
+// On a GPU num_tokens and num_draft_rows may be larger: rows after the requests' get token 0 at position 0, slot -1 and
+// a hidden row of zeros, and draft_rows after theirs are 0.
 struct MtpPreprocessParams {
   int32_t num_requests;    // R
   int32_t num_tokens;      // T = sum(end - begin)
@@ -100,7 +101,7 @@ struct MtpPreprocessParams {
     const int32_t* begin;            // [R] >= 1
     const int32_t* end;              // [R]
     const int32_t* hidden_begin;     // [R] position of the request's first row in hidden
-    const int32_t* cu_hidden;        // [R + 1] rows of hidden; the first may begin behind others
+    const int32_t* cu_hidden;        // [R + 1] rows of hidden; the first may begin after others
     const int32_t* num_committed;    // [R] committed tokens; a later slot's token is a draft
     const int32_t* cu_num_draft;     // [R + 1], drafts that each request will have
     const int32_t* draft_token_ids;  // [cu_num_draft[R]], the first `source` of each request are known
@@ -136,10 +137,10 @@ struct MtpPreprocessParams {
 };
 Error MtpPreprocess(const MtpPreprocessParams& p);
 
-// Keep the newest hidden rows of every request, for passes of draft layers in later steps. Request r has rows of the
-// positions [seq_lens[r] - n, seq_lens[r]), n of them. The last num_kept go to request_hidden, position p to row
-// table_rows[r] * num_kept + p % num_kept; those that end a block go to the block's row of block_hidden. A row of a
-// position that is computed again, as its token was a rejected draft, is replaced then.
+// Write the newest hidden rows of every request to the hidden state buffers, for passes of draft layers in later steps.
+// Request r has rows of the positions [seq_lens[r] - n, seq_lens[r]), n of them. The last num_kept go to
+// request_hidden, position p to row table_rows[r] * num_kept + p % num_kept. Those that end a block go to the block's
+// row of block_hidden. A position whose token was a rejected draft is computed again, and its row is replaced then.
 struct KeepHiddenParams {
   int32_t num_requests;    // R
   int32_t num_tokens;      // T
@@ -160,12 +161,12 @@ struct KeepHiddenParams {
 Error KeepHidden(const KeepHiddenParams& p);
 
 // Take the most likely token of every drafting row as draft `step` of its request (ties: the lowest id; -1 for a row
-// without a largest finite logit), and prepare the pass that continues after it: one row for every request that gets
+// without a largest finite logit). Then prepare the pass that continues after it: one row for every request that gets
 // more drafts. The row after a -1 runs token 0. Where min_survival is not negative, the draft's probability under the
-// draft layers is written too, 0 for a -1; a draft that is less probable than min_prob becomes -1, and a request gets
-// no more drafts when the product of those of its drafts is below min_survival.
-// On a GPU nobody need know how many requests go on: num_rows and num_next may be bounds, rows of `logits` behind the
-// requests' are not looked at, and rows of the next pass behind theirs get token 0 at position 0 and slot -1.
+// draft layers is written too, 0 for a -1. A draft that is less probable than min_prob then becomes -1. A request gets
+// no more drafts when the product of its drafts' probabilities is below min_survival.
+// On a GPU the caller need not know how many requests go on: num_rows and num_next may be bounds. Rows of `logits`
+// after the requests' are not read. Rows of the next pass after theirs get token 0 at position 0 and slot -1.
 struct MtpPostprocessParams {
   int32_t num_requests;          // R
   int32_t num_rows;              // A = requests with num_wanted > step, in order

@@ -4,10 +4,10 @@
 namespace fdsd {
 
 // Drafts from a request's own text, looked up anew: nothing is kept between steps. Request r's text is the committed
-// tokens of its row of the table, then its prefix. The longest end of it, of min_n .. max_n tokens, that also occurs
-// before the end, within the committed tokens, decides, at its latest occurrence; what followed there is drafted, at
-// most max_factor tokens for each that agreed. Where that runs into the end of the text it goes on with what was just
-// drafted. These are the drafts of NgramIndex (fdsd/draft.h) without follows_copies.
+// tokens of its row of the table, then its prefix. Its longest end of min_n .. max_n tokens decides that also occurs
+// before, within the committed tokens. What followed its latest occurrence is drafted, at most max_factor tokens for
+// each that agreed. Where that runs into the end of the text it goes on with what was just drafted. These are the
+// drafts of NgramIndex (fdsd/draft.h) without follows_copies.
 struct NgramMatchParams {
   int32_t num_requests;  // R
   int32_t min_n;         // >= 1
@@ -21,7 +21,7 @@ struct NgramMatchParams {
     const int32_t* table_rows;        // [R]
     const int32_t* num_tokens;        // [R] committed tokens
     const int32_t* prefix_token_ids;  // [num_prefix_tokens]
-    const int32_t* cu_num_prefix;     // [R + 1], nullptr = nobody has one
+    const int32_t* cu_num_prefix;     // [R + 1], nullptr = no request has one
   } texts;
   struct Drafts {
     int32_t max_num_drafts;        // room, at least the sum of max_draft_len

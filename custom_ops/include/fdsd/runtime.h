@@ -15,13 +15,13 @@ Error SetIsa(Isa isa);
 // whole process, is asked for by the first call.
 Error AmxRefusal();
 
-// What level kAmx multiplies tiles with: the chip or, for tests on processors without AMX, a twin in plain C++ that is
-// far slower and gives the same bits. kNone below that level.
+// What level kAmx multiplies tiles with: the chip, or an emulation in plain C++ for tests on processors without AMX.
+// The emulation (kTwin) is far slower and gives the same bits. kNone below that level.
 enum class Tiles : int32_t { kNone = 0, kChip = 1, kTwin = 2 };
 Tiles TilesInUse();
 // For tests: from now on kAmx means these tiles, whatever processor and system allow; kNone: what they allow again.
-// Needs AVX-512. kChip on a processor without tiles is for whoever executes their instructions itself. Not while an op
-// runs, and not while kAmx is in use.
+// Needs AVX-512. kChip on a processor without tiles is for a caller that executes their instructions itself. Not
+// allowed while an op runs or kAmx is in use.
 Error AssumeTiles(Tiles tiles);
 // Why the chip's tiles cannot be used: AmxRefusal(), or nullptr where they are assumed.
 Error ChipRefusal();

@@ -21,9 +21,9 @@ struct AllowedBits {
 };
 
 // The tokens that a grammar allows, penalties, bias and forbidden tokens; see SamplingArrays in
-// fastdeploy_sd/types/steps.py, and sampling_rules.py, which states the same ranges for whoever fills the columns.
-// Request r is row table_rows[r] of each column. A row of logits counts the drafts before it as if they were output, so
-// a drafted position gets the logits that plain decoding would give it.
+// fastdeploy_sd/types/steps.py. fastdeploy_sd/rules/sampling.py states the same ranges for the code that fills the
+// columns. Request r is row table_rows[r] of each column. A row of logits counts the drafts before it as if they were
+// output, so a drafted position gets the logits that plain decoding would give it.
 struct LogitsRules {
   int32_t num_table_rows;           // S
   int32_t num_count_rows;           // rows of token_counts
@@ -42,7 +42,7 @@ struct LogitsRules {
   AllowedBits allowed;              // comes before all the others
 };
 
-// The rows as their requests' rules leave them: what Sample and TopPCandidates look at.
+// The rows as their requests' rules leave them: what Sample and TopPCandidates read.
 struct ProcessLogitsParams {
   int32_t num_rows;       // L
   int32_t num_processed;  // P
@@ -58,8 +58,8 @@ Error ProcessLogits(const ProcessLogitsParams& p);
 
 // Draw one token per row, with the settings in row rules.table_rows[r] of the columns of its request r: the rules ->
 // temperature -> min_p -> top_k -> top_p -> inverse CDF at u = philox(seed, position). Temperature 0 takes the highest
-// logit. Ties go to the lowest token id. A row with NaN or +inf, or without any finite logit, yields -1. Where wrong
-// drafts stop, a row behind a draft that is not its row's token yields -2 and is not looked at.
+// logit. Ties go to the lowest token id. A row with NaN or +inf, or without any finite logit, yields -1. With
+// stops_at_wrong_draft, a row after a draft that is not its row's token yields -2 and is not read.
 struct SampleParams {
   int32_t num_rows;                    // L
   int32_t num_requests;                // R
@@ -82,8 +82,8 @@ Error Sample(const SampleParams& p);
 // Uniform double in [0, 1) that sampling uses for (seed, position): Philox4x32-10, key = seed, counter = position.
 double PhiloxUniform(uint64_t seed, uint32_t position);
 
-// log softmax of tokens, each in a row of logits, and of the num_top best ones there; rank = 1 + tokens with a higher
-// logit (or an equal one and a lower id).
+// log softmax of tokens, each in a row of logits, and of the num_top best ones there. rank = 1 + the number of tokens
+// with a higher logit (or an equal one and a lower id).
 struct TokenLogprobsParams {
   int32_t num_rows;    // N
   int32_t num_logits;  // L
@@ -115,12 +115,12 @@ Error TopPCandidates(const TopPCandidatesParams& p);
 enum class AcceptPolicy : int32_t { kNormal = 0, kAcceptAll = 1, kRejectAll = 2 };
 
 // Keep a prefix of each request's drafts, then emit the sampled token of the row after it.
-// Drafts are verified by equality with the sampled token of their row or, with candidates, by being a usable one; a
-// draft that is not is still kept when it is its row's second candidate and each of the verify_window drafts after it
-// is the first candidate of its own row, and then these are kept too. kAcceptAll and kRejectAll verify nothing. A
-// request of which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing. Verifying
-// by equality gives what plain decoding gives before it fails: if the row after the equal drafts has no token, the last
-// of them is not accepted but emitted as the sampled token that it equals, and only a request whose row 0 has none
+// Without candidates, a draft is verified if it equals the sampled token of its row; with candidates, if it is a usable
+// one. Another draft is still kept if it is its row's second candidate and each of the verify_window drafts after it is
+// the first candidate of its own row. Then these are kept too. kAcceptAll and kRejectAll verify nothing. A request of
+// which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing. Verifying by
+// equality gives what plain decoding gives before it fails. If the row after the equal drafts has no token, the last of
+// them is not accepted: it is emitted, as the sampled token that it equals. Only a request whose row 0 has no token
 // fails.
 struct VerifyDraftTokensParams {
   int32_t num_requests;  // R

@@ -57,7 +57,7 @@ FDSD_INLINE void FetchRows(const void* from, int64_t stride) {
   for (int r = 0; r < kTileRows; ++r) Prefetch(static_cast<const char*>(from) + r * stride);
 }
 
-// Packs of 16 keys from element d of the head on. Behind the head lies another one's: a copy has zeros there.
+// Packs of 16 keys from element d of the head on. The head's end is followed by another head: a copy has zeros there.
 template <typename T>
 FDSD_INLINE Rows KeyRows(const KvBlock<T>& block, int panel, int d, uint8_t* copy) {
   const int64_t stride = block.k_stride * int64_t{sizeof(T)};

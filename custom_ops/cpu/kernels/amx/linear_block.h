@@ -1,6 +1,6 @@
 #pragma once
-// What the products of all formats share: a block of C is 32 rows by 32 columns, tiles 0-3, the left two above the
-// right two in pairs of columns; 4 and 5 are tiles of A, 6 and 7 of B. A panel is read as it lies: the 64 bytes of 16
+// What the products of all formats share. A block of C is 32 rows by 32 columns, in tiles 0-3: the left two above the
+// right two in pairs of columns. Tiles 4 and 5 are of A, 6 and 7 of B. A panel is read as it lies: the 64 bytes of 16
 // columns, 128 bytes apart, are the rows of B.
 //
 // A format has kChunkSteps, NumSteps(slice) and
@@ -20,13 +20,13 @@ constexpr int kBlockSums = kPackRows * kPanelColumns;
 constexpr int kPanelStepBytes = kPanelColumns * kStepBytes;  // 4 bytes of every column
 constexpr int kBf16StepPanelBytes = kStepUnits * kPanelStepBytes;
 constexpr int kHalfColumnsBytes = kTileColumns * kStepBytes;
-// Where several packs pass over a panel: as much of it at a time as stays in the first-level cache beside them.
+// Where several packs pass over a panel: as much of it at a time as fits the first-level cache together with them.
 constexpr int kChunkBytes = 16 * 1024;
 // How far ahead of the weights one pack alone asks for more, where that was not measured.
 constexpr int kPrefetchAhead = 8 * 1024;
 
-// Asks for the lines of weights that come after those in use, in equal parts: one pack alone for those of its own
-// stream, `alone` bytes ahead (0 = not at all), several packs for the next panel, while they pass over this one.
+// Asks for the lines of weights that come after those in use, in equal parts. One pack alone asks for those of its own
+// stream, `alone` bytes ahead (0 = not at all). Several packs ask for the next panel, while they pass over this one.
 class Ahead {
  public:
   Ahead(const uint8_t* panel, int64_t panel_bytes, int64_t num_packs, int64_t num_steps, int64_t alone)

@@ -82,7 +82,7 @@ struct Int {
     }
   }
 
-  // While the tiles multiply a group, the vectors add the one before to the sums and unpack the one behind: tiles
+  // While the tiles multiply a group, the vectors add the previous group to the sums and unpack the next one. Tiles
   // cannot be loaded from what has just been stored without a wait.
   template <bool kBoth>
   static void Multiply(const PackedRows& x, const Rows& rows, const Slice& slice, int64_t begin, int64_t end,

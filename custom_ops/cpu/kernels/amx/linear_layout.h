@@ -3,8 +3,8 @@
 //   bf16   [steps][rows][64]: a slice begins a step anew, the rest of its last step is zero
 //   int    [groups][2][rows][64], float scale [groups][rows], int32 start [groups][rows]
 // start = -zero point of the weights * sum of the group's int8 values.
-// Tiles of A are loaded with as many rows as the largest pack has, so a smaller one is read some bytes past a step's
-// end: rows of C that nobody looks at.
+// Tiles of A are loaded with as many rows as the largest pack has. So a smaller pack is read some bytes past a step's
+// end; the rows of C from these bytes are not used.
 #include "linear_panel.h"
 
 namespace fdsd {

@@ -1,6 +1,6 @@
 #pragma once
-// Products of tiles outside of any op: for tests that compare the twin with the chip and both with the definition, and
-// for the peak of the chip's arithmetic.
+// Products of tiles outside of any op: for tests that compare the emulation (kTwin) with the chip and both with the
+// definition, and for the peak of the chip's arithmetic.
 #include <cstdint>
 
 #include "fdsd/status.h"

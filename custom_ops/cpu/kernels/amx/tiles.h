@@ -1,12 +1,12 @@
 #pragma once
-// The tile instructions of AMX, and a twin in plain C++ with the same arithmetic.
+// The tile instructions of AMX, and an emulation in plain C++ (amx_twin) with the same arithmetic.
 //
-// The files of this folder are compiled for the level avx512 twice: with FDSD_TILES=amx they run on the chip's tiles,
-// with FDSD_TILES=amx_twin on tiles in memory, so that tests can run them on any processor with AVX-512. No compiler
+// The files of this folder are compiled for the level avx512 twice. With FDSD_TILES=amx they run on the chip's tiles.
+// With FDSD_TILES=amx_twin they run on tiles in memory, so that any processor with AVX-512 can test them. No compiler
 // flag for AMX is needed or given: the instructions stand here, as assembly, and nowhere else.
 //
-// A tile has up to 16 rows of 64 bytes. A product multiplies A [rows, 64 bytes] and B [16, 64 bytes] and adds to
-// C [rows, 16 x 4 bytes]: row k of B holds, for each of 16 columns, the 4 bytes that meet bytes 4 k .. 4 k + 3 of a row
+// A tile has up to 16 rows of 64 bytes. A product multiplies A [rows, 64 bytes] and B [16, 64 bytes] and adds to C
+// [rows, 16 x 4 bytes]. Row k of B holds, for each of 16 columns, the 4 bytes that meet bytes 4 k .. 4 k + 3 of a row
 // of A. That is the layout of packed weights and of the KV cache. A row of C depends on the same row of A alone.
 #include <cstdint>
 #include <cstring>
@@ -38,8 +38,8 @@ struct TileShape {
 
 #if FDSD_AMX_CHIP
 
-// What the calling thread's tiles are configured to. Whoever configures releases before its task ends: other libraries
-// may use tiles on the same thread.
+// What the calling thread's tiles are configured to. Code that configures them releases them before its task ends:
+// other libraries may use tiles on the same thread.
 inline thread_local TileShape configured_shape;
 
 FDSD_INLINE void LoadTileConfig(const TileShape& shape) {

@@ -12,8 +12,8 @@ namespace {
 
 // Reading a key and its value takes about as long as computing this many query vectors on it.
 constexpr int64_t kReadCost = 6;
-// Pieces that a thread's share of the work is cut into, if no run is longer: more cut more runs in two, with fewer
-// there is less to give to threads that have ended theirs.
+// Pieces that a thread's share of the work is cut into, if no run is longer. More pieces cut more runs in two. With
+// fewer, there is less to give to threads that have ended theirs.
 constexpr int64_t kPiecesPerThread = 8;
 // So few vectors per KV head wait for memory only.
 constexpr int32_t kMaxStreamVectors = 3;
@@ -126,9 +126,9 @@ class Planner {
     }
   }
 
-  // The whole partitions of a tree before its first new token, which are read for all of its rows together. Behind
-  // those that requests share, the results are merged onto these, in their place: the order of sums is that of the
-  // keys.
+  // The whole partitions of a tree before its first new token, which are read for all of its rows together. Where
+  // requests share partitions before these, the results are merged onto those of the shared ones, in place. So sums
+  // follow the order of the keys.
   void AddTrunk(int32_t r) {
     const int32_t num_rows = NumRows(p_, r);
     const int32_t end = (p_.seq_lens[r] - num_rows) / kPartitionKeys;

@@ -167,7 +167,7 @@ async def test_the_access_log_has_a_line_per_request(caplog: pytest.LogCaptureFi
             await response.aread()
         await s.http.post(COMPLETION, json=PROMPT | {"temperature": "hot"})
         await s.http.get("/nowhere?secret=1")
-    lines = [r.getMessage() for r in caplog.records if r.name.endswith(".boundary")]
+    lines = [r.getMessage() for r in caplog.records if r.name.endswith(".request_middleware")]
     time, tokens = r"duration_s=\d+\.\d{3}", r"prompt_tokens=\d+ completion_tokens=4"
     expected = [
         rf"method=POST path=/v1/completions status=200 {time} id=mine {tokens}",

@@ -13,7 +13,7 @@ from fastdeploy_sd.device import library_sources
 from fastdeploy_sd.device.library import LIBRARY_PATH, load
 from fastdeploy_sd.errors import ConfigError
 
-HEADER = build.ROOT / "include" / "fdsd" / "policy.h"
+HEADER = build.ROOT / "include" / "fdsd" / "controller.h"
 DIGEST = hashlib.sha256(HEADER.read_bytes()).hexdigest().encode()
 
 

@@ -49,7 +49,7 @@ _RECONNECT_S = 0.5
 # So many connections must end during the key exchange: a single one may end for another reason.
 _MOST_REFUSALS = 3
 # From a rank's end to the first node's Disconnect.
-_GOODBYE_S = 30.0
+_DISCONNECT_TIMEOUT_S = 30.0
 
 
 class _EndingError(Exception):
@@ -281,7 +281,7 @@ class _Node:
                 os.close(rank.end_fd)
                 rank.end_fd = None
                 self._send(Ended(number, rank.process.describe_end()))
-                self._ends_by = time.monotonic() + _GOODBYE_S
+                self._ends_by = time.monotonic() + _DISCONNECT_TIMEOUT_S
 
     def _send(self, message: FromOther) -> None:
         assert self._link is not None

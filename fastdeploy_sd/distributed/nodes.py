@@ -45,7 +45,7 @@ _MAX_QUEUED = 4096
 # The pause before a frame that found no room is sent again.
 _RETRY_S = 0.005
 # The timeout for the others to disconnect.
-_GOODBYE_S = 3.0
+_DISCONNECT_TIMEOUT_S = 3.0
 
 
 class Nodes:
@@ -151,7 +151,7 @@ class Nodes:
                 self._turn(_RETRY_S if is_pressed else self._beat_s)
                 self._carry()
             self._carry()
-            self._say_goodbye(self._closing)
+            self._disconnect_nodes(self._closing)
         except Exception as error:
             logger.exception("the connections to the other nodes broke")
             for node in self._nodes.values():
@@ -248,9 +248,9 @@ class Nodes:
             rank.is_open = False
             rank.relay.close()
 
-    def _say_goodbye(self, reason: str) -> None:
+    def _disconnect_nodes(self, reason: str) -> None:
         """Tell every node to end, and wait until all have disconnected: a socket drops its queue when it closes."""
-        deadline = time.monotonic() + _GOODBYE_S
+        deadline = time.monotonic() + _DISCONNECT_TIMEOUT_S
         for node in self._nodes.values():
             self._send(node, Disconnect(reason))
         while not all(node.is_lost for node in self._nodes.values()) and time.monotonic() < deadline:

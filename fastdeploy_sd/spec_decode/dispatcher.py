@@ -15,7 +15,7 @@ from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
 from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.methods.hybrid import HybridProposer
 from fastdeploy_sd.spec_decode.methods.prediction import PredictionProposer
-from fastdeploy_sd.spec_decode.per_request_drafts import PerRequestDrafts, behind, joined
+from fastdeploy_sd.spec_decode.per_request_drafts import PerRequestDrafts, after_drafts, joined
 from fastdeploy_sd.spec_decode.proposer import (
     AsyncDrafter,
     DraftRequest,
@@ -181,7 +181,7 @@ class MethodDispatcher:
         if is_whole and self._per_request.is_idle:
             self._only = x, self._made[present[0]]
         head = self._per_request.propose(x)
-        rest = behind(x, head)
+        rest = after_drafts(x, head)
         if is_whole:
             tail = self._made[present[0]].propose(rest)
         else:

@@ -68,7 +68,7 @@ class PerRequestDrafts:
             rows = np.flatnonzero(asked.take(x.table_rows))
             if len(rows) == 0:
                 continue
-            found = guard.propose(select_rows(behind(x, head), rows))
+            found = guard.propose(select_rows(after_drafts(x, head), rows))
             parts = [(rows, found)] if head is None else [(np.arange(num_rows), head), (rows, found)]
             head = DraftTokens.merge(num_rows, parts)
         return head
@@ -94,7 +94,7 @@ class PerRequestDrafts:
             guard.close()
 
 
-def behind(x: ProposeInput, head: DraftTokens | None) -> ProposeInput:
+def after_drafts(x: ProposeInput, head: DraftTokens | None) -> ProposeInput:
     """Return the input of a method that drafts after `head`, the drafts of all rows; None = no drafts."""
     if head is None:
         return x

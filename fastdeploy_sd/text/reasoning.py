@@ -36,7 +36,7 @@ class ThoughtSplitter:
 
     def __init__(self, form: ReasoningFormat, start: Start) -> None:
         self._form = form
-        self._state = {Start.MAYBE: _State.OPENING, Start.INSIDE: _State.CLOSING}.get(start, self._behind)
+        self._state = {Start.MAYBE: _State.OPENING, Start.INSIDE: _State.CLOSING}.get(start, self._after_thinking)
         self._held = ""  # perhaps the beginning of a mark
         self._blanks = _Blanks(drops_first=self._state in (_State.CLOSING, _State.ANSWER_OPENING))
         self._num_chars = 0
@@ -84,7 +84,7 @@ class ThoughtSplitter:
         return "", left
 
     @property
-    def _behind(self) -> _State:
+    def _after_thinking(self) -> _State:
         """What follows the thinking."""
         return _State.ANSWER_OPENING if self._form.answer_opening else _State.NOTHING
 
@@ -116,7 +116,7 @@ class ThoughtSplitter:
         rest = text[place + len(mark) :]
         if self._state is _State.CLOSING:
             self._end = self._num_chars - len(rest)
-            self._state = self._behind
+            self._state = self._after_thinking
         else:
             self._state = _State.NOTHING
         return rest

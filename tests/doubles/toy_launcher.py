@@ -15,9 +15,9 @@ class ToyLauncher:
     """See engine.executor.Launcher.
 
     Args:
-        late_rate: of the steps that run only when somebody waits for them.
+        late_rate: of the steps that run only when the caller waits for them.
         open_rate: of the open ones behind which another one may be started.
-        drafts_async: whether nobody but the executor gets to know the drafts of open steps.
+        drafts_async: whether only the executor learns the drafts of pending steps.
 
     Attributes:
         finished: plans, as they were run. num_ahead: steps that were started before the one before them was finished.

@@ -26,7 +26,7 @@ from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-_GOODBYE_S = 2.0
+_ANNOUNCE_TIMEOUT_S = 2.0
 # Between two steps; what takes longer waits for the next pause.
 _RECEIVE_S = 0.005
 _SUBMIT_S = 0.002
@@ -90,11 +90,11 @@ class EngineLoop:
                 self._end_at_deadline()
                 if self._engine.has_work() or self._engine.arrival_fd in readable:
                     self._deliver(self._engine.step())
-            self._say_goodbye("the server shut down")
+            self._announce_end("the server shut down")
             return self._audit()
         except Exception:
             logger.exception("the engine failed; all its requests end with an error")
-            self._say_goodbye("the engine failed", has_failed=True)
+            self._announce_end("the engine failed", has_failed=True)
             return 1
         finally:
             self._close()
@@ -258,13 +258,13 @@ class EngineLoop:
             return 1
         return 0
 
-    def _say_goodbye(self, reason: str, *, has_failed: bool = False) -> None:
+    def _announce_end(self, reason: str, *, has_failed: bool = False) -> None:
         """Make sure that every client has read what it was sent before this process can be seen to end.
 
         After a failure this is the answer to everything: the engine, whose state is unknown, is not touched.
         """
         gone = self._broadcast(m.EngineDead(reason, has_failed))
-        deadline = time.monotonic() + _GOODBYE_S
+        deadline = time.monotonic() + _ANNOUNCE_TIMEOUT_S
         while True:
             for identity in gone:
                 if identity in self._clients:

@@ -146,7 +146,7 @@ class ModelDraftSource:
             self._wants = BoundCall("controller_wants", params)
         call: CallTimes = self.cost.times(speed)
         found, num_rows = np.zeros(len(x.table_rows), np.int32), len(x.table_rows)
-        catch_up = self._num_behind(x) * call.row
+        catch_up = self._num_unfilled(x) * call.row
         p = self._wants.params
         p.num_rows, p.num_outputs, p.max_drafts, p.min_acceptance_prior = (
             num_rows,
@@ -196,12 +196,12 @@ class ModelDraftSource:
             self.seconds += seconds
             self._num_drafts += len(drafts.token_ids)
         if num_drafting and not (target.num_computed_tokens < self._num_begun[x.table_rows]).any():
-            num_rows = num_drafting + int(self._num_behind(x)[ran].sum())
+            num_rows = num_drafting + int(self._num_unfilled(x)[ran].sum())
             self.cost.observe(num_rows, int(np.diff(drafts.cu_num_draft).max()), 1e3 * seconds)
         self._note_filled(x, ran & (target.num_valid > target.num_computed_tokens))
         return drafts, self._draft_prob[: len(drafts.token_ids)]
 
-    def _num_behind(self, x: ProposeInput) -> I32:
+    def _num_unfilled(self, x: ProposeInput) -> I32:
         """Return i32[R], the tokens whose KV a call fills, without the newest one."""
         return np.asarray(np.maximum(x.num_tokens - 1 - self._num_filled[x.table_rows], 0), np.int32)
 

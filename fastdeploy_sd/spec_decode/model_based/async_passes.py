@@ -49,13 +49,13 @@ class AsyncPasses:
         self._passes, self._next_slot, self._num_steps = passes, next_slot, num_steps
         self._source = int(model.method.source or DraftSource.CUSTOM)
         self._num_layers, self._num_counts = len(memory.ends), len(memory.num_drafting)
-        self._max_position, self._max_behind = model.token_table.shape[1], model.kept_hidden[0].num_kept
+        self._max_position, self._max_unfilled = model.token_table.shape[1], model.kept_hidden[0].num_kept
         block_size = model.caches[0].block_size
         self._replayed = DraftMemory(len(memory.begin), self._num_layers, num_steps)
         self._replay = StepPlan(self._replayed, next_slot, num_begun, num_steps, block_size)
         self._slots, self._begun = device().buffer(next_slot), device().buffer(num_begun)
         # i32[S], slots that the last started step may have left unfilled in a row, at most.
-        self._num_behind = np.zeros_like(next_slot)
+        self._num_unfilled = np.zeros_like(next_slot)
         self._is_stale = False
         passes.send()
         self._bind_calls(columns, memory, block_size)
@@ -140,16 +140,16 @@ class AsyncPasses:
 
     def _sizes(self, step: PendingStep) -> tuple[list[int], list[int]]:
         """Return upper bounds: rows of each layer's first pass, and requests that get more than i drafts."""
-        rows, most = step.table_rows, self._max_behind
+        rows, most = step.table_rows, self._max_unfilled
         next_slot = self._next_slot.take(rows)
         is_ours, is_due = next_slot >= 0, step.max_output > 0
-        behind = np.where(step.follows, self._num_behind.take(rows), step.num_computed + 1 - next_slot)
-        fills = np.where(is_ours, behind + step.num_new, 0)
+        unfilled = np.where(step.follows, self._num_unfilled.take(rows), step.num_computed + 1 - next_slot)
+        fills = np.where(is_ours, unfilled + step.num_new, 0)
         room = np.minimum(step.num_kv_slots, self._max_position) - step.max_tokens + 1
         is_filled = np.where(is_due, np.minimum(step.sure_draft_len, room) > 0, True)
         # A failed row fills nothing, but counts as filled. Until the host drops it, each later step computes its newest
         # token again, to the same bits. So it fails there too and needs no room.
-        self._num_behind[rows] = np.minimum(np.where(is_filled, ~is_due, fills), most)
+        self._num_unfilled[rows] = np.minimum(np.where(is_filled, ~is_due, fills), most)
         num_drafts = np.where(is_ours & is_due, np.minimum(step.max_draft_len, self._num_steps), 0)
         num_drafting = [int(np.count_nonzero(num_drafts > i)) for i in range(self._num_counts)]
         num_tokens = int(fills.sum())

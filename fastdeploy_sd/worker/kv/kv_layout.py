@@ -41,9 +41,8 @@ class KvLayout:
         for i, layer in sorted(enumerate(layers), key=lambda item: item[1].window is not None):
             kinds.setdefault(layer.window, []).append(i)
         size = min(map(len, kinds.values()))
-        members, sizes = [(w, tuple(k[i : i + size])) for w, k in kinds.items() for i in range(0, len(k), size)], []
-        for _, numbers in members:
-            sizes.append(block_bytes([layers[i] for i in numbers], fmt))
+        members = [(w, tuple(k[i : i + size])) for w, k in kinds.items() for i in range(0, len(k), size)]
+        sizes = [block_bytes([layers[i] for i in numbers], fmt) for _, numbers in members]
         largest = max(sizes)
         groups = [
             KvGroup(fmt.block_size << (largest // own).bit_length() - 1, window, max_step_tokens)

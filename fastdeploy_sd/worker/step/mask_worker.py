@@ -13,7 +13,7 @@ from fastdeploy_sd.text.guidance.compiler import NICE, start_thread
 
 _CLOSE_TIMEOUT_S = 10.0
 # After a job held Python's lock, the next slow job waits four times as long: others have four fifths of the time.
-_REST = 4
+_BACKOFF_FACTOR = 4
 _CHEAP_S = 0.001
 
 
@@ -32,7 +32,7 @@ class MaskWorker:
         self._changed = threading.Condition()
         self._jobs: list[tuple[float, int, Job]] = []
         self._num_put = 0
-        self._rest_end = 0.0
+        self._backoff_end = 0.0
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -59,7 +59,7 @@ class MaskWorker:
         while (taken := self._take()) is not None:
             cost_s, job = taken
             is_done, alone_s = job.compute()
-            self._rest_end = max(self._rest_end, time.monotonic()) + _REST * alone_s
+            self._backoff_end = max(self._backoff_end, time.monotonic()) + _BACKOFF_FACTOR * alone_s
             if not is_done:
                 self.put(job, max(cost_s, alone_s))
 
@@ -67,9 +67,9 @@ class MaskWorker:
         """Wait for the next job; None = closed."""
         with self._changed:
             while not self._is_closed:
-                rest_s = self._rest_end - time.monotonic()
-                if self._jobs and (rest_s <= 0 or self._jobs[0][0] <= _CHEAP_S):
+                backoff_s = self._backoff_end - time.monotonic()
+                if self._jobs and (backoff_s <= 0 or self._jobs[0][0] <= _CHEAP_S):
                     cost_s, _, job = heapq.heappop(self._jobs)
                     return cost_s, job
-                self._changed.wait(rest_s if self._jobs else None)
+                self._changed.wait(backoff_s if self._jobs else None)
         return None

@@ -412,7 +412,7 @@ def test_a_second_level_of_the_prefix_cache_changes_no_token(proposer: str) -> N
 @pytest.mark.parametrize("launches", [False, True])
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_layers_with_windows_read_what_they_need(proposer: str, *, launches: bool) -> None:
-    """Blocks behind a window go to other requests; preemption, drafts that are taken back and prefix hits all occur."""
+    """Blocks before a window go to other requests; preemption, drafts that are taken back and prefix hits all occur."""
     seen = Counter[str]()
     for seed in range(80):
         scenario = build_scenario(seed, proposer, has_windows=True, launches=launches)

@@ -167,7 +167,7 @@ def test_what_is_suspect_is_erased_at_both_levels() -> None:
 
 
 class OneConnector:
-    """A connector that makes everybody wait, or nobody, and arrives when told."""
+    """A connector that makes every request wait, or none, and arrives when told."""
 
     def __init__(self, *, waits: bool) -> None:
         self.fd: int | None = os.eventfd(0, os.EFD_CLOEXEC)

@@ -45,7 +45,7 @@ def test_probes_take_turns_with_asking_and_skip_for_as_long_as_they_take() -> No
     assert count > 3
     plain(backoff, has_offers=False)
     assert backoff.num_probes == count
-    plain(backoff, has_offers=True)  # whoever has drafts is to be asked in full
+    plain(backoff, has_offers=True)  # a source with drafts is asked in full
     assert backoff.num_probes == 0
     plain(backoff, has_offers=False)
     backoff.note_drafts()

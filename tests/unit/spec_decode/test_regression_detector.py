@@ -1,4 +1,4 @@
-"""The guard demands more of drafts that lose, up to what nobody expects of any, and tries again later and later."""
+"""The detector demands more of drafts that lose, in the end more than any can give, and tries again ever later."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_pays_stays_on_and_little_is_spent_on_comparing(num_requests: int) 
 @pytest.mark.parametrize("num_requests", [1, 6])
 def test_a_machine_that_becomes_slower_stops_no_drafts_that_pay(num_requests: int) -> None:
     detector, num_drafted = RegressionDetector(), 0
-    for slow in (1.0, 1.7, 1.0, 1.7):  # beside plain steps of a fast spell drafts of a slow one lose
+    for slow in (1.0, 1.7, 1.0, 1.7):  # compared with plain steps of a fast spell, drafts of a slow one lose
         num_drafted += run(detector, 1000, 2.0, 1.4e-3 * slow, num_requests, 1.3, plain_s=PLAIN_S * slow)
     assert num_drafted > 0.97 * 4000
     assert not detector.is_off(num_requests)

@@ -14,7 +14,7 @@ _JOIN_S = 10.0
 
 
 class Signals(Protocol):
-    """How far the running step is; see worker.layer_signals.LayerSignals."""
+    """How far the running step is; see step.layer_signals.LayerSignals."""
 
     fd: int
 

@@ -20,7 +20,7 @@ from fastdeploy_sd.types import KvDescription
 
 
 class Identity(Protocol):
-    """What KV an executor has; see worker.kv_identity.KvIdentity."""
+    """What KV an executor has; see kv.kv_identity.KvIdentity."""
 
     device: str
     fingerprint: str

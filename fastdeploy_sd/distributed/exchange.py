@@ -27,7 +27,7 @@ class ExchangeError(Exception):
 
 
 class _NodeExchange:
-    """The common part of both ends; see parallel.communicator.Exchange.
+    """The common part of both ends; see device.communicator.Exchange.
 
     Args:
         timeout_s: of one exchange, in seconds in which this process runs.

@@ -46,7 +46,7 @@ CreateFirst = Callable[[Config, RankGroup], KvExecutor]
 
 
 class MultiProcessExecutor:
-    """Rank 0's executor and the other ranks' processes; see engine.executor.Executor."""
+    """Rank 0's executor and the other ranks' processes; see interfaces.executor.Executor."""
 
     def __init__(self, first: KvExecutor, others: RankProcesses) -> None:
         self._first, self._others = first, others
@@ -54,7 +54,7 @@ class MultiProcessExecutor:
 
     @property
     def failure_fd(self) -> int:
-        """See engine.executor.FallibleExecutor."""
+        """See interfaces.executor.FallibleExecutor."""
         return self._others.failure_fd
 
     @property

@@ -33,7 +33,7 @@ class AsyncScheduler:
     is about to get.
 
     Args:
-        drafts_async: see engine.executor.Launcher.
+        drafts_async: see interfaces.executor.Launcher.
     """
 
     def __init__(self, scheduler: Scheduler, *, drafts_async: bool) -> None:

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class LocalExecutor:
-    """The model in this process; see engine.executor.Executor.
+    """The model in this process; see interfaces.executor.Executor.
 
     Attributes:
         kv_pages: the KV cache as bytes; of all ranks where the configuration needs it, else of this one.

@@ -1,4 +1,4 @@
-"""Grammars that become ready when a test says so. See engine.grammars.Grammars."""
+"""Grammars that become ready when a test says so. See interfaces.grammars.Grammars."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.doubles.toy_executor import ToyExecutor
 
 
 class ToyLauncher:
-    """See engine.executor.Launcher.
+    """See interfaces.executor.Launcher.
 
     Args:
         late_rate: of the steps that run only when the caller waits for them.

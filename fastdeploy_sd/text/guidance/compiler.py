@@ -56,7 +56,7 @@ def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
 
 
 class GrammarStore:
-    """Compiles grammars and hands out matchers; see engine.grammars.Grammars. Close it at the end.
+    """Compiles grammars and hands out matchers; see interfaces.grammars.Grammars. Close it at the end.
 
     A grammar is kept from the `prepare` of its first request to the `release` of the last, and then while it is among
     the last ones used. No more than `max_used` are compiled for requests at a time: the others wait, so that memory is

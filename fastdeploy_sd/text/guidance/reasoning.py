@@ -21,7 +21,7 @@ _BLANKS = "BLANKS: /[ \\t\\r\\n]{0,8}/"
 
 
 class MarkTokens(Protocol):
-    """What is read of a tokenizer; see entrypoints.text.tokenizer.Tokenizer."""
+    """What is read of a tokenizer; see text.tokenizer.Tokenizer."""
 
     @property
     def hidden_ids(self) -> frozenset[int]: ...

@@ -20,7 +20,7 @@ class VocabularyError(ConfigError):
 
 
 class TokenTable(SegmentEncoder, Protocol):
-    """What is read of a tokenizer; see entrypoints.text.tokenizer.Tokenizer."""
+    """What is read of a tokenizer; see text.tokenizer.Tokenizer."""
 
     @property
     def num_ids(self) -> int: ...

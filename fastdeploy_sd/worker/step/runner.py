@@ -178,7 +178,7 @@ class ModelRunner:
 
     @property
     def drafts_async(self) -> bool:
-        """See engine.executor.Launcher."""
+        """See interfaces.executor.Launcher."""
         return self._drafting.is_async
 
     def may_open(self, plan: SchedulerOutput) -> bool:

@@ -38,7 +38,7 @@ class _Started:
 
 
 class StepLauncher:
-    """See the module, and engine.executor.Launcher.
+    """See the module, and interfaces.executor.Launcher.
 
     Args:
         runner: of a model on a device, alone.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.gpu_peers import AttentionWork, LinearWork, SamplingWork, Work
-from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.declaration import BF16, ELEMENT_BYTES
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION, FIND_SHARED_PREFIXES
@@ -88,7 +88,7 @@ class GpuCase:
 
     kind: str
     text: str
-    calls: Sequence[Call]
+    calls: Sequence[BoundCall]
     num_bytes: int
     num_operations: int
     work: Work | None = None
@@ -107,7 +107,7 @@ def gpu_cases(kinds: Sequence[str], device: Any, sizes: GpuSizes) -> Iterator[Gp
 
 def _bound(
     device: Any, op: HostOp, arguments: Mapping[str, Any], outputs: Mapping[str, tuple[Any, Any]]
-) -> tuple[Call, dict[str, Any]]:
+) -> tuple[BoundCall, dict[str, Any]]:
     """Bind an op to arrays that are copied to the GPU, tensors of it, and zeros for its outputs."""
     placed = {name: device.wrap(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
     made = {name: device.zeros(shape, dtype) for name, (shape, dtype) in outputs.items()}

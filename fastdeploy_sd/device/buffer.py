@@ -1,17 +1,18 @@
 """What a device shares with the host: buffers that have a copy on each side, and events on its stream.
 
-On the host itself both copies are one array, and everything is done as soon as it is called.
+These are the host's own: both copies are one array, and everything is done as soon as it is called. A device with
+memory of its own overrides them.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from fastdeploy_sd.device.arrays import Array
 
 
-class HostDeviceBuffer(Protocol):
+class HostDeviceBuffer:
     """An array of the host and its copy on the device. Nothing is copied until the caller says so.
 
     Attributes:
@@ -19,36 +20,31 @@ class HostDeviceBuffer(Protocol):
         tensor: the device's, for programs and bound calls.
     """
 
-    array: Array
-    tensor: Any
+    def __init__(self, array: Array, tensor: Any = None) -> None:
+        self.array = array
+        self.tensor: Any = array if tensor is None else tensor
 
     def of(self, view: Array) -> Any:
-        """Return the device's copy of a contiguous view of the array.
-
-        Raises:
-            ValueError: the view is not contiguous, or not within the array.
-        """
-        ...
+        """Return the device's copy of a contiguous view of the array; raises ValueError for another view."""
+        offset_in(self.array, view)
+        return view
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
         """Mark rows [begin, end) as changed by the host: calls started from here on read what they then hold."""
-        ...
 
     def download(self, begin: int = 0, end: int | None = None) -> None:
         """Start to copy rows [begin, end) to the host after the calls so far. `Device.wait` completes the copy."""
-        ...
 
     def fetcher(self) -> Fetcher:
         """Return a repeated copy of the whole array to the host, with staging memory of its own."""
-        ...
+        return Fetcher()
 
 
-class Fetcher(Protocol):
+class Fetcher:
     """A copy of a whole buffer to the host. `start` and `take` alternate."""
 
     def start(self) -> None:
         """Start the copy after the calls so far."""
-        ...
 
     def take(self) -> None:
         """Wait for the copy, but for no later call, and put it in the host's array.
@@ -56,15 +52,17 @@ class Fetcher(Protocol):
         Raises:
             ValueError: a kernel before it failed.
         """
-        ...
 
 
-class Event(Protocol):
+class Event:
     """A point on the device's stream, recorded again and again."""
+
+    def __init__(self) -> None:
+        self._time = time.perf_counter()
 
     def record(self) -> None:
         """Move the event after all calls started so far."""
-        ...
+        self._time = time.perf_counter()
 
     def wait(self) -> None:
         """Wait until the device reaches the event; returns at once if it was never recorded.
@@ -72,58 +70,10 @@ class Event(Protocol):
         Raises:
             ValueError: a kernel before it failed.
         """
-        ...
 
     def seconds_since(self, other: Event) -> float:
         """Return the time between another event of this device and this one. The device has reached both."""
-        ...
-
-
-class HostBuffer:
-    """See HostDeviceBuffer: the device is the host, so the array is the tensor."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = self.tensor = array
-
-    def of(self, view: Array) -> Array:
-        offset_in(self.array, view)
-        return view
-
-    def upload(self, begin: int = 0, end: int | None = None) -> None:
-        pass
-
-    def download(self, begin: int = 0, end: int | None = None) -> None:
-        pass
-
-    def fetcher(self) -> HostFetcher:
-        return HostFetcher()
-
-
-class HostFetcher:
-    """See Fetcher: nothing is copied."""
-
-    def start(self) -> None:
-        pass
-
-    def take(self) -> None:
-        pass
-
-
-class HostEvent:
-    """See Event: every call so far is done."""
-
-    def __init__(self) -> None:
-        self.time = time.perf_counter()
-
-    def record(self) -> None:
-        self.time = time.perf_counter()
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, other: Event) -> float:
-        assert isinstance(other, HostEvent)
-        return self.time - other.time
+        return self._time - other._time
 
 
 def offset_in(array: Array, view: Array) -> int:

@@ -1,15 +1,10 @@
-"""The device of the process: its memory, and where recorded passes run. The host, or a GPU; chosen once.
-
-A GPU has its own memory, copies in `wrap` and `read`, and runs calls asynchronously and in order; `wait` waits for all
-of them. Knows no op.
-"""
+"""The device of the process: its memory, and where recorded passes run. Chosen once. Knows no op."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,28 +12,28 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device import tensors
-from fastdeploy_sd.device.buffer import Event, HostBuffer, HostDeviceBuffer, HostEvent
-from fastdeploy_sd.device.cuda.device import CudaDevice
-from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.buffer import Event, HostDeviceBuffer
 from fastdeploy_sd.device.program import arena
-from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.host_op import HostOp
-from fastdeploy_sd.device.program.program import Inputs, Program, Recording, RunnableProgram
+from fastdeploy_sd.device.program.program import Inputs, Program, Recording
 
 # Who writes rows makes copies of them.
 _ROWS_AT_ONCE = 1024
 
 
-class Device(Protocol):
-    """Memory and programs. Element types are NumPy's; uint16 is bfloat16.
+class Device:
+    """Memory and programs: here the host's, over NumPy's memory. Element types are NumPy's; uint16 is bfloat16.
+
+    CudaDevice overrides everything: a GPU has its own memory, copies in `wrap` and `read`, and runs calls
+    asynchronously and in order.
 
     Attributes:
-        kind: what it is.
         text: what it is called.
     """
 
-    kind: Literal["cpu", "gpu"]
-    text: str
+    kind: Literal["cpu", "gpu"] = "cpu"
+    text = "cpu"
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
         """Return zeros; the system provides a page of the host's when it is first touched.
@@ -46,7 +41,7 @@ class Device(Protocol):
         Raises:
             MemoryError, OSError, OverflowError: the device has not that much.
         """
-        ...
+        return tensors.from_numpy(tensors.aligned_zeros(shape, dtype))
 
     def wrap(self, array: npt.NDArray[Any]) -> Tensor:
         """Return a tensor of what is in a contiguous array: over its memory where the device can read that.
@@ -55,20 +50,21 @@ class Device(Protocol):
             ValueError: not contiguous, or of a type that tensors lack.
             MemoryError: the device has not that much.
         """
-        ...
+        return tensors.from_numpy(array)
 
     def filled(
         self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, npt.NDArray[Any]], object]
     ) -> Tensor:
-        """Return a tensor whose rows are written some at a time.
+        """Return a tensor whose rows are written some at a time; raises MemoryError or OSError.
 
         Args:
             write: is told which rows, and writes them into an array of theirs.
-
-        Raises:
-            MemoryError, OSError: the device has not that much.
         """
-        ...
+        array: npt.NDArray[Any] = np.empty(shape, dtype)
+        for begin in range(0, len(array), _ROWS_AT_ONCE):
+            rows = slice(begin, min(begin + _ROWS_AT_ONCE, len(array)))
+            write(rows, array[rows])
+        return self.wrap(array)
 
     def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[object]:
         """Take large things up piece by piece in the body, through pinned memory; all have arrived at its end.
@@ -80,14 +76,16 @@ class Device(Protocol):
             MemoryError: the device has no memory for the pieces, or the host no pinned memory.
             ValueError: a kernel failed.
         """
-        ...
+        return contextlib.nullcontext(num_bytes)
 
     def read(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Return what is in a tensor, bfloat16 as its bits: over its memory where the host can read that.
 
         Else it waits for what was started, and copies.
         """
-        ...
+        if tensor.dtype == paddle.bfloat16:
+            return tensors.to_numpy(tensor.view(paddle.uint8)).view(np.uint16)
+        return tensors.to_numpy(tensor)
 
     def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
         """Copy an array into the first rows of a tensor, after the calls so far.
@@ -95,7 +93,10 @@ class Device(Protocol):
         Raises:
             ValueError: of another type or shape than the rows.
         """
-        ...
+        rows = self.read(tensor)[: len(array)]
+        if rows.dtype != array.dtype or rows.shape != array.shape:
+            raise ValueError(f"array: expected {rows.dtype}{list(rows.shape)}, got {array.dtype}{list(array.shape)}")
+        rows[:] = array
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """Start to copy one tensor of the device over another, after the calls so far.
@@ -103,7 +104,7 @@ class Device(Protocol):
         Raises:
             ValueError: they have not as many bytes.
         """
-        ...
+        self.write(to, self.read(source))
 
     def arena(self, num_bytes: int) -> Tensor:
         """Return memory for programs that never run at the same time.
@@ -111,27 +112,27 @@ class Device(Protocol):
         Raises:
             ConfigError: the device has not that much.
         """
-        ...
+        return arena.allocate_arena(num_bytes)
 
-    def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> RunnableProgram:
+    def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> Program:
         """Return a recording made ready to run; see Program."""
-        ...
+        return Program(recording, inputs, arena)
 
     def buffer(self, array: npt.NDArray[Any]) -> HostDeviceBuffer:
-        """Return a buffer of a contiguous host array, with its content on the device; see HostDeviceBuffer."""
-        ...
+        """Return a buffer of a contiguous host array, with its content on the device."""
+        return HostDeviceBuffer(array)
 
-    def bind(self, op: HostOp, **arguments: Any) -> Call:
+    def bind(self, op: HostOp, **arguments: Any) -> BoundCall:
         """Return a call of an op on arrays of the device; see HostOp.bind.
 
         Raises:
             ConfigError: the device has no such op.
         """
-        ...
+        return op.bind(**arguments)
 
     def event(self) -> Event:
         """Return an event that was never recorded."""
-        ...
+        return Event()
 
     def wait(self) -> None:
         """Return when all that was started is done, and what was downloaded is where the host reads it.
@@ -139,68 +140,10 @@ class Device(Protocol):
         Raises:
             DeviceLost: a kernel failed; nothing that was started is of use, nor is the device.
         """
-        ...
 
 
-class CpuDevice:
-    """The host itself: tensors are over NumPy's memory, the kernel library runs programs, and nothing is waited for."""
-
-    kind: Literal["cpu", "gpu"] = "cpu"
-    text = "cpu"
-
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
-        return tensors.from_numpy(tensors.aligned_zeros(shape, dtype))
-
-    def wrap(self, array: npt.NDArray[Any]) -> Tensor:
-        return tensors.from_numpy(array)
-
-    def filled(
-        self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, npt.NDArray[Any]], object]
-    ) -> Tensor:
-        array: npt.NDArray[Any] = np.empty(shape, dtype)
-        for begin in range(0, len(array), _ROWS_AT_ONCE):
-            rows = slice(begin, min(begin + _ROWS_AT_ONCE, len(array)))
-            write(rows, array[rows])
-        return self.wrap(array)
-
-    def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext(num_bytes)
-
-    def read(self, tensor: Tensor) -> npt.NDArray[Any]:
-        if tensor.dtype == paddle.bfloat16:
-            return tensors.to_numpy(tensor.view(paddle.uint8)).view(np.uint16)
-        return tensors.to_numpy(tensor)
-
-    def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
-        rows = self.read(tensor)[: len(array)]
-        if rows.dtype != array.dtype or rows.shape != array.shape:
-            raise ValueError(f"array: expected {rows.dtype}{list(rows.shape)}, got {array.dtype}{list(array.shape)}")
-        rows[:] = array
-
-    def copy(self, to: Tensor, source: Tensor) -> None:
-        self.write(to, self.read(source))
-
-    def arena(self, num_bytes: int) -> Tensor:
-        return arena.allocate_arena(num_bytes)
-
-    def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> Program:
-        return Program(recording, inputs, arena)
-
-    def buffer(self, array: npt.NDArray[Any]) -> HostBuffer:
-        return HostBuffer(array)
-
-    def bind(self, op: HostOp, **arguments: Any) -> Call:
-        return op.bind(**arguments)
-
-    def event(self) -> HostEvent:
-        return HostEvent()
-
-    def wait(self) -> None:
-        pass
-
-
-_HOST = CpuDevice()
-_chosen: Device = _HOST
+_HOST = Device()
+_chosen = _HOST
 
 
 def device() -> Device:
@@ -208,17 +151,8 @@ def device() -> Device:
     return _chosen
 
 
-def choose(library: CudaLibrary | None) -> Device:
-    """Make a device the process's, before anything is allocated, and return it.
-
-    Args:
-        library: of the kernels that the GPU here runs; None = the host.
-    """
+def choose(gpu: Device | None) -> Device:
+    """Make a device the process's, before anything is allocated, and return it; None = the host."""
     global _chosen  # noqa: PLW0603 (one device per process)
-    _chosen = _HOST if library is None else _cuda_device(library)
+    _chosen = _HOST if gpu is None else gpu
     return _chosen
-
-
-@functools.cache
-def _cuda_device(library: CudaLibrary) -> CudaDevice:
-    return CudaDevice(library)

@@ -7,64 +7,29 @@ device; needs no Paddle.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.types import F32, I32, Rows
 
 Logprobs = tuple[F32, I32, I32, F32]
 
 
-class DeviceBuffers(Protocol):
-    """Host arrays as arguments of calls, and the copies between host and device.
-
-    A copy runs after the calls before it and before the calls after it.
-    """
-
-    def of(self, array: npt.NDArray[Any]) -> Any:
-        """Return the argument of calls for an array."""
-        ...
-
-    def bind(self, op: HostOp, **arguments: Any) -> Call:
-        """Return a call of an op over arrays of the host, rows on a device and numbers; see HostOp.bind.
-
-        The device's copy of an array that no step writes on the host has its present content.
-        """
-        ...
-
-    def send_plan(self) -> None:
-        """Begin a step: copy what the host wrote for it, except grammar masks."""
-        ...
-
-    def send_masks(self) -> None:
-        """Copy grammar masks, if any row has one in this step or had one in the step before."""
-        ...
-
-    def send_output(self) -> None:
-        """Copy the output tokens of a step that another rank chose, and the rows they belong to."""
-        ...
-
-    def start_fetch(self) -> Output:
-        """End a step: start to copy its output tokens to the host. One more step may begin before `Output.take`."""
-        ...
-
-
-class Output(Protocol):
-    """The output tokens of an in-flight step.
+class Output:
+    """The output tokens of an in-flight step. On the host they are there at once.
 
     Attributes:
         idle_s: idle time of the device before the step, once it is known; 0 on the host.
     """
 
-    idle_s: float
+    idle_s = 0.0
 
     def extend(self) -> None:
         """Count the calls started since as part of the step: the device is idle only after them."""
-        ...
 
     def take(self) -> None:
         """Wait for the tokens and put them in the host's arrays.
@@ -72,47 +37,43 @@ class Output(Protocol):
         Raises:
             ValueError: a kernel failed.
         """
-        ...
 
 
-class HostOutput:
-    """See Output: the host ran the calls itself."""
-
-    idle_s = 0.0
-
-    def extend(self) -> None:
-        """See Output."""
-
-    def take(self) -> None:
-        """See Output."""
+_OUTPUT = Output()
 
 
-_OUTPUT = HostOutput()
+class DeviceBuffers:
+    """Host arrays as arguments of calls, and the copies between host and device: here the host, which copies nothing.
 
-
-class HostBuffers:
-    """See DeviceBuffers: the host runs the calls over its own arrays."""
+    A copy runs after the calls before it and before the calls after it.
+    """
 
     def of(self, array: npt.NDArray[Any]) -> Any:
+        """Return the argument of calls for an array."""
         return array
 
-    def bind(self, op: HostOp, **arguments: Any) -> Call:
+    def bind(self, op: HostOp, **arguments: Any) -> BoundCall:
+        """Return a call of an op over arrays of the host, rows on a device and numbers; see HostOp.bind.
+
+        The device's copy of an array that no step writes on the host has its present content.
+        """
         return op.bind(**arguments)
 
     def send_plan(self) -> None:
-        pass
+        """Begin a step: copy what the host wrote for it, except grammar masks."""
 
     def send_masks(self) -> None:
-        pass
+        """Copy grammar masks, if any row has one in this step or had one in the step before."""
 
     def send_output(self) -> None:
-        pass
+        """Copy the output tokens of a step that another rank chose, and the rows they belong to."""
 
-    def start_fetch(self) -> HostOutput:
+    def start_fetch(self) -> Output:
+        """End a step: start to copy its output tokens to the host. One more step may begin before `Output.take`."""
         return _OUTPUT
 
 
-HOST_BUFFERS = HostBuffers()
+HOST_BUFFERS = DeviceBuffers()
 
 
 class RowsOnDevice:

@@ -2,26 +2,85 @@
 
 from __future__ import annotations
 
-from typing import cast
+import math
+from collections.abc import Sequence
+from typing import Self, cast
 
 import numpy as np
 import numpy.typing as npt
 import paddle
 
-from fastdeploy_sd.device.device_array import DeviceArray
-from fastdeploy_sd.device.program.declaration import ANY
+from fastdeploy_sd.device.memory import DeviceMemory
+from fastdeploy_sd.device.program.declaration import ANY, ELEMENT_BYTES
 from fastdeploy_sd.device.program.host_op import array_dtype_name
 
 
-class DeviceTensor(DeviceArray):
-    """An array of a device for layers and recordings, which ask a tensor for its dtype, shape and address."""
+class DeviceTensor:
+    """A contiguous array in a device's memory; the host cannot read it where it is.
 
-    __slots__ = ()
+    Layers and recordings ask it for its dtype, shape and address, as they ask a Paddle tensor.
+
+    Attributes:
+        memory: keeps it alive.
+        address: of its first element.
+        element: type of its elements, by its name in declarations.
+        shape: a list, as Paddle's.
+    """
+
+    __slots__ = ("address", "element", "memory", "shape")
+
+    def __init__(self, memory: DeviceMemory, address: int, element: str, shape: Sequence[int]) -> None:
+        self.memory, self.address, self.element, self.shape = memory, address, element, list(shape)
+        assert memory.address <= address, "an array begins before its memory"
+        assert address + self.num_bytes <= memory.address + memory.num_bytes, "an array ends after its memory"
+
+    def __repr__(self) -> str:
+        return f"<{self.element}{self.shape} of a device>"
 
     @property
     def dtype(self) -> paddle.dtype:
         """Paddle's name of its element type."""
         return cast("paddle.dtype", getattr(paddle, self.element))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its elements."""
+        return math.prod(self.shape) * ELEMENT_BYTES[self.element]
+
+    @property
+    def row_bytes(self) -> int:
+        """Of an element of the first dimension."""
+        return math.prod(self.shape[1:]) * ELEMENT_BYTES[self.element]
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return self.address
+
+    def is_contiguous(self) -> bool:
+        """Return True: others are not made."""
+        return True
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    def at(self, offset: int, element: str, shape: Sequence[int]) -> Self:
+        """Return an array over the same memory, `offset` bytes after the start of this one."""
+        return type(self)(self.memory, self.address + offset, element, shape)
+
+    def reshape(self, shape: Sequence[int]) -> Self:
+        """Return the same elements in another shape."""
+        assert math.prod(shape) == self.numel(), f"expected {self.numel()} elements, got {list(shape)}"
+        return self.at(0, self.element, shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Self:
+        """Return rows [begin, end) of the first dimension, over the same memory."""
+        begin, end, step = rows.indices(self.shape[0])
+        assert step == 1, f"expected rows that follow one another, got {rows}"
+        return self.at(begin * self.row_bytes, self.element, (max(end - begin, 0), *self.shape[1:]))
 
 
 def element_of(dtype: npt.DTypeLike) -> str:

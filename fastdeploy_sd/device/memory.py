@@ -1,9 +1,11 @@
-"""Large pieces of memory: packed weights, KV cache, arenas. Knows nothing of what is in it."""
+"""Large pieces of memory of the host or a device: packed weights, KV cache, arenas. Knows nothing of what is in it."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,6 +14,20 @@ from fastdeploy_sd.types import Bytes
 HUGE_PAGE_BYTES = 2 << 20
 CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 4096
+
+
+class DeviceMemory:
+    """A piece of memory that is given back when nothing over it is left.
+
+    Args:
+        give_back: called with the address then.
+    """
+
+    __slots__ = ("__weakref__", "address", "num_bytes")
+
+    def __init__(self, address: int, num_bytes: int, give_back: Callable[[int], object]) -> None:
+        self.address, self.num_bytes = address, num_bytes
+        weakref.finalize(self, give_back, address).atexit = False  # what a process has, its end gives back
 
 
 class WeightMemory:

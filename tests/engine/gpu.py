@@ -16,6 +16,7 @@ from custom_ops import cuda_build
 from fastdeploy_sd.cli.verify import Answer, EngineVariant, make_requests, run_alone
 from fastdeploy_sd.cli.verify.guided import GRAMMARS
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from fastdeploy_sd.device.cuda.device import cuda_device
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.sharing import num_devices
 from fastdeploy_sd.device.device import choose
@@ -64,7 +65,7 @@ def leaves_no_streams(kind: str) -> Iterator[None]:
     """Verify that what the body opens has destroyed its streams and events when it ends; a real GPU does not count."""
     found = usable_library()
     assert isinstance(found, CudaLibrary), found
-    choose(found)  # with streams of its own
+    choose(cuda_device(found))  # with streams of its own
     before = _num_handles(found, kind)
     yield
     assert _num_handles(found, kind) == before

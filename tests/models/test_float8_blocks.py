@@ -150,7 +150,7 @@ def test_a_gpu_gets_the_codes(tmp_path: pathlib.Path) -> None:
         for checkpoint in (coded_one, plain)
     ]
     with gpu_device(EMULATED):
-        choose(emulated().device.library)
+        choose(emulated().device)
         read, packer = emulated().device.read, WeightPacker(coded_one)
         np.testing.assert_array_equal(read(packer.linear(matrices[0], "fp8").data), stored(matrices[0]))
         want = [pack_linear(matrices[1], "fp8").data, stored(matrices[0])]

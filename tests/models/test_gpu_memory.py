@@ -16,7 +16,7 @@ from fastdeploy_sd.device import device
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.device_array import DeviceMemory
+from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.device import CpuDevice
+from fastdeploy_sd.device.device import Device
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput
 from fastdeploy_sd.types import DraftTokens, Request
 from tests.models.mtp_models import make_model
@@ -72,13 +72,13 @@ def test_recordings_for_all_numbers_of_drafts_share_one_memory(
 ) -> None:
     """Also those that return logits."""
     arenas = list[int]()
-    sound = CpuDevice.arena
+    sound = Device.arena
 
-    def noted(self: CpuDevice, num_bytes: int) -> Any:
+    def noted(self: Device, num_bytes: int) -> Any:
         arenas.append(num_bytes)
         return sound(self, num_bytes)
 
-    monkeypatch.setattr(CpuDevice, "arena", noted)
+    monkeypatch.setattr(Device, "arena", noted)
     drafts_of(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path, 3)
     assert len(arenas) == 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.program import Program
 from fastdeploy_sd.spec_decode.model_based.proposer import ModelProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult
@@ -34,7 +34,7 @@ def arrays_of(owner: Any) -> Iterator[np.ndarray]:
                 yield part
 
 
-def pointers_of(call: Call) -> Iterator[int]:
+def pointers_of(call: BoundCall) -> Iterator[int]:
     for name, *_ in call.params._fields_:
         value = getattr(call.params, name)
         if isinstance(value, int) and value > 1 << 32:

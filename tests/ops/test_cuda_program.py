@@ -14,7 +14,7 @@ from custom_ops import build, cuda_build
 from fastdeploy_sd.device import device
 from fastdeploy_sd.device.cuda import buffer as cuda_mirror
 from fastdeploy_sd.device.cuda import library as cuda_library
-from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.device import CudaDevice, cuda_device
 from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.errors import ConfigError, DeviceLost
@@ -124,7 +124,7 @@ def test_memory_of_the_host_is_refused(gpu: CudaDevice) -> None:
 def test_a_cpu_refuses_memory_of_a_gpu(gpu: CudaDevice) -> None:
     step = ChosenRows(gpu)
     with pytest.raises(ValueError, match=r"constants: expected tensors of the host, got <float32\[32\] of a device>"):
-        device.CpuDevice().program(step.recording, {"x": step.x.array, "indices": step.indices.array})
+        device.Device().program(step.recording, {"x": step.x.array, "indices": step.indices.array})
 
 
 def test_an_op_without_a_kernel_is_refused_by_name(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,8 +297,8 @@ def test_tensors_are_written_and_read_by_rows(gpu: CudaDevice) -> None:
 def test_a_process_has_one_device() -> None:
     library = cuda_library.load(cuda_build.build_emulated())
     try:
-        assert device.choose(library).text == "emulated GPU"
-        assert device.device() is device.choose(library)
+        assert device.choose(cuda_device(library)).text == "emulated GPU"
+        assert device.device() is device.choose(cuda_device(library))
     finally:
         device.choose(None)
     assert device.device().kind == "cpu"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.arrays import Array, address
-from fastdeploy_sd.device.buffer import offset_in
+from fastdeploy_sd.device.buffer import Fetcher, HostDeviceBuffer, offset_in
 from fastdeploy_sd.device.cuda.handles import CudaEvent
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory, StagingMemory, pinned_zeros
@@ -31,11 +31,8 @@ STAGING_BYTES = 1 << 20
 NUM_STAGING = 4
 
 
-class CudaBuffer:
-    """See HostDeviceBuffer.
-
-    Args:
-        transfers: of the device.
+class CudaBuffer(HostDeviceBuffer):
+    """A buffer of a GPU.
 
     Raises:
         ValueError: the array is not contiguous, has no whole number of 4-byte words, or elements that tensors lack.
@@ -45,13 +42,13 @@ class CudaBuffer:
     def __init__(self, transfers: CudaTransfers, array: Array, tensor: DeviceTensor) -> None:
         if array.nbytes % _WORD or not array.flags.c_contiguous:
             raise ValueError(f"array: expected contiguous 4-byte words, got {array.dtype}{list(array.shape)}")
-        self.array, self.tensor = array, tensor
+        super().__init__(array, tensor)
         self._transfers = transfers
         self._bytes: Bytes = array.reshape(-1).view(np.uint8)
         self._row_bytes = tensor.row_bytes
         self._pinned: Bytes | None = None
 
-    def of(self, view: Array) -> DeviceTensor:
+    def of(self, view: Array) -> Any:
         return self.tensor.at(offset_in(self.array, view), element_of(view.dtype), view.shape)
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
@@ -99,8 +96,8 @@ class Piece:
         return self.end - self.begin
 
 
-class CudaFetcher:
-    """See Fetcher."""
+class CudaFetcher(Fetcher):
+    """A fetcher of a GPU."""
 
     def __init__(self, transfers: CudaTransfers, piece: Piece) -> None:
         self._transfers, self._piece = transfers, piece

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.device.library import CParams
+from fastdeploy_sd.device.memory import DeviceMemory
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.native_program import create_params
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.device.cuda.device import CudaDevice
 
 
 class Workspace:
@@ -49,16 +52,7 @@ def dry_run(library: CudaLibrary, program: int, workspace: int, stream: int) -> 
     library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
 
 
-class CallDevice(Protocol):
-    """What a call needs of its device."""
-
-    library: CudaLibrary
-    stream: int
-    transfers: CudaTransfers
-    workspace: Workspace
-
-
-class DeviceCall:
+class DeviceCall(BoundCall):
     """One op and its params over a GPU's memory, as BoundCall over the host's.
 
     Args:
@@ -73,7 +67,7 @@ class DeviceCall:
         MemoryError: the GPU has none for its workspace.
     """
 
-    def __init__(self, device: CallDevice, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, device: CudaDevice, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:
         self._device, self._op, self._arrays = device, op, arrays
         self.params: Any = params
         self._dry_run()

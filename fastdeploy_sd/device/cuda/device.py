@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
 from fastdeploy_sd.device.cuda.program import CudaProgram
 from fastdeploy_sd.device.cuda.uploads import CudaUploads
-from fastdeploy_sd.device.device_array import DeviceArray
+from fastdeploy_sd.device.device import Device
 from fastdeploy_sd.device.device_tensor import DeviceTensor, array_type, element_of
 from fastdeploy_sd.device.program.declaration import ELEMENT_BYTES
 from fastdeploy_sd.device.program.host_op import HostOp
@@ -28,7 +29,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import Bytes
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """One GPU of the process, the calling thread's.
 
     What is started runs in order, on one stream, and nothing is waited for but where that is said.
@@ -37,7 +38,7 @@ class CudaDevice:
         text: the GPU's name.
     """
 
-    kind: Literal["cpu", "gpu"] = "gpu"
+    kind = "gpu"
 
     def __init__(self, library: CudaLibrary) -> None:
         self.library, self.text = library, library.device_name
@@ -49,13 +50,11 @@ class CudaDevice:
         self._uploads: CudaUploads | None = None
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        """See Device."""
         tensor = self.empty(shape, dtype)
         self.library.call("zero", tensor.address, ctypes.c_int64(tensor.num_bytes), self.stream)
         return tensor
 
     def wrap(self, array: Array) -> Any:
-        """See Device: a copy."""
         if not array.flags.c_contiguous:
             raise ValueError(f"array: expected a contiguous one, got {array.dtype}{list(array.shape)}")
         tensor = self.empty(array.shape, array.dtype)
@@ -67,7 +66,6 @@ class CudaDevice:
         return tensor
 
     def filled(self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, Array], object]) -> Any:
-        """See Device."""
         tensor = self.empty(shape, dtype)
 
         def write_bytes(rows: slice, out: Bytes) -> None:
@@ -79,7 +77,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def loading(self, num_bytes: int) -> Iterator[CudaUploads]:
-        """See Device; gives what it goes up through. Within another one it is the same."""
+        """See Device; gives the uploads. Within another one they are the same."""
         if self._uploads is not None:
             yield self._uploads
             return
@@ -91,14 +89,12 @@ class CudaDevice:
             uploads.close()
 
     def read(self, tensor: Any) -> npt.NDArray[Any]:
-        """See Device: waits, and returns a copy."""
         self.wait()
         array = np.empty(tensor.shape, array_type(tensor.element))
         self.library.call("copy", address(array), tensor.address, ctypes.c_int64(array.nbytes))
         return array
 
     def write(self, tensor: Any, array: Array) -> None:
-        """See Device."""
         rows = tensor[: len(array)]
         if rows.shape != list(array.shape) or rows.element != element_of(array.dtype) or not array.flags.c_contiguous:
             raise ValueError(f"array: expected rows of {tensor}, got {array.dtype}{list(array.shape)}")
@@ -106,14 +102,12 @@ class CudaDevice:
         self._copy_up(rows, array)
 
     def copy(self, to: Any, source: Any) -> None:
-        """See Device."""
         if to.num_bytes != source.num_bytes:
             raise ValueError(f"source: expected as many bytes as {to} has, got {source}")
         size = ctypes.c_int64(to.num_bytes)
         self.library.call("start_copy", to.address, source.address, size, self.stream)
 
     def arena(self, num_bytes: int) -> Any:
-        """See Device."""
         try:
             return self.zeros((max(num_bytes, 1),), np.uint8)
         except MemoryError as error:
@@ -122,32 +116,27 @@ class CudaDevice:
             ) from None
 
     def program(self, recording: Recording, inputs: Inputs, arena: Any = None) -> CudaProgram:
-        """See Device."""
         return CudaProgram(self, recording, inputs, self.arena(recording.num_bytes) if arena is None else arena)
 
     def buffer(self, array: Array) -> CudaBuffer:
-        """See Device."""
         return CudaBuffer(self.transfers, array, self.wrap(array))
 
     def bind(self, op: HostOp, **arguments: Any) -> DeviceCall:
-        """See Device."""
         name = op.declaration.name
         self.library.verify(name, op.declaration.struct)
 
         def look(argument: str, array: Any) -> tuple[str, tuple[int, ...]]:
-            if not isinstance(array, DeviceArray):
+            if not isinstance(array, DeviceTensor):
                 raise op.declaration.error(argument, "memory of the GPU", type(array).__name__)
             return array.element, tuple(array.shape)
 
-        params = op.params_of(arguments, look, DeviceArray.data_ptr)
+        params = op.params_of(arguments, look, DeviceTensor.data_ptr)
         return DeviceCall(self, name, params, arguments)
 
     def event(self) -> CudaEvent:
-        """See Device."""
         return CudaEvent(self.library, self.stream)
 
     def wait(self) -> None:
-        """See Device."""
         self.transfers.finish()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceTensor:
@@ -158,3 +147,9 @@ class CudaDevice:
 
     def _copy_up(self, tensor: DeviceTensor, array: Array) -> None:
         self.library.call("copy", tensor.address, array.ctypes.data, ctypes.c_int64(array.nbytes))
+
+
+@functools.cache
+def cuda_device(library: CudaLibrary) -> CudaDevice:
+    """Return the device of the GPU that a library's functions use."""
+    return CudaDevice(library)

@@ -44,12 +44,8 @@ def new_event(library: CudaLibrary, *, sleeps: bool = False) -> CudaHandle:
     return CudaHandle(library, "sleeping_event_create" if sleeps else "event_create", "event_destroy")
 
 
-class CudaEvent:
-    """See Event.
-
-    Args:
-        stream: of the device.
-    """
+class CudaEvent(Event):
+    """An event of a GPU's stream."""
 
     def __init__(self, library: CudaLibrary, stream: int) -> None:
         self._library, self._stream = library, stream

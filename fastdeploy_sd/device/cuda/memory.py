@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.device.cuda.handles import new_event
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.device_array import DeviceMemory
+from fastdeploy_sd.device.memory import DeviceMemory
 
 ALIGNMENT = 256
 

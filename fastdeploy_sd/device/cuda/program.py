@@ -7,21 +7,25 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
 
 from fastdeploy_sd.device.arrays import Array, address
-from fastdeploy_sd.device.cuda.call import CallDevice, Workspace, dry_run
+from fastdeploy_sd.device.cuda.call import Workspace, dry_run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows
 from fastdeploy_sd.device.cuda.sizes import rounded, sizes_up_to
-from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.device.device_tensor import DeviceTensor
+from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.device.program.native_program import Patch, create_params
-from fastdeploy_sd.device.program.program import Counts, Inputs, Recording, addresses_of, bind_calls, verify_sizes
+from fastdeploy_sd.device.program.op import dtype_name
+from fastdeploy_sd.device.program.program import Counts, Inputs, Program, Recording, bind_calls, verify_sizes
 from fastdeploy_sd.types import I64
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.device.cuda.device import CudaDevice
 
 _log = logging.getLogger(__name__)
 
@@ -32,34 +36,34 @@ MAX_GRAPHS = 64
 MAX_SEEN = 1024
 
 
-class CudaProgram:
-    """A recording that can be run; see Program.
+class CudaProgram(Program):
+    """A recording that can be run on a GPU.
 
     Where the recording says how inputs are filled, sizes are rounded up, and a graph is made for those that come up
     again and launched from then on: one call for all. A count that a call computes for later calls is not looked
     at, as the host does not wait: they run on as many rows as the run was given.
 
     Args:
-        device: where the recording's constants are.
-        inputs: a DeviceTensor for every declared input, as large as it can be.
-        arena: u8[recording.num_bytes] or more.
+        device: where the recording's constants, inputs and arena are.
 
     Raises:
-        ValueError: an input is missing, unknown, of another dtype or shape, or the host's; or a constant is the host's.
         ConfigError: there is no kernel for an op.
-        ValueError: an op refuses its arguments at some size; the text names call and op.
+        ValueError: as Program; or an op refuses its arguments at some size; the text names call and op.
         MemoryError: the GPU has none for the ops' workspace.
     """
 
-    def __init__(self, device: Any, recording: Recording, inputs: Inputs, arena: DeviceTensor) -> None:
-        self._device: CallDevice = device
-        self._recording, self._inputs, self._arena = recording, inputs, arena
-        library, recorder = device.library, recording.recorder
-        for constant in recorder.constants:
-            if not isinstance(constant, DeviceTensor):
-                raise ValueError(f"constants: expected tensors of the GPU, got {constant.dtype}{constant.shape}")
-        addresses = addresses_of(recording, inputs, arena.address, _address)
-        columns = Columns(recording, inputs)
+    _place = "the GPU"
+
+    def __init__(self, device: CudaDevice, recording: Recording, inputs: Inputs, arena: DeviceTensor) -> None:
+        self._device = device
+        self._workspace = Workspace(device.memory)
+        self._graphs = Graphs(device.library)
+        super().__init__(recording, inputs, arena)
+        self._dry_run()
+
+    def _build(self, addresses: Mapping[int, int]) -> None:
+        device, recording, recorder = self._device, self._recording, self._recording.recorder
+        columns = Columns(recording, self._inputs)
         num_own: Array = np.zeros(max(len(columns.sizes), 1), np.int32)
         self._num_own, self._padded = device.buffer(num_own), columns.sizes
         self._tables = [device.wrap(table) for table in columns.tables()]
@@ -70,64 +74,52 @@ class CudaProgram:
         ]
         patches = [Patch(i, offset_of_num_rows(), 4, len(recording.symbols) + i) for i in range(len(columns.sizes))]
         for call in recorder.calls:
-            library.verify(call.op, type(call.params).__name__)
+            device.library.verify(call.op, type(call.params).__name__)
         patches += bind_calls(recording, addresses, self._sizes, len(calls))
         calls += [(call.op, call.params) for call in recorder.calls]
         self._names = tuple(op for op, _ in calls)
         create = create_params(calls, patches, len(self._sizes))
-        self._native = library.made("program_create", ctypes.byref(create))
-        weakref.finalize(self, library.functions.fdsd_cuda_program_destroy, ctypes.c_void_p(self._native))
+        self._program = device.library.made("program_create", ctypes.byref(create))
+        weakref.finalize(self, device.library.functions.fdsd_cuda_program_destroy, ctypes.c_void_p(self._program))
         self._symbols: I64 = np.zeros(max(len(self._sizes), 1), np.int64)
-        self._workspace = Workspace(device.memory)
-        self._graphs = Graphs(library)
-        self.outputs: tuple[Any, ...] = tuple(
-            arena.at(recording.offsets[output.index], _element(output.dtype), recording.shape_of(output))
-            for output in recording.outputs
-        )
-        self._dry_run()
 
     def run(self, sizes: Counts) -> None:
-        """Start the pass after the calls so far, on what was uploaded.
-
-        Args:
-            sizes: every named size of the recording.
+        """Start the pass after the calls so far, on what was uploaded; what a kernel does wrong, a wait raises.
 
         Raises:
-            ValueError: a size is unknown or beyond its bound, or an op refused its arguments; the text names call and
-                op. What a kernel does wrong, a wait raises.
-            MemoryError: the GPU has none for the ops' workspace at these sizes, which are none that were rehearsed.
+            ValueError: as Program.run.
+            MemoryError: the GPU has none for the ops' workspace at these sizes, which are none that were dry run.
         """
         self._set(sizes)
         self._send(sizes)
         library, stream = self._device.library, self._device.stream
         if not self._padded:
             workspace = self._workspace_address()
-            library.call("program_launch", self._native, workspace, stream)
+            library.call("program_launch", self._program, workspace, stream)
             return
         key = tuple(self._symbols.tolist())
         graph = self._graphs.get(key)
         if graph is None:
             workspace = self._workspace_address()
             if not (self._graphs.has_room and self._graphs.has_seen(key)):
-                library.call("program_launch", self._native, workspace, stream)
+                library.call("program_launch", self._program, workspace, stream)
                 return
             try:
-                made = library.made("program_capture", self._native, workspace, stream)
+                made = library.made("program_capture", self._program, workspace, stream)
             except ValueError as error:  # the driver has no memory for one more, or an op refuses its arguments again
                 self._graphs.has_room = False  # or every step would try, and say so
                 _log.warning("no graph for sizes %s, nor for others from now on, as %s", key, error)
-                library.call("program_launch", self._native, workspace, stream)
+                library.call("program_launch", self._program, workspace, stream)
                 return
             graph = self._graphs.add(key, made, self._workspace.memory)
         library.call("graph_launch", graph, stream)
 
     def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
-        """Run to the end, call by call, and return the name and the nanoseconds of every call."""
         self._set(sizes)
         self._send(sizes)
         workspace = self._workspace_address()
         nanoseconds = np.zeros(max(len(self._names), 1), np.int64)
-        where = (self._native, workspace, self._device.stream)
+        where = (self._program, workspace, self._device.stream)
         self._device.library.call("program_timed_launch", *where, address(nanoseconds))
         return self._names, nanoseconds[: len(self._names)]
 
@@ -140,7 +132,7 @@ class CudaProgram:
         most = max([1, *bounds.values()])
         for size in sizes_up_to(most) if self._padded else sorted({1, most}):
             self._set({name: min(size, bound) for name, bound in bounds.items()})
-            dry_run(self._device.library, self._native, self._workspace_address(), self._device.stream)
+            dry_run(self._device.library, self._program, self._workspace_address(), self._device.stream)
 
     def _set(self, sizes: Counts) -> None:
         bounds = self._recording.bounds
@@ -149,7 +141,7 @@ class CudaProgram:
         for i, size in enumerate(self._sizes):
             self._symbols[i] = taken[size.name] + size.extra
         count = ctypes.c_int32(len(self._sizes))
-        self._device.library.call("program_set", self._native, self._symbols.ctypes.data, count)
+        self._device.library.call("program_set", self._program, self._symbols.ctypes.data, count)
 
     def _send(self, sizes: Counts) -> None:
         if self._padded:
@@ -158,8 +150,19 @@ class CudaProgram:
             self._num_own.upload()
         self._device.transfers.send()
 
+    def _address(self, name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -> int:
+        if not isinstance(given, DeviceTensor):
+            raise ValueError(f"{name}: expected memory of the GPU, got {type(given).__name__}")
+        if given.dtype != dtype or given.shape != list(shape):
+            raise ValueError(f"{name}: expected {dtype}{list(shape)}, got {given}")
+        return given.address
+
+    def _view(self, offset: int, dtype: paddle.dtype, shape: Sequence[int]) -> DeviceTensor:
+        arena: DeviceTensor = self._arena
+        return arena.at(offset, dtype_name(dtype), shape)
+
     def _workspace_address(self) -> int:
-        return self._workspace.address(self._device.library.number("program_workspace_bytes", self._native))
+        return self._workspace.address(self._device.library.number("program_workspace_bytes", self._program))
 
 
 class Graphs:
@@ -210,16 +213,3 @@ class Graphs:
 def _destroy_all(library: CudaLibrary, kept: Mapping[tuple[int, ...], tuple[int, DeviceMemory | None]]) -> None:
     for graph, _ in kept.values():
         library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
-
-
-def _address(name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -> int:
-    """Return where an input is; raises ValueError when it is not as declared."""
-    if not isinstance(given, DeviceTensor):
-        raise ValueError(f"{name}: expected memory of the GPU, got {type(given).__name__}")
-    if given.dtype != dtype or given.shape != list(shape):
-        raise ValueError(f"{name}: expected {dtype}{list(shape)}, got {given}")
-    return given.address
-
-
-def _element(dtype: paddle.dtype) -> str:
-    return str(dtype).removeprefix("paddle.")

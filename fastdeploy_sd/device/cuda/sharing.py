@@ -6,7 +6,7 @@ import ctypes
 import functools
 
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.device_array import DeviceMemory
+from fastdeploy_sd.device.memory import DeviceMemory
 
 
 def num_devices(library: CudaLibrary) -> int:

@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol
+from typing import Any
 
 from fastdeploy_sd.device.library import CParams, function
-
-
-class Call(Protocol):
-    """An op bound to arrays that stay.
-
-    Attributes:
-        params: its struct; counts are written there before a run.
-    """
-
-    params: Any
-
-    def run(self) -> None:
-        """Run the op, or start it where the device runs in its own time.
-
-        Raises:
-            ValueError: it refused its arguments; the text names op and argument.
-        """
-        ...
 
 
 class BoundCall:
@@ -33,7 +15,7 @@ class BoundCall:
         arrays: what the params point to, kept alive.
 
     Attributes:
-        params: the op's struct; counts are written there.
+        params: the op's struct; counts are written there before a run.
     """
 
     def __init__(self, op: str, params: CParams, arrays: object = None) -> None:
@@ -43,7 +25,7 @@ class BoundCall:
         self._reference = ctypes.byref(params)
 
     def run(self) -> None:
-        """Call the op.
+        """Run the op, or start it where the device runs in its own time.
 
         Raises:
             ValueError: the kernel refused its arguments; the text names op and argument.

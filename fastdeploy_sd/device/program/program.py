@@ -9,8 +9,8 @@ runs; programs that never run at the same time share an arena. Does not know wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import paddle
@@ -20,7 +20,7 @@ from fastdeploy_sd.device.arrays import Array, address
 from fastdeploy_sd.device.device_tensor import DeviceTensor
 from fastdeploy_sd.device.program.arena import Lifetime, allocate_arena, place
 from fastdeploy_sd.device.program.native_program import Count, NativeProgram, Patch
-from fastdeploy_sd.device.program.recorder import ELEMENT_BYTES, Dim, Recorder, RecordingError, Size, SymbolicTensor
+from fastdeploy_sd.device.program.recorder import ELEMENT_BYTES, Recorder, RecordingError, Size, SymbolicTensor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import I64
 
@@ -85,29 +85,15 @@ class Recording:
 
     def shape_of(self, tensor: SymbolicTensor) -> list[int]:
         """The shape of a tensor at its bound."""
-        return [value_of(dim, self.bounds) for dim in tensor.shape]
+        return [self.bounds[dim.name] + dim.extra if isinstance(dim, Size) else dim for dim in tensor.shape]
 
     def num_bytes_of(self, tensor: SymbolicTensor) -> int:
         """The bytes of a tensor at its bound."""
         return math.prod(self.shape_of(tensor)) * ELEMENT_BYTES[tensor.dtype]
 
 
-class RunnableProgram(Protocol):
-    """A recording on a device, with its inputs; see Program."""
-
-    outputs: tuple[Tensor, ...]
-
-    def run(self, sizes: Counts) -> None:
-        """Run the pass; a device with memory of its own has only started it when this returns."""
-        ...
-
-    def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
-        """Run to the end and return the name and the nanoseconds of every call."""
-        ...
-
-
 class Program:
-    """A recording that can be run: see the module.
+    """A recording that can be run: see the module. This one runs on the host; CudaProgram overrides the rest.
 
     Args:
         inputs: an array or tensor for every declared input, as large as it can be. They are read where they are.
@@ -117,29 +103,33 @@ class Program:
         outputs: the recording's, as large as they can be: a run writes the first rows of each.
 
     Raises:
-        ValueError: an input is missing, unknown, or of another dtype or shape, or a constant is not the host's.
+        ValueError: an input is missing, unknown, or of another dtype, shape or device, or a constant is.
         ConfigError: Paddle's slices are set to be copies, or the system has no memory for the arena.
     """
 
-    def __init__(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> None:
+    _place = "the host"
+
+    def __init__(self, recording: Recording, inputs: Inputs, arena: Any = None) -> None:
         self._recording, self._inputs = recording, inputs
-        self._arena = allocate_arena(recording.num_bytes) if arena is None else arena
-        recorder = recording.recorder
-        for constant in recorder.constants:
-            if isinstance(constant, DeviceTensor):
-                raise ValueError(f"constants: expected tensors of the host, got {constant}")
-        addresses = addresses_of(recording, inputs, int(self._arena.data_ptr()), _address)
-        patches = bind_calls(recording, addresses, recording.symbols)
-        symbols = recording.symbols
-        counts = [Count(c, symbols.index(size), addresses[tensor.index]) for c, size, tensor in recorder.counts]
-        self._native = NativeProgram([(call.op, call.params) for call in recorder.calls], patches, len(symbols), counts)
-        self.outputs = tuple(
-            _view(self._arena, recording.offsets[output.index], output.dtype, recording.shape_of(output))
+        self._arena: Any = allocate_arena(recording.num_bytes) if arena is None else arena
+        declared = recording.recorder.inputs
+        for constant in recording.recorder.constants:
+            if isinstance(constant, DeviceTensor) is (self._place == "the host"):
+                raise ValueError(f"constants: expected tensors of {self._place}, got {_described(constant)}")
+        if inputs.keys() != declared.keys():
+            raise ValueError(f"inputs: expected {', '.join(declared)}, got {', '.join(inputs)}")
+        begin = int(self._arena.data_ptr())
+        addresses = {index: begin + offset for index, offset in recording.offsets.items()}
+        for name, tensor in declared.items():
+            addresses[tensor.index] = self._address(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
+        self._build(addresses)
+        self.outputs: tuple[Any, ...] = tuple(
+            self._view(recording.offsets[output.index], output.dtype, recording.shape_of(output))
             for output in recording.outputs
         )
 
     def run(self, sizes: Counts) -> None:
-        """Run the pass.
+        """Run the pass; a device with memory of its own has only started it when this returns.
 
         Args:
             sizes: every named size of the recording.
@@ -151,7 +141,7 @@ class Program:
         self._native.run()
 
     def timed_run(self, sizes: Counts) -> tuple[tuple[str, ...], I64]:
-        """Run as `run` and return the name and the nanoseconds of every call."""
+        """Run to the end and return the name and the nanoseconds of every call."""
         self._set(sizes)
         return tuple(call.op for call in self._recording.recorder.calls), self._native.timed_run()
 
@@ -160,26 +150,37 @@ class Program:
         for i, size in enumerate(self._recording.symbols):
             self._native.symbols[i] = sizes[size.name] + size.extra
 
+    def _build(self, addresses: Mapping[int, int]) -> None:
+        """Make the native program of the recording's calls, over tensors at these addresses by index."""
+        recorder, symbols = self._recording.recorder, self._recording.symbols
+        patches = bind_calls(self._recording, addresses, symbols)
+        counts = [Count(c, symbols.index(size), addresses[tensor.index]) for c, size, tensor in recorder.counts]
+        self._native = NativeProgram([(call.op, call.params) for call in recorder.calls], patches, len(symbols), counts)
 
-def addresses_of(
-    recording: Recording, inputs: Inputs, arena: int, address_of: Callable[[str, Any, paddle.dtype, Sequence[int]], int]
-) -> dict[int, int]:
-    """Return the address of every tensor of a recording, by its index.
+    def _address(self, name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -> int:
+        """Return where an input is; raises ValueError when it is not as declared."""
+        if list(given.shape) != list(shape):
+            raise ValueError(f"{name}: expected shape {list(shape)}, got {list(given.shape)}")
+        if isinstance(given, np.ndarray):
+            if given.dtype == _ARRAY_DTYPES[dtype] and given.flags.c_contiguous:
+                return address(given)
+        elif isinstance(given, DeviceTensor):
+            raise ValueError(f"{name}: expected memory of the host, got {given}")
+        elif given.dtype == dtype and given.is_contiguous() and given.place.is_cpu_place():
+            return int(given.data_ptr())
+        raise ValueError(f"{name}: expected contiguous {dtype}, got {given.dtype} with strides {given.strides}")
 
-    Args:
-        arena: address of the memory that the recording's own tensors lie in.
-        address_of: returns where an input is; raises ValueError when it is not as declared.
-
-    Raises:
-        ValueError: an input is missing, unknown or not as declared.
-    """
-    declared = recording.recorder.inputs
-    if inputs.keys() != declared.keys():
-        raise ValueError(f"inputs: expected {', '.join(declared)}, got {', '.join(inputs)}")
-    addresses = {index: arena + offset for index, offset in recording.offsets.items()}
-    for name, tensor in declared.items():
-        addresses[tensor.index] = address_of(name, inputs[name], tensor.dtype, recording.shape_of(tensor))
-    return addresses
+    def _view(self, offset: int, dtype: paddle.dtype, shape: Sequence[int]) -> Any:
+        """A tensor in the arena; raises ConfigError when its slices would not see what calls write."""
+        arena = self._arena
+        if arena[:1].data_ptr() != arena.data_ptr():
+            raise ConfigError("FLAGS_use_stride_kernel: expected 1, by which Paddle's slices share memory, got copies")
+        # First the type: Paddle moves a view that begins at an offset when it gets another.
+        elements = arena.view(dtype)[offset // ELEMENT_BYTES[dtype] :]
+        whole = elements[: math.prod(shape)].reshape(shape)
+        is_there = math.prod(shape) == 0 or whole.data_ptr() == arena.data_ptr() + offset
+        assert is_there, "a view is not where the calls write"
+        return whole
 
 
 def bind_calls(
@@ -199,11 +200,6 @@ def bind_calls(
     return patches
 
 
-def value_of(dim: Dim, sizes: Counts) -> int:
-    """Return a dimension's value."""
-    return sizes[dim.name] + dim.extra if isinstance(dim, Size) else dim
-
-
 def verify_sizes(sizes: Counts, bounds: Counts) -> None:
     """Raise ValueError unless every size is there and within its bound."""
     for name, bound in bounds.items():
@@ -220,26 +216,5 @@ def _verify_output(recorder: Recorder, output: Tensor | SymbolicTensor) -> None:
             raise RecordingError(f"output {list(output.shape)}: expected what an op returned, got the input {name}")
 
 
-def _address(name: str, given: Any, dtype: paddle.dtype, shape: Sequence[int]) -> int:
-    """Return where an input is, an array or a tensor; raises ValueError when it is not as declared."""
-    if list(given.shape) != list(shape):
-        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(given.shape)}")
-    if isinstance(given, np.ndarray):
-        if given.dtype == _ARRAY_DTYPES[dtype] and given.flags.c_contiguous:
-            return address(given)
-    elif isinstance(given, DeviceTensor):
-        raise ValueError(f"{name}: expected memory of the host, got {given}")
-    elif given.dtype == dtype and given.is_contiguous() and given.place.is_cpu_place():
-        return int(given.data_ptr())
-    raise ValueError(f"{name}: expected contiguous {dtype}, got {given.dtype} with strides {given.strides}")
-
-
-def _view(arena: Tensor, offset: int, dtype: paddle.dtype, shape: Sequence[int]) -> Tensor:
-    """A tensor in the arena; raises ConfigError when its slices would not see what calls write."""
-    if arena[:1].data_ptr() != arena.data_ptr():
-        raise ConfigError("FLAGS_use_stride_kernel: expected 1, by which Paddle's slices share memory, got copies")
-    # First the type: Paddle moves a view that begins at an offset when it gets another.
-    elements = arena.view(dtype)[offset // ELEMENT_BYTES[dtype] :]
-    whole = elements[: math.prod(shape)].reshape(shape)
-    assert math.prod(shape) == 0 or whole.data_ptr() == arena.data_ptr() + offset, "a view is not where the calls write"
-    return whole
+def _described(constant: Tensor | DeviceTensor) -> str:
+    return str(constant) if isinstance(constant, DeviceTensor) else f"{constant.dtype}{constant.shape}"

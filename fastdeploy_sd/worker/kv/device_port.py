@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fastdeploy_sd.device.cuda.blocks import CopyBatch, CopyStream, CudaBlocks
 from fastdeploy_sd.device.cuda.sharing import handle_of, open_verified, take_shareable
-from fastdeploy_sd.device.device_array import DeviceMemory
+from fastdeploy_sd.device.memory import DeviceMemory
 
 
 class CudaPort:

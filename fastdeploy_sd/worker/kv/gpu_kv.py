@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.sharing import handle_of, open_shared, take_shareable
-from fastdeploy_sd.device.device_array import DeviceMemory
 from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
+from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 # Of the begin of a piece, in bytes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from fastdeploy_sd.config import Config, cpu_only, gpu_only
+from fastdeploy_sd.device.cuda.device import cuda_device
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.sharing import num_devices
 from fastdeploy_sd.device.device import Device, choose
@@ -29,7 +30,7 @@ def choose_device(config: Config, rank: int = 0) -> Device:
         refusal = ConfigError(f"device: expected cpu or auto on this machine, got gpu: {library}", param="device")
     elif refusal is None and (refusal := _too_few(config, library)) is None:
         try:
-            return choose(library)
+            return choose(cuda_device(library))
         except (ValueError, MemoryError, DeviceLost) as error:  # others fill it, or the driver gave it up
             text = f"device: expected a GPU with room for a context, got {library.device_name}: {error}"
             refusal = ConfigError(text, param="device")

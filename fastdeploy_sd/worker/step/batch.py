@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
-from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
@@ -141,7 +141,7 @@ class BatchBuilder:
             "max_draft_len": m.max_draft_len,
         }
         self._append = APPEND_TOKENS.bind(**appended)
-        self._append_there: Call | None = None if is_host else buffers.bind(APPEND_TOKENS, **appended)
+        self._append_there: BoundCall | None = None if is_host else buffers.bind(APPEND_TOKENS, **appended)
         if not is_host:
             self._pending_output = _PendingOutput(m.limits)
             self._append_pending = APPEND_TOKENS.bind(**appended | vars(self._pending_output))

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from fastdeploy_sd.device.buffer import HostDeviceBuffer
 from fastdeploy_sd.device.device import Device
-from fastdeploy_sd.device.device_buffers import RowsOnDevice
-from fastdeploy_sd.device.program.bound_call import Call
+from fastdeploy_sd.device.device_buffers import DeviceBuffers, Output, RowsOnDevice
+from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.worker.step.request_table import RequestTable
@@ -26,8 +26,8 @@ _COLUMNS = (
 _NUM_ENDS = 3
 
 
-class _StepEnd:
-    """See Output."""
+class _StepEnd(Output):
+    """The end of a step on a device."""
 
     def __init__(self, device: Device, output: HostDeviceBuffer) -> None:
         self.idle_s = 0.0
@@ -60,8 +60,8 @@ class _StepEnd:
         self.idle_s = max(self._begun.seconds_since(before._last), 0.0) if is_known and before is not None else 0.0
 
 
-class StepBuffers:
-    """See DeviceBuffers. The host writes the columns; changed table rows and blocks are copied with the next step.
+class StepBuffers(DeviceBuffers):
+    """Those of a device. The host writes the columns; changed table rows and blocks are copied with the next step.
 
     Args:
         memory: of the steps. table: of the requests.
@@ -104,7 +104,7 @@ class StepBuffers:
         mirror = self._whole[id(array)] = self._device.buffer(array)
         return mirror.tensor
 
-    def bind(self, op: HostOp, **arguments: Any) -> Call:
+    def bind(self, op: HostOp, **arguments: Any) -> BoundCall:
         return self._device.bind(op, **{name: self._argument(value) for name, value in arguments.items()})
 
     def send_plan(self) -> None:

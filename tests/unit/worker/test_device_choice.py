@@ -59,7 +59,7 @@ def test_a_gpu_without_room_for_a_context_is_refused(
         raise DeviceLost("the GPU has failed: out of memory")
 
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
-    monkeypatch.setattr("fastdeploy_sd.worker.loading.device_choice.choose", lambda library: library and fail(library))
+    monkeypatch.setattr("fastdeploy_sd.worker.loading.device_choice.cuda_device", fail)
     wanted = "device: expected a GPU with room for a context, got emulated GPU: .*out of memory"
     with pytest.raises(ConfigError, match=wanted):
         choose_device(GPU)

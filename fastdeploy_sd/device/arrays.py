@@ -13,8 +13,7 @@ Array = npt.NDArray[np.generic]
 def pointer(name: str, array: Array | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int | None:
     """Return the address of a C-contiguous array, None = the null pointer.
 
-    Raises:
-        ValueError: naming the argument, when shape, dtype or contiguity is off.
+    Raises ValueError: naming the argument, when shape, dtype or contiguity is off.
     """
     if array is None:
         return None

@@ -49,8 +49,7 @@ class Fetcher:
     def take(self) -> None:
         """Wait for the copy, but for no later call, and put it in the host's array.
 
-        Raises:
-            ValueError: a kernel before it failed.
+        Raises ValueError: a kernel before it failed.
         """
 
 
@@ -67,8 +66,7 @@ class Event:
     def wait(self) -> None:
         """Wait until the device reaches the event; returns at once if it was never recorded.
 
-        Raises:
-            ValueError: a kernel before it failed.
+        Raises ValueError: a kernel before it failed.
         """
 
     def seconds_since(self, other: Event) -> float:
@@ -79,8 +77,7 @@ class Event:
 def offset_in(array: Array, view: Array) -> int:
     """Return the offset of a view from the start of an array, in bytes.
 
-    Raises:
-        ValueError: the view is not contiguous, or not within the array.
+    Raises ValueError: the view is not contiguous, or not within the array.
     """
     offset = view.ctypes.data - array.ctypes.data
     if not view.flags.c_contiguous or offset < 0 or offset + view.nbytes > array.nbytes:

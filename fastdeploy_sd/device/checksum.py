@@ -16,8 +16,7 @@ def chunk_checksums(data: npt.NDArray[np.uint8], chunk_bytes: int) -> npt.NDArra
     Args:
         data: u8[n], contiguous; may be a read-only memory map.
 
-    Raises:
-        ValueError: chunk_bytes < 1, or `data` is not contiguous.
+    Raises ValueError: chunk_bytes < 1, or `data` is not contiguous.
     """
     if not data.flags.c_contiguous:
         raise ValueError("data: expected contiguous bytes, got a strided view")

@@ -83,8 +83,7 @@ class Communicator:
             timeout_s: how long an op waits for another rank, seconds; time in which this process is stopped does not
                 count.
 
-        Raises:
-            ValueError: not a segment, or another number of ranks than the others gave.
+        Raises ValueError: not a segment, or another number of ranks than the others gave.
         """
         params = struct_type("SharedCommunicatorParams")(file=fd, rank=rank, size=size, timeout_s=timeout_s)
         return cls("communicator_open_shared", params)
@@ -129,10 +128,8 @@ class Communicator:
     def begin(self, attempt: int) -> None:
         """Begin an attempt at a pass: ranks that stopped at different ops of the last one are in step again.
 
-        Every rank calls it before its pass, with the same number; it does not wait.
-
-        Raises:
-            ValueError: the number is not higher than the last one.
+        Every rank calls it before its pass, with the same number; it does not wait. Raises ValueError: the number is
+        not higher than the last one.
         """
         self._call("begin", ctypes.c_int64(attempt))
         if self._exchange is not None:

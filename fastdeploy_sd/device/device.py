@@ -38,17 +38,14 @@ class Device:
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
         """Return zeros; the system provides a page of the host's when it is first touched.
 
-        Raises:
-            MemoryError, OSError, OverflowError: the device has not that much.
+        Raises MemoryError, OSError, OverflowError: the device has not that much.
         """
         return tensors.from_numpy(tensors.aligned_zeros(shape, dtype))
 
     def wrap(self, array: npt.NDArray[Any]) -> Tensor:
         """Return a tensor of what is in a contiguous array: over its memory where the device can read that.
 
-        Raises:
-            ValueError: not contiguous, or of a type that tensors lack.
-            MemoryError: the device has not that much.
+        Raises ValueError: not contiguous, or of a type that tensors lack; MemoryError: the device has not that much.
         """
         return tensors.from_numpy(array)
 
@@ -90,8 +87,7 @@ class Device:
     def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
         """Copy an array into the first rows of a tensor, after the calls so far.
 
-        Raises:
-            ValueError: of another type or shape than the rows.
+        Raises ValueError: of another type or shape than the rows.
         """
         rows = self.read(tensor)[: len(array)]
         if rows.dtype != array.dtype or rows.shape != array.shape:
@@ -101,16 +97,14 @@ class Device:
     def copy(self, to: Tensor, source: Tensor) -> None:
         """Start to copy one tensor of the device over another, after the calls so far.
 
-        Raises:
-            ValueError: they have not as many bytes.
+        Raises ValueError: they have not as many bytes.
         """
         self.write(to, self.read(source))
 
     def arena(self, num_bytes: int) -> Tensor:
         """Return memory for programs that never run at the same time.
 
-        Raises:
-            ConfigError: the device has not that much.
+        Raises ConfigError: the device has not that much.
         """
         return arena.allocate_arena(num_bytes)
 
@@ -125,8 +119,7 @@ class Device:
     def bind(self, op: HostOp, **arguments: Any) -> BoundCall:
         """Return a call of an op on arrays of the device; see HostOp.bind.
 
-        Raises:
-            ConfigError: the device has no such op.
+        Raises ConfigError: the device has no such op.
         """
         return op.bind(**arguments)
 
@@ -137,8 +130,7 @@ class Device:
     def wait(self) -> None:
         """Return when all that was started is done, and what was downloaded is where the host reads it.
 
-        Raises:
-            DeviceLost: a kernel failed; nothing that was started is of use, nor is the device.
+        Raises DeviceLost: a kernel failed; nothing that was started is of use, nor is the device.
         """
 
 

@@ -32,11 +32,7 @@ class Output:
         """Count the calls started since as part of the step: the device is idle only after them."""
 
     def take(self) -> None:
-        """Wait for the tokens and put them in the host's arrays.
-
-        Raises:
-            ValueError: a kernel failed.
-        """
+        """Wait for the tokens and put them in the host's arrays. Raises ValueError: a kernel failed."""
 
 
 _OUTPUT = Output()

@@ -84,11 +84,7 @@ class DeviceTensor:
 
 
 def element_of(dtype: npt.DTypeLike) -> str:
-    """Return the name of an array's element type; uint16 is bfloat16.
-
-    Raises:
-        ValueError: no op has such elements.
-    """
+    """Return the name of an array's element type; uint16 is bfloat16. Raises ValueError: no op has such elements."""
     name = array_dtype_name(dtype)
     if name not in ANY:
         raise ValueError(f"array: expected elements of {', '.join(ANY)}, got {name}")

@@ -60,11 +60,7 @@ class Layout:
 
 @functools.cache
 def layout(struct: str) -> Layout:
-    """Return how the library lays out a struct of its headers.
-
-    Raises:
-        ConfigError: the library knows no such struct.
-    """
+    """Return how the library lays out a struct of its headers. Raises ConfigError: the library knows no such struct."""
     return read_layout(library(), struct)
 
 
@@ -89,8 +85,7 @@ def read_layout(library: ctypes.CDLL, struct: str) -> Layout:
 def struct_type(struct: str) -> type[CParams]:
     """Return a ctypes struct with the fields of a struct of the library, by their names in its Layout.
 
-    Raises:
-        ConfigError: the library knows no such struct, or ctypes does not know the type of a field.
+    Raises ConfigError: the library knows no such struct, or ctypes does not know the type of a field.
     """
     found = layout(struct)
     members: list[tuple[str, Any]] = []

@@ -31,9 +31,8 @@ class CParams(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """Return the loaded kernel library.
 
-    Raises:
-        ConfigError: the library was not built, or from other sources than these, or FDSD_ISA names an unknown or
-            unsupported level.
+    Raises ConfigError: the library was not built, or from other sources than these, or FDSD_ISA names an unknown or
+    unsupported level.
     """
     lib = load(LIBRARY_PATH)
     for name in ("fdsd_set_isa", "fdsd_set_num_threads", "fdsd_amx_refusal", "fdsd_assume_tiles"):
@@ -48,8 +47,7 @@ def library() -> ctypes.CDLL:
 def load(path: pathlib.Path) -> ctypes.CDLL:
     """Return the kernel library in a file, without any setting.
 
-    Raises:
-        ConfigError: there is none, or it was built from other declarations than these.
+    Raises ConfigError: there is none, or it was built from other declarations than these.
     """
     if not path.exists():
         raise ConfigError(f"kernel library: expected {path}, got no such file; run `scripts/dev build`")
@@ -89,11 +87,7 @@ def function_address(name: str) -> int:
 
 
 def call(name: str, params: CParams) -> None:
-    """Run op `fdsd_<name>`.
-
-    Raises:
-        ValueError: the kernel refused its arguments; the text names the argument.
-    """
+    """Run op `fdsd_<name>`. Raises ValueError: the kernel refused its arguments; the text names the argument."""
     error = function(name)(ctypes.byref(params))
     if error:
         raise ValueError(f"{name}: {error.decode()}")
@@ -110,11 +104,7 @@ def available_isas() -> tuple[str, ...]:
 
 
 def set_isa(name: str) -> None:
-    """Choose a level for the whole process.
-
-    Raises:
-        ConfigError: unknown level, or the processor lacks it.
-    """
+    """Choose a level for the whole process. Raises ConfigError: unknown level, or the processor lacks it."""
     _set_isa(library(), name)
 
 
@@ -137,8 +127,7 @@ def assume_tiles(tiles: Literal["chip", "twin"] | None) -> None:
         tiles: "chip" on a processor without them is for a caller that executes the instructions itself. None resets
             to what the machine allows.
 
-    Raises:
-        ConfigError: level amx is in use, or the processor has no AVX-512.
+    Raises ConfigError: level amx is in use, or the processor has no AVX-512.
     """
     error = library().fdsd_assume_tiles((None, "chip", "twin").index(tiles))
     if error:
@@ -156,8 +145,7 @@ def set_num_threads(count: int, num_processors: int | None = None) -> None:
     Args:
         num_processors: how many of them the system runs at a time; None = as it says, see `processors`.
 
-    Raises:
-        ConfigError: count is not in 1..1024, or num_processors is negative.
+    Raises ConfigError: count is not in 1..1024, or num_processors is negative.
     """
     at_once = own_processors().at_once if num_processors is None else num_processors
     error = library().fdsd_set_num_threads(count, at_once)

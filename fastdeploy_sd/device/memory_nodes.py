@@ -106,8 +106,7 @@ def interleave(memory: Bytes, nodes: Sequence[int]) -> None:
     Args:
         memory: only whole pages of it are meant.
 
-    Raises:
-        OSError: the system cannot or will not.
+    Raises OSError: the system cannot or will not.
     """
     begin = -(-memory.ctypes.data // _PAGE) * _PAGE
     end = (memory.ctypes.data + memory.nbytes) // _PAGE * _PAGE

@@ -42,10 +42,8 @@ def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[n
 def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:
     """Return a tensor over the array's memory; u16 is taken as bfloat16. The tensor keeps the array alive.
 
-    While the tensor lives, the same memory must not be wrapped again: Paddle keeps one deleter per address.
-
-    Raises:
-        ValueError: not C-contiguous, or of another dtype than f32, u16, f16, i8, u8, i32, i64.
+    While the tensor lives, the same memory must not be wrapped again: Paddle keeps one deleter per address. Raises
+    ValueError: not C-contiguous, or of another dtype than f32, u16, f16, i8, u8, i32, i64.
     """
     if array.dtype not in _DTYPES or not array.flags.c_contiguous:
         raise ValueError(
@@ -60,9 +58,7 @@ def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Return an array over a CPU tensor's memory, in 3 us; `Tensor.numpy` copies. The array keeps the tensor alive.
 
-    Raises:
-        RuntimeError: a type NumPy lacks, such as bfloat16.
-        BufferError: the tensor wants a gradient.
+    Raises RuntimeError: a type NumPy lacks, such as bfloat16; BufferError: the tensor wants a gradient.
     """
     array: npt.NDArray[Any] = np.from_dlpack(tensor)
     return array

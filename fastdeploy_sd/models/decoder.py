@@ -30,8 +30,7 @@ from fastdeploy_sd.types import I32
 class Embedding:
     """Token ids to rows of a table [V, H], in the model's dtype.
 
-    Raises:
-        CheckpointError: that is float16, which cannot hold the table's numbers.
+    Raises CheckpointError: that is float16, which cannot hold the table's numbers.
     """
 
     def __init__(self, part: FloatPart, scheme: QuantScheme) -> None:
@@ -73,8 +72,7 @@ class Decoder:
     ) -> None:
         """Load this rank's part; `packer` is the source's, None = one that packs everything.
 
-        Raises:
-            CheckpointError: a tensor is missing, has another shape, would not be used, or is not for float16.
+        Raises CheckpointError: a tensor is missing, has another shape, would not be used, or is not for float16.
         """
         self.config, self.dtype = config, scheme.dtype
         weights = DecoderWeights(source, config)

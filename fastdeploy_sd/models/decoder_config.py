@@ -184,8 +184,7 @@ def read_decoder(
         activations: names of SiLU.
         attention: flags of AttentionConfig.
 
-    Raises:
-        CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
+    Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
     reader.require_neutral({**_NEUTRAL, "hidden_act": activations})
     num_heads, hidden_size = reader.integer("num_attention_heads"), reader.integer("hidden_size")

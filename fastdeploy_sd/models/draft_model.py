@@ -48,9 +48,7 @@ class DraftWeights(Protocol):
     def verify(self, num_steps: int) -> None:
         """Check that the layers of so many drafts are there.
 
-        Raises:
-            ConfigError: there are too few layers.
-            CheckpointError: a tensor is missing or has another shape.
+        Raises ConfigError: there are too few layers; CheckpointError: a tensor is missing or has another shape.
         """
         ...
 

@@ -43,8 +43,7 @@ _MOE_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 def read_ernie4_5(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Ernie4_5ForCausalLM.
 
-    Raises:
-        CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
+    Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
     reader.require_neutral({"moe_num_experts": (0,)})
     return _read_dense(reader)

@@ -115,8 +115,7 @@ def build_mtp_model(
         scheme: of the draft layers' own linear weights, a head of their own among them.
         packer: of the checkpoint that holds them.
 
-    Raises:
-        CheckpointError: a tensor is missing or has another shape.
+    Raises CheckpointError: a tensor is missing or has another shape.
     """
     builder = _MtpBuilder(target, weights, scheme, packer, group)
     return MtpModel(

@@ -58,8 +58,7 @@ class MtpNames:
 def find_names(checkpoint: ModelSource) -> MtpNames | None:
     """Return how a checkpoint names its MTP layers, None where it has none.
 
-    Raises:
-        CheckpointError: the numbers have a gap, or are fewer than config.json says.
+    Raises CheckpointError: the numbers have a gap, or are fewer than config.json says.
     """
     ernie = _numbers(checkpoint, _ERNIE_NAME)
     if ernie is not None:

@@ -12,8 +12,7 @@ QWEN3_DEFAULTS = {"head_dim": 128}
 def read_qwen2(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Qwen2ForCausalLM.
 
-    Raises:
-        CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
+    Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
     return read_decoder(reader, qkv_bias=True)
 

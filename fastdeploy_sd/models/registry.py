@@ -39,8 +39,7 @@ DRAFT_ARCHITECTURES: Mapping[str, Architecture] = {
 def read_decoder_config(values: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
     """Turn a checkpoint's config.json into a DecoderConfig; `where` names the file in errors.
 
-    Raises:
-        CheckpointError: unknown architecture, or a key is missing, mistyped, out of range or unsupported.
+    Raises CheckpointError: unknown architecture, or a key is missing, mistyped, out of range or unsupported.
     """
     return _read(values, ARCHITECTURES, where)
 

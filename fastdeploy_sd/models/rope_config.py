@@ -44,8 +44,7 @@ def read_rope(config: FieldReader, max_position: int) -> tuple[float, RopeScalin
         config: of config.json, with a field `rope_theta`.
         max_position: its max_position_embeddings.
 
-    Raises:
-        CheckpointError: a parameter is missing, unknown, mistyped or out of range, or the type is not supported.
+    Raises CheckpointError: a parameter is missing, unknown, mistyped or out of range, or the type is not supported.
     """
     key, values = _parameters(config)
     rope_type = next((values[k] for k in _ROPE_TYPE_KEYS if values.get(k) is not None), "default")

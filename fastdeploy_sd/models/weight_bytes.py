@@ -30,8 +30,7 @@ def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | N
 def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WHOLE_MODEL) -> int:
     """Return the bytes of everything that a rank has of a decoder on a device, but for norms and biases.
 
-    Raises:
-        ConfigError: as DecoderShard.
+    Raises ConfigError: as DecoderShard.
     """
     layers = sum(layer_bytes(config, scheme, layer, shard) for layer in config.layers)
     head = packed_bytes(config.hidden_size, len(DecoderShard(config, shard).vocabulary()), scheme.lm_head)

@@ -17,14 +17,7 @@ SWIGLU = Op(
 def swiglu(gate_up: A) -> A:
     """Gate a feed-forward network: y = silu(gate) * up, where a row is [gate | up]. Computed in float32.
 
-    Args:
-        gate_up: f32, bf16 or f16 [T, 2 * I].
-
-    Returns:
-        The same dtype, [T, I].
-
-    Raises:
-        ValueError: a shape or dtype disagrees.
+    gate_up is f32, bf16 or f16 [T, 2 * I]; y has the same dtype, [T, I].
     """
     y: A = SWIGLU(gate_up=gate_up)
     return y

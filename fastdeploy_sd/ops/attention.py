@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastdeploy_sd.device.program import declaration as d
 from fastdeploy_sd.device.program.declaration import (
     ACTIVATIONS,
-    BF16,
-    F16,
     F32,
-    I8,
     I32,
     I64,
-    U8,
     Attr,
     DTypeOf,
     In,
     InOut,
     Out,
     Part,
+    each,
 )
 from fastdeploy_sd.device.program.op import A, Op
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
@@ -28,10 +26,11 @@ def _cache(array: type[In]) -> dict[str, Part]:
     """The fields of fdsd::KvCache; see ops/kv_cache.py for the shapes."""
     s, scales = "4/itemsize(k)", "num_blocks, num_kv_heads, block_size"
     return {
-        "k": array((F32, BF16, F16, I8, U8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"),
+        "k": array(
+            (F32, d.BF16, d.F16, d.I8, d.U8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"
+        ),
         "v": array("k", f"num_blocks, num_kv_heads, block_size*itemsize(k)/4, head_dim, {s}"),
-        "k_scale": array(F32, scales, optional=True),
-        "v_scale": array(F32, scales, optional=True),
+        **each(array(F32, scales, optional=True), "k_scale", "v_scale"),
         "kv_dtype": DTypeOf("k"),
     }
 
@@ -55,18 +54,23 @@ ROPE_STORE_KV = Op(
 
 def _prefixes(array: type[In], *, optional: bool) -> dict[str, Part]:
     """The fields of fdsd::SharedPrefixes."""
-    sizes = {"group_rows": "num_requests, 64", "group_starts": "num_requests + 1"}
-    sizes |= dict.fromkeys(("group_leaders", "group_places", "shared_partitions"), "num_requests")
-    return {name: array(I32, size, optional=optional) for name, size in sizes.items()}
+    return {
+        "group_rows": array(I32, "num_requests, 64", optional),
+        "group_starts": array(I32, "num_requests + 1", optional),
+        **each(array(I32, "num_requests", optional), "group_leaders", "group_places", "shared_partitions"),
+    }
 
 
+_REQUEST_MAPS = {
+    "table_rows": In(I32, "num_requests"),
+    "block_tables": In(I32, "num_table_rows, max_blocks"),
+    "query_start_loc": In(I32, "num_requests + 1"),
+    "seq_lens": In(I32, "num_requests"),
+}
 FIND_SHARED_PREFIXES = Op(
     "find_shared_prefixes",
     None,
-    table_rows=In(I32, "num_requests"),
-    block_tables=In(I32, "num_table_rows, max_blocks"),
-    query_start_loc=In(I32, "num_requests + 1"),
-    seq_lens=In(I32, "num_requests"),
+    **_REQUEST_MAPS,
     block_size=Attr(int),
     group_size=Attr(int),
     **_prefixes(Out, optional=False),
@@ -77,10 +81,7 @@ CASCADE_APPEND_ATTENTION = Op(
     **_cache(In),
     q=In(ACTIVATIONS, "num_tokens, num_heads*head_dim"),
     dtype=DTypeOf("q"),
-    table_rows=In(I32, "num_requests"),
-    block_tables=In(I32, "num_table_rows, max_blocks"),
-    query_start_loc=In(I32, "num_requests + 1"),
-    seq_lens=In(I32, "num_requests"),
+    **_REQUEST_MAPS,
     scale=Attr(float),
     first_key=Attr(int),
     **_prefixes(In, optional=True),
@@ -106,15 +107,11 @@ def rope_store_kv_(
         cache: of the same dtype, or int8 or, on a GPU, float8 with its scales; written.
         positions: i32[T], absolute.
         slot_mapping: i64[T], block * block_size + offset; -1 = do not write. No slot may come twice.
-        rotary: table and pairing.
-        qk_norm: RMS norm of every head of q and k (Qwen3), or None.
 
     Returns:
         q, the same dtype, [T, Hq * D].
 
-    Raises:
-        ValueError: a shape or dtype disagrees, a position is outside the table or a slot outside the cache; nothing is
-            written then.
+    Raises ValueError: a position is outside the table or a slot outside the cache; nothing is written then.
     """
     q: A = ROPE_STORE_KV(
         **_arrays(cache),
@@ -142,12 +139,7 @@ def find_shared_prefixes(
     Args:
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
-        blocks: of the requests.
-        block_size: tokens per block.
         group_size: query heads per KV head.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, or a size is not positive.
     """
     found = FIND_SHARED_PREFIXES(
         table_rows=blocks.table_rows,
@@ -186,7 +178,6 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         cache: of the same dtype, or int8 or, on a GPU, float8 with its scales, the new tokens' k and v included.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
-        blocks: of the requests.
         scale: of the scores, usually D ** -0.5.
         prefixes: from `find_shared_prefixes` of the same offsets, lengths and blocks, None: nothing is shared.
         tree_mask: i64[T], bit j < 64 of a request's row i: whether it sees the request's new token j, for j < i. None:
@@ -195,9 +186,8 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     Returns:
         The same dtype, [T, Hq * D].
 
-    Raises:
-        ValueError: a shape or dtype disagrees, offsets or lengths contradict each other, a block is outside the cache,
-            `prefixes` are of another call, cache.first_key is not in 0..63, or the device has no kernel for float8.
+    Raises ValueError: a block is outside the cache, `prefixes` are of another call, cache.first_key is not in 0..63, or
+    the device has no kernel for float8.
     """
     y: A = CASCADE_APPEND_ATTENTION(
         **_arrays(cache),

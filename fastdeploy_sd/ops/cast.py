@@ -20,14 +20,7 @@ CAST = Op(
 def cast(x: Any, dtype: Any) -> Any:
     """Return x in another dtype; bfloat16 and float16 are rounded to nearest, ties to even.
 
-    Args:
-        x: f32, bf16 or f16 [T, N].
-        dtype: float32, bfloat16 or float16, of the library that x is an array of.
-
-    Returns:
-        [T, N]; x itself when it has the dtype already.
-
-    Raises:
-        ValueError: a shape or dtype disagrees.
+    x is f32, bf16 or f16 [T, N]; it is returned itself when it has the dtype already. The dtype is of the library that
+    x is an array of.
     """
     return x if x.dtype == dtype else CAST(x=x, y_dtype=dtype_name(dtype))

@@ -44,15 +44,10 @@ def all_reduce(
     Args:
         x: f32[T, H].
         communicator: None = one rank alone.
-        out_dtype: float32, bfloat16 or float16, of the library that x is an array of.
-        bias: f32[H], the same on every rank.
-        shared: [T, H] in out_dtype, the same on every rank.
+        out_dtype: of y [T, H] and of `shared`, of the library that x is an array of.
+        bias: f32[H]; it and `shared` are the same on every rank.
 
-    Returns:
-        y [T, H] in out_dtype.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, another rank has failed or does not come; see Communicator.
+    Raises ValueError: another rank has failed or does not come; see Communicator.
     """
     y: A = ALL_REDUCE(x=x, bias=bias, shared=shared, communicator=_handle(communicator), y_dtype=dtype_name(out_dtype))
     return y
@@ -62,15 +57,10 @@ def all_gather(x: A, communicator: AnyCommunicator | None, num_columns: int, uni
     """Put the ranks' columns side by side.
 
     Args:
-        x: f32, bf16 or f16 [T, n], the rank's range of 0..num_columns as `parallel.ranges.halved` cuts it for the
-            group.
+        x: f32, bf16 or f16 [T, n], the rank's range of 0..num_columns as `types.ranges.halved` cuts it at `unit`.
         communicator: None = one rank alone.
 
-    Returns:
-        y [T, num_columns] in x's dtype, the same on every rank.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, another rank has failed or does not come; see Communicator.
+    Raises ValueError: another rank has failed or does not come; see Communicator.
     """
     y: A = ALL_GATHER(x=x, communicator=_handle(communicator), num_columns=num_columns, unit=unit)
     return y

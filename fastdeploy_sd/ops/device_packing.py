@@ -31,10 +31,8 @@ def pack_on_device(
     Args:
         address: 64-byte aligned.
 
-    Raises:
-        ConfigError: the library has no such kernel.
-        ValueError: a shape or dtype disagrees.
-        MemoryError: there is no memory for a piece.
+    Raises ConfigError: the library has no such kernel; ValueError: a shape or dtype disagrees; MemoryError: there is no
+    memory for a piece.
     """
     for struct in ("PackLinearParams", "WeightRows"):
         device.library.verify(_OP, struct)
@@ -50,8 +48,7 @@ def pack_on_device(
 def send_packed(device: CudaDevice, address: int, data: Bytes) -> None:
     """Start copying a matrix that is packed already; it is read at the return.
 
-    Raises:
-        MemoryError: there is no memory for a piece.
+    Raises MemoryError: there is no memory for a piece.
     """
     with device.loading(data.nbytes) as uploads:
         uploads.send(address, data.nbytes, 1, lambda rows, out: uploads.fill(out, data[rows]))

@@ -36,13 +36,9 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
     Args:
         x: f32, bf16 or f16 [M, K].
         bias: f32[N].
-        out_dtype: float32, bfloat16 or float16, of the library that x is an array of; None is x's dtype.
+        out_dtype: of y [M, N], of the library that x is an array of; None is x's dtype.
 
-    Returns:
-        y [M, N].
-
-    Raises:
-        ValueError: a shape or dtype disagrees; a format that the device does not multiply.
+    Raises ValueError: a format that the device does not multiply.
     """
     y: A = LINEAR(
         x=x,

@@ -12,11 +12,7 @@ GPU_FORMATS: tuple[LinearFormat, ...] = ("fp8", "float16")
 
 
 def format_code(fmt: str) -> int:
-    """Return the code of fdsd::LinearFormat.
-
-    Raises:
-        ValueError: unknown name.
-    """
+    """Return the code of fdsd::LinearFormat. Raises ValueError: unknown name."""
     if fmt not in _CODES:
         raise ValueError(f"format: expected one of {', '.join(_CODES)}, got {fmt!r}")
     return _CODES.index(fmt)

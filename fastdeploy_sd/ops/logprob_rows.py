@@ -18,8 +18,7 @@ from fastdeploy_sd.types import F32, I32, Rows
 def logit_rows(*logits: Any) -> Sequence[F32 | RowsOnDevice]:
     """Return what the host takes for logits, f32[L, V] each, of one width: its own memory, or rows on the device.
 
-    Raises:
-        MemoryError: the device has none for the log-probabilities of L rows.
+    Raises MemoryError: the device has none for the log-probabilities of L rows.
     """
     if device().kind == "cpu":
         return [device().read(rows) for rows in logits]
@@ -35,8 +34,7 @@ class LogprobRows:
     Args:
         logits: f32[L, V], of the device; calls may be over others of at most L rows.
 
-    Raises:
-        MemoryError: the device has none for as much as L rows may ask for.
+    Raises MemoryError: the device has none for as much as L rows may ask for.
     """
 
     def __init__(self, device: Device, logits: DeviceTensor) -> None:
@@ -67,8 +65,7 @@ class LogprobRows:
     def __call__(self, logits: DeviceTensor, rows: Rows, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
         """Wait for the calls so far and this one; see `reference.sampling.token_logprobs`.
 
-        Raises:
-            ValueError: more rows or alternatives than there is room for.
+        Raises ValueError: more rows or alternatives than there is room for.
         """
         n = len(rows)
         if n > self._num_rows or num_top > self._num_top or len(token_ids) != n:

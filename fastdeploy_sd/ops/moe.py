@@ -65,15 +65,9 @@ def moe_ffn(  # noqa: PLR0913
         down: L matrices [H, I], in the same format.
         selection_bias: f32[E].
         shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
-        first_expert: the id of the first of the L experts; tokens count for those that they choose.
+        first_expert: the id of the first of the L experts.
         num_slices: 1, 2 or 4.
-        out_dtype: float32, bfloat16 or float16, of the library that x is an array of; None is x's dtype.
-
-    Returns:
-        y [T, H].
-
-    Raises:
-        ValueError: a shape or dtype disagrees, or top_k is not in 1..E.
+        out_dtype: of y [T, H], of the library that x is an array of; None is x's dtype.
     """
     shape = (down.num_experts, 2 * down.in_features, down.out_features, down.format)
     got = (gate_up.num_experts, gate_up.out_features, gate_up.in_features, gate_up.format)

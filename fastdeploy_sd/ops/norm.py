@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
+from typing import cast
+
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out, each
 from fastdeploy_sd.device.program.op import A, Op
 
 RMS_NORM = Op(
@@ -21,8 +23,7 @@ CONCAT_RMS_NORM = Op(
     "num_rows",
     first=In(ACTIVATIONS, "num_rows, hidden_size"),
     second=In("first", "num_rows, hidden_size"),
-    first_weight=In(F32, "hidden_size"),
-    second_weight=In(F32, "hidden_size"),
+    **each(In(F32, "hidden_size"), "first_weight", "second_weight"),
     eps=Attr(float),
     dtype=DTypeOf("first"),
     y=Out("first", "num_rows, 2*hidden_size"),
@@ -30,36 +31,15 @@ CONCAT_RMS_NORM = Op(
 
 
 def rms_norm(x: A, weight: A, eps: float, residual: A | None = None) -> tuple[A, A]:
-    """Add the residual stream and normalise: h = x (+ residual), y = h / rms(h) * weight.
-
-    Args:
-        x: f32, bf16 or f16 [T, H].
-        weight: f32[H].
-        residual: f32[T, H].
+    """Add the residual stream f32[T, H] and normalise: h = x (+ residual), y = h / rms(h) * weight.
 
     Returns:
         y in x's dtype [T, H] and h, f32[T, H]: the residual stream stays in float32.
-
-    Raises:
-        ValueError: a shape or dtype disagrees.
     """
-    y, h = RMS_NORM(x=x, residual=residual, weight=weight, eps=eps)
-    return y, h
+    return cast("tuple[A, A]", RMS_NORM(x=x, residual=residual, weight=weight, eps=eps))
 
 
 def concat_rms_norm(first: A, second: A, first_weight: A, second_weight: A, eps: float) -> A:
-    """Normalise two matrices apart and put them side by side: the input of a draft layer's projection.
-
-    Args:
-        first, second: f32, bf16 or f16 [T, H].
-        first_weight, second_weight: f32[H].
-
-    Returns:
-        The same dtype, [T, 2 * H]; a row is [first | second].
-
-    Raises:
-        ValueError: a shape or dtype disagrees.
-    """
+    """Normalise two matrices [T, H] apart and put them side by side, [T, 2 * H]: a draft layer's input."""
     weights = {"first_weight": first_weight, "second_weight": second_weight}
-    y: A = CONCAT_RMS_NORM(first=first, second=second, **weights, eps=eps)
-    return y
+    return cast("A", CONCAT_RMS_NORM(first=first, second=second, **weights, eps=eps))

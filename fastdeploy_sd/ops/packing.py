@@ -58,8 +58,7 @@ def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat, sli
         weight: f32, f16 or bf16 [N, K], or parts of it. Parts that are numbers are read in place: views of larger
             matrices, whose rows are contiguous; may be read-only memory maps.
 
-    Raises:
-        ValueError: a shape, dtype or the alignment disagrees.
+    Raises ValueError: a shape, dtype or the alignment disagrees.
     """
     matrix = as_matrix(weight)
     rows: type[Any] = struct_type("WeightRows")
@@ -75,8 +74,7 @@ def pack_params(address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: S
         address: where the packed matrix goes.
         parts: where the `weight_rows` of the matrix's parts are.
 
-    Raises:
-        ValueError: unknown format, or not a matrix.
+    Raises ValueError: unknown format, or not a matrix.
     """
     out_features, in_features = matrix.shape
     return struct_type("PackLinearParams")(
@@ -97,8 +95,7 @@ def weight_rows(part: FloatPart, address: int | None = None) -> CParams:
     Args:
         address: of the same elements row by row elsewhere; None = they are read where they are.
 
-    Raises:
-        ValueError: of another type than weights have, or rows that are not contiguous.
+    Raises ValueError: of another type than weights have, or rows that are not contiguous.
     """
     data = part.data
     if data.dtype not in _WEIGHT_DTYPE_CODES:
@@ -135,8 +132,7 @@ def pack_linear(
         weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it; see `pack_into`.
         slices: how the sums over K are cut.
 
-    Raises:
-        ValueError: unknown format, or not a matrix of such a type.
+    Raises ValueError: unknown format, or not a matrix of such a type.
     """
     matrix = as_matrix(weight)
     out_features, in_features = matrix.shape
@@ -163,8 +159,7 @@ class PackedExperts(Generic[A]):
 def experts_shape(weights: Sequence[WeightMatrix]) -> tuple[int, int]:
     """Return the (out_features, in_features) that all experts share.
 
-    Raises:
-        ValueError: no expert, or shapes that differ.
+    Raises ValueError: no expert, or shapes that differ.
     """
     shapes = {weight.shape for weight in weights}
     if len(shapes) != 1:

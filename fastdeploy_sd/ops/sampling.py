@@ -1,4 +1,7 @@
-"""process_logits, sample, top_p_candidates and token_logprobs: their declarations, and calls on NumPy arrays."""
+"""process_logits, sample, top_p_candidates and token_logprobs: their declarations, and calls on NumPy arrays.
+
+The meaning of each op is the function of its name in `reference.sampling`.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,14 @@ import numpy as np
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.library import library
 from fastdeploy_sd.device.program import declaration as d
-from fastdeploy_sd.device.program.declaration import Attr, In, Out, Part
+from fastdeploy_sd.device.program.declaration import Attr, In, Out, Part, each
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.ops.candidates import DraftedRows
 from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftTokens, Rows, SamplingArrays
 
-_RULES = {
+_RULES: dict[str, Part] = {
     "table_rows": In(d.I32, "num_requests"),
-    "repetition_penalty": In(d.F32, "num_table_rows"),
-    "presence_penalty": In(d.F32, "num_table_rows"),
-    "frequency_penalty": In(d.F32, "num_table_rows"),
+    **each(In(d.F32, "num_table_rows"), "repetition_penalty", "presence_penalty", "frequency_penalty"),
     "count_rows": In(d.I32, "num_table_rows"),
     "token_counts": In(d.I32, "num_count_rows, vocab_size"),
     "num_bias": In(d.I32, "num_table_rows"),
@@ -30,24 +31,19 @@ _RULES = {
     "allowed_rows": In(d.I32, "num_rows"),
     "allowed_bits": In(d.I32, "num_allowed, num_allowed_words"),
 }
-_FILTERS = {
-    "temperature": In(d.F32, "num_table_rows"),
-    "top_k": In(d.I32, "num_table_rows"),
-    "top_p": In(d.F32, "num_table_rows"),
-    "min_p": In(d.F32, "num_table_rows"),
-    "seed": In(d.U64, "num_table_rows"),
-}
-_DRAFTED = {
+_DRAFTED: dict[str, Part] = {
     "cu_num_logits": In(d.I32, "num_requests + 1", optional=True),
     "draft_token_ids": In(d.I32, "num_drafts"),
     "cu_num_draft": In(d.I32, "num_requests + 1", optional=True),
 }
 _ROWS: dict[str, Part] = {
     "logits": In(d.F32, "num_rows, vocab_size"),
-    "batch_id_per_output": In(d.I32, "num_rows"),
-    "positions": In(d.I32, "num_rows"),
+    **each(In(d.I32, "num_rows"), "batch_id_per_output", "positions"),
     **_RULES,
-    **_FILTERS,
+    "temperature": In(d.F32, "num_table_rows"),
+    "top_k": In(d.I32, "num_table_rows"),
+    **each(In(d.F32, "num_table_rows"), "top_p", "min_p"),
+    "seed": In(d.U64, "num_table_rows"),
     **_DRAFTED,
     "stops_at_wrong_draft": Attr(bool),
 }
@@ -72,19 +68,13 @@ TOP_P_CANDIDATES = HostOp(
 TOKEN_LOGPROBS = HostOp(
     "token_logprobs",
     logits=In(d.F32, "num_logits, vocab_size"),
-    rows=In(d.I32, "num_rows"),
-    token_ids=In(d.I32, "num_rows"),
+    **each(In(d.I32, "num_rows"), "rows", "token_ids"),
     num_top=Attr(int),
     logprobs=Out(d.F32, "num_rows"),
     ranks=Out(d.I32, "num_rows"),
     top_token_ids=Out(d.I32, "num_rows, num_top"),
     top_logprobs=Out(d.F32, "num_rows, num_top"),
 )
-
-
-def settings_of(sampling: SamplingArrays) -> dict[str, Any]:
-    """Return the arguments of `sample` and `top_p_candidates` that are columns of `sampling`."""
-    return {name: getattr(sampling, name) for name in (*_RULES, *_FILTERS)}
 
 
 def sample(
@@ -94,14 +84,10 @@ def sample(
     sampling: SamplingArrays,
     drafted: DraftedRows | None = None,
 ) -> I32:
-    """See `reference.sampling.sample`.
-
-    Raises:
-        ValueError: a shape, dtype or offset disagrees, or a parameter is out of its range.
-    """
+    """See `reference.sampling.sample`."""
     rows = {"logits": logits, "batch_id_per_output": batch_id_per_output, "positions": positions}
     stops = drafted is not None and drafted.is_verified
-    token_ids = SAMPLE(**rows, **settings_of(sampling), **_drafted(drafted), stops_at_wrong_draft=stops)
+    token_ids = SAMPLE(**rows, **SAMPLE.arguments_in(sampling), **_drafted(drafted), stops_at_wrong_draft=stops)
     return cast("I32", token_ids)
 
 
@@ -113,35 +99,21 @@ def top_p_candidates(
     max_candidate_len: int,
     drafted: DraftedRows | None = None,
 ) -> tuple[I32, I32, I32]:
-    """See `reference.sampling.top_p_candidates`.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, a parameter is out of its range, or max_candidate_len is below 1.
-    """
+    """See `reference.sampling.top_p_candidates`; raises ValueError for a max_candidate_len below 1 too."""
     rows = {"logits": logits, "batch_id_per_output": batch_id_per_output, "positions": positions}
-    settings = settings_of(sampling) | {"stops_at_wrong_draft": False, "max_candidate_len": max_candidate_len}
+    settings = SAMPLE.arguments_in(sampling) | {"stops_at_wrong_draft": False, "max_candidate_len": max_candidate_len}
     found = TOP_P_CANDIDATES(**rows, **settings, **_drafted(drafted))
     return cast("tuple[I32, I32, I32]", found)
 
 
 def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
-    """See `reference.sampling.process_logits`; sampling does the same to the rows it looks at.
-
-    Raises:
-        ValueError: a shape, dtype or offset disagrees, a row is none, or a token id is outside the vocabulary.
-    """
-    rules = {name: getattr(sampling, name) for name in _RULES}
-    y = PROCESS_LOGITS(logits=logits, rows=rows, **rules, **_drafted(DraftedRows(cu_num_logits, draft)))
-    return cast("F32", y)
+    """See `reference.sampling.process_logits`; sampling does the same to the rows it looks at."""
+    rules, drafted = PROCESS_LOGITS.arguments_in(sampling), _drafted(DraftedRows(cu_num_logits, draft))
+    return cast("F32", PROCESS_LOGITS(logits=logits, rows=rows, **rules, **drafted))
 
 
 def token_logprobs(logits: F32 | RowsOnDevice, rows: Rows, token_ids: I32, num_top: int) -> tuple[F32, I32, I32, F32]:
-    """See `reference.sampling.token_logprobs`. Rows on a device are looked at there.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, a row is none, a token id is outside the vocabulary, or num_top exceeds
-            it.
-    """
+    """See `reference.sampling.token_logprobs`. Rows on a device are looked at there."""
     if isinstance(logits, RowsOnDevice):
         return logits.logprobs(rows, token_ids, num_top)
     found = TOKEN_LOGPROBS(logits=logits, rows=rows.astype(np.int32), token_ids=token_ids, num_top=num_top)
@@ -159,8 +131,5 @@ def _drafted(drafted: DraftedRows | None) -> dict[str, Any]:
     if drafted is None:
         return {"draft_token_ids": EMPTY_I32}
     draft = drafted.draft
-    return {
-        "cu_num_logits": drafted.cu_num_logits,
-        "draft_token_ids": draft.token_ids,
-        "cu_num_draft": draft.cu_num_draft,
-    }
+    tokens = {"draft_token_ids": draft.token_ids, "cu_num_draft": draft.cu_num_draft}
+    return {"cu_num_logits": drafted.cu_num_logits, **tokens}

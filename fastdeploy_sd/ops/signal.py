@@ -22,7 +22,6 @@ def signal_(positions: A, counter: A, event_fd: int) -> None:
         counter: i64[1].
         event_fd: an eventfd to which 1 is added; -1 = none.
 
-    Raises:
-        ValueError: a shape or type disagrees, or the descriptor cannot be written.
+    Raises ValueError: the descriptor cannot be written.
     """
     SIGNAL(positions=positions, counter=counter, event_fd=event_fd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from fastdeploy_sd.device.program import declaration as d
-from fastdeploy_sd.device.program.declaration import Attr, In, Out
+from fastdeploy_sd.device.program.declaration import Attr, In, Out, each
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
 from fastdeploy_sd.types import I32, DraftTokens
@@ -16,9 +16,7 @@ VERIFY_DRAFT_TOKENS = HostOp(
     draft_token_ids=In(d.I32, "num_drafts"),
     cu_num_draft=In(d.I32, "num_requests + 1"),
     sampled_token_ids=In(d.I32, "num_rows"),
-    accept_policy=Attr(int),
-    max_candidate_len=Attr(int),
-    verify_window=Attr(int),
+    **each(Attr(int), "accept_policy", "max_candidate_len", "verify_window"),
     candidate_token_ids=In(d.I32, "num_rows, max_candidate_len", optional=True),
     candidate_lens=In(d.I32, "num_rows", optional=True),
     token_ids=Out(d.I32, "num_rows"),
@@ -35,12 +33,7 @@ def verify_draft_tokens(
     policy: AcceptPolicy = AcceptPolicy.NORMAL,
     candidates: Candidates | None = None,
 ) -> tuple[I32, I32, I32]:
-    """See `reference.verification.verify_draft_tokens`.
-
-    Raises:
-        ValueError: a shape or dtype disagrees, a request has neither drafts + 1 logits rows nor none of both, a draft
-            is negative, or a length or the window of the candidates is out of its range.
-    """
+    """See `reference.verification.verify_draft_tokens`."""
     found = Candidates(None, None, 0) if candidates is None else candidates  # type: ignore[arg-type]
     token_ids, cu_num_output, num_accepted, _ = VERIFY_DRAFT_TOKENS(
         cu_num_logits=cu_num_logits,

@@ -128,11 +128,7 @@ class WeightMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K).
-
-        Raises:
-            ValueError: a part is no matrix, or their K differ.
-        """
+        """(N, K). Raises ValueError: a part is no matrix, or their K differ."""
         shapes = [part.shape for part in self.parts]
         if len({columns for _, columns in shapes}) != 1:
             raise ValueError(f"weight: expected parts [N, K] of one K, got shapes {shapes}")

@@ -16,7 +16,7 @@ from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers, Out
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.ops.candidates import AcceptPolicy
-from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, settings_of, token_logprobs
+from fastdeploy_sd.ops.sampling import SAMPLE, TOP_P_CANDIDATES, token_logprobs
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
 from fastdeploy_sd.types import F32, I32, LogprobArrays, SamplingArrays, VerifyResult
 
@@ -100,7 +100,7 @@ class Verifier:
         }
         num_rows, candidates = len(logits), {}
         sampled = np.zeros(num_rows, np.int32)
-        rows = settings_of(sampling) | drafted
+        rows = SAMPLE.arguments_in(sampling) | drafted
         rows |= {"logits": logits, "batch_id_per_output": m.batch_id_per_output, "positions": m.output_positions}
         if rule.strategy == "topp":
             candidates = {

@@ -170,8 +170,7 @@ class CopyStream:
     Args:
         batch_bytes: of each of its batches.
 
-    Raises:
-        MemoryError: the device or the host has none for them.
+    Raises MemoryError: the device or the host has none for them.
     """
 
     def __init__(self, blocks: CudaBlocks, batch_bytes: int, num_batches: int) -> None:

@@ -165,8 +165,7 @@ class CudaTransfers:
     def send(self) -> None:
         """Upload all pieces.
 
-        Raises:
-            ValueError: a copy was refused. All pieces stay in `up`: the next call must not run without them.
+        Raises ValueError: a copy was refused. All pieces stay in `up`: the next call must not run without them.
         """
         if not self.up:
             return
@@ -213,9 +212,7 @@ class CudaTransfers:
     def finish(self) -> None:
         """Wait for the device, and put downloads in their arrays.
 
-        Raises:
-            ValueError: as `on_wait`.
-            DeviceLost: a kernel failed; nothing was downloaded.
+        Raises ValueError: as `on_wait`; DeviceLost: a kernel failed; nothing was downloaded.
         """
         arrived: Sequence[tuple[Bytes, Bytes]] = self._down
         self._down = []

@@ -32,8 +32,7 @@ class Workspace:
     def address(self, num_bytes: int) -> int:
         """Return where there are so many bytes, until more are asked for; 0 where none are wanted.
 
-        Raises:
-            MemoryError: the GPU has not that much.
+        Raises MemoryError: the GPU has not that much.
         """
         if num_bytes > self._size:
             # What was there may still be in use: giving it back waits for that.
@@ -45,8 +44,7 @@ class Workspace:
 def dry_run(library: CudaLibrary, program: int, workspace: int, stream: int) -> None:
     """Capture a program's calls without running them or keeping the graph: what one refuses shows, kernels are loaded.
 
-    Raises:
-        ValueError: an op refuses its arguments; the text names it.
+    Raises ValueError: an op refuses its arguments; the text names it.
     """
     graph = library.made("program_capture", program, workspace, stream)
     library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))

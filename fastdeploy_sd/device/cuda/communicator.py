@@ -42,8 +42,7 @@ class GpuCommunicator:
         rank: 0..size - 1.
         size: 2 or 4.
 
-    Raises:
-        ValueError: GPUs cannot share memory.
+    Raises ValueError: GPUs cannot share memory.
     """
 
     def __init__(
@@ -94,8 +93,7 @@ class GpuCommunicator:
     def verify(self) -> None:
         """Look whether this attempt's passes, which were waited for, have what all ranks gave.
 
-        Raises:
-            ValueError: they have not; the text names the rank.
+        Raises ValueError: they have not; the text names the rank.
         """
         failed_in, missing = self._status.tolist()
         if failed_in != self._attempt + 1:

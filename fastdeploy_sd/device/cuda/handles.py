@@ -18,8 +18,7 @@ class CudaHandle:
     Args:
         maker: the function of the library that makes it. destroyer: the one that destroys it.
 
-    Raises:
-        ValueError: the driver made none.
+    Raises ValueError: the driver made none.
     """
 
     __slots__ = ("__weakref__", "address")

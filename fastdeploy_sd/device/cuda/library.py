@@ -71,11 +71,7 @@ def _other_source(library: CudaLibrary) -> str | None:
 
 @functools.cache
 def load(path: pathlib.Path) -> CudaLibrary:
-    """Return the library in a file.
-
-    Raises:
-        OSError: it cannot be loaded.
-    """
+    """Return the library in a file. Raises OSError: it cannot be loaded."""
     return CudaLibrary(path)
 
 
@@ -101,11 +97,7 @@ class CudaLibrary:
         return name.decode()
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the GPU's memory, and how many of them are free.
-
-        Raises:
-            ValueError: it does not say.
-        """
+        """Return the bytes of the GPU's memory, and how many of them are free. Raises ValueError: it does not say."""
         free, total = ctypes.c_int64(), ctypes.c_int64()
         self.call("memory_bytes", ctypes.byref(free), ctypes.byref(total))
         return total.value, free.value
@@ -131,9 +123,7 @@ class CudaLibrary:
         Args:
             arguments: Python integers are addresses; other numbers come as ctypes objects.
 
-        Raises:
-            ValueError: it failed; the text says why.
-            DeviceLost: nor can anything else succeed from now on.
+        Raises ValueError: it failed; the text says why; DeviceLost: nor can anything else succeed from now on.
         """
         error = self._error_of(name, arguments)
         if error:

@@ -36,10 +36,8 @@ class CudaMemory:
     def take(self, num_bytes: int) -> tuple[DeviceMemory, int]:
         """Return memory and an address in it, a multiple of 256, from which on num_bytes are the caller's.
 
-        What is there is anything. The caller keeps the memory for as long as the GPU may use it.
-
-        Raises:
-            MemoryError: the GPU has not that much; the text says how much it has.
+        What is there is anything. The caller keeps the memory for as long as the GPU may use it. Raises MemoryError:
+        the GPU has not that much; the text says how much it has.
         """
         piece_bytes = self._library.piece_bytes
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -69,8 +67,7 @@ class CudaMemory:
 def pinned_zeros(library: CudaLibrary, num_bytes: int) -> npt.NDArray[np.uint8]:
     """Return zeros u8[num_bytes] of the host that a GPU copies from and to by itself.
 
-    Raises:
-        MemoryError: the system gives no more of such memory.
+    Raises MemoryError: the system gives no more of such memory.
     """
     try:
         address = library.made("allocate_pinned", ctypes.c_int64(num_bytes))
@@ -91,8 +88,7 @@ class StagingMemory:
         address: of num_bytes of the GPU's memory. memory: keeps them.
         event: the user records it after each use of the memory, and waits for it before the next.
 
-    Raises:
-        MemoryError: there is no pinned memory, or none of the GPU's.
+    Raises MemoryError: there is no pinned memory, or none of the GPU's.
     """
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:

@@ -30,9 +30,8 @@ class Columns:
     Attributes:
         sizes: by which there are calls, in order.
 
-    Raises:
-        ValueError: an input that is no column is to be filled, or one of floats with something else than 0, or one with
-            its last element that may have none.
+    Raises ValueError: an input that is no column is to be filled, or one of floats with something else than 0, or one
+    with its last element that may have none.
     """
 
     def __init__(self, recording: Recording, inputs: Any) -> None:

@@ -10,11 +10,7 @@ from fastdeploy_sd.device.memory import DeviceMemory
 
 
 def num_devices(library: CudaLibrary) -> int:
-    """Return how many GPUs this process sees.
-
-    Raises:
-        ValueError: the driver does not say.
-    """
+    """Return how many GPUs this process sees. Raises ValueError: the driver does not say."""
     count = ctypes.c_int64()
     library.call("num_devices", ctypes.byref(count))
     return count.value
@@ -23,8 +19,7 @@ def num_devices(library: CudaLibrary) -> int:
 def reaches(library: CudaLibrary, device: int, other: int) -> bool:
     """Return whether a GPU can read and write another one's memory, both by their numbers.
 
-    Raises:
-        ValueError: there is no such GPU.
+    Raises ValueError: there is no such GPU.
     """
     can_access = ctypes.c_int64()
     library.call("reaches", ctypes.c_int32(device), ctypes.c_int32(other), ctypes.byref(can_access))
@@ -34,10 +29,8 @@ def reaches(library: CudaLibrary, device: int, other: int) -> bool:
 def take_shareable(library: CudaLibrary, num_bytes: int) -> DeviceMemory:
     """Return memory that `handle_of` can give to other processes; nothing else is in the blocks that it has of CUDA's.
 
-    What is there is anything. It must live for longer than any process uses it.
-
-    Raises:
-        ValueError: the GPU has not that much.
+    What is there is anything. It must live for longer than any process uses it. Raises ValueError: the GPU has not that
+    much.
     """
     block = library.number("share_block_bytes")
     size = -(-num_bytes // block) * block
@@ -48,8 +41,7 @@ def take_shareable(library: CudaLibrary, num_bytes: int) -> DeviceMemory:
 def handle_of(library: CudaLibrary, memory: DeviceMemory) -> bytes:
     """Return what `open_shared` in another process of this host takes for such memory.
 
-    Raises:
-        ValueError: the GPU or the system shares no memory.
+    Raises ValueError: the GPU or the system shares no memory.
     """
     handle = ctypes.create_string_buffer(library.number("share_handle_bytes"))
     library.call("share", memory.address, handle)
@@ -75,8 +67,7 @@ def open_shared(library: CudaLibrary, handle: bytes, num_bytes: int) -> DeviceMe
 def open_verified(library: CudaLibrary, handle: bytes, num_bytes: int) -> DeviceMemory:
     """As `open_shared`, of a process that may say less than the truth.
 
-    Raises:
-        ValueError: as `open_shared`; or there are fewer bytes, or the driver does not say how many.
+    Raises ValueError: as `open_shared`; or there are fewer bytes, or the driver does not say how many.
     """
     memory, found = open_shared(library, handle, num_bytes), ctypes.c_int64()
     library.call("allocation_bytes", memory.address, ctypes.byref(found))

@@ -27,8 +27,7 @@ class CudaUploads:
     Args:
         num_bytes: about how much will come, so that small models take small pieces.
 
-    Raises:
-        MemoryError: there is no pinned memory, or none of the GPU's.
+    Raises MemoryError: there is no pinned memory, or none of the GPU's.
     """
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int, num_bytes: int) -> None:
@@ -42,9 +41,7 @@ class CudaUploads:
         """Return u8[num_bytes] of pinned memory, and the address of as much of the GPU's memory.
 
         Both are the caller's until it asks again; what it puts on the stream before that may read and write them.
-
-        Raises:
-            MemoryError: more than `piece_bytes` is asked for, and there is not that much.
+        Raises MemoryError: more than `piece_bytes` is asked for, and there is not that much.
         """
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         piece = self._pieces[self._turn]
@@ -81,11 +78,7 @@ class CudaUploads:
             self.copy(to + begin * row_bytes, host)
 
     def close(self) -> None:
-        """Wait for all that was sent, and give the pieces back.
-
-        Raises:
-            ValueError: a kernel or a copy failed.
-        """
+        """Wait for all that was sent, and give the pieces back. Raises ValueError: a kernel or a copy failed."""
         try:
             self._library.call("stream_synchronize", self._stream)
         finally:

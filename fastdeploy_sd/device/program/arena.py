@@ -47,10 +47,8 @@ class Placement:
 def allocate_arena(num_bytes: int) -> Tensor:
     """Return zeros u8[num_bytes]; the system provides a page when it is first touched.
 
-    One tensor, of which all others are views: Paddle frees what lies at an address once.
-
-    Raises:
-        ConfigError: the system does not give that much.
+    One tensor, of which all others are views: Paddle frees what lies at an address once. Raises ConfigError: the system
+    does not give that much.
     """
     try:
         return from_numpy(aligned_zeros((max(num_bytes, ALIGNMENT),), np.uint8))

@@ -27,8 +27,7 @@ class BoundCall:
     def run(self) -> None:
         """Run the op, or start it where the device runs in its own time.
 
-        Raises:
-            ValueError: the kernel refused its arguments; the text names op and argument.
+        Raises ValueError: the kernel refused its arguments; the text names op and argument.
         """
         error = self._function(self._reference)
         if error:

@@ -15,8 +15,7 @@ from fastdeploy_sd.device.tensors import aligned_zeros
 def constant(array: npt.NDArray[np.generic]) -> Tensor:
     """Return a tensor with a copy of an array in the device's memory; u16 is taken as bfloat16.
 
-    Raises:
-        ValueError: of a type that tensors lack.
+    Raises ValueError: of a type that tensors lack.
     """
     copy: npt.NDArray[Any] = aligned_zeros(array.shape, array.dtype)
     copy[...] = array

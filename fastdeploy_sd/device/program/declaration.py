@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastdeploy_sd.device.layout import Layout
 from fastdeploy_sd.device.program.expression import GOT, Expression, parse
@@ -81,6 +81,12 @@ class DTypeOf:
 
 
 Part = In | Attr | Value | DTypeOf
+P = TypeVar("P", bound=Part)
+
+
+def each(part: P, *names: str) -> dict[str, P]:
+    """Return one declaration under several names."""
+    return dict.fromkeys(names, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +131,7 @@ class Declaration:
         attributes: Attr by name, in order.
         steps: array -> its dimensions.
 
-    Raises:
-        ValueError: a size cannot be computed or solved for.
+    Raises ValueError: a size cannot be computed or solved for.
     """
 
     def __init__(self, name: str, per_row: str | None, parts: Mapping[str, Part]) -> None:

@@ -33,8 +33,7 @@ _OPERATORS: Mapping[type[ast.operator], tuple[str, Callable[[Any, Any], Any], ty
 def parse(text: str) -> tuple[Expression, ...]:
     """Return the expressions in a text, which are separated by commas.
 
-    Raises:
-        ValueError: something in it is not allowed.
+    Raises ValueError: something in it is not allowed.
     """
     try:
         tree = ast.parse(f"({text},)", mode="eval").body
@@ -51,8 +50,7 @@ class Expression:
         text: as declared.
         names: the sizes it is made of; `itemsize(x)` is one.
 
-    Raises:
-        ValueError: something in it is not allowed.
+    Raises ValueError: something in it is not allowed.
     """
 
     def __init__(self, node: ast.expr) -> None:
@@ -78,10 +76,8 @@ class Expression:
     def solved_for(self, name: str) -> Expression:
         """Return the value of one of the names, from the others and the value of this expression, GOT.
 
-        Quotients lose their rest: whether this expression has that value must be looked at afterwards.
-
-        Raises:
-            ValueError: the name occurs twice, in a call, or to the right of a - or /.
+        Quotients lose their rest: whether this expression has that value must be looked at afterwards. Raises
+        ValueError: the name occurs twice, in a call, or to the right of a - or /.
         """
         node, inverse = self._node, ast.Name(GOT)
         solved: ast.expr = inverse

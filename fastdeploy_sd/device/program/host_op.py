@@ -33,13 +33,14 @@ class HostOp:
 
     @functools.cached_property
     def params_type(self) -> type[CParams]:
-        """The params struct.
-
-        Raises:
-            ConfigError: the declaration is not the library's.
-        """
+        """The params struct. Raises ConfigError: the declaration is not the library's."""
         self.declaration.verify(layout(self.declaration.struct))
         return struct_type(self.declaration.struct)
+
+    def arguments_in(self, holder: object) -> dict[str, Any]:
+        """Return the inputs and attributes that an object has under their own names."""
+        names = (*self.declaration.inputs, *self.declaration.attributes)
+        return {name: getattr(holder, name) for name in names if hasattr(holder, name)}
 
     def bind(self, **arguments: Any) -> BoundCall:
         """Return a call of this op on these arrays, as often as wanted.
@@ -50,9 +51,7 @@ class HostOp:
         Args:
             arguments: every input, output and attribute; a missing optional array is None.
 
-        Raises:
-            TypeError: an argument is unknown.
-            ValueError: an argument is missing or not as declared.
+        Raises TypeError: an argument is unknown; ValueError: an argument is missing or not as declared.
         """
         arrays = [arguments.get(name) for name in self.declaration.arrays]
         return BoundCall(self.declaration.name, self.params_of(arguments, self._look, _address), arrays=arrays)
@@ -65,9 +64,7 @@ class HostOp:
             look: what is known of an array.
             address: where an array is.
 
-        Raises:
-            TypeError: an argument is unknown.
-            ValueError: an argument is missing or not as declared.
+        Raises TypeError: an argument is unknown; ValueError: an argument is missing or not as declared.
         """
         declared = self.declaration
         return self._params(declared.read(arguments, look, declared.arrays), arguments, address)

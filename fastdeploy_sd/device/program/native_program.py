@@ -56,9 +56,8 @@ class NativeProgram:
     Attributes:
         symbols: i64[num_symbols], counts and addresses, to be written before a run.
 
-    Raises:
-        ValueError: an unknown op, params of another op, a patch outside the params or without a symbol, two patches of
-            the same bytes, a count without a call or symbol, two counts of a call, or memory is exhausted.
+    Raises ValueError: an unknown op, params of another op, a patch outside the params or without a symbol, two patches
+    of the same bytes, a count without a call or symbol, two counts of a call, or memory is exhausted.
     """
 
     def __init__(
@@ -83,9 +82,8 @@ class NativeProgram:
     def run(self) -> None:
         """Run every call in order, with what `symbols` says.
 
-        Raises:
-            ValueError: a symbol is out of range, an op refused its arguments, or computed a count that is no smaller
-                number than the symbol was; the text names call and op.
+        Raises ValueError: a symbol is out of range, an op refused its arguments, or computed a count that is no smaller
+        number than the symbol was; the text names call and op.
         """
         self._run.run()
 
@@ -100,8 +98,7 @@ def create_params(
 ) -> Any:
     """Return the params that make a program, but for where it goes; arguments as NativeProgram's.
 
-    Raises:
-        ValueError: two patches of the same bytes.
+    Raises ValueError: two patches of the same bytes.
     """
     _check_disjoint(patches)
     call_type: type[Any] = struct_type("ProgramCall")

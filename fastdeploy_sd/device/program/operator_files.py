@@ -63,8 +63,7 @@ class Operators:
 def source_root() -> pathlib.Path:
     """Return the folder that holds bindings/ and include/: the checkout's custom_ops, or the headers in the wheel.
 
-    Raises:
-        ConfigError: there is none.
+    Raises ConfigError: there is none.
     """
     package = pathlib.Path(__file__).resolve().parents[2]
     for root in (package.parent / "custom_ops", package / "csrc"):
@@ -103,8 +102,7 @@ def file_name(root: pathlib.Path, paddle: PaddleInstall, source: str, library_fo
 def find_or_compile(paddle: PaddleInstall, source: str) -> pathlib.Path:
     """Return the file that fits the installed Paddle; compiles it, which is logged, when there is none.
 
-    Raises:
-        ConfigError: there is none, and no compiler, no folder to write to, or the compiler fails.
+    Raises ConfigError: there is none, and no compiler, no folder to write to, or the compiler fails.
     """
     root = source_root()
     shipped = LIBRARY_PATH.parent / file_name(root, paddle, source, BESIDE)
@@ -121,11 +119,7 @@ def find_or_compile(paddle: PaddleInstall, source: str) -> pathlib.Path:
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler: what CXX names, else g++ or c++.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the C++ compiler: what CXX names, else g++ or c++. Raises ConfigError: there is none."""
     named = os.environ.get("CXX")
     found = shutil.which(named) if named else shutil.which("g++") or shutil.which("c++")
     if found is None:
@@ -150,9 +144,7 @@ def compile_operators(
         library: the kernel library to link with.
         library_folder: where the loader looks for it, a path or BESIDE.
 
-    Raises:
-        ConfigError: the compiler fails; the log has its output.
-        OSError: `out` cannot be written.
+    Raises ConfigError: the compiler fails; the log has its output; OSError: `out` cannot be written.
     """
     paddle = operators.paddle
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:

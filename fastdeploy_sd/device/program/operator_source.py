@@ -24,8 +24,7 @@ def operator_source(ops: Iterable[Declaration], headers: Iterable[str], layout: 
         headers: names of all headers of include/fdsd.
         layout: struct -> its layout.
 
-    Raises:
-        ConfigError: a declaration is not the library's.
+    Raises ConfigError: a declaration is not the library's.
     """
     includes = [f'#include "fdsd/{header}"' for header in headers]
     operators = [_operator(op, layout(op.struct)) for op in ops]

@@ -32,11 +32,8 @@ class OperatorsNotLoadedError(RuntimeError):
 def load(ops: tuple[Declaration, ...]) -> None:
     """Make the operators `fdsd_<op>` of these ops available to Paddle, once per process.
 
-    Compiles them if no file that fits is there.
-
-    Raises:
-        ConfigError: no such file and no C++ compiler, a failed build, a missing kernel library, or one that is not what
-            the ops declare.
+    Compiles them if no file that fits is there. Raises ConfigError: no such file and no C++ compiler, a failed build, a
+    missing kernel library, or one that is not what the ops declare.
     """
     begin = time.perf_counter()
     headers = (header.name for header in operator_files.headers(operator_files.source_root()))
@@ -54,9 +51,7 @@ def installed_paddle() -> PaddleInstall:
 def run(name: str, *args: Any) -> list[Tensor]:
     """Call operator `fdsd_<name>`: input tensors (None for an absent optional one), then attributes.
 
-    Raises:
-        ValueError: the operator refused its arguments.
-        OperatorsNotLoadedError: `load` has not returned.
+    Raises ValueError: the operator refused its arguments; OperatorsNotLoadedError: `load` has not returned.
     """
     if load.cache_info().currsize == 0:
         raise OperatorsNotLoadedError(f"op {name}: expected load() when the model is loaded, got a call without it")

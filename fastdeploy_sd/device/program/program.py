@@ -134,8 +134,7 @@ class Program:
         Args:
             sizes: every named size of the recording.
 
-        Raises:
-            ValueError: a size is unknown or beyond its bound, or an op refused its arguments.
+        Raises ValueError: a size is unknown or beyond its bound, or an op refused its arguments.
         """
         self._set(sizes)
         self._native.run()

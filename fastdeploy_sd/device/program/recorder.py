@@ -145,8 +145,7 @@ class Recorder:
     def set_size(self, size: Size, tensor: SymbolicTensor) -> None:
         """From here on, a size is what the last call left in an i32[1] tensor: no more than before. 0 ends a run.
 
-        Raises:
-            RecordingError: the size is another one and a constant; that is not done.
+        Raises RecordingError: the size is another one and a constant; that is not done.
         """
         if size.extra:
             raise RecordingError(f"size {size}: expected one without a constant, got {size.extra}")

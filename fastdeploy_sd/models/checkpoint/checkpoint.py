@@ -86,8 +86,7 @@ class Checkpoint(ModelSource):
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
     """Return config.json of a checkpoint whose weights can be read.
 
-    Raises:
-        CheckpointError: no such folder, no readable config.json, or weights in a storage that is not read.
+    Raises CheckpointError: no such folder, no readable config.json, or weights in a storage that is not read.
     """
     if not folder.is_dir():
         raise CheckpointError(f"model: expected a checkpoint directory, got {str(folder)!r}", param="model")

@@ -38,8 +38,7 @@ def verify_quantization(folder: Path, config: Mapping[str, Any]) -> None:
         folder: of the checkpoint, whose quantize_config.json, quant_config.json and hf_quant_config.json are read too.
         config: its config.json.
 
-    Raises:
-        CheckpointError: its weights are quantised, or a description of that cannot be understood.
+    Raises CheckpointError: its weights are quantised, or a description of that cannot be understood.
     """
     if config.get("is_quantized") not in _NOTHING:
         raise _refusal(f"{folder / 'config.json'}: is_quantized", "quantised")

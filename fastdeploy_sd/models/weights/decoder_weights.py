@@ -173,10 +173,8 @@ class DecoderWeights(LayerWeights):
     def verify(self) -> None:
         """Look up every tensor of the decoder, and weights of it that would not be used.
 
-        A bias or a layer that config.json does not mention belongs to another model than the one it describes.
-
-        Raises:
-            CheckpointError: a tensor is missing, has another shape, or would not be used.
+        A bias or a layer that config.json does not mention belongs to another model than the one it describes. Raises
+        CheckpointError: a tensor is missing, has another shape, or would not be used.
         """
         for look_up in (self.embedding, self.lm_head, self.final_norm):
             look_up()

@@ -75,8 +75,7 @@ def packed_matrices(
         part: which layers of the checkpoint; each has its own file.
         shard: which rank's part of them; each has its own file, so that ranks pack at the same time.
 
-    Raises:
-        ConfigError: the folder cannot be created.
+    Raises ConfigError: the folder cannot be created.
     """
     if folder is None:
         yield None

@@ -102,8 +102,7 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
         key: of JSON values.
         mode: permissions of the file, before the umask.
 
-    Raises:
-        OSError: the folder is missing, cannot be written, or is full.
+    Raises OSError: the folder is missing, cannot be written, or is full.
     """
     begins, header = _header(key, matrices)
     # Threads do not touch a file's pages in the parts that they multiply: pages stay where they were written.

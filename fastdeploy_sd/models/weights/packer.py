@@ -61,8 +61,7 @@ class WeightPacker:
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
         """Return one packed matrix; `slices` says how the sum over its inputs is cut.
 
-        Raises:
-            CheckpointError: `fmt` is float16, which cannot hold the matrix's numbers.
+        Raises CheckpointError: `fmt` is float16, which cannot hold the matrix's numbers.
         """
         out_features, in_features = matrix.shape
         name = f"{fmt}: {matrix.name}"
@@ -74,9 +73,7 @@ class WeightPacker:
     def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape.
 
-        Raises:
-            ValueError: no expert, or shapes that differ.
-            CheckpointError: as `linear`.
+        Raises ValueError: no expert, or shapes that differ; CheckpointError: as `linear`.
         """
         out_features, in_features = experts_shape(matrices)
         data = self._packed(f"{fmt}: {len(matrices)} experts from {matrices[0].name}", matrices, fmt, WHOLE)

@@ -68,8 +68,7 @@ class SafetensorsFile:
     def tensor(self, name: str) -> npt.NDArray[np.generic]:
         """Return one tensor: a read-only view of the file, or a copy where the header misaligns it.
 
-        Raises:
-            CheckpointError: no such tensor.
+        Raises CheckpointError: no such tensor.
         """
         entry = self.entries.get(name)
         if entry is None:

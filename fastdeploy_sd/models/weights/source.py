@@ -67,8 +67,7 @@ class WeightSource(ABC):
     def tensor(self, name: str, shape: tuple[int, ...], dtypes: Collection[str] = FLOATS) -> Weights:
         """Return a tensor of exactly this shape as it is stored; float64 is narrowed to float32.
 
-        Raises:
-            CheckpointError: missing, of another shape, or of none of these types.
+        Raises CheckpointError: missing, of another shape, or of none of these types.
         """
         info = self.tensors.get(name)
         if info is None:

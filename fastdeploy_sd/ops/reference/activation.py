@@ -11,12 +11,6 @@ from fastdeploy_sd.ops.bf16 import narrow, widen
 def swiglu(gate_up: Array) -> Array:
     """Return silu(gate) * up, where a row is [gate | up] and silu(x) = x / (1 + e^-x).
 
-    Args:
-        gate_up: f32, bf16 or f16 [T, 2 * I].
-
-    Returns:
-        The same dtype, [T, I].
-
     Source: arXiv:2002.05202.
     """
     gate, up = np.split(widen(gate_up).astype(np.float64), 2, axis=1)

@@ -45,12 +45,7 @@ def unpack_v(v_cache: Array) -> Array:
 
 
 def rotate(x: F32, positions: I32, rotary: Rotary[F32]) -> F32:
-    """Turn the first rotary_dim elements of every head, pair by pair, by the angles of its position.
-
-    Args:
-        x: f32[T, heads, D].
-        positions: i32[T].
-    """
+    """Turn the first rotary_dim elements of every head [T, heads, D], pair by pair, by its position's angles."""
     rotary_dim = rotary.cos_sin.shape[1]
     half = rotary_dim // 2
     pairs = np.arange(rotary_dim).reshape(half, 2) if rotary.interleaved else np.arange(rotary_dim).reshape(2, half).T
@@ -69,17 +64,7 @@ def rope_store_kv_(
     rotary: Rotary[F32],
     qk_norm: QkNorm[F32] | None = None,
 ) -> Array:
-    """Split qkv into heads, norm and rotate q and k, and store k and v in the cache, in place.
-
-    Args:
-        qkv: f32, bf16 or f16 [T, (Hq + 2 * Hkv) * D], a row is [q heads | k heads | v heads].
-        cache: of the same dtype, int8 or float8; written.
-        positions: i32[T], absolute.
-        slot_mapping: i64[T]; -1 = do not write.
-
-    Returns:
-        q, the same dtype, [T, Hq * D].
-    """
+    """Split qkv into heads, norm and rotate q and k, and store k and v in the cache, in place; see ops.attention."""
     tokens, head_dim = len(qkv), cache.head_dim
     heads = widen(qkv).reshape(tokens, qkv.shape[1] // head_dim, head_dim)
     q, k, v = np.split(heads, [heads.shape[1] - 2 * cache.num_kv_heads, heads.shape[1] - cache.num_kv_heads], axis=1)
@@ -178,17 +163,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     y = softmax(scale * q . K^T) . V, query head h using KV head h / (Hq / Hkv). In a tree, new tokens that a row does
     not see are left out, and later ones count as if they followed at once.
 
-    Args:
-        q: f32, bf16 or f16 [T, Hq * D].
-        cache: of the same dtype, int8 or float8, the new tokens' k and v included.
-        query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
-        seq_lens: i32[R], lengths including the new tokens.
-        blocks: of the requests.
-        prefixes: no matter.
-        tree_mask: i64[T], bit j of a request's row i: whether it sees its new token j < i. None: all.
-
-    Returns:
-        The same dtype, [T, Hq * D].
+    Arguments are those of ops.attention.cascade_append_attention; `prefixes` change nothing.
     """
     heads_of_q = widen(q).reshape(len(q), q.shape[1] // cache.head_dim, cache.head_dim).astype(np.float64)
     y = np.zeros(heads_of_q.shape, np.float32)

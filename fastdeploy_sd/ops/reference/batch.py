@@ -223,10 +223,5 @@ def target_step(  # noqa: PLR0913, PLR0917 (columns)
 
 
 def gather_output_rows(x: Array, indices: I32) -> Array:
-    """Return x[indices]: the hidden rows that need logits.
-
-    Args:
-        x: [T, H] of any type.
-        indices: i32[L].
-    """
+    """Return rows i32[L] of x [T, H]: the hidden rows that need logits."""
     return x[indices]

@@ -175,14 +175,9 @@ def linear(
     """y = x . weight^T (+ bias), with x and weight as the format keeps them.
 
     Args:
-        x: f32, bf16 or f16 [M, K].
         weight: f32, bf16 or f16 [N, K], not yet in the format.
-        bias: f32[N].
         out_dtype: float32, float16 or uint16 (bf16 bits); None is x's dtype.
         slices: of the sum over K. The sums here are exact, so slices only decide where groups begin.
-
-    Returns:
-        y [M, N].
     """
     with np.errstate(invalid="ignore"):  # an input may hold infinities and NaNs
         y = read_input(x, fmt, slices).astype(np.float64) @ stored_weight(weight, fmt, slices).astype(np.float64).T

@@ -55,23 +55,12 @@ def moe_ffn(  # noqa: PLR0913
     first_expert: int = 0,
     out_dtype: npt.DTypeLike | None = None,
 ) -> Array:
-    """y = sum over the chosen experts that are here of weight * down(swiglu(gate_up(x))).
-
-    Within an expert the results of gate_up and of swiglu are rounded to x's dtype, as in a dense layer; down's stay
-    float32, and so does the weighted sum until the end.
+    """y = sum over the chosen experts that are here of weight * down(swiglu(gate_up(x))); arguments as ops.moe.moe_ffn.
 
     Args:
-        x: f32, bf16 or f16 [T, H].
-        router_weight: f32[E, H].
         gate_up: f32, bf16 or f16 [L, 2 * I, H], not yet in the format.
         down: f32, bf16 or f16 [L, H, I], likewise.
-        selection_bias: f32[E].
-        shared: [T, H] in x's dtype, the output of shared experts; added to the sum.
-        first_expert: the id of the first of the L experts.
         out_dtype: float32, float16 or uint16 (bf16 bits); None is x's dtype.
-
-    Returns:
-        y [T, H].
 
     Source: arXiv:1701.06538 (top-k gating); arXiv:2408.15664 (selection bias without an auxiliary loss).
     """

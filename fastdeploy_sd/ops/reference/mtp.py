@@ -70,8 +70,6 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
         num_computed, num_valid, num_kv_slots: i32[R]; see `proposer.TargetStep`.
         next_slot: i32[S], first slot that is not filled, -1 for a row of another method.
         num_begun: i32[S], tokens when drafting began.
-        num_steps: most drafts of a request.
-        max_position: positions are below it.
     """
     first_slot = next_slot[table_rows]
     end = np.minimum(np.minimum(num_valid + 1, num_committed), num_kv_slots)
@@ -105,10 +103,9 @@ def mtp_collect_(  # noqa: PLR0913, PLR0917 (columns)
     """Note which slots a step has filled, and let a request's drafts end before the first that was not made, -1.
 
     Args:
-        table_rows: i32[R].
         begin, end: i32[R], the slots that layer 0 has filled.
         next_slot: i32[S], written.
-        cu_num_draft: i32[R+1]; draft_token_ids: i32[D]; draft_prob: f32[D]: what is left is moved to the front.
+        cu_num_draft, draft_token_ids, draft_prob: i32[R+1], i32[D], f32[D]; what is left is moved to the front.
 
     Returns:
         i32[n], where each draft that is left was.
@@ -137,10 +134,10 @@ def mtp_hold_(  # noqa: PLR0913, PLR0917 (columns)
     """Keep what the passes of a step have made by table row, where the next step finds it.
 
     Args:
-        table_rows: i32[R].
         begin, end: i32[R], the slots that layer 0 has filled.
-        cu_num_draft: i32[R+1]; draft_token_ids: i32[D], -1 = not made.
-        next_slot: i32[S], written. made_drafts: i32[S, max_made], written: 0 where there is no draft.
+        draft_token_ids: i32[D], -1 = not made.
+        next_slot: i32[S], written.
+        made_drafts: i32[S, max_made], written: 0 where there is no draft.
     """
     for r, table_row in enumerate(table_rows):
         if end[r] > begin[r]:
@@ -174,11 +171,6 @@ def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) 
     of -1, which could not be made, is run as token 0. The output comes from this step where the step computed it, and
     else from what was kept: the row of the block that ends there, or the request's. Layer l has no output before
     position l: what would need it gets zeros.
-
-    Args:
-        batch: the requests.
-        todo: what they compute.
-        hidden: rows of the source layer.
     """
     num_requests = len(batch.table_rows)
     positions = [np.arange(todo.begin[r], todo.end[r], dtype=np.int32) for r in range(num_requests)]
@@ -213,10 +205,6 @@ def keep_hidden_(blocks: RequestBlocks[Array], maps: RowMaps, hidden: Array, kep
 
     Of every request the last `num_kept`, and those that end a block. A position that is computed again, as its token
     was a rejected draft, replaces its row.
-
-    Args:
-        hidden: [T, H], the pass's rows.
-        kept: `blocks` and `requests` are written.
     """
     q, seq_lens = maps.query_start_loc, maps.seq_lens
     for r, table_row in enumerate(blocks.table_rows):

@@ -10,27 +10,13 @@ from fastdeploy_sd.types import F32
 
 
 def rms_norm(x: Array, weight: F32, eps: float, residual: F32 | None = None) -> tuple[Array, F32]:
-    """Normalise each row of h = x (+ residual) by its root mean square and scale it.
-
-    Args:
-        x: f32, bf16 or f16 [T, H].
-        weight: f32[H].
-        residual: f32[T, H].
-
-    Returns:
-        y in x's dtype [T, H] and h, f32[T, H].
-
-    Source: arXiv:1910.07467.
-    """
+    """Normalise each row of h = x (+ residual) by its root mean square and scale it. Source: arXiv:1910.07467."""
     h = widen(x) if residual is None else widen(x) + residual
     scale = 1.0 / np.sqrt(np.mean(np.square(h, dtype=np.float64), axis=-1, keepdims=True) + eps)
     return narrow((h * scale * weight).astype(np.float32), x.dtype), h
 
 
 def concat_rms_norm(first: Array, second: Array, first_weight: F32, second_weight: F32, eps: float) -> Array:
-    """Normalise two matrices and put them side by side: [T, H] and [T, H] -> [T, 2 * H], all of one dtype.
-
-    Source: arXiv:2412.19437, section 2.2 (the input of a multi-token-prediction module's projection).
-    """
+    """Normalise two matrices [T, H] and put them side by side. Source: arXiv:2412.19437, section 2.2."""
     parts = [rms_norm(x, weight, eps)[0] for x, weight in ((first, first_weight), (second, second_weight))]
     return np.concatenate(parts, axis=1)

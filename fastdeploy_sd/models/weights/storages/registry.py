@@ -31,8 +31,7 @@ class Storage(Protocol):
     def read(self, source: WeightSource, weight: str, shape: tuple[int, int]) -> WeightPart:
         """Return a weight [N, K], in place.
 
-        Raises:
-            CheckpointError: a tensor is missing, has another shape or type, or holds what it may not.
+        Raises CheckpointError: a tensor is missing, has another shape or type, or holds what it may not.
         """
         ...
 

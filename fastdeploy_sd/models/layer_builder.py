@@ -84,8 +84,7 @@ class LayerBuilder:
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> SwigluMlp:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
         return SwigluMlp(
-            self._outputs(weights.gate_up(i, part, size), (gate, up)),
-            self._summed(weights.down(i, part, size), own),
+            self._outputs(weights.gate_up(i, part, size), (gate, up)), self._summed(weights.down(i, part, size), own)
         )
 
     def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:

@@ -74,12 +74,7 @@ class MtpModel:
         return len(self._layers)
 
     def forward(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        cache: KvCache[Tensor],
-        inputs: AttentionInputs,
+        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
     ) -> DraftOutput:
         """See DraftModel.forward."""
         x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, cache, inputs)

@@ -39,11 +39,7 @@ def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WH
 
 
 def draft_bytes(
-    config: DecoderConfig,
-    scheme: QuantScheme,
-    num_layers: int,
-    head: LinearFormat | None,
-    shard: Shard = WHOLE_MODEL,
+    config: DecoderConfig, scheme: QuantScheme, num_layers: int, head: LinearFormat | None, shard: Shard = WHOLE_MODEL
 ) -> int:
     """Return the same of MTP layers that have neither an embedding nor a head of their own.
 

@@ -91,12 +91,7 @@ CASCADE_APPEND_ATTENTION = Op(
 
 
 def rope_store_kv_(
-    qkv: A,
-    cache: KvCache[A],
-    positions: A,
-    slot_mapping: A,
-    rotary: Rotary[A],
-    qk_norm: QkNorm[A] | None = None,
+    qkv: A, cache: KvCache[A], positions: A, slot_mapping: A, rotary: Rotary[A], qk_norm: QkNorm[A] | None = None
 ) -> A:
     """Split qkv into heads, norm and rotate q and k, and store k and v in the cache, in place.
 

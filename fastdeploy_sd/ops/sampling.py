@@ -78,11 +78,7 @@ TOKEN_LOGPROBS = HostOp(
 
 
 def sample(
-    logits: F32,
-    batch_id_per_output: I32,
-    positions: I32,
-    sampling: SamplingArrays,
-    drafted: DraftedRows | None = None,
+    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, drafted: DraftedRows | None = None
 ) -> I32:
     """See `reference.sampling.sample`."""
     rows = {"logits": logits, "batch_id_per_output": batch_id_per_output, "positions": positions}

@@ -5,13 +5,7 @@ from __future__ import annotations
 from fastdeploy_sd.device.program.declaration import I32, I64, Attr, In, InOut
 from fastdeploy_sd.device.program.op import A, Op
 
-SIGNAL = Op(
-    "signal",
-    None,
-    event_fd=Attr(int),
-    positions=In(I32, "num_tokens"),
-    counter=InOut(I64, "1"),
-)
+SIGNAL = Op("signal", None, event_fd=Attr(int), positions=In(I32, "num_tokens"), counter=InOut(I64, "1"))
 
 
 def signal_(positions: A, counter: A, event_fd: int) -> None:

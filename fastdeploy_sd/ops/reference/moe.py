@@ -14,12 +14,7 @@ from fastdeploy_sd.types import F32, I32
 
 
 def route(
-    x: Array,
-    router_weight: F32,
-    top_k: int,
-    normalize: bool,
-    norm_min: float,
-    selection_bias: F32 | None = None,
+    x: Array, router_weight: F32, top_k: int, normalize: bool, norm_min: float, selection_bias: F32 | None = None
 ) -> tuple[I32, F32]:
     """Choose each token's experts and their weights.
 

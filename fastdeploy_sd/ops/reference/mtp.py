@@ -123,13 +123,7 @@ def mtp_collect_(  # noqa: PLR0913, PLR0917 (columns)
 
 
 def mtp_hold_(  # noqa: PLR0913, PLR0917 (columns)
-    table_rows: I32,
-    begin: I32,
-    end: I32,
-    cu_num_draft: I32,
-    draft_token_ids: I32,
-    next_slot: I32,
-    made_drafts: I32,
+    table_rows: I32, begin: I32, end: I32, cu_num_draft: I32, draft_token_ids: I32, next_slot: I32, made_drafts: I32
 ) -> None:
     """Keep what the passes of a step have made by table row, where the next step finds it.
 

@@ -72,11 +72,7 @@ def _penalise(logits: F32, sampling: SamplingArrays, r: int, drafts: I32) -> F32
 
 
 def sample(
-    logits: F32,
-    batch_id_per_output: I32,
-    positions: I32,
-    sampling: SamplingArrays,
-    drafted: DraftedRows | None = None,
+    logits: F32, batch_id_per_output: I32, positions: I32, sampling: SamplingArrays, drafted: DraftedRows | None = None
 ) -> I32:
     """Draw one token per row with the uniform of (seed, position), after the rules of process_logits.
 

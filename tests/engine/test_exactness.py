@@ -5,7 +5,7 @@ On the CPU, and all of it on a GPU where there is one; on the emulated one a sma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -58,6 +58,17 @@ COLUMNS = [
 ]
 # It drafts what two of the other methods do.
 COLUMNS += [(m, "auto") for m in ("demo", "qwen3-tiny", "ernie4_5_moe-tiny")]
+MODEL_NAMES = list(MODELS)
+DRAFT_LENGTHS = [1, 2, 3, 5]
+
+
+def in_turn(ways: Sequence[EngineVariant], *indices: int) -> EngineVariant:
+    """One of the ways, another for neighbours along any axis.
+
+    A way knows neither model nor method, so every pair of a model, a method and a way runs, and not every triple: that
+    is test_same_tokens_in_every_combination_of_ways.
+    """
+    return ways[sum(indices) % len(ways)]
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param(GPU, marks=pytest.mark.gpu)])
@@ -94,7 +105,9 @@ def test_same_tokens_whatever_the_method(references: References, model: str, met
     k = 2 if model == "two MTP layers" and method == "mixed" else 4
     [column] = standard_methods([method], [k], model_method="mtp")
     assert model != "two MTP layers" or column.speculative.num_model_steps == 2
-    matrix = run_matrix(references.get(model), QUICK_WAYS, [column])
+    indices = MODEL_NAMES.index(model), METHODS.index(method)
+    ways = [in_turn(QUICK_WAYS, *indices), in_turn(QUICK_WAYS, *indices, 2)]
+    matrix = run_matrix(references.get(model), ways, [column])
     check(matrix)
     # What random weights say is hardly ever guessed; there the doubles stand in for right drafts.
     may_miss = set() if model == "demo" else {f"{column.name}: no draft was accepted in any way"}
@@ -104,33 +117,34 @@ def test_same_tokens_whatever_the_method(references: References, model: str, met
 @pytest.mark.parametrize("double", DOUBLES)
 @pytest.mark.parametrize("model", MODELS)
 def test_same_tokens_whatever_is_drafted(references: References, model: str, double: str) -> None:
-    for way in TIGHT_WAYS:
-        reference = references.get(model)
-        cell = run_cell(reference.base, way, references.double(model, double, 4), reference.requests, reference.answers)
-        assert (cell.difference, cell.missing) == (None, None)
-        assert cell.num_drafts > 0
-        assert (cell.num_accepted > 0) == (double != "wrong")
+    way = in_turn(TIGHT_WAYS, MODEL_NAMES.index(model), list(DOUBLES).index(double))
+    reference = references.get(model)
+    cell = run_cell(reference.base, way, references.double(model, double, 4), reference.requests, reference.answers)
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_drafts > 0
+    assert (cell.num_accepted > 0) == (double != "wrong")
 
 
 @pytest.mark.parametrize("double", DOUBLES_WITH_DRAFT_KV)
 @pytest.mark.parametrize("model", ["qwen3-tiny", "ernie4_5_moe-tiny", "two MTP layers", "demo"])
 def test_same_tokens_whatever_is_drafted_beside_draft_kv(references: References, model: str, double: str) -> None:
     reference, k = references.get(model), 2 if model == "two MTP layers" else 4
-    for way in TIGHT_WAYS:
-        method = references.double(model, double, k)
-        cell = run_cell(reference.base, way, method, reference.requests, reference.answers)
-        assert (cell.difference, cell.missing) == (None, None)
-        assert cell.num_drafts > 0
-        assert (cell.num_accepted > 0) == ("wrong" not in double)
+    way = in_turn(TIGHT_WAYS, MODEL_NAMES.index(model), DOUBLES_WITH_DRAFT_KV.index(double))
+    method = references.double(model, double, k)
+    cell = run_cell(reference.base, way, method, reference.requests, reference.answers)
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_drafts > 0
+    assert (cell.num_accepted > 0) == ("wrong" not in double)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", DRAFT_LENGTHS)
 @pytest.mark.parametrize("model", ["ernie4_5-tiny", "qwen3_moe-tiny", "demo"])
 def test_same_tokens_whatever_the_draft_length(references: References, model: str, k: int) -> None:
-    methods = standard_methods(["ngram", "suffix", "mtp", "mtp-suffix"], [k])
-    matrix = run_matrix(references.get(model), FEW_WAYS, methods)
-    check(matrix)
-    assert model != "demo" or matrix.warnings == []
+    first = MODEL_NAMES.index(model) + DRAFT_LENGTHS.index(k)
+    for i, method in enumerate(standard_methods(["ngram", "suffix", "mtp", "mtp-suffix"], [k])):
+        matrix = run_matrix(references.get(model), [in_turn(FEW_WAYS, first, i)], [method])
+        check(matrix)
+        assert model != "demo" or matrix.warnings == []
 
 
 @pytest.mark.parametrize("head", ["target", "wint8", "wint4"])
@@ -138,9 +152,11 @@ def test_same_tokens_whatever_the_draft_length(references: References, model: st
 def test_same_tokens_whatever_head_drafts(references: References, model: str, head: DraftHead) -> None:
     """The other tests draft with the default's copy in 4 bits."""
     methods = standard_methods(["mtp", "mtp-ngram"], [3], SpeculativeConfig(draft_head_quantization=head))
-    matrix = run_matrix(references.get(model), FEW_WAYS, methods)
-    check(matrix)
-    assert model != "demo" or matrix.warnings == []
+    first = ["target", "wint8", "wint4"].index(head)
+    for i, method in enumerate(methods):
+        matrix = run_matrix(references.get(model), [in_turn(FEW_WAYS, first, i)], [method])
+        check(matrix)
+        assert model != "demo" or matrix.warnings == []
 
 
 @pytest.mark.parametrize("model", ["demo", "two MTP layers"])
@@ -149,13 +165,20 @@ def test_same_tokens_wherever_improbable_drafts_end_a_chain(references: Referenc
     k, draft_p_min = (2, 8e-4) if model == "two MTP layers" else (4, 0.4)
     methods = standard_methods(["mtp", "mtp-ngram"], [k])
     methods = [replace(m, speculative=replace(m.speculative, draft_p_min=draft_p_min)) for m in methods]
-    check(run_matrix(references.get(model), FEW_WAYS, methods))
+    for way, method in zip(FEW_WAYS, methods, strict=True):
+        check(run_matrix(references.get(model), [way], [method]))
 
 
 @pytest.mark.long
 def test_same_tokens_in_every_combination_of_ways(references: References) -> None:
+    """Every combination runs with one method; any two values of its four axes, and the other ways, with both."""
     ways = [way for way in all_variants() if references.device == "cpu" or not way.enforce_eager]
-    check(run_matrix(references.get("ernie4_5-tiny"), ways, standard_methods(["mtp-suffix", "mixed"], [4])))
+    methods = standard_methods(["mtp-suffix", "mixed"], [4])
+    product = [way for way in ways if way.name.startswith("batch ")]
+    for first, method in enumerate(methods):
+        own = [way for i, way in enumerate(product) if (i + i // 4 + first) % 2]
+        own += [way for way in ways if way not in product]
+        check(run_matrix(references.get("ernie4_5-tiny"), own, [method]))
 
 
 def test_a_way_that_must_preempt_does_so_however_much_is_drafted(references: References) -> None:

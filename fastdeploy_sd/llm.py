@@ -25,10 +25,9 @@ from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_lines import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.chat_template import Json
-from fastdeploy_sd.text.completion import Completion
+from fastdeploy_sd.text.output_processor import Completion
 from fastdeploy_sd.text.prompt import PromptEncoder
-from fastdeploy_sd.text.request_builder import RequestBuilder
-from fastdeploy_sd.text.request_group import RequestGroup
+from fastdeploy_sd.text.request_builder import RequestBuilder, RequestGroup
 from fastdeploy_sd.text.speculation import SpeculationOptions, may_change_tokens
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import RequestMetrics

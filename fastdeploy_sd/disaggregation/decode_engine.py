@@ -10,8 +10,7 @@ from fastdeploy_sd.disaggregation.decode_connector import DecodeConnector, Fetch
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.types import KvDescription, ModelInfo
-from fastdeploy_sd.types.stats import EngineStats
-from fastdeploy_sd.types.transfer_stats import TransferStats
+from fastdeploy_sd.types.stats import EngineStats, TransferStats
 
 
 class Receiver(Fetcher, Protocol):

@@ -32,8 +32,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     StepResult,
 )
-from fastdeploy_sd.types.stats import EngineStats
-from fastdeploy_sd.types.transfer_stats import TransferStats
+from fastdeploy_sd.types.stats import EngineStats, TransferStats
 
 # Room after the first token for as many drafts as there may be, and the token after them.
 _NUM_MORE_TOKENS = 2

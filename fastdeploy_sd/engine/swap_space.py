@@ -25,7 +25,7 @@ from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.engine.kvcache.swap_index import SwapIndex
 from fastdeploy_sd.types import I32, Request, RequestId
-from fastdeploy_sd.types.swap_stats import SwapStats
+from fastdeploy_sd.types.stats import SwapStats
 
 # Far above what a disk takes; what has not come by then is computed instead.
 LOAD_DEADLINE_S = 10.0

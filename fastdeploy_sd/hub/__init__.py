@@ -1,7 +1,52 @@
-"""Finds models by name in a hub's cache on this machine, or fetches them. Loads and executes nothing."""
+"""Finds models by name in a hub's cache on this machine, or fetches them. Loads and executes nothing.
+
+The first process of a start calls `located` and gives the folder to all others, so a machine fetches a model once.
+"""
 
 from __future__ import annotations
 
-from fastdeploy_sd.hub.location import located
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-__all__ = ["located"]
+from fastdeploy_sd.config import Config, hub_name
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.hub import huggingface, modelscope
+from fastdeploy_sd.hub.selection import WantedModel, missing_files
+
+_SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {
+    "huggingface": huggingface.fetch,
+    "modelscope": modelscope.fetch,
+}
+_DEFAULT_BRANCHES = (None, "master")  # the second is FastDeploy's default, whatever a hub calls its branch
+
+
+def located(config: Config, *, may_fetch: bool = True) -> Config:
+    """Return the configuration with the folder of its model; a folder stays as it is.
+
+    Args:
+        may_fetch: False = use only what was fetched before.
+
+    Raises:
+        ConfigError: the model cannot be found or fetched; the text says what to do.
+        CheckpointError: the index of its weights is not valid.
+    """
+    model = config.model
+    name = hub_name(model.model)
+    if name is None:
+        return config
+    revision = None if model.revision in _DEFAULT_BRANCHES else model.revision
+    kept_in = None if model.download_dir is None else Path(model.download_dir).expanduser().absolute()
+    folder = _SOURCES[model.model_source](WantedModel(name, revision, kept_in, model.offline or not may_fetch))
+    missing = missing_files(folder)
+    if missing:
+        raise ConfigError(
+            f"model: expected a repository with all files of a checkpoint, got {name!r} without"
+            f" {', '.join(missing[:3])}",
+            param="model",
+        )
+    origins = {**config.origins, "model": f"{name}, {config.origins.get('model', 'given')}"}
+    names = model.served_model_name
+    if names is None:
+        names, origins["served_model_name"] = (name,), "model"
+    return replace(config, model=replace(model, model=str(folder), served_model_name=names), origins=origins)

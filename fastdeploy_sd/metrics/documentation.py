@@ -13,8 +13,7 @@ from fastdeploy_sd.metrics.process_stats import ProcessStats
 from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
 from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts
-from fastdeploy_sd.types.stats import EngineStats, SourceCounts
-from fastdeploy_sd.types.transfer_stats import TransferStats, WayStats
+from fastdeploy_sd.types.stats import EngineStats, SourceCounts, TransferStats, WayStats
 
 # Enough has happened for every family to have a sample and for every label to have a value.
 _SOME = EngineStats(

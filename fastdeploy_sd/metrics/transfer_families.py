@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastdeploy_sd.metrics.family import ByLabels, Labelled, LabelsValues, Single
-from fastdeploy_sd.types.transfer_stats import WayStats
+from fastdeploy_sd.types.stats import WayStats
 
 TRANSFER_COUNTERS = (
     Single(

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+from fastdeploy_sd.text.reasoning import ThoughtSplitter
+
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
@@ -82,18 +84,6 @@ class PartsDelta:
         return not (self.reasoning or self.content or self.tool_calls)
 
 
-class ReasoningSplitter(Protocol):
-    """Takes what the model thought out of a text. State of one answer; a function of the text, as every parser here."""
-
-    def push(self, text: str) -> tuple[str, str]:
-        """Take more text; return (thought, said) as far as they are certain."""
-        ...
-
-    def finish(self) -> tuple[str, str]:
-        """Return what was held back at the end of the text."""
-        ...
-
-
 class ToolParser(Protocol):
     """Finds calls in what the model says. State of one answer; a function of the text, as every parser here.
 
@@ -121,7 +111,7 @@ class AnswerParser:
         tools: None = nothing of the text is a call.
     """
 
-    def __init__(self, splitter: ReasoningSplitter | None = None, tools: ToolParser | None = None) -> None:
+    def __init__(self, splitter: ThoughtSplitter | None = None, tools: ToolParser | None = None) -> None:
         self._splitter = splitter
         self._tools = tools
 

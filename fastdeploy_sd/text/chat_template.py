@@ -22,8 +22,7 @@ from fastdeploy_sd.errors import BadRequest, CheckpointError, shown, suggest
 from fastdeploy_sd.process.files import describe
 from fastdeploy_sd.text.added_tokens import Segment, cut, token_pattern
 from fastdeploy_sd.text.call_arguments import Unparsed, template_arguments
-from fastdeploy_sd.text.template_environment import RefusedError, Sandbox
-from fastdeploy_sd.text.template_shield import Shield, rendering_with
+from fastdeploy_sd.text.template_environment import RefusedError, Sandbox, Shield, rendering_with
 
 Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
 # Roles of OpenAI's API. A template may know others, and leave out messages of those that it does not know.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from fastdeploy_sd.text.tokenizer import Tokenizer
 
@@ -17,36 +16,8 @@ _NUM_CONTEXT_TOKENS = 6
 _MAX_PENDING_TOKENS = 16
 
 
-class Detokenizer(Protocol):
-    """State of one sequence. Tokens in `hidden_ids` of the tokenizer add no text, unless the sequence shows them."""
-
-    def push(self, token_id: int) -> str:
-        """Take the next token and return the text that became certain; O(1) amortised."""
-        ...
-
-    def finish(self) -> str:
-        """Return what is left at the end of the sequence: a character cut short becomes U+FFFD."""
-        ...
-
-
-def create_detokenizer(
-    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], shown_ids: Collection[int] = ()
-) -> Detokenizer:
-    """Return a detokenizer for text that continues the prompt.
-
-    Args:
-        tokenizer: of the checkpoint.
-        prompt_token_ids: int[P]; only its last few tokens matter, and only for vocabularies without bytes per token.
-        shown_ids: of hidden tokens that add their text here.
-    """
-    hidden_ids = tokenizer.hidden_ids - frozenset(shown_ids)
-    if tokenizer.token_bytes(0) is not None:
-        return ByteDetokenizer(tokenizer, hidden_ids)
-    return WindowDetokenizer(tokenizer, prompt_token_ids, hidden_ids)
-
-
 class ByteDetokenizer:
-    """For vocabularies that define bytes per token: the text is those bytes decoded as UTF-8, exactly."""
+    """The state of one sequence, for vocabularies that define bytes per token: it decodes them as UTF-8, exactly."""
 
     def __init__(self, tokenizer: Tokenizer, hidden_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -54,6 +25,7 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
+        """Take the next token and return the text that became certain; O(1) amortised."""
         if token_id in self._hidden_ids:
             return ""
         if token_id in self._tokenizer.hidden_ids:  # shown here; such a token has no bytes of a text
@@ -61,6 +33,7 @@ class ByteDetokenizer:
         return self._decoder.decode(self._tokenizer.token_bytes(token_id) or b"")
 
     def finish(self) -> str:
+        """Return what is left at the end of the sequence: a character cut short becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -100,3 +73,22 @@ class WindowDetokenizer:
         before = self._tokenizer.decode(self._shown, skip_hidden=True)
         after = self._tokenizer.decode([*self._shown, *self._pending], skip_hidden=True)
         return after[len(before) :]
+
+
+Detokenizer = ByteDetokenizer | WindowDetokenizer
+
+
+def create_detokenizer(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], shown_ids: Collection[int] = ()
+) -> Detokenizer:
+    """Return a detokenizer for text that continues the prompt.
+
+    Args:
+        tokenizer: of the checkpoint.
+        prompt_token_ids: int[P]; only its last few tokens matter, and only for vocabularies without bytes per token.
+        shown_ids: of hidden tokens that add their text here.
+    """
+    hidden_ids = tokenizer.hidden_ids - frozenset(shown_ids)
+    if tokenizer.token_bytes(0) is not None:
+        return ByteDetokenizer(tokenizer, hidden_ids)
+    return WindowDetokenizer(tokenizer, prompt_token_ids, hidden_ids)

@@ -23,8 +23,7 @@ from fastdeploy_sd.text.added_tokens import (
     encode_spelled_out,
     token_pattern,
 )
-from fastdeploy_sd.text.token_bytes import TokenBytes
-from fastdeploy_sd.text.token_length import longest_token
+from fastdeploy_sd.text.token_bytes import TokenBytes, longest_token
 from fastdeploy_sd.text.tokenizer_files import read_tokenizer_files
 
 _QWEN2 = ("Qwen2Tokenizer", "Qwen2TokenizerFast")

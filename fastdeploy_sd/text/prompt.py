@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.rules.requests import prompt_too_long
-from fastdeploy_sd.text.added_tokens import Segment, output_encoder
+from fastdeploy_sd.text.added_tokens import output_encoder
 from fastdeploy_sd.text.chat_template import ChatTemplate, Json, Message, PromptEnd
 from fastdeploy_sd.text.template_environment import reads_tools
 from fastdeploy_sd.text.template_process import TemplateProcess
 from fastdeploy_sd.text.tokenizer import Tokenizer
-from fastdeploy_sd.text.tool_calls.generic_prompt import with_offer, with_written_calls
+from fastdeploy_sd.text.tool_calls.formats import FORMATS, GENERIC
 
 # OpenAI renamed the role; chat templates know the older name.
 _TEMPLATE_ROLES = {"developer": "system"}
-
-
-class Template(Protocol):
-    """What renders conversations."""
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        kwargs: Mapping[str, Json],
-        max_control_tokens: int | None = None,
-        tools: Sequence[Mapping[str, Json]] = (),
-        end: PromptEnd = PromptEnd.TURN,
-    ) -> tuple[Segment, ...]:
-        """Return the prompt of a conversation, see ChatTemplate.render."""
-        ...
 
 
 class PromptEncoder:
@@ -48,7 +34,7 @@ class PromptEncoder:
         """Encode with `tokenizer`; with `isolates_template` the template runs in a process of its own, under limits."""
         self.tokenizer = tokenizer
         self._encode_output = output_encoder(tokenizer)
-        self._template: Template | None = None
+        self._template: ChatTemplate | TemplateProcess | None = None
         source = tokenizer.files.chat_template
         if source is not None:
             kind = TemplateProcess if isolates_template else ChatTemplate
@@ -122,7 +108,8 @@ class PromptEncoder:
     def encode_bad_word(self, word: str) -> list[tuple[int, ...]]:
         """Return the token sequences a forbidden text has: at the start of a line and after a space."""
         forms = (word, " " + word.lstrip(" "))
-        return list(dict.fromkeys(ids for form in forms if (ids := tuple(self._encode_fragment(form)))))
+        spelled = (tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+        return list(dict.fromkeys(filter(None, spelled)))
 
     def _verify_may_fit(self, texts: Sequence[str], max_tokens: int | None) -> None:
         num_tokens = self._least_tokens(texts)
@@ -134,10 +121,50 @@ class PromptEncoder:
         longest = self.tokenizer.max_token_chars
         return 0 if longest is None else sum(-(-len(text) // longest) for text in texts)
 
-    def _encode_fragment(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text according to the tokenizer's files."""
         return self.tokenizer.eos_token_ids
+
+
+_OFFER = """You can call functions. This is how to call one:
+{example}
+Several calls stand one below the other. These are the functions, with JSON schemas of their arguments:
+{functions}"""
+
+
+def with_offer(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the turns with the functions in the system's, which is the first.
+
+    Args:
+        tools: in OpenAI's form.
+    """
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    text = _OFFER.format(example=_written({"name": "NAME", "arguments": {}}), functions="\n".join(lines))
+    if messages and messages[0].role == "system":
+        first = messages[0]
+        return [replace(first, content=f"{first.content}\n\n{text}".strip()), *messages[1:]]
+    return [Message("system", text), *messages]
+
+
+def with_written_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the turns with calls as a part of their text, and with the results of calls in turns of the user."""
+    return [_written_turn(message) for message in messages]
+
+
+def _written_turn(message: Message) -> Message:
+    if message.role == "tool":
+        return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
+    if not message.tool_calls:
+        return message
+    calls = [_written(call.get("function")) for call in message.tool_calls]
+    return replace(message, content="\n".join((*filter(None, [message.content]), *calls)), tool_calls=())
+
+
+def _written(function: Any) -> str:
+    """A call in the format GENERIC; arguments come as JSON text or as an object."""
+    text = FORMATS[GENERIC].text
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f"{text.before_name}{function['name']}{text.before_arguments}{arguments or '{}'}{text.after}"

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from fastdeploy_sd.text.answer_parts import ReasoningSplitter
 from fastdeploy_sd.text.reasoning_formats import SPACES, Display, ReasoningFormat, ReasoningOptions, Start
 
 
@@ -32,10 +31,12 @@ class ThoughtSplitter:
     Args:
         form: the marks.
         start: where the answer begins.
+        display: AT_ONCE tells what was thought in one piece when it is over, HIDDEN not at all.
     """
 
-    def __init__(self, form: ReasoningFormat, start: Start) -> None:
-        self._form = form
+    def __init__(self, form: ReasoningFormat, start: Start, display: Display = Display.STREAMED) -> None:
+        self._form, self._display = form, display
+        self._thoughts: list[str] = []  # not told yet
         self._state = {Start.MAYBE: _State.OPENING, Start.INSIDE: _State.CLOSING}.get(start, self._after_thinking)
         self._held = ""  # perhaps the beginning of a mark
         self._blanks = _Blanks(drops_first=self._state in (_State.CLOSING, _State.ANSWER_OPENING))
@@ -72,16 +73,25 @@ class ThoughtSplitter:
                 case _State.NOTHING:
                     said.append(self._blanks.add(rest, holds_last=False))
                     rest = ""
-        return "".join(thought), "".join(said)
+        return self._told("".join(thought), is_over=not self.is_inside), "".join(said)
 
     def finish(self) -> tuple[str, str]:
         """Return what was held back at the end of the text."""
         left = self._blanks.add(self._held, holds_last=False)
         self._held = ""
-        if self.is_inside:
-            return left, ""
-        self._end = self._end or 0
-        return "", left
+        is_thought = self.is_inside
+        self._end = self._end if is_thought else self._end or 0
+        return self._told(left if is_thought else "", is_over=True), "" if is_thought else left
+
+    def _told(self, thought: str, *, is_over: bool) -> str:
+        if self._display is Display.STREAMED:
+            return thought
+        if self._display is not Display.HIDDEN:
+            self._thoughts.append(thought)
+        told = "".join(self._thoughts) if is_over else ""
+        if is_over:
+            self._thoughts.clear()
+        return told
 
     @property
     def _after_thinking(self) -> _State:
@@ -186,36 +196,3 @@ class ThoughtCounter:
         if end is None:
             return len(self._offsets) if self._splitter.is_inside else 0
         return bisect_left(self._offsets, end)
-
-
-def shown_splitter(options: ReasoningOptions) -> ReasoningSplitter:
-    """Return what splits an answer as its request wants it."""
-    splitter = ThoughtSplitter(options.format, options.start)
-    return splitter if options.display is Display.STREAMED else _LateSplitter(splitter, options.display)
-
-
-class _LateSplitter:
-    """Tells what was thought in one piece when it is over, or not at all."""
-
-    def __init__(self, splitter: ThoughtSplitter, display: Display) -> None:
-        self._splitter = splitter
-        self._is_hidden = display is Display.HIDDEN
-        self._thoughts: list[str] = []
-
-    def push(self, text: str) -> tuple[str, str]:
-        thought, said = self._splitter.push(text)
-        return self._keep(thought), said
-
-    def finish(self) -> tuple[str, str]:
-        thought, said = self._splitter.finish()
-        return self._keep(thought) + self._release(), said
-
-    def _keep(self, thought: str) -> str:
-        if not self._is_hidden:
-            self._thoughts.append(thought)
-        return "" if self._splitter.is_inside else self._release()
-
-    def _release(self) -> str:
-        text = "".join(self._thoughts)
-        self._thoughts.clear()
-        return text

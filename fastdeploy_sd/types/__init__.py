@@ -7,7 +7,6 @@ Dimension letters: R requests, T tokens of a step, L logits rows, D drafts, O ou
 from __future__ import annotations
 
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, F64, I8, I32, I64, U8, U16, U64, Bytes, Rows, offsets
-from fastdeploy_sd.types.choices import Calibration, ChoiceReport
 from fastdeploy_sd.types.draft_methods import DraftSource
 from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, DraftTokens, LogprobArrays
 from fastdeploy_sd.types.kv_description import KvDescription
@@ -25,6 +24,8 @@ from fastdeploy_sd.types.requests import (
     TokenLogprob,
 )
 from fastdeploy_sd.types.steps import (
+    Calibration,
+    ChoiceReport,
     NewRequest,
     RequestDelta,
     SamplingArrays,

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, Rows, offsets
+from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I8, I32, Rows, merge_rows, offsets, take_rows
 from fastdeploy_sd.types.draft_methods import DraftSource
-from fastdeploy_sd.types.ragged import merge_rows, take_rows
 
 # In place of a draft's id: only who made it has it, and it follows the row's newest token.
 MADE_ON_DEVICE = -1

@@ -8,9 +8,108 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.types import ChoiceReport, DraftCounts, FinishReason, SpeculationInfo
-from fastdeploy_sd.types.grammar_stats import GrammarStats
-from fastdeploy_sd.types.swap_stats import SwapStats
-from fastdeploy_sd.types.transfer_stats import TransferStats
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarStats:
+    """What has been compiled since the start.
+
+    Attributes:
+        num_compiled, num_failed: compilations, by how they ended.
+        compile_s: seconds that they took together.
+        num_reused: requests whose grammar was there, or under way, when they came.
+        num_kept: compiled grammars now.
+        num_masks, mask_s: masks that steps computed, one per token or draft; processor seconds for them, and for
+            following output.
+        num_late_masks, late_mask_s: the same off the steps.
+        num_over_budget: requests that ended as their grammar took too long.
+    """
+
+    num_compiled: int = 0
+    num_failed: int = 0
+    compile_s: float = 0.0
+    num_reused: int = 0
+    num_kept: int = 0
+    num_masks: int = 0
+    mask_s: float = 0.0
+    num_late_masks: int = 0
+    late_mask_s: float = 0.0
+    num_over_budget: int = 0
+
+
+@dataclass(slots=True)
+class SwapStats:
+    """Counters since the engine started, and gauges of now. Without a second level all are 0.
+
+    Attributes:
+        num_slots: blocks that fit in. num_used_slots: of these, with content or about to get some.
+        block_bytes: bytes of a block over all layers.
+        num_restored: slots whose content came from an earlier process.
+        num_lookups: times a request had blocks that the first level lacked. num_hits: times the first of these was
+            found in a slot.
+        num_queried_blocks: blocks that the first level lacked, of requests that got blocks.
+        num_loaded, num_stored: blocks copied from and to slots. load_seconds, store_seconds: time in these copies.
+        num_begun_stores, num_begun_loads: copies that were ordered; each is one of those below in the end.
+        num_lost: blocks that were given away before they were copied.
+        num_withdrawn: blocks that were no longer wanted before they were loaded.
+        num_damaged: slots that did not hold what had been written.
+        num_failed: copies that the system refused.
+        num_evicted: slots overwritten with another content.
+        num_late: requests that stopped waiting for blocks.
+    """
+
+    num_slots: int = 0
+    num_used_slots: int = 0
+    block_bytes: int = 0
+    num_restored: int = 0
+    num_lookups: int = 0
+    num_hits: int = 0
+    num_queried_blocks: int = 0
+    num_loaded: int = 0
+    num_begun_stores: int = 0
+    num_begun_loads: int = 0
+    num_stored: int = 0
+    load_seconds: float = 0.0
+    store_seconds: float = 0.0
+    num_evicted: int = 0
+    num_lost: int = 0
+    num_withdrawn: int = 0
+    num_damaged: int = 0
+    num_failed: int = 0
+    num_late: int = 0
+
+
+@dataclass(slots=True)
+class WayStats:
+    """What went in one direction by one protocol.
+
+    Attributes:
+        num_pages, num_bytes: a page is a block in a layer; sent, or arrived whole and written.
+        num_transfers: transfers that ended with all their pages. seconds: of these, from the order to the end; the
+            prompt was computed meanwhile.
+    """
+
+    num_pages: int = 0
+    num_bytes: int = 0
+    num_transfers: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStats:
+    """Totals since the engine started. An instance that exchanges no KV has none.
+
+    Attributes:
+        received, sent: protocol -> what went that way.
+        num_unsent: transfers from here that were given up, on either side.
+        num_refused: why -> pages that were not written, and messages that were not obeyed.
+    """
+
+    received: dict[str, WayStats] = field(default_factory=dict)
+    sent: dict[str, WayStats] = field(default_factory=dict)
+    num_unsent: int = 0
+    num_refused: dict[str, int] = field(default_factory=dict)
+
 
 LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 TOKEN_TIME_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 
 from fastdeploy_sd.types import RequestId
-from fastdeploy_sd.types.grammar_stats import GrammarStats
+from fastdeploy_sd.types.stats import GrammarStats
 
 
 class ToyGrammars:

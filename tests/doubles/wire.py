@@ -21,7 +21,7 @@ from fastdeploy_sd.disaggregation.transfer.events import (
 )
 from fastdeploy_sd.disaggregation.transfer.pages import Pages
 from fastdeploy_sd.types import KvDescription, KvSource, Request, RequestId
-from fastdeploy_sd.types.transfer_stats import TransferStats
+from fastdeploy_sd.types.stats import TransferStats
 
 _QUIET = select.epoll()  # never readable: whoever drives a wire asks by itself
 SOURCE = KvSource("p", "tcp://127.0.0.1:1")

@@ -18,7 +18,7 @@ from fastdeploy_sd.disaggregation.transfer.pages import Bytes, DevicePort
 from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import KvDescription, KvSource, Request
-from fastdeploy_sd.types.transfer_stats import WayStats
+from fastdeploy_sd.types.stats import WayStats
 
 BLOCK_SIZE = 4
 LAYERS = (512, 512, 768)  # two of the target and a draft layer

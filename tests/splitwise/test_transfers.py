@@ -16,7 +16,7 @@ from fastdeploy_sd.disaggregation.transfer.connector import KvConnector
 from fastdeploy_sd.disaggregation.transfer.counters import Failure
 from fastdeploy_sd.disaggregation.transfer.events import Fetched, FetchFailed, PrefillWanted, Sent
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.types.transfer_stats import WayStats
+from fastdeploy_sd.types.stats import WayStats
 from tests.splitwise.instances import (
     BLOCK_SIZE,
     DEADLINE_S,

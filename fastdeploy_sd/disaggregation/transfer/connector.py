@@ -24,7 +24,7 @@ from fastdeploy_sd.disaggregation.transports.rdma import NUM_WINDOWS, RdmaEngine
 from fastdeploy_sd.disaggregation.transports.transport import TransportError, window_slots
 from fastdeploy_sd.errors import ConfigError, DeviceLost, device_lost_as_error
 from fastdeploy_sd.types import KvDescription, KvSource, Request
-from fastdeploy_sd.types.transfer_stats import TransferStats
+from fastdeploy_sd.types.stats import TransferStats
 from fastdeploy_sd.wire.sockets import CurveKeys, Hub, is_loopback, resolve
 
 _TICK_S, _IDLE_TICK_S = 0.1, 1.0

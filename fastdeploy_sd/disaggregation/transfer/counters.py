@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from fastdeploy_sd.config import PROTOCOLS
-from fastdeploy_sd.types.transfer_stats import TransferStats, WayStats
+from fastdeploy_sd.types.stats import TransferStats, WayStats
 
 
 class Refusal(enum.StrEnum):

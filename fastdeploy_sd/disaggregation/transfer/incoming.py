@@ -15,7 +15,7 @@ from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.disaggregation.transfer.counters import Counters, Failure, Refusal
 from fastdeploy_sd.disaggregation.transfer.events import Event, EventQueue, Fetched, FetchFailed, TransferId
 from fastdeploy_sd.disaggregation.transfer.pages import Bytes, DevicePage, Pages
-from fastdeploy_sd.types.transfer_stats import WayStats
+from fastdeploy_sd.types.stats import WayStats
 
 
 @dataclass(slots=True)

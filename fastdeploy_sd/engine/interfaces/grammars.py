@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fastdeploy_sd.types import RequestId
-from fastdeploy_sd.types.grammar_stats import GrammarStats
+from fastdeploy_sd.types.stats import GrammarStats
 
 
 class Grammars(Protocol):

@@ -11,7 +11,7 @@ from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.types import Request, RequestId, Rows
-from fastdeploy_sd.types.grammar_stats import GrammarStats
+from fastdeploy_sd.types.stats import GrammarStats
 
 
 class PreparingRequests:

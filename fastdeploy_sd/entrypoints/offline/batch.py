@@ -11,9 +11,8 @@ from fastdeploy_sd.entrypoints.offline.conversations import AnswerReader
 from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
 from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
 from fastdeploy_sd.errors import Overloaded
-from fastdeploy_sd.text.completion import Completion, CompletionCollector
-from fastdeploy_sd.text.output_processor import OutputProcessor
-from fastdeploy_sd.text.request_group import RequestGroup
+from fastdeploy_sd.text.output_processor import Completion, CompletionCollector, OutputProcessor
+from fastdeploy_sd.text.request_builder import RequestGroup
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.stats import EngineStats

@@ -16,8 +16,7 @@ from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
 from fastdeploy_sd.errors import BadRequest, suggest
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.answer_parts import PartsDelta, tool_call_id
-from fastdeploy_sd.text.completion import Completion
-from fastdeploy_sd.text.output_processor import OutputProcessor
+from fastdeploy_sd.text.output_processor import Completion, OutputProcessor
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import Request

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.text.completion import Completion
-from fastdeploy_sd.text.output_processor import TextDelta
+from fastdeploy_sd.text.output_processor import Completion, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.wire.http.error_format import to_json
 

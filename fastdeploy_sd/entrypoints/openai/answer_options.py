@@ -9,9 +9,9 @@ from typing import Self
 
 from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, GenerationBody, ResponseBody
 from fastdeploy_sd.text.answer_parts import AnswerParser
-from fastdeploy_sd.text.reasoning import shown_splitter
+from fastdeploy_sd.text.reasoning import ThoughtSplitter
 from fastdeploy_sd.text.reasoning_formats import ReasoningOptions
-from fastdeploy_sd.text.tool_calls.options import ToolOptions
+from fastdeploy_sd.text.tool_calls.formats import ToolOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ class AnswerOptions:
 
     def parser(self) -> AnswerParser:
         """Return what finds the parts of one choice's text."""
+        thinking = self.reasoning
         return AnswerParser(
-            None if self.reasoning is None else shown_splitter(self.reasoning),
+            None if thinking is None else ThoughtSplitter(thinking.format, thinking.start, thinking.display),
             None if self.tools is None else self.tools.parser(),
         )

@@ -24,7 +24,7 @@ from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamMetadata
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import Overloaded, Unavailable
-from fastdeploy_sd.text.completion import CompletionCollector
+from fastdeploy_sd.text.output_processor import CompletionCollector
 from fastdeploy_sd.wire.http.auth import client_of
 from fastdeploy_sd.wire.http.error_format import JsonResponse, json_pieces, to_fdsd_error
 from fastdeploy_sd.wire.http.event_stream import EventStream, until_disconnected

@@ -24,8 +24,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.guidance.grammar import grammar_of
 from fastdeploy_sd.text.output_processor import OutputProcessor
 from fastdeploy_sd.text.prompt import PromptEncoder
-from fastdeploy_sd.text.request_builder import RequestBuilder
-from fastdeploy_sd.text.request_group import RequestGroup
+from fastdeploy_sd.text.request_builder import RequestBuilder, RequestGroup
 from fastdeploy_sd.text.speculation import may_change_tokens, verify_has_draft_logprobs
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import KvSource, ModelInfo, TokenLogprob

@@ -10,9 +10,8 @@ from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.guidance.grammar import against_grammar, verify_schema
 from fastdeploy_sd.text.tokenizer import Tokenizer
-from fastdeploy_sd.text.tool_calls.formats import FORMATS, find_format
+from fastdeploy_sd.text.tool_calls.formats import FORMATS, ToolOptions, find_format
 from fastdeploy_sd.text.tool_calls.grammars import ends_after_calls, is_guided, tool_grammar
-from fastdeploy_sd.text.tool_calls.options import ToolOptions
 from fastdeploy_sd.text.tool_calls.tools import ToolMode, ToolUse
 
 

@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.text.guidance.limits import library_error, limits_of
 from fastdeploy_sd.types import RequestId
-from fastdeploy_sd.types.grammar_stats import GrammarStats
+from fastdeploy_sd.types.stats import GrammarStats
 
 # Compiled grammars that no request uses, kept for the next one that brings the same text.
 _MAX_IDLE = 64

@@ -17,8 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.text.guidance.limits import TEXT_OR_COMMENT
-from fastdeploy_sd.text.guidance.regex_rules import check_repeats
+from fastdeploy_sd.text.guidance.limits import TEXT_OR_COMMENT, check_repeats
 from fastdeploy_sd.text.guidance.schema_rules import check_schema
 
 MAX_SCHEMA_CHARS = 1 << 16

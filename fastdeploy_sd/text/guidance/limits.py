@@ -70,3 +70,102 @@ def library_error(text: str, *, shows_place: bool = False) -> str:
         line = line.removeprefix(prefix)
     line = next((words for pattern, words in _IN_WORDS if pattern.search(line)), line)
     return line if len(line) <= _MAX_ERROR_CHARS else line[: _MAX_ERROR_CHARS - 3] + "..."
+
+
+# The library writes text that is forced out in full, in each step anew: some 10 ms for 50,000 characters.
+MAX_EXPANDED = 20_000
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]?", re.DOTALL)
+_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_MAX_DIGITS = 9
+
+
+def check_repeats(regex: str) -> None:
+    """Refuse a regular expression that is too long when `x{5}` is written as `xxxxx`.
+
+    What is no regular expression passes: it is for the library to refuse.
+
+    Raises:
+        ValueError: "expected ..., got ...".
+    """
+    sizes, last, i = [0], 0, 0  # of the groups that are open; of what a repetition would be about
+    while i < len(regex):
+        count = _COUNT.match(regex, i) if regex[i] == "{" else None
+        if count is not None and count[1] + count[3]:
+            repeated = last * _times(count)
+            sizes[-1] += repeated - last
+            last, i = repeated, count.end()
+        elif regex[i] == "(":
+            sizes.append(0)
+            i += 1
+        elif regex[i] == ")" and len(sizes) > 1:
+            last = sizes.pop()
+            sizes[-1] += last
+            i += 1
+        else:
+            i = _end_of_atom(regex, i)
+            last = 1
+            sizes[-1] += 1
+        if sizes[-1] > MAX_EXPANDED:
+            raise ValueError(
+                f"expected a regular expression of at most {MAX_EXPANDED} characters with its repetitions written out,"
+                " got a longer one"
+            )
+
+
+def _times(count: re.Match[str]) -> int:
+    numbers = [int(digits) for digits in (count[1], count[3]) if digits and len(digits) <= _MAX_DIGITS]
+    too_long = any(len(digits) > _MAX_DIGITS for digits in (count[1], count[3]))
+    return 10**_MAX_DIGITS if too_long else max([1, *numbers])
+
+
+def _end_of_atom(regex: str, start: int) -> int:
+    if regex[start] == "\\":
+        return start + 2
+    if regex[start] == "[":
+        found = _CLASS.match(regex, start)
+        assert found is not None, "a bracket opens a class"
+        return found.end()
+    return start + 1
+
+
+# Processor time that grammars may add to a step: together, or where many requests have one, each.
+STEP_S = 0.020
+REQUEST_S = 0.001
+# What a request may take beyond STEP_S for each of its tokens.
+DEBT_S = 10.0
+# An expensive mask is remembered for some twenty more: they often come again.
+_FADE = 7 / 8
+_MANY_ROWS = 1 << 20
+
+
+def share_s(num_requests: int) -> float:
+    """Return what each of so many requests with a grammar may take of a step, in seconds."""
+    return max(STEP_S / max(num_requests, 1), REQUEST_S)
+
+
+class MaskCost:
+    """The cost of one request.
+
+    Attributes:
+        row_s: seconds that a row is expected to take: its mask, and the token in front of it.
+        debt_s: seconds beyond STEP_S a token.
+    """
+
+    __slots__ = ("debt_s", "row_s")
+
+    def __init__(self) -> None:
+        self.row_s = self.debt_s = 0.0
+
+    def note(self, num_rows: int, seconds: float, num_tokens: int = 1) -> None:
+        """Count rows that took so long together, for so many tokens of output."""
+        self.row_s = max(seconds / max(num_rows, 1), self.row_s * _FADE)
+        self.debt_s = max(self.debt_s + seconds - STEP_S * num_tokens, 0.0)
+
+    def max_rows(self, share: float) -> int:
+        """Return how many rows the next step may have; 0 = they are computed off the step."""
+        return int(share / self.row_s) if self.row_s * _MANY_ROWS > share else _MANY_ROWS
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether the request must end."""
+        return self.debt_s > DEBT_S

@@ -10,23 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Protocol
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.text.reasoning_formats import ReasoningFormat, Start
+from fastdeploy_sd.text.tokenizer import Tokenizer
 
 _LIMIT = "reasoning_max_tokens"
 # Blanks that a model may set around its marks; without a bound it could go on with them for ever.
 _BLANKS = "BLANKS: /[ \\t\\r\\n]{0,8}/"
-
-
-class MarkTokens(Protocol):
-    """What is read of a tokenizer; see text.tokenizer.Tokenizer."""
-
-    @property
-    def hidden_ids(self) -> frozenset[int]: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 class ThinkingGrammar:
@@ -38,7 +29,7 @@ class ThinkingGrammar:
         eos_token_ids: what ends a request, and therefore no thinking.
     """
 
-    def __init__(self, form: ReasoningFormat, tokenizer: MarkTokens, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, form: ReasoningFormat, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._form = form
         self._opening, self._closing = (_single_token(tokenizer, mark) for mark in (form.opening, form.closing))
         self._hidden_ids = tokenizer.hidden_ids
@@ -97,7 +88,7 @@ def no_limit(reason: str) -> BadRequest:
     return BadRequest(f"{_LIMIT}: not supported: {reason}", param=_LIMIT, code="not_supported")
 
 
-def _single_token(tokenizer: MarkTokens, mark: str) -> int | None:
+def _single_token(tokenizer: Tokenizer, mark: str) -> int | None:
     """The token that stands for a mark, None = it takes several."""
     token_ids = tokenizer.encode(mark, add_special_tokens=False)
     return token_ids[0] if len(token_ids) == 1 else None

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.text.tool_calls.call_format import BARE_OPENINGS, CallFormat, CallText, ParameterText
+from fastdeploy_sd.text.answer_parts import ToolParser
+from fastdeploy_sd.text.tool_calls.call_format import (
+    BARE_OPENINGS,
+    CallableFunction,
+    CallFormat,
+    CallText,
+    ParameterText,
+)
 from fastdeploy_sd.text.tool_calls.json_calls import (
     DEEPSEEK_BEGIN,
     DEEPSEEK_END,
@@ -178,3 +186,29 @@ def _detected(chat_template: str) -> str:
         if any(all(sign in chat_template for sign in group) for group in form.signs):
             return name
     return GENERIC
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """The functions that an answer may call.
+
+    Attributes:
+        format: name of the model's format.
+        reads_bare: calls without the format's marks are read, too, where an answer begins with them.
+        ends_after_calls: text after a call that begins no other call ends the answer.
+        is_legacy: the answer says `function_call`, OpenAI's older name of its only call.
+    """
+
+    format: str
+    functions: tuple[CallableFunction, ...]
+    reads_bare: bool = False
+    is_legacy: bool = False
+    ends_after_calls: bool = False
+
+    def parser(self) -> ToolParser:
+        """Return what finds calls in one answer."""
+        form = FORMATS[self.format]
+        if not self.reads_bare:
+            return form.parser(self.functions, ends_after_calls=self.ends_after_calls)
+        tagged = None if form.only_first else form
+        return form.parser(self.functions, lambda sink, opening, named: read_bare(sink, opening, named, tagged))

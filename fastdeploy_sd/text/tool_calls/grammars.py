@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastdeploy_sd.text.tool_calls.call_format import BARE_OPENINGS, CallFormat
-from fastdeploy_sd.text.tool_calls.grammar_rules import GrammarRules
 from fastdeploy_sd.text.tool_calls.json_calls import FENCE_LANGUAGES
-from fastdeploy_sd.text.tool_calls.parameter_grammars import ANY_TEXT, parameters_rule
+from fastdeploy_sd.text.tool_calls.parameter_grammars import ANY_TEXT, GrammarRules, parameters_rule
 from fastdeploy_sd.text.tool_calls.tools import ToolMode, ToolUse
 
 # Wanted calls of one answer: a model that finds no end must come to one.

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from llguidance import LLMatcher
 
-from fastdeploy_sd.text.guidance.mask_cost import DEBT_S, STEP_S, MaskCost
+from fastdeploy_sd.text.guidance.limits import DEBT_S, STEP_S, MaskCost
 from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.types import I32, RequestId
 

@@ -22,7 +22,7 @@ import numpy as np
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.errors import BadRequest
-from fastdeploy_sd.text.guidance.mask_cost import STEP_S, share_s
+from fastdeploy_sd.text.guidance.limits import STEP_S, share_s
 from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult, offsets
 from fastdeploy_sd.worker.step.guided_request import GuidedRequest, Matchers, write_mask

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.hub import progress
-from fastdeploy_sd.hub.progress import FetchProgress
+from fastdeploy_sd.hub import huggingface
+from fastdeploy_sd.hub.huggingface import FetchProgress
 
 DEADLINE_S = 120.0
 
@@ -17,9 +17,9 @@ DEADLINE_S = 120.0
 def test_lines_say_what_the_folder_has_gained(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(progress, "_POLL_S", 0.01)
-    monkeypatch.setattr(progress, "_LOG_INTERVAL_S", 0.0)
-    monkeypatch.setattr(progress, "_GB", 1e6)  # so that little is written
+    monkeypatch.setattr(huggingface, "_POLL_S", 0.01)
+    monkeypatch.setattr(huggingface, "_LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(huggingface, "_GB", 1e6)  # so that little is written
     caplog.set_level(logging.INFO, "fastdeploy_sd")
     (tmp_path / "before").write_bytes(b"x" * 5000)
     deadline = time.monotonic() + DEADLINE_S

@@ -10,9 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.metrics import HttpStats, ProcessStats, RedisStats, SharedStats, render_metrics
 from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts, SpeculationInfo
-from fastdeploy_sd.types.stats import EngineStats, Histogram, SourceCounts
-from fastdeploy_sd.types.swap_stats import SwapStats
-from fastdeploy_sd.types.transfer_stats import TransferStats, WayStats
+from fastdeploy_sd.types.stats import EngineStats, Histogram, SourceCounts, SwapStats, TransferStats, WayStats
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

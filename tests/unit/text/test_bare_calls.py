@@ -9,8 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from fastdeploy_sd.text.answer_parts import AnswerPart, Content, PartsDelta, ToolCallDelta
-from fastdeploy_sd.text.tool_calls.formats import FORMATS
-from fastdeploy_sd.text.tool_calls.options import ToolOptions
+from fastdeploy_sd.text.tool_calls.formats import FORMATS, ToolOptions
 from tests.unit.text.test_tool_calls import ARGUMENTS, FUNCTIONS, NO_CALLS, TWO_CALLS, cut
 
 GET = f'{{"name": "get", "arguments": {ARGUMENTS}}}'

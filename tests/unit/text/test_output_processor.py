@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from fastdeploy_sd.errors import BadRequest, InternalError, Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.text.completion import Completion, CompletionCollector
-from fastdeploy_sd.text.output_processor import OutputProcessor, TextDelta
+from fastdeploy_sd.text.output_processor import Completion, CompletionCollector, OutputProcessor, TextDelta
 from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
 from tests.unit.text.vocabularies import golden_tokenizer
 

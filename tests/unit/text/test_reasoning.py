@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.text.reasoning import ThoughtCounter, ThoughtSplitter, shown_splitter
+from fastdeploy_sd.text.reasoning import ThoughtCounter, ThoughtSplitter
 from fastdeploy_sd.text.reasoning_formats import (
     FORMATS,
     NAMES,
@@ -129,10 +129,10 @@ def test_tokens_whose_text_is_still_held_back_are_counted_when_it_comes() -> Non
 def test_thinking_is_shown_piece_by_piece_or_at_once_or_not_at_all(
     display: Display, pushed: list[tuple[str, str]], finished: tuple[str, str]
 ) -> None:
-    splitter = shown_splitter(ReasoningOptions(THINK, INSIDE, display))
+    splitter = ThoughtSplitter(THINK, INSIDE, display)
     assert [splitter.push(piece) for piece in ("a", "b", "</think>c")] == pushed
     assert splitter.finish() == finished
-    cut_off = shown_splitter(ReasoningOptions(THINK, INSIDE, display))
+    cut_off = ThoughtSplitter(THINK, INSIDE, display)
     shown = [cut_off.push("ab"), cut_off.finish()]
     assert "".join(thought for thought, _ in shown) == ("" if display is Display.HIDDEN else "ab")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_sd.text.token_length import longest_token
+from fastdeploy_sd.text.token_bytes import longest_token
 from tests.unit.text.vocabularies import GOLDEN, byte_fallback_tokenizer, golden_tokenizer, word_tokenizer
 
 TOKENIZER = golden_tokenizer()

@@ -13,9 +13,8 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.text.answer_parts import PartsDelta
-from fastdeploy_sd.text.tool_calls.formats import FORMATS
+from fastdeploy_sd.text.tool_calls.formats import FORMATS, ToolOptions
 from fastdeploy_sd.text.tool_calls.grammars import MAX_GUIDED_CALLS, ends_after_calls, is_guided, tool_grammar
-from fastdeploy_sd.text.tool_calls.options import ToolOptions
 from fastdeploy_sd.text.tool_calls.tools import Tool, ToolMode, ToolUse
 
 BYTES = LLTokenizer("byte")

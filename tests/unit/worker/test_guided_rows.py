@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.text.guidance.mask_cost import STEP_S
+from fastdeploy_sd.text.guidance.limits import STEP_S
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, VerifyResult, offsets
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 from tests.unit.text.guidance.test_output_matcher import END, FREE, bits, ids, matcher_of, vocabulary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.text.guidance.mask_cost import DEBT_S, REQUEST_S, STEP_S, MaskCost, share_s
+from fastdeploy_sd.text.guidance.limits import DEBT_S, REQUEST_S, STEP_S, MaskCost, share_s
 
 
 @pytest.mark.parametrize(("num_requests", "share"), [(0, STEP_S), (1, STEP_S), (4, STEP_S / 4), (1000, REQUEST_S)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.text.guidance.regex_rules import MAX_EXPANDED, check_repeats
+from fastdeploy_sd.text.guidance.limits import MAX_EXPANDED, check_repeats
 
 
 @pytest.mark.parametrize(

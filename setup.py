@@ -90,11 +90,10 @@ def build_operators(library: Path) -> Path | None:
     root = ROOT / "custom_ops"
     layout = functools.partial(read_layout, ctypes.CDLL(str(library)))
     source = operator_source(declared_ops(), (header.name for header in operator_files.headers(root)), layout)
-    operators = operator_files.Operators(root, install, source)
     out = library.parent / operator_files.file_name(root, install, source, operator_files.BESIDE)
     try:
         compiler = custom_ops.find_compiler()
-        operator_files.compile_operators(compiler, operators, library, out, library_folder=operator_files.BESIDE)
+        operator_files.compile_operators(compiler, install, source, library, out, library_folder=operator_files.BESIDE)
     except (ConfigError, custom_ops.BuildError) as error:
         print(f"fastdeploy_sd: without operators for Paddle {install.version}: {error}", file=sys.stderr)
         return None

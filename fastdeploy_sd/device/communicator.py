@@ -61,10 +61,7 @@ class Communicator:
     Ops of every rank run in the same order with the same sizes. An op of a group fails with a ValueError that names the
     rank: at once when another rank has failed or the group was aborted, else when a rank does not come in time.
 
-    Attributes:
-        handle: what ops take.
-        rank: 0..size - 1.
-        size: 2 or 4.
+    `handle` is what ops take; the size is 2 or 4.
     """
 
     def __init__(self, opener: str, params: Any, keep: object = None, exchange: Exchange | None = None) -> None:

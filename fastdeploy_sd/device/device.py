@@ -148,3 +148,10 @@ def choose(gpu: Device | None) -> Device:
     global _chosen  # noqa: PLW0603 (one device per process)
     _chosen = _HOST if gpu is None else gpu
     return _chosen
+
+
+def constant(array: npt.NDArray[np.generic]) -> Tensor:
+    """Return a tensor with a copy of a small array in the device's memory; raises ValueError as Device.wrap."""
+    copy: npt.NDArray[Any] = tensors.aligned_zeros(array.shape, array.dtype)
+    copy[...] = array
+    return device().wrap(copy)

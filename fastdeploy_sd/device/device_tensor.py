@@ -22,7 +22,6 @@ class DeviceTensor:
 
     Attributes:
         memory: keeps it alive.
-        address: of its first element.
         element: type of its elements, by its name in declarations.
         shape: a list, as Paddle's.
     """
@@ -44,16 +43,13 @@ class DeviceTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Of all its elements."""
         return math.prod(self.shape) * ELEMENT_BYTES[self.element]
 
     @property
     def row_bytes(self) -> int:
-        """Of an element of the first dimension."""
         return math.prod(self.shape[1:]) * ELEMENT_BYTES[self.element]
 
     def data_ptr(self) -> int:
-        """Return the address of the first element."""
         return self.address
 
     def is_contiguous(self) -> bool:
@@ -61,7 +57,6 @@ class DeviceTensor:
         return True
 
     def numel(self) -> int:
-        """Return the number of elements."""
         return math.prod(self.shape)
 
     def at(self, offset: int, element: str, shape: Sequence[int]) -> Self:

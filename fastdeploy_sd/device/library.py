@@ -94,7 +94,6 @@ def call(name: str, params: CParams) -> None:
 
 
 def isa() -> str:
-    """Return the instruction-set level in use."""
     return ISA_LEVELS[library().fdsd_current_isa()]
 
 
@@ -135,7 +134,6 @@ def assume_tiles(tiles: Literal["chip", "twin"] | None) -> None:
 
 
 def num_threads() -> int:
-    """Return how many threads the kernels use."""
     return int(library().fdsd_num_threads())
 
 
@@ -158,11 +156,9 @@ class ThreadCounts:
     """What one thread of the kernels has done.
 
     Attributes:
-        pieces: it ran of the loops that are shared.
-        stolen: of them, taken from another thread's part.
+        pieces, stolen: of the loops that are shared it ran; of them, taken from another thread's part.
         bytes_read: by pieces whose loop says how many: those of weights and of rows.
         moves: to the calling thread's processor, when the system had stopped it in a piece.
-        sleeps: for want of work, or waiting for others.
     """
 
     pieces: int

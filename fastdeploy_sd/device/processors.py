@@ -71,12 +71,7 @@ def own_processors() -> Processors:
 
 
 def read_processors(root: Path, allowed: Collection[int]) -> Processors:
-    """Return what the files of a system say; what is missing or cannot be read is taken for unbounded or unknown.
-
-    Args:
-        root: of the file system.
-        allowed: by the process's affinity.
-    """
+    """Return what the files of a system say; what is missing or cannot be read is taken for unbounded or unknown."""
     cores = {_text(root / _CPU / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed}
     nodes = [
         int(folder.name.removeprefix("node"))
@@ -87,11 +82,7 @@ def read_processors(root: Path, allowed: Collection[int]) -> Processors:
 
 
 def first_processor(root: Path = Path("/")) -> Mapping[str, str]:
-    """Return the first processor's entries of /proc/cpuinfo, empty where there is none.
-
-    Args:
-        root: of the file system.
-    """
+    """Return the first processor's entries of /proc/cpuinfo, empty where there is none."""
     pairs = (line.partition(":") for line in (_text(root / "proc/cpuinfo") or "").split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -28,10 +28,7 @@ from fastdeploy_sd.types import I32
 
 
 class Embedding:
-    """Token ids to rows of a table [V, H], in the model's dtype.
-
-    Raises CheckpointError: that is float16, which cannot hold the table's numbers.
-    """
+    """Token ids to rows of a table [V, H], in the model's dtype; raises CheckpointError where float16 is too narrow."""
 
     def __init__(self, part: FloatPart, scheme: QuantScheme) -> None:
         dtype, table = storage(scheme.dtype), part.data
@@ -57,9 +54,8 @@ class Decoder:
 
     Attributes:
         config: the architecture, whatever this rank has of it.
-        dtype: "float32", "bfloat16" or "float16", of the activations.
+        dtype: of the activations.
         final_norm: before the head; draft layers may share it.
-        lm_head_format: what the head is stored as.
     """
 
     def __init__(
@@ -86,15 +82,7 @@ class Decoder:
         self._lm_head = builder.head(weights.lm_head(), scheme.lm_head)
 
     def forward(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
-        """Run the step's tokens and store their KV.
-
-        Args:
-            input_ids: i32[T].
-            caches: one per layer.
-
-        Returns:
-            hidden rows after the final norm [T, H], in the model's dtype.
-        """
+        """Run the step's tokens i32[T], store their KV, and return the hidden rows after the final norm [T, H]."""
         x, residual = self._embedding(input_ids), None
         for layer, cache in zip(self._layers, caches, strict=True):
             x, residual = layer(x, residual, cache, inputs)

@@ -19,7 +19,6 @@ class AttentionConfig:
     """Self-attention of a layer.
 
     Attributes:
-        qkv_bias, output_bias: whether the projections have a bias.
         qk_norm: RMS norm of every q and k head before the rotary embedding.
         window: tokens that a token attends to, itself included; None = all tokens before it.
     """
@@ -34,17 +33,14 @@ class AttentionConfig:
 
     @property
     def q_size(self) -> int:
-        """Rows of the q projection."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Rows of the k projection, and of the v projection."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def qkv_size(self) -> int:
-        """Rows of the fused q, k, v projection."""
         return self.q_size + 2 * self.kv_size
 
 
@@ -180,9 +176,7 @@ def read_decoder(
 ) -> DecoderConfig:
     """Read what every family writes under the same names: a decoder whose layers are alike and dense.
 
-    Args:
-        activations: names of SiLU.
-        attention: flags of AttentionConfig.
+    `activations` are names of SiLU, `attention` flags of AttentionConfig.
 
     Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """

@@ -34,7 +34,6 @@ class DraftWeights(Protocol):
     Attributes:
         checkpoint: that holds them; may be the target's.
         config: of its decoder layers.
-        num_layers: how many are there.
         reads: the target's hidden rows that it reads besides token ids, by name; () = none.
     """
 
@@ -77,9 +76,7 @@ class DraftModel(Protocol):
     """Layers that draft, on this rank. Draft i is made by layer i, or by the only one."""
 
     @property
-    def num_layers(self) -> int:
-        """Draft layers, each with a KV cache of its own."""
-        ...
+    def num_layers(self) -> int: ...
 
     def forward(
         self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
@@ -89,7 +86,6 @@ class DraftModel(Protocol):
         Args:
             input_ids: i32[n], the token of every row; on the host or a tensor.
             hidden: [n, H], the hidden row of the position before it.
-            inputs: may ask for some rows' output only.
         """
         ...
 

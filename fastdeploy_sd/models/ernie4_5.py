@@ -41,21 +41,18 @@ _MOE_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def read_ernie4_5(reader: FieldReader) -> DecoderConfig:
-    """Read config.json of Ernie4_5ForCausalLM.
-
-    Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
-    """
+    """Read config.json of Ernie4_5ForCausalLM; raises as read_decoder."""
     reader.require_neutral({"moe_num_experts": (0,)})
     return _read_dense(reader)
 
 
 def read_ernie4_5_mtp(reader: FieldReader) -> DecoderConfig:
-    """Read config.json of Ernie4_5_MTPForCausalLM, the draft layers of either; raises as read_ernie4_5."""
+    """Read config.json of Ernie4_5_MTPForCausalLM, the draft layers of either; raises as read_decoder."""
     return (read_ernie4_5 if reader.values.get("moe_num_experts") is None else read_ernie4_5_moe)(reader)
 
 
 def read_ernie4_5_moe(reader: FieldReader) -> DecoderConfig:
-    """Read config.json of Ernie4_5_MoeForCausalLM; raises as read_ernie4_5."""
+    """Read config.json of Ernie4_5_MoeForCausalLM; raises as read_decoder."""
     reader.require_neutral(_MOE_NEUTRAL)
     dense = _read_dense(reader)
     first, last = _moe_layers(reader, dense.num_layers)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from paddle import Tensor
 
-from fastdeploy_sd.device.program.constants import constant
+from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.layers.attention import Attention
@@ -22,19 +21,13 @@ from fastdeploy_sd.models.weights.decoder_weights import LayerWeights, expert_pa
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.kv_cache import QkNorm
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 
 WeightAndBias = tuple[WeightMatrix, Weights | None]
 
 
 class LayerBuilder:
-    """Builds what a rank has of decoder layers, and of what surrounds them.
-
-    Args:
-        config: of the whole decoder.
-        packer: of the checkpoint that holds the weights.
-    """
+    """Builds what a rank has of a decoder's layers, and of what surrounds them."""
 
     def __init__(self, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker, group: TpGroup) -> None:
         self._config, self._scheme, self._packer, self._group = config, scheme, packer, group
@@ -43,9 +36,7 @@ class LayerBuilder:
     def layer(self, weights: LayerWeights, i: int) -> DecoderLayer:
         """Build layer i; raises CheckpointError as the weights do."""
         eps, norms, config = self._config.norm_eps, weights.qk_norms(i), self._config.layers[i].attention
-        qk_norm = None
-        if norms is not None:
-            qk_norm = QkNorm(constant(norms[0]), constant(norms[1]), eps)
+        qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
         attention = Attention(
             self._outputs(weights.qkv(i), self._shard.qkv(config)),
             self._summed(weights.output(i), self._shard.attention(config)),
@@ -90,12 +81,11 @@ class LayerBuilder:
     def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:
         own = self._shard.experts(moe)
         parts = expert_parts(moe)[own.inputs.start : own.inputs.stop]
-        gate_up = [weights.gate_up(i, part, moe.intermediate_size)[0] for part in parts]
-        down = [weights.down(i, part, moe.intermediate_size)[0] for part in parts]
-        return Experts(own.inputs.start, self._packed_experts(gate_up), self._packed_experts(down), own.slices.count)
-
-    def _packed_experts(self, matrices: Sequence[WeightMatrix]) -> PackedExperts[Tensor]:
-        return self._packer.experts(matrices, self._scheme.experts)
+        gate_up, down = (
+            self._packer.experts([read(i, part, moe.intermediate_size)[0] for part in parts], self._scheme.experts)
+            for read in (weights.gate_up, weights.down)
+        )
+        return Experts(own.inputs.start, gate_up, down, own.slices.count)
 
     def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
         """Build the rank's outputs of a linear layer, which stay with it."""

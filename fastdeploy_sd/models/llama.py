@@ -7,9 +7,6 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig, read_decoder
 
 
 def read_config(reader: FieldReader) -> DecoderConfig:
-    """Read config.json of LlamaForCausalLM.
-
-    Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
-    """
+    """Read config.json of LlamaForCausalLM; raises as read_decoder."""
     bias = reader.boolean("attention_bias")
     return read_decoder(reader, mlp_bias=reader.boolean("mlp_bias"), qkv_bias=bias, output_bias=bias)

@@ -9,8 +9,8 @@ Source: arXiv:2412.19437, section 2.2.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import paddle
@@ -33,17 +33,8 @@ from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types import I32
 
-
-class Embed(Protocol):
-    """Maps i32[T] token ids to [T, H]."""
-
-    def __call__(self, input_ids: Tensor | I32) -> Tensor: ...
-
-
-class Head(Protocol):
-    """Maps normed rows [A, H] to logits f32[A, V]."""
-
-    def __call__(self, hidden: Tensor) -> Tensor: ...
+Embed = Callable[[Tensor | I32], Tensor]  # i32[T] token ids -> [T, H]
+Head = Callable[[Tensor], Tensor]  # normed rows [A, H] -> logits f32[A, V]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,24 +50,18 @@ class MtpLayer:
 
 
 class MtpModel:
-    """A DraftModel of the MTP layers of one checkpoint.
-
-    Args:
-        feeds_normed: see MtpWeights.
-    """
+    """A DraftModel of the MTP layers of one checkpoint; `feeds_normed`: see MtpWeights."""
 
     def __init__(self, layers: list[MtpLayer], *, feeds_normed: bool) -> None:
         self._layers, self._feeds_normed = layers, feeds_normed
 
     @property
     def num_layers(self) -> int:
-        """See DraftModel."""
         return len(self._layers)
 
     def forward(
         self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
     ) -> DraftOutput:
-        """See DraftModel.forward."""
         x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, cache, inputs)
         normed, total = self._layers[layer].output_norm(x, residual)
         return DraftOutput(normed, normed if self._feeds_normed else cast(total, normed.dtype))
@@ -84,7 +69,6 @@ class MtpModel:
     def store_kv(
         self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
     ) -> None:
-        """See DraftModel.store_kv."""
         self._layers[layer].block.store_kv(self._combine(layer, input_ids, hidden), cache, inputs)
 
     def _combine(self, layer: int, input_ids: Tensor | I32, hidden: Tensor) -> Tensor:
@@ -92,7 +76,6 @@ class MtpModel:
         return part.projection(part.input_norm(part.embed(input_ids), hidden))
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
-        """See DraftModel.logits."""
         return self._layers[layer].head(normed)
 
 
@@ -107,8 +90,7 @@ def build_mtp_model(
     """Build this rank's part of the draft layers that `num_steps` steps use, sharing with the target what is the same.
 
     Args:
-        scheme: of the draft layers' own linear weights, a head of their own among them.
-        packer: of the checkpoint that holds them.
+        scheme, packer: of the draft layers' own weights.
 
     Raises CheckpointError: a tensor is missing or has another shape.
     """

@@ -98,9 +98,6 @@ class MtpWeights(LayerWeights):
     """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0.
 
     Attributes:
-        checkpoint, path: where they come from.
-        config: of their decoder layers.
-        num_layers: how many there are.
         feeds_normed: the next step reads a layer's output after the final norm (ERNIE), not before it (GLM, DeepSeek).
 
     Raises (from every method):
@@ -121,7 +118,6 @@ class MtpWeights(LayerWeights):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See DraftWeights."""
         return (FINAL_NORM,)
 
     def num_kv_layers(self, num_steps: int) -> int:
@@ -147,37 +143,36 @@ class MtpWeights(LayerWeights):
 
     def embedding_norm(self, j: int) -> Weights:
         """Return f32[H]."""
-        return self._vector(f"{self._name(self._names.embedding_norm, j)}.weight", self.config.hidden_size)
+        return self._norm(self._names.embedding_norm, j)
 
     def hidden_norm(self, j: int) -> Weights:
         """Return f32[H]."""
-        return self._vector(f"{self._name(self._names.hidden_norm, j)}.weight", self.config.hidden_size)
+        return self._norm(self._names.hidden_norm, j)
 
     def projection(self, j: int) -> tuple[WeightMatrix, Weights | None]:
         """Return [H, 2 * H] over normed embedding | normed hidden row, and its bias f32[H] or None."""
-        name, hidden = self._name(self._names.projection, j), self.config.hidden_size
+        name = self._name(self._names.projection, j)
         bias = f"{name}.bias"
-        return WeightMatrix((self._projection(f"{name}.weight"),)), (
-            self._vector(bias, hidden) if bias in self._source else None
-        )
+        has_bias = bias in self._source
+        weight = WeightMatrix((self._projection(f"{name}.weight"),))
+        return weight, self._vector(bias, self.config.hidden_size) if has_bias else None
 
     def output_norm(self, j: int) -> Weights | None:
         """Return f32[H], or None for the target's final norm."""
-        if self._names.output_norm is None:
-            return None
-        return self._vector(f"{self._name(self._names.output_norm, j)}.weight", self.config.hidden_size)
+        return None if self._names.output_norm is None else self._norm(self._names.output_norm, j)
 
     def embedding(self, j: int) -> FloatPart | None:
         """Return [V, H], or None for the target's table."""
-        name = None if self._names.embedding is None else f"{self._name(self._names.embedding, j)}.weight"
-        if name is None or name not in self._source:
+        pattern = self._names.embedding
+        name = "" if pattern is None else f"{self._name(pattern, j)}.weight"
+        if name not in self._source:
             return None
         return FloatPart(name, self._source.tensor(name, (self.config.vocab_size, self.config.hidden_size)))
 
     def head(self, j: int) -> WeightMatrix | None:
         """Return [V, H], or None for the target's head."""
-        name = None if self._names.head is None else self._name(self._names.head, j)
-        if name is None or f"{name}.weight" not in self._source:
+        name = "" if self._names.head is None else self._name(self._names.head, j)
+        if f"{name}.weight" not in self._source:
             return None
         return self._matrix(name, self.config.vocab_size, self.config.hidden_size)
 
@@ -190,6 +185,9 @@ class MtpWeights(LayerWeights):
         is_transposed = name in self._source and self._source.shape(name) == (2 * hidden, hidden)
         shape = (2 * hidden, hidden) if is_transposed else (hidden, 2 * hidden)
         return FloatPart(name, self._source.tensor(name, shape), is_transposed)
+
+    def _norm(self, pattern: str, j: int) -> Weights:
+        return self._vector(f"{self._name(pattern, j)}.weight", self.config.hidden_size)
 
     def _name(self, pattern: str, j: int) -> str:
         return pattern.format(self._names.numbers[j])
@@ -235,17 +233,9 @@ def _choose(target: ModelSource, directory: str | None) -> tuple[ModelSource, st
 
 
 def _verify_fits(path: pathlib.Path, draft: DecoderConfig, target_path: pathlib.Path, target: DecoderConfig) -> None:
-    sizes = [
-        {
-            "hidden_size": config.hidden_size,
-            "vocab_size": config.vocab_size,
-            "num_kv_heads": config.layers[0].attention.num_kv_heads,
-            "head_dim": config.layers[0].attention.head_dim,
-        }
-        for config in (draft, target)
-    ]
-    for name, got in sizes[0].items():
-        wanted = sizes[1][name]
+    for name in ("hidden_size", "vocab_size", "num_kv_heads", "head_dim"):
+        is_attention = name in ("num_kv_heads", "head_dim")
+        got, wanted = (getattr(c.layers[0].attention if is_attention else c, name) for c in (draft, target))
         if got != wanted:
             raise CheckpointError(
                 f"{path}: {name}: expected {wanted} as in the target {target_path}, whose KV blocks, embedding and "

@@ -19,8 +19,6 @@ class QuantScheme:
     Attributes:
         dtype: of activations and unquantised weights, and of the KV cache unless that is of bytes.
         linear: format of attention and feed-forward layers, shared experts included.
-        experts: format of the experts that a router chooses.
-        lm_head: format of the output head.
     """
 
     dtype: Activations

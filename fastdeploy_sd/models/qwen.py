@@ -10,21 +10,18 @@ QWEN3_DEFAULTS = {"head_dim": 128}
 
 
 def read_qwen2(reader: FieldReader) -> DecoderConfig:
-    """Read config.json of Qwen2ForCausalLM.
-
-    Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
-    """
+    """Read config.json of Qwen2ForCausalLM; raises as read_decoder."""
     return read_decoder(reader, qkv_bias=True)
 
 
 def read_qwen3(reader: FieldReader) -> DecoderConfig:
-    """Read config.json of Qwen3ForCausalLM; raises as read_qwen2."""
+    """Read config.json of Qwen3ForCausalLM; raises as read_decoder."""
     bias = reader.boolean("attention_bias")
     return read_decoder(reader, qkv_bias=bias, output_bias=bias, qk_norm=True)
 
 
 def read_qwen3_moe(reader: FieldReader) -> DecoderConfig:
-    """Read config.json of Qwen3MoeForCausalLM; raises as read_qwen2."""
+    """Read config.json of Qwen3MoeForCausalLM; raises as read_decoder."""
     dense = read_qwen3(reader)
     step, without = reader.integer("decoder_sparse_step"), set(_layer_numbers(reader))
     num_experts = reader.integer("num_experts", reader.integer("num_local_experts"))

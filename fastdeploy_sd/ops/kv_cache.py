@@ -15,13 +15,7 @@ A = TypeVar("A", bound=Any)
 def kv_cache_shapes(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, element_bytes: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of k and v of one layer's cache.
-
-    Args:
-        block_size: tokens per block, a multiple of 16.
-        head_dim: a multiple of 16, at most 256.
-        element_bytes: 4 for float32, 2 for bfloat16, 1 for int8 and float8.
-    """
+    """Return the shapes of k and v of one layer's cache; block_size and head_dim are multiples of 16."""
     s = 4 // element_bytes
     k_shape = (num_blocks, num_kv_heads, head_dim // s, block_size, s)
     v_shape = (num_blocks, num_kv_heads, block_size // s, head_dim, s)
@@ -34,12 +28,7 @@ def kv_scale_shape(num_blocks: int, block_size: int, num_kv_heads: int) -> tuple
 
 
 class RequestBlocks(NamedTuple, Generic[A]):
-    """Where the KV of a step's requests is.
-
-    Attributes:
-        table_rows: i32[R], the row of each request.
-        block_tables: i32[S, max_blocks], padded with -1.
-    """
+    """Where the KV of a step's requests is: rows i32[R] of block_tables i32[S, max_blocks], padded with -1."""
 
     table_rows: A
     block_tables: A
@@ -85,22 +74,18 @@ class KvCache(Generic[A]):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the cache."""
         return int(self.k.shape[0])
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads, Hkv."""
         return int(self.k.shape[1])
 
     @property
     def block_size(self) -> int:
-        """Tokens per block."""
         return int(self.k.shape[3])
 
     @property
     def head_dim(self) -> int:
-        """Elements of a head, D."""
         return int(self.k.shape[2] * self.k.shape[4])
 
 
@@ -119,12 +104,7 @@ class Rotary(Generic[A]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QkNorm(Generic[A]):
-    """RMS norm of every q and k head before the rotary embedding, as in Qwen3.
-
-    Attributes:
-        q, k: f32[D] weights.
-        eps: added to the mean square.
-    """
+    """RMS norm of every q and k head before the rotary embedding, as in Qwen3: weights f32[D]."""
 
     q: A
     k: A

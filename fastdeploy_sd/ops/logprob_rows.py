@@ -29,12 +29,9 @@ def logit_rows(*logits: Any) -> Sequence[F32 | RowsOnDevice]:
 
 
 class LogprobRows:
-    """Memory for the answers, and a call of `token_logprobs` that is bound to it.
+    """Memory for the answers, and a call of `token_logprobs` that is bound to it, for logits of at most as many rows.
 
-    Args:
-        logits: f32[L, V], of the device; calls may be over others of at most L rows.
-
-    Raises MemoryError: the device has none for as much as L rows may ask for.
+    Raises MemoryError: the device has none for as much as so many rows may ask for.
     """
 
     def __init__(self, device: Device, logits: DeviceTensor) -> None:

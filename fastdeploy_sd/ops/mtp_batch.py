@@ -25,8 +25,7 @@ class DraftBatch:
         min_survival: f32[R], a request whose drafts so far are less probable together gets no more; negative = that is
             not looked at, and no probability is wanted.
         min_prob: a draft that is less probable is not made; where its probability is wanted.
-        token_table: i32[num_table_rows, max_tokens_per_row], committed tokens.
-        block_table: i32[num_table_rows, max_blocks], -1 past the request's own blocks.
+        token_table, block_table: i32[num_table_rows, max_tokens_per_row], i32[num_table_rows, max_blocks].
         num_drafting: requests that may get more than i drafts, by i.
     """
 
@@ -71,8 +70,6 @@ class HiddenStateBuffer(Generic[A]):
     Attributes:
         blocks: [num_blocks, H], the row of the last token of every full block.
         requests: [num_table_rows * num_kept, H]: position p of a request is row table_row * num_kept + p % num_kept.
-        block_size: tokens of a block.
-        num_kept: rows of each request.
     """
 
     blocks: A
@@ -117,11 +114,7 @@ class MtpInputs(NamedTuple):
 
 
 class NextInputs(NamedTuple):
-    """The same for the pass that continues after a draft: every row drafts.
-
-    Attributes:
-        num_continued: i32[1], the rows; what arrays have beyond them is room.
-    """
+    """The same for the pass that continues after a draft: each of the first num_continued, i32[1], rows drafts."""
 
     input_ids: Any
     positions: Any

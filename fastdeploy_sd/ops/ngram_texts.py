@@ -26,12 +26,7 @@ class NgramTexts(NamedTuple):
 
 
 class NgramLengths(NamedTuple):
-    """How long what is looked up and what is drafted may be.
-
-    Attributes:
-        min_n, max_n: tokens of a text's end that are looked up, 1 <= min_n <= max_n.
-        max_factor: drafts for each token that agreed, at most, > 0.
-    """
+    """Ends of min_n..max_n tokens are looked up; each token that agrees gives at most max_factor drafts."""
 
     min_n: int
     max_n: int

@@ -55,10 +55,10 @@ def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat, sli
     """Pack a matrix into `packed_bytes` bytes of memory at a 64-byte aligned address.
 
     Args:
-        weight: f32, f16 or bf16 [N, K], or parts of it. Parts that are numbers are read in place: views of larger
-            matrices, whose rows are contiguous; may be read-only memory maps.
+        weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it. Parts that are numbers are read in place: views of
+            larger matrices, whose rows are contiguous; may be read-only memory maps.
 
-    Raises ValueError: a shape, dtype or the alignment disagrees.
+    Raises ValueError: unknown format, or a shape, dtype or the alignment disagrees.
     """
     matrix = as_matrix(weight)
     rows: type[Any] = struct_type("WeightRows")
@@ -68,14 +68,7 @@ def pack_into(address: int, weight: Array | WeightMatrix, fmt: LinearFormat, sli
 
 
 def pack_params(address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, parts: int) -> CParams:
-    """Return PackLinearParams.
-
-    Args:
-        address: where the packed matrix goes.
-        parts: where the `weight_rows` of the matrix's parts are.
-
-    Raises ValueError: unknown format, or not a matrix.
-    """
+    """Return PackLinearParams over the addresses of the packed matrix and of its parts' `weight_rows`."""
     out_features, in_features = matrix.shape
     return struct_type("PackLinearParams")(
         in_features=in_features,
@@ -90,10 +83,7 @@ def pack_params(address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: S
 
 
 def weight_rows(part: FloatPart, address: int | None = None) -> CParams:
-    """Return WeightRows.
-
-    Args:
-        address: of the same elements row by row elsewhere; None = they are read where they are.
+    """Return WeightRows; `address` is that of the same elements elsewhere, None = they are read where they are.
 
     Raises ValueError: of another type than weights have, or rows that are not contiguous.
     """
@@ -123,17 +113,7 @@ def _row_stride(data: Array) -> int:
 def pack_linear(
     weight: Array | WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
 ) -> PackedLinear[npt.NDArray[np.uint8]]:
-    """Quantise and reorder a weight matrix for `linear`.
-
-    wint8, wint4 and fp8 keep one float32 scale per output and group of 128 inputs; see
-    `reference.linear.stored_weight`.
-
-    Args:
-        weight: f32, f16 or bf16 (u16 bits) [N, K], or parts of it; see `pack_into`.
-        slices: how the sums over K are cut.
-
-    Raises ValueError: unknown format, or not a matrix of such a type.
-    """
+    """Quantise and reorder a weight matrix for `linear`, as `reference.linear.stored_weight` says; see `pack_into`."""
     matrix = as_matrix(weight)
     out_features, in_features = matrix.shape
     data = WeightMemory().take(packed_bytes(in_features, out_features, fmt, slices))
@@ -143,11 +123,7 @@ def pack_linear(
 
 @dataclass(frozen=True)
 class PackedExperts(Generic[A]):
-    """One weight matrix of every expert, packed one after another.
-
-    Attributes:
-        data: u8[num_experts * packed_bytes(...)], 64-byte aligned; the same on every instruction-set level.
-    """
+    """One weight matrix of every expert, packed one after another as PackedLinear's: u8[num_experts * packed_bytes]."""
 
     data: A
     num_experts: int
@@ -157,10 +133,7 @@ class PackedExperts(Generic[A]):
 
 
 def experts_shape(weights: Sequence[WeightMatrix]) -> tuple[int, int]:
-    """Return the (out_features, in_features) that all experts share.
-
-    Raises ValueError: no expert, or shapes that differ.
-    """
+    """Return the (out_features, in_features) that all experts share; raises ValueError where they share none."""
     shapes = {weight.shape for weight in weights}
     if len(shapes) != 1:
         raise ValueError(f"weights: expected experts of one shape [N, K], got shapes {sorted(shapes)}")

@@ -54,13 +54,9 @@ def measure_roofline(formats: tuple[LinearFormat, ...], num_bytes: int, num_pass
 
 
 def read_bandwidth(num_bytes: int, num_passes: int) -> float:
-    """Return the bytes per second at which a buffer is read, the best of several passes.
+    """Return the bytes per second at which a buffer larger than all caches is read, the best of several passes.
 
-    Args:
-        num_bytes: of the buffer, which is written first; larger than all caches.
-
-    Returns:
-        0 where there is no such memory, or less than 1 MiB or no pass was asked for.
+    It is 0 where there is no such memory, or less than 1 MiB or no pass was asked for.
     """
     measure = library().fdsd_read_bandwidth
     measure.restype = ctypes.c_double

@@ -90,19 +90,10 @@ def yarn_amplitude(factor: float, mscale: float = 1.0) -> float:
 
 
 def rope_table(max_position: int, rotary_dim: int, theta: float, scaling: RopeScaling | None = None) -> F32:
-    """Build the table `rope_store_kv_` reads: row p holds the cosines, then the sines, of p * inverse frequency.
+    """Build the table f32[max_position, rotary_dim] that `rope_store_kv_` reads.
 
-    Args:
-        max_position: rows.
-        rotary_dim: even; pair i turns with inverse frequency theta^(-2i / rotary_dim) before scaling.
-        theta: base of the frequencies, above 1.
-        scaling: None = plain.
-
-    Returns:
-        f32[max_position, rotary_dim].
-
-    Raises:
-        ConfigError: rotary_dim is odd.
+    Row p holds the cosines, then the sines, of p * inverse frequency. Pair i turns with inverse frequency
+    theta^(-2i / rotary_dim) before scaling. Raises ConfigError: rotary_dim is odd.
 
     Source: arXiv:2104.09864.
     """

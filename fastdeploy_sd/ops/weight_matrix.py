@@ -108,11 +108,7 @@ class FloatPart(WeightPart):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightMatrix:
-    """A weight matrix [N, K] as parts that follow one another along N: q, k and v, or gate and up.
-
-    Attributes:
-        parts: at least one, all with the same K.
-    """
+    """A weight matrix [N, K] as parts of one K that follow one another along N: q, k and v, or gate and up."""
 
     parts: tuple[WeightPart, ...]
 
@@ -156,7 +152,6 @@ class WeightMatrix:
         return WeightMatrix(self.float_parts())
 
     def float_parts(self) -> tuple[FloatPart, ...]:
-        """Return the parts as numbers."""
         return tuple(part.numbers() for part in self.parts)
 
     def to_array(self) -> Array:

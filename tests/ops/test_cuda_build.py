@@ -60,7 +60,7 @@ def test_the_paddle_operators_compile_for_a_paddle_with_cuda(tmp_path: Path) -> 
     text += "auto StreamOf(const paddle::Tensor& tensor) { return tensor.stream(); }\n"
     source = tmp_path / "operators.cc"
     source.write_text(text)
-    flags = [*operator_files.FLAGS, *operator_files.include_flags(operator_files.Operators(root, paddle, text))]
+    flags = [*operator_files.FLAGS, *operator_files.include_flags(root, paddle)]
     command = [operator_files.find_compiler(), *flags, "-fsyntax-only", str(source)]
     with_cuda = subprocess.run(
         [*command, "-DPADDLE_WITH_CUDA", *cuda_flags], capture_output=True, text=True, check=False

@@ -72,7 +72,6 @@ class CudaBlocks:
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
         return len(self.begins) - 1
 
     def copy(self, layers: range, block_ids: Sequence[int], packed: int, stream: int, *, is_unpacking: bool) -> None:
@@ -124,11 +123,9 @@ class _PieceTable:
 
     @property
     def num_pieces(self) -> int:
-        """How many arrays there are."""
         return self.first[-1]
 
     def address_of(self, piece: int) -> int:
-        """Where an array's row of the table is."""
         address: int = self._table.address + piece * self._piece_bytes
         return address
 
@@ -166,9 +163,6 @@ class StagedBatch(CopyBatch):
 
 class CopyStream:
     """A stream of copies between blocks and staged batches.
-
-    Args:
-        batch_bytes: of each of its batches.
 
     Raises MemoryError: the device or the host has none for them.
     """

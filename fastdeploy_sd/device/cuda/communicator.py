@@ -37,11 +37,6 @@ class GpuCommunicator:
         timeout_s: how long a GPU waits for another rank's.
         exchange: gives bytes to all ranks, and returns those of all in their order; called once.
 
-    Attributes:
-        handle: what ops on GPUs take.
-        rank: 0..size - 1.
-        size: 2 or 4.
-
     Raises ValueError: GPUs cannot share memory.
     """
 
@@ -83,11 +78,9 @@ class GpuCommunicator:
         self._library.call("begin_attempt", ctypes.c_int32(self.handle), ctypes.c_int64(attempt), self._stream)
 
     def fail(self) -> None:
-        """See Communicator.fail."""
         self._local.fail()
 
     def abort(self) -> None:
-        """See Communicator.abort."""
         self._local.abort()
 
     def verify(self) -> None:

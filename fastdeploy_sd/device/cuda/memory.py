@@ -51,7 +51,6 @@ class CudaMemory:
         return self._piece, address
 
     def free_bytes(self) -> int:
-        """Return how much memory the GPU has left."""
         return self._library.memory_bytes()[1]
 
     def _allocate(self, num_bytes: int) -> DeviceMemory:
@@ -85,7 +84,6 @@ class StagingMemory:
 
     Attributes:
         host: u8[num_bytes], pinned.
-        address: of num_bytes of the GPU's memory. memory: keeps them.
         event: the user records it after each use of the memory, and waits for it before the next.
 
     Raises MemoryError: there is no pinned memory, or none of the GPU's.

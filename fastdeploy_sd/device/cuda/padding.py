@@ -24,9 +24,6 @@ OP = "pad_columns"
 class Columns:
     """The inputs of a recording by the size that counts their rows.
 
-    Args:
-        inputs: by name, of the device.
-
     Attributes:
         sizes: by which there are calls, in order.
 
@@ -64,9 +61,7 @@ class Columns:
     def params(self, i: int, table: int, num_own: int) -> CParams:
         """Return the params of a size's call, whose num_rows is filled in by a run.
 
-        Args:
-            table: address of its columns.
-            num_own: address of an i32, the rows that a run has of its own.
+        `table` is the address of its columns, `num_own` that of an i32, the rows that a run has of its own.
         """
         made: CParams = struct_type("PadColumnsParams")(
             num_columns=len(self._of_size[i]), columns=table, num_own=num_own

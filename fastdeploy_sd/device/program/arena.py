@@ -19,29 +19,11 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How long a buffer holds something.
-
-    Attributes:
-        num_bytes: its size.
-        first, last: the calls between which its memory is its own, both included.
-    """
+    """A buffer's size, and the calls between which its memory is its own, both included."""
 
     num_bytes: int
     first: int
     last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the buffers are.
-
-    Attributes:
-        offsets: of each buffer, multiples of 64.
-        num_bytes: of the whole arena.
-    """
-
-    offsets: tuple[int, ...]
-    num_bytes: int
 
 
 def allocate_arena(num_bytes: int) -> Tensor:
@@ -59,11 +41,11 @@ def allocate_arena(num_bytes: int) -> Tensor:
         ) from None
 
 
-def place(buffers: Sequence[Lifetime]) -> Placement:
-    """Give every buffer an offset so that those alive at the same call do not overlap.
+def place(buffers: Sequence[Lifetime]) -> tuple[tuple[int, ...], int]:
+    """Give every buffer an offset, a multiple of 64, so that those alive at the same call do not overlap.
 
     The largest come first; each gets the lowest gap that is wide enough among those placed before whose lives meet its
-    own.
+    own. Returns the offsets and the bytes of the whole arena.
 
     Source: arXiv:2001.03288, greedy by size.
     """
@@ -81,7 +63,7 @@ def place(buffers: Sequence[Lifetime]) -> Placement:
         offsets[i] = offset
         placed.append(i)
         end_of_all = max(end_of_all, offset + size)
-    return Placement(tuple(offsets), end_of_all)
+    return tuple(offsets), end_of_all
 
 
 def _meet(a: Lifetime, b: Lifetime) -> bool:

@@ -57,11 +57,7 @@ class Out(In):
 
 @dataclass(frozen=True, slots=True)
 class Attr:
-    """A number besides the arrays.
-
-    Attributes:
-        type: int, float, bool, or the element types that it may name.
-    """
+    """A number besides the arrays, or one of some element types."""
 
     type: type[int] | type[float] | type[bool] | tuple[str, ...]
 
@@ -94,7 +90,6 @@ class Step:
     """One dimension of an argument, when arguments are read in their order.
 
     Attributes:
-        size: what it is.
         unknown: the size that this dimension tells, None = all are known.
         inverse: that size from GOT, the dimension.
     """
@@ -127,8 +122,6 @@ class Declaration:
     Attributes:
         name: of the C function without fdsd_; its struct is the same in CamelCase + Params.
         per_row: the size that counts rows which do not depend on one another; None = there is none.
-        arrays: In, InOut and Out by name, in order.
-        attributes: Attr by name, in order.
         steps: array -> its dimensions.
 
     Raises ValueError: a size cannot be computed or solved for.
@@ -174,7 +167,6 @@ class Declaration:
                 )
 
     def _field_types(self) -> dict[str, tuple[str, ...]]:
-        """The types that each field may have."""
         types: dict[str, tuple[str, ...]] = {}
         for name, array in self.arrays.items():
             pointees = _POINTEES.get(array.dtype, (array.dtype,)) if array.dtype in ELEMENT_BYTES else ("void",)

@@ -43,13 +43,10 @@ class HostOp:
         return {name: getattr(holder, name) for name in names if hasattr(holder, name)}
 
     def bind(self, **arguments: Any) -> BoundCall:
-        """Return a call of this op on these arrays, as often as wanted.
+        """Return a call of this op on these arrays: every input, output and attribute.
 
         Its params hold the arrays' addresses and the counts that their shapes tell. A caller that runs it on fewer rows
         writes the counts, which are fields of `params` with the names of the sizes.
-
-        Args:
-            arguments: every input, output and attribute; a missing optional array is None.
 
         Raises TypeError: an argument is unknown; ValueError: an argument is missing or not as declared.
         """
@@ -57,12 +54,7 @@ class HostOp:
         return BoundCall(self.declaration.name, self.params_of(arguments, self._look, _address), arrays=arrays)
 
     def params_of(self, arguments: Mapping[str, Any], look: Look, address: Callable[[Any], int]) -> CParams:
-        """Return the params of a call on whole arrays, wherever they are.
-
-        Args:
-            arguments: as `bind`'s.
-            look: what is known of an array.
-            address: where an array is.
+        """Return the params of a call on whole arrays, wherever they are; arguments as `bind`'s.
 
         Raises TypeError: an argument is unknown; ValueError: an argument is missing or not as declared.
         """
@@ -70,13 +62,7 @@ class HostOp:
         return self._params(declared.read(arguments, look, declared.arrays), arguments, address)
 
     def __call__(self, **arguments: Any) -> Any:
-        """Run the op.
-
-        Args:
-            arguments: inputs and attributes by name; a missing optional input is None.
-
-        Returns:
-            The output, or a tuple of them, in new arrays.
+        """Run the op on inputs and attributes, and return the output, or a tuple of them, in new arrays.
 
         Raises:
             TypeError: an argument is unknown.

@@ -20,10 +20,9 @@ from fastdeploy_sd.types import I64
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A field of a call that gets the value of a symbol before every run.
+    """A field of a call, at an offset in bytes, that gets the value of a symbol before every run.
 
     Attributes:
-        offset: of the field in the params struct, in bytes.
         num_bytes: 4 for a count, 8 for an address or a 64-bit count.
     """
 

@@ -24,13 +24,7 @@ class Op(HostOp):
     """An op of a model: on NumPy arrays, on Paddle tensors, and recorded when a tensor of a recording is among them."""
 
     def __call__(self, **arguments: Any) -> Any:
-        """Run or record the op; see HostOp.
-
-        Raises:
-            TypeError: an argument is unknown.
-            ValueError: an argument is missing or not as declared, or the kernel refused it.
-            OperatorsNotLoadedError: on tensors, before the operators were loaded.
-        """
+        """Run or record the op; raises as HostOp, and OperatorsNotLoadedError on tensors without operators."""
         recorder = recorder_of(arguments.values())
         if recorder is not None:
             return self._record(recorder, arguments)

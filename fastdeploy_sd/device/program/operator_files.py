@@ -34,30 +34,11 @@ BESIDE = "$ORIGIN"
 
 @dataclass(frozen=True, slots=True)
 class PaddleInstall:
-    """The Paddle that operators are compiled against.
-
-    Attributes:
-        root: folder of the package, with its headers and libraries.
-        version, commit: as Paddle gives them.
-    """
+    """The Paddle that operators are compiled against; its folder has headers and libraries."""
 
     root: pathlib.Path
     version: str
     commit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operators:
-    """What is compiled.
-
-    Attributes:
-        root: the folder of the headers, see `source_root`.
-        source: C++.
-    """
-
-    root: pathlib.Path
-    paddle: PaddleInstall
-    source: str
 
 
 def source_root() -> pathlib.Path:
@@ -114,7 +95,7 @@ def find_or_compile(paddle: PaddleInstall, source: str) -> pathlib.Path:
         compiler = find_compiler()
         with _locked(kept.parent):
             if not kept.exists():
-                _compile_logged(compiler, Operators(root, paddle, source), kept)
+                _compile_logged(compiler, paddle, source, kept)
     return kept
 
 
@@ -128,17 +109,17 @@ def find_compiler() -> str:
     return found
 
 
-def include_flags(operators: Operators) -> list[str]:
-    """Return what tells a compiler where the operators' headers are."""
-    root, headers_of_paddle = operators.root, operators.paddle.root / "include"
+def include_flags(root: pathlib.Path, paddle: PaddleInstall) -> list[str]:
+    """Return what tells a compiler where the operators' headers are; `root` as `source_root`."""
+    headers_of_paddle = paddle.root / "include"
     folders = [root / "include", root / "bindings", headers_of_paddle, headers_of_paddle / "third_party"]
     return [f"-I{folder}" for folder in folders]
 
 
 def compile_operators(
-    compiler: str, operators: Operators, library: pathlib.Path, out: pathlib.Path, *, library_folder: str
+    compiler: str, paddle: PaddleInstall, text: str, library: pathlib.Path, out: pathlib.Path, *, library_folder: str
 ) -> None:
-    """Compile operators into `out`, which appears at once or not at all.
+    """Compile a source text into `out`, which appears at once or not at all.
 
     Args:
         library: the kernel library to link with.
@@ -146,12 +127,11 @@ def compile_operators(
 
     Raises ConfigError: the compiler fails; the log has its output; OSError: `out` cannot be written.
     """
-    paddle = operators.paddle
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         source = pathlib.Path(folder, "operators.cc")
-        source.write_text(operators.source)
+        source.write_text(text)
         obj = f"{folder}/operators.o"
-        _run([compiler, *FLAGS, *include_flags(operators), "-c", str(source), "-o", obj])
+        _run([compiler, *FLAGS, *include_flags(source_root(), paddle), "-c", str(source), "-o", obj])
         # Paddle loads its libraries with local visibility, so the operators must name them to find their symbols.
         libraries = [
             path
@@ -167,14 +147,14 @@ def compile_operators(
         os.replace(built, out)
 
 
-def _compile_logged(compiler: str, operators: Operators, out: pathlib.Path) -> None:
+def _compile_logged(compiler: str, paddle: PaddleInstall, source: str, out: pathlib.Path) -> None:
     _log.info(
         "compiling the Paddle operators for Paddle %s, once and for some ten seconds; kept in %s",
-        operators.paddle.version, out.parent,
+        paddle.version, out.parent,
     )  # fmt: skip
     begin = time.perf_counter()
     try:
-        compile_operators(compiler, operators, LIBRARY_PATH, out, library_folder=str(LIBRARY_PATH.parent))
+        compile_operators(compiler, paddle, source, LIBRARY_PATH, out, library_folder=str(LIBRARY_PATH.parent))
     except OSError as error:
         raise _folder_error(out.parent, error) from None
     _log.info("compiled the Paddle operators in %.1f s: %s", time.perf_counter() - begin, out)

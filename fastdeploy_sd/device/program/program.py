@@ -42,7 +42,6 @@ class Recording:
     """A recorded pass, and where its tensors lie in an arena.
 
     Args:
-        recorder: holds what was recorded; nothing is recorded afterwards.
         outputs: the tensors that are still wanted when a run is over.
         bounds: how large each named size can be.
         padding: how to fill inputs that a device wants to be longer than a run's sizes say, so that fewer sizes come
@@ -79,16 +78,14 @@ class Recording:
                 uses.setdefault(tensor.index, []).append(c)
         for output in outputs:
             uses[output.index].append(len(recorder.calls))
-        placement = place([Lifetime(self.num_bytes_of(t), uses[t.index][0], uses[t.index][-1]) for t in buffers])
-        self.num_bytes = placement.num_bytes
-        self.offsets = {t.index: offset for t, offset in zip(buffers, placement.offsets, strict=True)}
+        lives = [Lifetime(self.num_bytes_of(t), uses[t.index][0], uses[t.index][-1]) for t in buffers]
+        offsets, self.num_bytes = place(lives)
+        self.offsets = {t.index: offset for t, offset in zip(buffers, offsets, strict=True)}
 
     def shape_of(self, tensor: SymbolicTensor) -> list[int]:
-        """The shape of a tensor at its bound."""
         return [self.bounds[dim.name] + dim.extra if isinstance(dim, Size) else dim for dim in tensor.shape]
 
     def num_bytes_of(self, tensor: SymbolicTensor) -> int:
-        """The bytes of a tensor at its bound."""
         return math.prod(self.shape_of(tensor)) * ELEMENT_BYTES[tensor.dtype]
 
 
@@ -187,9 +184,7 @@ def bind_calls(
 ) -> list[Patch]:
     """Write the addresses into the params of all calls, and return the patches for their sizes.
 
-    Args:
-        symbols: sizes in the order of the program's symbols.
-        first: number of the recording's first call in the program.
+    `symbols` are in the order of the program's symbols; `first` is the number of the recording's first call in it.
     """
     patches = []
     for c, call in enumerate(recording.recorder.calls, first):

@@ -56,14 +56,7 @@ Shape = tuple[Dim, ...]
 
 
 class SymbolicTensor:
-    """Stands for a tensor in a pass that is recorded.
-
-    Attributes:
-        recorder: what records the pass.
-        index: its number among the recorder's tensors.
-        dtype: a Paddle dtype.
-        shape: the first dimension is a Size, the others are Sizes or integers.
-    """
+    """Stands for a tensor in a pass that is recorded; `index` is its number among the recorder's tensors."""
 
     __slots__ = ("dtype", "index", "recorder", "shape")
 
@@ -97,8 +90,7 @@ class RecordedCall:
     """One op call.
 
     Attributes:
-        op: its name in the kernel library.
-        params: its params struct, complete but for the fields below.
+        params: complete but for the fields below.
         sizes: (offset in params, size) of every 4-byte field that is a size.
         pointers: (offset in params, tensor) of every address of a symbolic tensor.
     """
@@ -109,7 +101,6 @@ class RecordedCall:
     pointers: tuple[tuple[int, SymbolicTensor], ...]
 
     def set_pointer(self, offset: int, address: int) -> None:
-        """Write an address into the params."""
         ctypes.c_void_p.from_buffer(self.params, offset).value = address
 
 
@@ -117,7 +108,6 @@ class Recorder:
     """Collects the calls of one pass.
 
     Attributes:
-        calls: in order.
         tensors: every symbolic tensor, by index.
         inputs: name -> tensor that a run gets from outside.
         counts: (index of a call, a size, the i32[1] tensor in which the call leaves it for later calls).
@@ -138,7 +128,6 @@ class Recorder:
         return self.inputs[name]
 
     def add_tensor(self, dtype: paddle.dtype, shape: Shape) -> SymbolicTensor:
-        """Return a new symbolic tensor."""
         self.tensors.append(SymbolicTensor(self, len(self.tensors), dtype, shape))
         return self.tensors[-1]
 
@@ -154,10 +143,7 @@ class Recorder:
     def add_call(self, op: str, params: CParams, fields: Mapping[str, Any]) -> None:
         """Append the call `fdsd_<op>`.
 
-        Args:
-            params: its struct; the fields are written to it.
-            fields: numbers, and Sizes, which a run fills in; tensors, symbolic or constant ones, whose addresses the
-                fields will hold.
+        Fields of its params are numbers, Sizes, which a run fills in, or tensors, whose addresses they will hold.
         """
         sizes, pointers = [], []
         for name, value in fields.items():

@@ -76,15 +76,9 @@ class Attention:
         q = self.store_kv(x, cache, inputs)
         if inputs.outputs is not None:
             q = gather_output_rows(q, inputs.outputs.indices)
-        y = cascade_append_attention(
-            q,
-            cache,
-            inputs.wanted_start_loc,
-            inputs.seq_lens,
-            inputs.blocks,
-            self._scale,
-            inputs.prefixes(cache.block_size, q.shape[1] // (cache.head_dim * cache.num_kv_heads)),
-        )
+        prefixes = inputs.prefixes(cache.block_size, q.shape[1] // (cache.head_dim * cache.num_kv_heads))
+        starts, lengths = inputs.wanted_start_loc, inputs.seq_lens
+        y = cascade_append_attention(q, cache, starts, lengths, inputs.blocks, self._scale, prefixes)
         return self._output(y)
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Protocol
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.device.program.constants import constant
+from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.layers.tp_group import TpGroup
+from fastdeploy_sd.ops.collective import all_gather, all_reduce
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import PackedLinear
 
@@ -46,7 +47,7 @@ class SummedLinear:
 
     def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
         partial = linear(x, self._packed, None, paddle.float32)
-        return self._group.all_reduce(partial, x.dtype if out_dtype is None else out_dtype, self._bias)
+        return all_reduce(partial, self._group.communicator, x.dtype if out_dtype is None else out_dtype, self._bias)
 
 
 class GatheredLinear:
@@ -54,7 +55,7 @@ class GatheredLinear:
 
     Args:
         packed, bias: of the rank's columns.
-        num_columns, unit: of all ranks; see TpGroup.all_gather.
+        num_columns, unit: of all ranks; see `all_gather`.
     """
 
     def __init__(
@@ -63,4 +64,4 @@ class GatheredLinear:
         self._own, self._group, self._num_columns, self._unit = Linear(packed, bias), group, num_columns, unit
 
     def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
-        return self._group.all_gather(self._own(x, out_dtype), self._num_columns, self._unit)
+        return all_gather(self._own(x, out_dtype), self._group.communicator, self._num_columns, self._unit)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import paddle
 from paddle import Tensor
@@ -11,14 +11,12 @@ from paddle import Tensor
 from fastdeploy_sd.models.layers.linear import LinearLayer
 from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.ops.activation import swiglu
+from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
 
-
-class FeedForward(Protocol):
-    """Maps [T, H] to [T, H]."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
+# Maps [T, H] to [T, H].
+FeedForward = Callable[[Tensor], Tensor]
 
 
 class SwigluMlp:
@@ -74,7 +72,7 @@ class MoeMlp:
         shared = None if self._shared is None else self._shared(x)
         if self._group.is_alone:
             return self._sum(x, shared)
-        return self._group.all_reduce(self._sum(x, None, paddle.float32), x.dtype, shared=shared)
+        return all_reduce(self._sum(x, None, paddle.float32), self._group.communicator, x.dtype, shared=shared)
 
     def _sum(self, x: Tensor, shared: Tensor | None, out_dtype: paddle.dtype | None = None) -> Tensor:
         r, e = self._router, self._experts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paddle import Tensor
 
-from fastdeploy_sd.device.program.constants import constant
+from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.ops.norm import concat_rms_norm, rms_norm
 

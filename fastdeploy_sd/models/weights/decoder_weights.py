@@ -21,11 +21,8 @@ from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 class LayerWeights:
     """Weights of decoder layers by role.
 
-    Args:
-        prefix: layer i's names begin with `<prefix>.<i>.`.
-
-    Raises (from every method):
-        CheckpointError: a tensor is missing or has another shape.
+    Layer i's names begin with `<prefix>.<i>.`. Every method raises CheckpointError where a tensor is missing or has
+    another shape.
     """
 
     def __init__(self, source: WeightSource, config: DecoderConfig, prefix: str) -> None:
@@ -65,7 +62,7 @@ class LayerWeights:
 
         Args:
             part: "mlp", "mlp.shared_experts" or "mlp.experts.<e>".
-            size: I when it is not the `intermediate_size` of the layer's network.
+            size: I; None = the layer's `intermediate_size`.
         """
         size = self._config.layers[layer].mlp.intermediate_size if size is None else size
         sizes = {"gate_proj": size, "up_proj": size}
@@ -139,11 +136,7 @@ def expert_parts(moe: MoeConfig) -> list[str]:
 
 
 class DecoderWeights(LayerWeights):
-    """Weights of one whole decoder by role.
-
-    Raises (on construction and from every method):
-        CheckpointError: a tensor is missing or has another shape.
-    """
+    """Weights of one whole decoder by role; raises as LayerWeights."""
 
     def __init__(self, source: WeightSource, config: DecoderConfig) -> None:
         roots = [root for root in ("model", "ernie") if f"{root}.embed_tokens.weight" in source]

@@ -6,7 +6,7 @@ Knows names, formats and bytes; knows no layers, and not whether packed matrices
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 from paddle import Tensor
@@ -15,6 +15,7 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.float16_range import verify_float16
+from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.code_packing import pack_codes
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
@@ -23,18 +24,6 @@ from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
-
-
-class PackedStore(Protocol):
-    """Where packed matrices may already be."""
-
-    def find(self, name: str, num_bytes: int) -> Bytes | None:
-        """Return a packed matrix, 64-byte aligned, or None where there is none of this name and size."""
-        ...
-
-    def add(self, name: str, data: Bytes | Callable[[], Bytes]) -> None:
-        """Take a freshly packed matrix, which does not change any more, or a function that reads it."""
-        ...
 
 
 class WeightPacker:
@@ -52,7 +41,7 @@ class WeightPacker:
     def __init__(
         self,
         source: WeightSource,
-        store: PackedStore | None = None,
+        store: PackedMatrices | None = None,
         on_packed: Callable[[int, int], object] = lambda *_: None,
     ) -> None:
         self._source, self._store, self._memory = source, store, WeightMemory()

@@ -22,13 +22,7 @@ FLOATS = ("BF16", "F16", "F32", "F64")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What is known of a tensor before it is read.
-
-    Attributes:
-        path: of its file.
-        dtype: as safetensors names types.
-        begin, end: where its bytes are among the tensors' bytes of the file.
-    """
+    """What is known of a tensor before it is read: its type as safetensors names it, and its bytes in its file."""
 
     path: Path
     dtype: str
@@ -38,12 +32,7 @@ class TensorInfo:
 
 
 class WeightSource(ABC):
-    """Named tensors, wherever they lie.
-
-    Attributes:
-        path: of the folder or file.
-        tensors: what there is, by name.
-    """
+    """Named tensors, wherever they lie; `path` is the folder's or file's."""
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]) -> None:
         self.path, self.tensors = path, tensors
@@ -53,15 +42,12 @@ class WeightSource(ABC):
         return name in self.tensors
 
     def names(self) -> list[str]:
-        """Return every tensor name, sorted."""
         return sorted(self.tensors)
 
     def num_bytes(self) -> int:
-        """Return the bytes of all tensors."""
         return sum(info.end - info.begin for info in self.tensors.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that is there."""
         return self.tensors[name].shape
 
     def tensor(self, name: str, shape: tuple[int, ...], dtypes: Collection[str] = FLOATS) -> Weights:

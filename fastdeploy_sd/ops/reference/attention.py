@@ -25,7 +25,6 @@ def pack_k(keys: Array) -> Array:
 
 
 def unpack_k(k_cache: Array) -> Array:
-    """Inverse of pack_k."""
     num_blocks, heads, num_pairs, block_size, s = k_cache.shape
     return k_cache.transpose(0, 3, 1, 2, 4).reshape(num_blocks, block_size, heads, num_pairs * s)
 
@@ -39,7 +38,6 @@ def pack_v(values: Array) -> Array:
 
 
 def unpack_v(v_cache: Array) -> Array:
-    """Inverse of pack_v."""
     num_blocks, heads, num_pairs, head_dim, s = v_cache.shape
     return v_cache.transpose(0, 2, 4, 1, 3).reshape(num_blocks, num_pairs * s, heads, head_dim)
 

@@ -96,12 +96,7 @@ def prepare_batch(
 
 
 class SettleTables(NamedTuple):
-    """What a device has of every request when a step begins.
-
-    Attributes:
-        tokens, num_tokens, blocks: see Tables.
-        made_drafts: i32[S, max_made], what was guessed to follow the tokens.
-    """
+    """What a device has of every request when a step begins: Tables, and i32[S, max_made] guesses of what follows."""
 
     tokens: I32
     num_tokens: I32
@@ -147,8 +142,7 @@ class OutputTables(NamedTuple):
     """What the request table keeps of every request's output.
 
     Attributes:
-        tokens: i32[S, max_tokens_per_row].
-        num_tokens: i32[S], how many of a row are committed.
+        tokens, num_tokens: see Tables.
         max_total: i32[S], tokens after which a request ends.
         count_rows: i32[S], row of token_counts, -1 = not counted.
         token_counts: i32[num_count_rows, V]; see `types.SamplingArrays`.
@@ -168,10 +162,6 @@ def append_tokens(
 
     Then say what may be drafted: as many as were planned, but so few that max_total leaves room for one token after
     them; none without output.
-
-    Args:
-        token_ids: i32[O], row r owns token_ids[cu_num_output[r]:cu_num_output[r + 1]].
-        planned_drafts: i32[R].
 
     Returns:
         Committed tokens i32[R] of each row then, and how many may be drafted i32[R].
@@ -207,12 +197,9 @@ def target_step(  # noqa: PLR0913, PLR0917 (columns)
     nevertheless has failed: none of its rows is.
 
     Args:
-        table_rows: i32[R], rows of num_blocks.
         num_computed, num_new: i32[R], tokens in the KV cache before the step, and those that were run.
         cu_num_logits, cu_num_output: i32[R+1]; a row without logits has not finished its prompt.
         num_committed: i32[R], tokens with the step's output.
-        num_blocks: i32[S].
-        max_tokens_per_row: the longest a request can be.
 
     Returns:
         num_valid and num_kv_slots, i32[R].

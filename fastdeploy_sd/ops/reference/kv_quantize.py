@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.types import F32, I8, U8
@@ -13,24 +14,27 @@ TINY_MAGNITUDE = np.float32(1e-30)
 
 
 def quantize_heads(x: F32) -> tuple[I8, F32]:
-    """Round every head to 127ths of its largest magnitude, ties to even.
+    """Round every head f32[..., D] to 127ths of its largest magnitude, ties to even.
 
     A head that holds an infinity or a NaN gets integers of zero and the scale NaN: who attends to it gets NaN, as
     without quantisation, and nothing is clipped.
 
-    Args:
-        x: f32[..., D].
-
     Returns:
         (integers i8[..., D] in -127..127, scales f32[...]); an integer times its scale is about its value.
     """
+    scaled, scales, _ = _scaled(x, INT8_MAX)
+    return np.rint(scaled).astype(np.int8), scales
+
+
+def _scaled(x: F32, most: np.float32) -> tuple[F32, F32, npt.NDArray[np.bool_]]:
+    """Return the heads with `most` as their largest magnitude, their scales, and which of them have one."""
     largest = np.max(np.abs(x), axis=-1)
     is_finite = np.isfinite(largest)
     has_scale = is_finite & (largest >= TINY_MAGNITUDE)
-    inverse = INT8_MAX / np.where(has_scale, largest, INT8_MAX)
-    integers = np.rint(np.where(has_scale[..., None], x, np.float32(0.0)) * inverse[..., None])
-    scales = np.where(has_scale, largest / INT8_MAX, np.where(is_finite, np.float32(0.0), np.float32(np.nan)))
-    return integers.astype(np.int8), scales.astype(np.float32)
+    inverse = most / np.where(has_scale, largest, most)
+    scaled = np.where(has_scale[..., None], x, np.float32(0.0)) * inverse[..., None]
+    scales = np.where(has_scale, largest / most, np.where(is_finite, np.float32(0.0), np.float32(np.nan)))
+    return np.asarray(scaled, np.float32), scales.astype(np.float32), has_scale
 
 
 def float8_values() -> F32:
@@ -60,26 +64,18 @@ def quantize_heads_float8(x: F32) -> tuple[U8, F32]:
 
     Heads that are not finite, or tiny, are treated as by `quantize_heads`.
 
-    Args:
-        x: f32[..., D].
-
     Returns:
         (bits u8[..., D], scales f32[...]); an element times its scale is about its value.
     """
-    largest = np.max(np.abs(x), axis=-1)
-    is_finite = np.isfinite(largest)
-    has_scale = is_finite & (largest >= TINY_MAGNITUDE)
-    inverse = FLOAT8_MAX / np.where(has_scale, largest, FLOAT8_MAX)
-    scaled = np.where(has_scale[..., None], x, np.float32(0.0)) * inverse[..., None]
+    scaled, scales, has_scale = _scaled(x, FLOAT8_MAX)
     magnitude, values = np.abs(scaled).astype(np.float64), FLOAT8_VALUES[:127].astype(np.float64)
     above = np.clip(np.searchsorted(values, magnitude), 1, 126)
     to_lower, to_upper = magnitude - values[above - 1], values[above] - magnitude
     # Neighbours' patterns follow one another: the even one ends in 0.
     is_lower = (to_lower < to_upper) | ((to_lower == to_upper) & (above % 2 == 1))
     bits = np.where(is_lower, above - 1, above) | np.where(np.signbit(scaled), 128, 0)
-    scales = np.where(has_scale, largest / FLOAT8_MAX, np.where(is_finite, np.float32(0.0), np.float32(np.nan)))
     # A head without a scale is all zeros, without signs.
-    return np.where(has_scale[..., None], bits, 0).astype(np.uint8), scales.astype(np.float32)
+    return np.where(has_scale[..., None], bits, 0).astype(np.uint8), scales
 
 
 def dequantize_heads(elements: Array, scales: Array) -> F32:

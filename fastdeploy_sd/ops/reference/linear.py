@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.device.arrays import Array
-from fastdeploy_sd.ops.bf16 import from_bf16, narrow, to_bf16, widen
+from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import F32, I8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
@@ -53,13 +53,8 @@ def _scales(scale: F32, values: F32, has_scale: npt.NDArray[np.bool_]) -> F32:
 def quantize_int8(x: F32) -> tuple[I8, F32]:
     """Quantise each row in groups of 128 columns: q = round(x / scale), ties to even, scale = max|x| / 127.
 
-    A group that holds an infinity or a NaN gets q = 0 and scale = NaN, so whatever reads it becomes NaN.
-
-    Args:
-        x: f32[rows, K]; the last group is padded with zeros.
-
-    Returns:
-        q i8[rows, groups, 128] in [-127, 127] and scale f32[rows, groups].
+    A group that holds an infinity or a NaN gets q = 0 and scale = NaN, so whatever reads it becomes NaN. The last group
+    of x f32[rows, K] is padded with zeros; q is i8[rows, groups, 128], scale f32[rows, groups].
     """
     values = _groups(x)
     safe, peak, has_scale = _peaks(values)
@@ -122,24 +117,17 @@ def dequantize_rows(q: I8 | F32, scale: F32, width: int) -> F32:
     return (q * scale[..., None]).astype(np.float32).reshape(rows, groups * group)[:, :width]
 
 
+Quantizer = Callable[[F32], tuple[I8 | F32, F32]]
+_WEIGHT_QUANTIZERS: Mapping[str, Quantizer] = {"wint8": quantize_int8, "wint4": quantize_int4, "fp8": quantize_fp8}
+_INPUT_QUANTIZERS: Mapping[str, Quantizer] = {"wint8": quantize_int8, "wint4": quantize_int8, "fp8": quantize_fp8}
+
+
 def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
-    """Return the values a weight has once stored in a format, f32[N, K].
+    """Return the values a weight [N, K] has once stored in a format, f32[N, K].
 
     wint8, wint4 and fp8 have one scale per output and group of 128 inputs of a slice.
-
-    Args:
-        weight: f32, bf16 or f16 [N, K].
     """
-    w = widen(weight)
-    if fmt == "float32":
-        return w
-    if fmt == "bfloat16":
-        return from_bf16(to_bf16(w))
-    if fmt == "float16":
-        return widen(narrow(w, np.float16))
-    if fmt == "fp8":
-        return _quantized(w, quantize_fp8, slices)
-    return _quantized(w, quantize_int8 if fmt == "wint8" else quantize_int4, slices)
+    return _as_read(weight, fmt, _WEIGHT_QUANTIZERS.get(fmt), slices)
 
 
 def read_input(x: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
@@ -148,19 +136,15 @@ def read_input(x: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     float32 takes x as it is, bfloat16 and float16 round it, the int formats quantise it to int8 per row and group of
     128 of a slice, fp8 to e4m3.
     """
+    return _as_read(x, fmt, _INPUT_QUANTIZERS.get(fmt), slices)
+
+
+def _as_read(x: Array, fmt: LinearFormat, quantize: Quantizer | None, slices: SliceRule) -> F32:
+    """x once it was rounded to a format of floats, or quantised slice by slice."""
     values = widen(x)
-    if fmt == "float32":
-        return values
-    if fmt == "bfloat16":
-        return from_bf16(to_bf16(values))
-    if fmt == "float16":
-        return widen(narrow(values, np.float16))
-    return _quantized(values, quantize_fp8 if fmt == "fp8" else quantize_int8, slices)
-
-
-def _quantized(x: F32, quantize: Callable[[F32], tuple[I8 | F32, F32]], slices: SliceRule) -> F32:
-    """x once it was quantised, slice by slice."""
-    parts = [x[:, part.start : part.stop] for part in slices.ranges(x.shape[1])]
+    if quantize is None:
+        return widen(narrow(values, storage(fmt)))
+    parts = [values[:, part.start : part.stop] for part in slices.ranges(values.shape[1])]
     return np.concatenate([dequantize_rows(*quantize(part), part.shape[1]) for part in parts], axis=1)
 
 

@@ -22,10 +22,6 @@ def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftToken
     Args:
         logits: f32[L, V].
         rows: i32[P], those to process.
-        cu_num_logits: i32[R+1].
-
-    Returns:
-        f32[P, V].
 
     Source: arXiv:1909.05858 section 4.1 (repetition), OpenAI API reference (frequency, presence).
     """
@@ -34,7 +30,6 @@ def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftToken
 
 
 def _apply_rules(logits: F32, batch_id_per_output: I32, sampling: SamplingArrays, drafted: DraftedRows | None) -> F32:
-    """The logits as process_logits leaves them. Without `drafted` no row follows a draft."""
     y = logits.copy()
     for row, r in enumerate(batch_id_per_output):
         drafts = EMPTY_I32 if drafted is None else drafted.draft.row(r)[: row - drafted.cu_num_logits[r]]
@@ -162,12 +157,7 @@ def top_p_candidates(
     prefix does. The token drawn is the first usable one at which the running sum reaches u * top_p, or else the
     most likely one.
 
-    Args:
-        logits: f32[L, V]; -inf forbids a token.
-        batch_id_per_output: i32[L], the request of each row.
-        positions: i32[L], absolute position of the token to draw.
-        max_candidate_len: C >= 1.
-        drafted: the drafts that rows follow, not to be verified here; None = no row follows one.
+    Arguments are those of `sample`, and max_candidate_len, C >= 1; drafts are not verified here.
 
     Returns:
         token_ids i32[L]; candidate_token_ids i32[L, C], -1 past the last candidate; candidate_lens i32[L], n. A row
@@ -206,7 +196,6 @@ def token_logprobs(logits: F32, rows: Rows, token_ids: I32, num_top: int) -> tup
     Args:
         logits: f32[L, V]; -inf forbids a token.
         rows: i32[N], the row of logits of each token.
-        token_ids: i32[N].
 
     Returns:
         logprobs f32[N]; ranks i32[N], 1 + tokens with a higher logit or an equal one and a lower id; top_token_ids

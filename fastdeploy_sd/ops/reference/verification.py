@@ -27,10 +27,6 @@ def verify_draft_tokens(
     is what plain decoding gives before it fails: if the row after the kept drafts has no token, the last of them is not
     kept, but emitted as the sampled token that it equals, and the next step fails.
 
-    Args:
-        sampled_token_ids: i32[L].
-        cu_num_logits: i32[R+1]: drafts + 1 rows per request, or 0 while its prompt is unfinished.
-
     Returns:
         token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R]. A failed request has no output and no accepted
         draft.

@@ -13,12 +13,7 @@ from fastdeploy_sd.device.arrays import Array
 
 
 class HostDeviceBuffer:
-    """An array of the host and its copy on the device. Nothing is copied until the caller says so.
-
-    Attributes:
-        array: the host's.
-        tensor: the device's, for programs and bound calls.
-    """
+    """An array of the host and its copy on the device, `tensor`. Nothing is copied until the caller says so."""
 
     def __init__(self, array: Array, tensor: Any = None) -> None:
         self.array = array

@@ -11,10 +11,7 @@ from fastdeploy_sd.device.library import library
 
 
 def chunk_checksums(data: npt.NDArray[np.uint8], chunk_bytes: int) -> npt.NDArray[np.uint64]:
-    """Return the XXH64 (seed 0) of each chunk, the last one shorter; on all kernel threads.
-
-    Args:
-        data: u8[n], contiguous; may be a read-only memory map.
+    """Return the XXH64 (seed 0) of each chunk of u8[n], the last one shorter; on all kernel threads.
 
     Raises ValueError: chunk_bytes < 1, or `data` is not contiguous.
     """

@@ -56,12 +56,10 @@ def shared_segment(num_bytes: int = SEGMENT_BYTES) -> int:
 
 
 class Communicator:
-    """One rank's end of a group; `shared` and `over` make one.
+    """One rank's end of a group of 2 or 4; `shared` and `over` make one. Ops take its handle.
 
     Ops of every rank run in the same order with the same sizes. An op of a group fails with a ValueError that names the
     rank: at once when another rank has failed or the group was aborted, else when a rank does not come in time.
-
-    `handle` is what ops take; the size is 2 or 4.
     """
 
     def __init__(self, opener: str, params: Any, keep: object = None, exchange: Exchange | None = None) -> None:
@@ -77,8 +75,7 @@ class Communicator:
 
         Args:
             fd: of a `shared_segment` that no other group has used; may be closed afterwards.
-            timeout_s: how long an op waits for another rank, seconds; time in which this process is stopped does not
-                count.
+            timeout_s: how long an op waits for another rank; time in which this process is stopped does not count.
 
         Raises ValueError: not a segment, or another number of ranks than the others gave.
         """

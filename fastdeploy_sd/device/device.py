@@ -27,9 +27,6 @@ class Device:
 
     CudaDevice overrides everything: a GPU has its own memory, copies in `wrap` and `read`, and runs calls
     asynchronously and in order.
-
-    Attributes:
-        text: what it is called.
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
@@ -52,10 +49,9 @@ class Device:
     def filled(
         self, shape: tuple[int, ...], dtype: npt.DTypeLike, write: Callable[[slice, npt.NDArray[Any]], object]
     ) -> Tensor:
-        """Return a tensor whose rows are written some at a time; raises MemoryError or OSError.
+        """Return a tensor whose rows `write` writes, some at a time, into an array of theirs.
 
-        Args:
-            write: is told which rows, and writes them into an array of theirs.
+        Raises MemoryError, OSError: the device has not that much.
         """
         array: npt.NDArray[Any] = np.empty(shape, dtype)
         for begin in range(0, len(array), _ROWS_AT_ONCE):
@@ -64,14 +60,9 @@ class Device:
         return self.wrap(array)
 
     def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[object]:
-        """Take large things up piece by piece in the body, through pinned memory; all have arrived at its end.
+        """Take large things, num_bytes or so, up piece by piece in the body; all have arrived at its end.
 
-        Args:
-            num_bytes: about how much there will be, which bounds the pieces.
-
-        Raises:
-            MemoryError: the device has no memory for the pieces, or the host no pinned memory.
-            ValueError: a kernel failed.
+        Raises MemoryError: there is no memory for the pieces; ValueError: a kernel failed.
         """
         return contextlib.nullcontext(num_bytes)
 

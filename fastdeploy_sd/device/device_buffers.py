@@ -73,16 +73,11 @@ HOST_BUFFERS = DeviceBuffers()
 
 
 class RowsOnDevice:
-    """Logits rows that stay on the device; the host copies the few that it needs.
+    """Logits rows f32[L, V] that stay on the device; the host copies the few that it needs.
 
     Args:
-        tensor: f32[L, V], of the device.
         read: returns the content of such a tensor.
         find_logprobs: see ops.logprob_rows.LogprobRows.
-
-    Attributes:
-        tensor: for calls.
-        shape: its own.
     """
 
     def __init__(

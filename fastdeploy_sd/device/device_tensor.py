@@ -18,12 +18,8 @@ from fastdeploy_sd.device.program.host_op import array_dtype_name
 class DeviceTensor:
     """A contiguous array in a device's memory; the host cannot read it where it is.
 
-    Layers and recordings ask it for its dtype, shape and address, as they ask a Paddle tensor.
-
-    Attributes:
-        memory: keeps it alive.
-        element: type of its elements, by its name in declarations.
-        shape: a list, as Paddle's.
+    Layers and recordings ask it for its dtype, shape and address, as they ask a Paddle tensor. `memory` is kept alive,
+    `element` is the name of the elements' type in declarations.
     """
 
     __slots__ = ("address", "element", "memory", "shape")

@@ -47,11 +47,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A struct of the library.
+    """A struct of the library: its size, and its fields by name.
 
-    Attributes:
-        num_bytes: its size.
-        fields: by name: the last part of the path where no other field ends with it, else the path joined with `_`.
+    A name is the last part of the path where no other field ends with it, else the path joined with `_`.
     """
 
     num_bytes: int

@@ -16,13 +16,11 @@ SOURCES = pathlib.Path(__file__).resolve().parents[2] / "custom_ops"
 
 
 def other_source(listed: str) -> str | None:
-    """Return what a library was compiled from that is not what is here, None if all is the same.
+    """Return the first source that a library was compiled from and that is not what is here, None if all is the same.
 
     Args:
         listed: the package's version, then a line `path SHA-256` for every source, by its path below custom_ops/.
-
-    Returns:
-        The first source that is another, `another /.../linear.h`; without sources the version.
+            Without sources the version is compared.
     """
     version, *sources = listed.splitlines()
     if not SOURCES.joinpath("include", "fdsd").is_dir():

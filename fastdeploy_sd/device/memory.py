@@ -17,11 +17,7 @@ _ALIGNMENT = 4096
 
 
 class DeviceMemory:
-    """A piece of memory that is given back when nothing over it is left.
-
-    Args:
-        give_back: called with the address then.
-    """
+    """A piece of memory whose address is given back when nothing over it is left."""
 
     __slots__ = ("__weakref__", "address", "num_bytes")
 
@@ -53,8 +49,7 @@ class WeightMemory:
 def huge_pages(num_bytes: int) -> Bytes:
     """Return zeros u8[num_bytes] at a multiple of 2 MiB, in huge pages where the system has them.
 
-    The system provides a page when it is first touched. A kernel built without huge pages refuses the advice; the
-    memory is the same then, in small pages.
+    The system provides a page when it is first touched. Where it refuses the advice, pages are small.
     """
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):

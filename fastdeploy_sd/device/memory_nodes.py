@@ -77,11 +77,8 @@ def own_nodes() -> Sequence[int]:
 def nodes_to_spread(root: Path, processors: Processors, num_threads: int, mode: int) -> Sequence[int]:
     """Return the nodes on which kernel threads may run and memory may be; () unless these are several.
 
-    One thread has its memory near where it runs. A policy set for the process, for example by numactl, has priority.
-
-    Args:
-        root: of the file system with /proc and /sys, whose missing files bound nothing.
-        mode: of the process's policy; see `policy`.
+    One thread has its memory near where it runs. A policy set for the process, for example by numactl, has priority:
+    `mode` is its number.
     """
     if num_threads == 1 or len(processors.nodes) <= 1 or mode != _DEFAULT:
         return ()
@@ -101,13 +98,7 @@ def policy(memory: Bytes | None = None) -> int:
 
 
 def interleave(memory: Bytes, nodes: Sequence[int]) -> None:
-    """Have untouched pages of memory come from these nodes in turn.
-
-    Args:
-        memory: only whole pages of it are meant.
-
-    Raises OSError: the system cannot or will not.
-    """
+    """Have untouched whole pages of memory come from these nodes in turn; raises OSError where the system refuses."""
     begin = -(-memory.ctypes.data // _PAGE) * _PAGE
     end = (memory.ctypes.data + memory.nbytes) // _PAGE * _PAGE
     if begin < end:

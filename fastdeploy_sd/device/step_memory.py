@@ -25,13 +25,7 @@ _MAX_FORBIDDEN = MAX_BAD_WORD_TOKENS + MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """How large a step can be.
-
-    Attributes:
-        num_requests: R.
-        num_tokens: T.
-        num_request_drafts: k, of one request; of all together there are fewer where k of each do not fit.
-    """
+    """How large a step can be: R requests, T tokens, k drafts of one; of all together fewer where not all fit."""
 
     num_requests: int
     num_tokens: int
@@ -51,13 +45,8 @@ class StepLimits:
 class StepMemory:
     """See the module. A page of it is taken from the system when a step first writes to it.
 
-    Args:
-        limits: R, T, L and D of the shapes below.
-        vocab_size: no row of logits forbids more tokens.
-
     Attributes:
         inputs, outputs: u8[n], the pieces that the columns lie in which a model's calls read and write in every step.
-        num_requests, num_tokens, num_logits: of the step.
         table_rows: i32[R], the requests' rows of the request table.
         num_computed, num_new, planned_drafts, draft_token_ids, cu_num_draft: i32[R], i32[R], i32[R], i32[D], i32[R+1],
             of the plan; see `types.SchedulerOutput`.

@@ -58,7 +58,6 @@ class MoeConfig:
 
     Attributes:
         num_experts_field: what config.json calls `num_experts`, for errors.
-        shared_intermediate_size: of the experts every token uses, 0 = none.
         normalize, norm_min: divide the chosen weights by max(their sum, norm_min).
         selection_bias: a bias is added to the probabilities for choosing experts only.
     """

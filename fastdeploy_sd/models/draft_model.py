@@ -61,12 +61,7 @@ class DraftWeights(Protocol):
 
 
 class DraftOutput(NamedTuple):
-    """A draft layer's output rows.
-
-    Attributes:
-        normed: [n, H] after the output norm: what the head reads.
-        chained: [n, H]: what the next draft step reads as hidden rows.
-    """
+    """A draft layer's output rows [n, H]: after the output norm, for the head; and what the next draft step reads."""
 
     normed: Tensor
     chained: Tensor
@@ -104,10 +99,7 @@ class DraftModel(Protocol):
 class TargetParts:
     """What draft layers take from the target where they have no part of their own.
 
-    Attributes:
-        weights, packer: of its checkpoint.
-        head_format: of the head that draft layers use; a copy where it is not the target's format. Drafts need not be
-            exact, and the head is most of what a pass over one draft layer reads.
+    The format of their head may differ: drafts need not be exact, and the head is most of what a pass reads.
     """
 
     decoder: Decoder

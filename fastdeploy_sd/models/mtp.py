@@ -89,9 +89,6 @@ def build_mtp_model(
 ) -> MtpModel:
     """Build this rank's part of the draft layers that `num_steps` steps use, sharing with the target what is the same.
 
-    Args:
-        scheme, packer: of the draft layers' own weights.
-
     Raises CheckpointError: a tensor is missing or has another shape.
     """
     builder = _MtpBuilder(target, weights, scheme, packer, group)

@@ -36,13 +36,9 @@ _WANTED = "tensors like ernie.mtp_emb_norm.0.weight or model.layers.<n>.eh_proj.
 
 @dataclass(frozen=True, slots=True)
 class MtpNames:
-    """What the parts of MTP layers are called. A layer is named by its number in the checkpoint.
+    """What the parts of MTP layers are called, with `{}` for a layer's number in the checkpoint.
 
-    Attributes:
-        numbers: of the layers, in the order of their steps.
-        block: prefix of the decoder layers.
-        embedding_norm, hidden_norm, projection, output_norm, embedding, head: with `{}` for the number; None = the
-            layout has no such part, and the target's is used.
+    None = the layout has no such part, and the target's is used. `block` is the prefix of the decoder layers.
     """
 
     numbers: tuple[int, ...]
@@ -95,13 +91,10 @@ def _numbers(checkpoint: ModelSource, pattern: re.Pattern[str]) -> tuple[str, tu
 
 
 class MtpWeights(LayerWeights):
-    """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0.
+    """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0. Raises as LayerWeights.
 
     Attributes:
         feeds_normed: the next step reads a layer's output after the final norm (ERNIE), not before it (GLM, DeepSeek).
-
-    Raises (from every method):
-        CheckpointError: a tensor is missing or has another shape.
     """
 
     def __init__(self, checkpoint: ModelSource, config: DecoderConfig, names: MtpNames) -> None:
@@ -199,8 +192,7 @@ class MtpWeights(LayerWeights):
 def open_mtp_weights(target: ModelSource, target_config: DecoderConfig, directory: str | None) -> MtpWeights:
     """Open the MTP weights that belong to a target.
 
-    Args:
-        directory: where they are; None = `<target>/mtp` if that exists, else inside the target's checkpoint.
+    They are in `directory`; None = in `<target>/mtp` if that exists, else inside the target's checkpoint.
 
     Raises:
         ConfigError: `directory` is none, or there are no such weights where they were looked for.

@@ -38,11 +38,7 @@ _OF_TYPE: Mapping[str, Mapping[str, Field]] = {
 
 
 def read_rope(config: FieldReader, max_position: int) -> tuple[float, RopeScaling | None]:
-    """Return (base of the frequencies, scaling or None).
-
-    Args:
-        config: of config.json, with a field `rope_theta`.
-        max_position: its max_position_embeddings.
+    """Return (base of the frequencies, scaling or None); max_position is config.json's max_position_embeddings.
 
     Raises CheckpointError: a parameter is missing, unknown, mistyped or out of range, or the type is not supported.
     """

@@ -24,12 +24,7 @@ PANEL = 32
 
 @dataclass(frozen=True, slots=True)
 class SumPart:
-    """What a rank adds up of a sum.
-
-    Attributes:
-        inputs: which inputs it has.
-        slices: how its part is cut.
-    """
+    """The inputs that a rank has of a sum, and how its part is cut."""
 
     inputs: range
     slices: SliceRule
@@ -67,8 +62,7 @@ def _largest_count(size: int) -> int:
 class DecoderShard:
     """What a rank has of one decoder.
 
-    Raises (from the methods about what is shared out):
-        ConfigError: the checkpoint cannot be shared out among so many ranks; names the field of config.json.
+    Methods raise ConfigError with the field of config.json where so many ranks cannot share the checkpoint.
     """
 
     def __init__(self, config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> None:

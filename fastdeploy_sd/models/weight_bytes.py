@@ -41,11 +41,7 @@ def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WH
 def draft_bytes(
     config: DecoderConfig, scheme: QuantScheme, num_layers: int, head: LinearFormat | None, shard: Shard = WHOLE_MODEL
 ) -> int:
-    """Return the same of MTP layers that have neither an embedding nor a head of their own.
-
-    Args:
-        head: what a copy of the target's head is stored as, None = they use that itself.
-    """
+    """Return the same of MTP layers without an embedding or a head; `head` is the format of their copy of a head."""
     own, hidden = DecoderShard(config, shard), config.hidden_size
     projection = packed_bytes(2 * hidden, len(own.hidden()), scheme.linear)
     copy = 0 if head is None else packed_bytes(hidden, len(own.vocabulary()), head)

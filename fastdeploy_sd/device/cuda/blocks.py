@@ -44,7 +44,6 @@ class CudaBlocks:
         are_shared: whether steps of other processes use the blocks too, which this device's stream does not order.
 
     Attributes:
-        num_blocks: rows of every array.
         begins: where a layer begins in a packed block, per layer, and the length of that.
         unit_bytes: all that is copied is a multiple of it long, and at a multiple of it.
     """
@@ -102,11 +101,7 @@ class CudaBlocks:
 
 
 class _PieceTable:
-    """The arrays of all layers in the device's memory, as the kernel looks for them.
-
-    Attributes:
-        first: the first one of each layer, and how many there are.
-    """
+    """The arrays of all layers in the device's memory, as the kernel looks for them; `first`: of each layer."""
 
     def __init__(self, device: CudaDevice, layers: Sequence[Sequence[Sequence[DeviceTensor]]]) -> None:
         self.first = [0, *itertools.accumulate(sum(map(len, layer)) for layer in layers)]
@@ -131,12 +126,7 @@ class _PieceTable:
 
 
 class CopyBatch:
-    """Copies that are made together.
-
-    Attributes:
-        event: recorded after the last of them.
-        block_ids: that it touches, until `wait` has seen that it is made.
-    """
+    """Copies that are made together; the event is recorded after the last. It forgets its blocks when that was seen."""
 
     def __init__(self, library: CudaLibrary) -> None:
         self._library, self.event = library, new_event(library, sleeps=True)
@@ -149,11 +139,7 @@ class CopyBatch:
 
 
 class StagedBatch(CopyBatch):
-    """Pinned memory of the host that blocks go through, and the device's of the same size. Serves a batch at a time.
-
-    Attributes:
-        host: u8[n].
-    """
+    """Pinned memory of the host that blocks go through, and the device's of the same size. Serves a batch at a time."""
 
     def __init__(self, device: CudaDevice, num_bytes: int) -> None:
         super().__init__(device.library)

@@ -74,11 +74,7 @@ class CudaBuffer(HostDeviceBuffer):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Bytes [begin, end) of a buffer: whole words.
-
-    Attributes:
-        tensor: the device's whole array. host: the host's, as bytes.
-    """
+    """Bytes [begin, end) of a buffer: whole words."""
 
     tensor: DeviceTensor
     host: Bytes

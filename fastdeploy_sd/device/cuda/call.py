@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """Scratch memory of an op's kernels. Ops on one stream run one after the other, so they share it.
-
-    Attributes:
-        memory: what it is in now; None = nothing was asked for.
-    """
+    """Scratch memory of an op's kernels. Ops on one stream run one after the other, so they share it."""
 
     def __init__(self, memory: CudaMemory) -> None:
         self._source = memory
@@ -51,14 +47,7 @@ def dry_run(library: CudaLibrary, program: int, workspace: int, stream: int) -> 
 
 
 class DeviceCall(BoundCall):
-    """One op and its params over a GPU's memory, as BoundCall over the host's.
-
-    Args:
-        params: of whole arrays: usually the most there will be.
-        arrays: what the params point to, kept alive.
-
-    Attributes:
-        params: the op's struct; counts are written there.
+    """One op and its params over a GPU's memory: of whole arrays, usually the most there will be.
 
     Raises:
         ValueError: the op refuses its arguments; the text names them.
@@ -71,11 +60,7 @@ class DeviceCall(BoundCall):
         self._dry_run()
 
     def run(self) -> None:
-        """Start the op after the calls so far, on what was uploaded.
-
-        Raises:
-            ValueError: it refused its sizes; the text names op and argument. What a kernel does wrong, a wait raises.
-        """
+        """Start the op after the calls so far, on what was uploaded; what a kernel does wrong, a wait raises."""
         self._device.transfers.send()
         workspace = self._workspace_bytes()
         self._device.library.launch(self._op, self.params, workspace, self._device.stream)

@@ -33,7 +33,6 @@ class GpuCommunicator:
 
     Args:
         local: this rank's end of the host's group, which is closed after this one.
-        stream: of the passes.
         timeout_s: how long a GPU waits for another rank's.
         exchange: gives bytes to all ranks, and returns those of all in their order; called once.
 

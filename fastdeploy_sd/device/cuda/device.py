@@ -33,9 +33,6 @@ class CudaDevice(Device):
     """One GPU of the process, the calling thread's.
 
     What is started runs in order, on one stream, and nothing is waited for but where that is said.
-
-    Attributes:
-        text: the GPU's name.
     """
 
     kind = "gpu"

@@ -11,14 +11,9 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary
 
 
 class CudaHandle:
-    """An object of the driver and its address, until nothing refers to this.
+    """An object of the driver and its address, until nothing refers to this; raises ValueError where none is made.
 
     A stream completes its work before it is destroyed. A thread that uses the address keeps this object.
-
-    Args:
-        maker: the function of the library that makes it. destroyer: the one that destroys it.
-
-    Raises ValueError: the driver made none.
     """
 
     __slots__ = ("__weakref__", "address")
@@ -35,11 +30,7 @@ def new_stream(library: CudaLibrary) -> CudaHandle:
 
 
 def new_event(library: CudaLibrary, *, sleeps: bool = False) -> CudaHandle:
-    """Return an event that was never recorded; raises as CudaHandle.
-
-    Args:
-        sleeps: a wait for the event blocks without spinning, and the event has no time.
-    """
+    """Return an event; raises as CudaHandle. A wait for one that sleeps does not spin, and it has no time."""
     return CudaHandle(library, "sleeping_event_create" if sleeps else "event_create", "event_destroy")
 
 

@@ -76,12 +76,7 @@ def load(path: pathlib.Path) -> CudaLibrary:
 
 
 class CudaLibrary:
-    """The functions of one library.
-
-    Attributes:
-        path: its file.
-        functions: all of them, as ctypes has them.
-    """
+    """The functions of one library."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path, self.functions = path, ctypes.CDLL(str(path))
@@ -142,12 +137,7 @@ class CudaLibrary:
         return address.value or 0
 
     def launch(self, op: str, params: CParams, workspace: int, stream: int) -> None:
-        """Put an op on a stream.
-
-        Raises:
-            ValueError: it refused its sizes; the text names op and argument.
-            DeviceLost: as `call`.
-        """
+        """Put an op on a stream; raises as `call`. The text names op and argument."""
         error = self._error_of(op, (ctypes.byref(params), workspace, stream))
         if error:
             raise self._failure(f"{op}: {error.decode(errors='replace')}")

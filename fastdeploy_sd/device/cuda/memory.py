@@ -22,11 +22,7 @@ ALIGNMENT = 256
 
 
 class CudaMemory:
-    """Hands out a GPU's memory.
-
-    Args:
-        library: the emulated one gives every request a piece of its own, so that it sees what is outside of one.
-    """
+    """Hands out a GPU's memory; of the emulated one every request gets a piece of its own, whose ends are watched."""
 
     def __init__(self, library: CudaLibrary) -> None:
         self._library = library

@@ -43,9 +43,6 @@ class CudaProgram(Program):
     again and launched from then on: one call for all. A count that a call computes for later calls is not looked
     at, as the host does not wait: they run on as many rows as the run was given.
 
-    Args:
-        device: where the recording's constants, inputs and arena are.
-
     Raises:
         ConfigError: there is no kernel for an op.
         ValueError: as Program; or an op refuses its arguments at some size; the text names call and op.
@@ -86,9 +83,7 @@ class CudaProgram(Program):
     def run(self, sizes: Counts) -> None:
         """Start the pass after the calls so far, on what was uploaded; what a kernel does wrong, a wait raises.
 
-        Raises:
-            ValueError: as Program.run.
-            MemoryError: the GPU has none for the ops' workspace at these sizes, which are none that were dry run.
+        Raises MemoryError too: the GPU has none for the workspace at these sizes, which are none that were dry run.
         """
         self._set(sizes)
         self._send(sizes)
@@ -166,11 +161,7 @@ class CudaProgram(Program):
 
 
 class Graphs:
-    """Captured passes by their sizes, and sizes that came up; of both, the ones that were used last are kept.
-
-    Attributes:
-        has_room: whether more may be made; the driver has refused none.
-    """
+    """Captured passes by their sizes, and sizes that came up; of both, the ones that were used last are kept."""
 
     def __init__(self, library: CudaLibrary) -> None:
         self._library, self.has_room = library, True

@@ -49,14 +49,9 @@ def handle_of(library: CudaLibrary, memory: DeviceMemory) -> bytes:
 
 
 def open_shared(library: CudaLibrary, handle: bytes, num_bytes: int) -> DeviceMemory:
-    """Return another process's memory, which is closed when nothing over it is left.
+    """Return another process's memory by its `handle_of`; it is closed when nothing over it is left.
 
-    Args:
-        handle: what `handle_of` returned there.
-        num_bytes: that are used of it.
-
-    Raises:
-        ValueError: not a handle, one of this process or of one that has ended, or of a GPU that this one cannot reach.
+    Raises ValueError: no handle, one of this process or an ended one, or of a GPU that this one cannot reach.
     """
     if len(handle) != library.number("share_handle_bytes"):
         raise ValueError(f"handle: expected {library.number('share_handle_bytes')} bytes, got {len(handle)}")

@@ -22,10 +22,7 @@ _SHARE_BYTES = 4 << 20
 
 
 class CudaUploads:
-    """Large things on their way to a GPU, in order with all that runs on its stream.
-
-    Args:
-        num_bytes: about how much will come, so that small models take small pieces.
+    """Large things on their way to a GPU, in order with all that runs on its stream; small models take small pieces.
 
     Raises MemoryError: there is no pinned memory, or none of the GPU's.
     """
@@ -64,12 +61,7 @@ class CudaUploads:
         self._library.call("start_copy", to, address(host), ctypes.c_int64(host.nbytes), self._stream)
 
     def send(self, to: int, num_rows: int, row_bytes: int, write: Callable[[slice, Bytes], object]) -> None:
-        """Send rows that are written piece by piece.
-
-        Args:
-            to: where the first goes.
-            write: is told some neighbouring rows, and writes their bytes, u8[n * row_bytes].
-        """
+        """Send rows to an address. `write` writes the bytes of some neighbouring rows, u8[n * row_bytes], at a time."""
         at_once = max(self.piece_bytes // max(row_bytes, 1), 1)
         for begin in range(0, num_rows, at_once):
             rows = slice(begin, min(begin + at_once, num_rows))

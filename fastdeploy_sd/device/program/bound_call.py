@@ -9,14 +9,7 @@ from fastdeploy_sd.device.library import CParams, function
 
 
 class BoundCall:
-    """One op and its params.
-
-    Args:
-        arrays: what the params point to, kept alive.
-
-    Attributes:
-        params: the op's struct; counts are written there before a run.
-    """
+    """One op and its params; what these point to is kept alive. Counts are written to `params` before a run."""
 
     def __init__(self, op: str, params: CParams, arrays: object = None) -> None:
         self._op, self._function = op, function(op)

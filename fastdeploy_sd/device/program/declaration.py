@@ -89,9 +89,7 @@ def each(part: P, *names: str) -> dict[str, P]:
 class Step:
     """One dimension of an argument, when arguments are read in their order.
 
-    Attributes:
-        unknown: the size that this dimension tells, None = all are known.
-        inverse: that size from GOT, the dimension.
+    It tells a size that is `unknown`, None = all are known; `inverse` is that size from GOT, the dimension.
     """
 
     size: Expression
@@ -101,12 +99,7 @@ class Step:
 
 @dataclass(slots=True)
 class Reading:
-    """What the arguments of one call say.
-
-    Attributes:
-        known: sizes and attributes by name, `itemsize(x)` included.
-        dtypes: element type of every array, and those that attributes name.
-    """
+    """What the arguments of one call say: sizes and attributes, `itemsize(x)` included, and element types of arrays."""
 
     known: dict[str, Any] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
@@ -176,11 +169,7 @@ class Declaration:
         return types | dict.fromkeys([*self.values, *self.dtype_codes], _INTEGERS)
 
     def read(self, given: Mapping[str, Any], look: Look, names: Mapping[str, In]) -> Reading:
-        """Look at the arguments of a call, in the order of their declaration.
-
-        Args:
-            given: arrays and attributes by name; a missing one is None.
-            names: the arrays to look at.
+        """Look at the arguments of a call, of these names, in the order of their declaration; a missing one is None.
 
         Raises:
             TypeError: an argument is unknown.

@@ -44,14 +44,7 @@ def parse(text: str) -> tuple[Expression, ...]:
 
 
 class Expression:
-    """One size.
-
-    Attributes:
-        text: as declared.
-        names: the sizes it is made of; `itemsize(x)` is one.
-
-    Raises ValueError: something in it is not allowed.
-    """
+    """One size; `names` are those it is made of, `itemsize(x)` among them. Raises ValueError: it is not allowed."""
 
     def __init__(self, node: ast.expr) -> None:
         self._node = node
@@ -66,11 +59,7 @@ class Expression:
         return _value(self._node, known)
 
     def cpp(self, got: str = GOT) -> str:
-        """Return it in C++, over variables with the names of the sizes; `itemsize(x)` is that of Tensor x.
-
-        Args:
-            got: what stands for GOT.
-        """
+        """Return it in C++, over variables with the names of the sizes; `got` stands for GOT."""
         return _cpp(self._node, got)
 
     def solved_for(self, name: str) -> Expression:

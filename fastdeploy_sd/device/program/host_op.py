@@ -16,11 +16,9 @@ from fastdeploy_sd.device.program.declaration import BF16, Declaration, Look, Pa
 
 
 class HostOp:
-    """An op on NumPy arrays.
+    """An op on NumPy arrays: `fdsd_<name>`; per_row as in Declaration.
 
     Args:
-        name: `fdsd_<name>` is called.
-        per_row: see Declaration.
         parts: every argument, attribute and computed field, in order: inputs, then outputs. A name is that of the
             params struct's field; see `Layout.fields`.
     """
@@ -64,10 +62,7 @@ class HostOp:
     def __call__(self, **arguments: Any) -> Any:
         """Run the op on inputs and attributes, and return the output, or a tuple of them, in new arrays.
 
-        Raises:
-            TypeError: an argument is unknown.
-            ValueError: an argument is missing or not as declared, or the kernel refused it; the text names op,
-                argument, what was expected and what was got.
+        Raises as `bind`, and ValueError where the kernel refused an argument; the text says what was expected and got.
         """
         reading = self.declaration.read(arguments, self._look, self.declaration.inputs)
         outputs = {

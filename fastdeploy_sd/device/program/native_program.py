@@ -22,8 +22,7 @@ from fastdeploy_sd.types import I64
 class Patch:
     """A field of a call, at an offset in bytes, that gets the value of a symbol before every run.
 
-    Attributes:
-        num_bytes: 4 for a count, 8 for an address or a 64-bit count.
+    A count has 4 bytes, an address or a 64-bit count 8.
     """
 
     call: int
@@ -34,11 +33,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A symbol that a call computes; see ProgramCount in custom_ops/include/fdsd/program.h.
-
-    Attributes:
-        value: address of an i32 that the call writes.
-    """
+    """A symbol that a call computes, at an i32's address; see ProgramCount in custom_ops/include/fdsd/program.h."""
 
     call: int
     symbol: int
@@ -46,14 +41,7 @@ class Count:
 
 
 class NativeProgram:
-    """Calls with their params, and the fields that differ from run to run.
-
-    Args:
-        calls: name of each op and its params, copied.
-        counts: at most one per call.
-
-    Attributes:
-        symbols: i64[num_symbols], counts and addresses, to be written before a run.
+    """Calls with their params, and the fields that differ from run to run: `symbols` i64[n], written before a run.
 
     Raises ValueError: an unknown op, params of another op, a patch outside the params or without a symbol, two patches
     of the same bytes, a count without a call or symbol, two counts of a call, or memory is exhausted.

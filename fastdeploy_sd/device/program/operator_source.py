@@ -18,11 +18,7 @@ _ATTRIBUTE_TYPES = {int: "int", float: "float", bool: "bool"}
 
 
 def operator_source(ops: Iterable[Declaration], headers: Iterable[str], layout: Callable[[str], Layout]) -> str:
-    """Return the source of one file with an operator `fdsd_<op>` for every op.
-
-    Args:
-        headers: names of all headers of include/fdsd.
-        layout: struct -> its layout.
+    """Return the source of one file with an operator `fdsd_<op>` for every op, over all headers of include/fdsd.
 
     Raises ConfigError: a declaration is not the library's.
     """

@@ -47,9 +47,6 @@ class Recording:
         padding: how to fill inputs that a device wants to be longer than a run's sizes say, so that fewer sizes come
             up; None = sizes must stay as they are. Of every input whose first dimension is a size.
 
-    Attributes:
-        num_bytes: of the arena.
-
     Raises:
         RecordingError: an output is an input, or of another recording.
         ValueError: a size has no bound, or padding does not name the inputs that it must.
@@ -126,10 +123,7 @@ class Program:
         )
 
     def run(self, sizes: Counts) -> None:
-        """Run the pass; a device with memory of its own has only started it when this returns.
-
-        Args:
-            sizes: every named size of the recording.
+        """Run the pass at every named size; a device with memory of its own has only started it when this returns.
 
         Raises ValueError: a size is unknown or beyond its bound, or an op refused its arguments.
         """

@@ -87,13 +87,7 @@ class SymbolicTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedCall:
-    """One op call.
-
-    Attributes:
-        params: complete but for the fields below.
-        sizes: (offset in params, size) of every 4-byte field that is a size.
-        pointers: (offset in params, tensor) of every address of a symbolic tensor.
-    """
+    """One op call: its params, complete but for the fields that are sizes or symbolic tensors, by their offsets."""
 
     op: str
     params: CParams
@@ -108,7 +102,6 @@ class Recorder:
     """Collects the calls of one pass.
 
     Attributes:
-        tensors: every symbolic tensor, by index.
         inputs: name -> tensor that a run gets from outside.
         counts: (index of a call, a size, the i32[1] tensor in which the call leaves it for later calls).
         constants: tensors that calls hold addresses of.

@@ -25,9 +25,7 @@ MAX_EOS_TOKEN_IDS = 1024
 class Checkpoint(ModelSource):
     """A ModelSource of a directory.
 
-    Raises (on construction):
-        CheckpointError: no such directory, no config.json, weights in a storage that is not read, no safetensors, or a
-            malformed one.
+    Raises CheckpointError: no such directory or config.json, no safetensors, or weights in a storage that is not read.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

@@ -43,16 +43,11 @@ Field = Integer | Number | Boolean
 
 
 class FieldReader:
-    """Typed access to a JSON object.
+    """Typed access to a JSON object. Every method raises CheckpointError with the key that is missing or wrong.
 
     Args:
-        values: the object.
-        fields: its keys.
         where: begins every error: the file, or the file and the key that holds the object.
         defaults: what an absent key means in these files, where that is not the field's own default.
-
-    Raises (from every method):
-        CheckpointError: a key is missing, of another type, or out of range; the text names it.
     """
 
     def __init__(
@@ -92,11 +87,7 @@ class FieldReader:
         return value
 
     def require_neutral(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
-        """Refuse values that ask for a computation that is not supported.
-
-        Args:
-            neutral: key -> the values that ask for nothing, as an absent key does.
-        """
+        """Refuse values that ask for a computation that is not supported: others than those of each key."""
         for name, allowed in neutral.items():
             value = self.values.get(name)
             if value is not None and value not in allowed:

@@ -34,9 +34,7 @@ _log = logging.getLogger(__name__)
 def verify_quantization(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a checkpoint whose weights are quantised and in no storage that is read, by the name of the method.
 
-    Args:
-        folder: of the checkpoint, whose quantize_config.json, quant_config.json and hf_quant_config.json are read too.
-        config: its config.json.
+    The folder's quantize_config.json, quant_config.json and hf_quant_config.json are read too.
 
     Raises CheckpointError: its weights are quantised, or a description of that cannot be understood.
     """

@@ -32,9 +32,6 @@ class AttentionInputs:
     """The step's maps as tensors, shared by all layers; see fastdeploy_sd/device/step_memory.py.
 
     Attributes:
-        positions: i32[T]; slot_mapping: i64[T]; query_start_loc: i32[R+1]; seq_lens: i32[R];
-        blocks: of the requests.
-        rotary: its table has max_model_len rows.
         outputs: None = every row's output is wanted.
         on_stored: called with a layer's cache once the step's tokens are in it, for calls that belong there; in a
             recording they stand between the layer's own.

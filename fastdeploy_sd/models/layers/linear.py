@@ -35,11 +35,7 @@ class Linear:
 
 
 class SummedLinear:
-    """A layer whose inputs are shared out: x [T, K / ranks] -> [T, N], the sum over all ranks.
-
-    Args:
-        bias: of the whole; added after the sum.
-    """
+    """A layer whose inputs are shared out: x [T, K / ranks] -> [T, N], the sum over all ranks, then the whole bias."""
 
     def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None, group: TpGroup) -> None:
         self._packed, self._group = packed, group
@@ -51,12 +47,7 @@ class SummedLinear:
 
 
 class GatheredLinear:
-    """A layer whose outputs are shared out: x [T, K] -> [T, N], of which the rank computes some columns.
-
-    Args:
-        packed, bias: of the rank's columns.
-        num_columns, unit: of all ranks; see `all_gather`.
-    """
+    """A layer whose outputs are shared out: x [T, K] -> [T, N], of which the rank computes some columns."""
 
     def __init__(
         self, packed: PackedLinear[Tensor], bias: Weights | None, group: TpGroup, num_columns: int, unit: int

@@ -48,13 +48,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """The experts of a rank.
-
-    Attributes:
-        first: which of all experts its first one is.
-        gate_up, down: one matrix per expert.
-        num_slices: of the sum over them.
-    """
+    """The experts of a rank from `first` on, a matrix each; the sum over them has num_slices."""
 
     first: int
     gate_up: PackedExperts[Tensor]

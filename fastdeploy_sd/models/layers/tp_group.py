@@ -7,11 +7,7 @@ from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 
 class TpGroup:
-    """One rank's view of its group. A rank that is alone has no communicator.
-
-    Attributes:
-        shard: which rank it is, and of how many.
-    """
+    """One rank's view of its group. A rank that is alone has no communicator."""
 
     def __init__(self, communicator: AnyCommunicator | None = None) -> None:
         self.shard = WHOLE_MODEL if communicator is None else Shard(communicator.rank, communicator.size)

@@ -60,9 +60,7 @@ class LayerWeights:
     def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return gate | up, [2 * I, H], and its bias or None, of a feed-forward network inside the layer.
 
-        Args:
-            part: "mlp", "mlp.shared_experts" or "mlp.experts.<e>".
-            size: I; None = the layer's `intermediate_size`.
+        It is "mlp", "mlp.shared_experts" or "mlp.experts.<e>"; size None = the layer's `intermediate_size`.
         """
         size = self._config.layers[layer].mlp.intermediate_size if size is None else size
         sizes = {"gate_proj": size, "up_proj": size}

@@ -69,11 +69,7 @@ def packed_matrices(
 
     Processes that find no usable file take turns, so that one packs and the others read its file. Writing what a usable
     file lacks takes a turn too. Where the folder has no locks, as one that cannot be written, every process packs.
-
-    Args:
-        folder: created if missing; None = nothing is kept, and None is yielded.
-        part: which layers of the checkpoint; each has its own file.
-        shard: which rank's part of them; each has its own file, so that ranks pack at the same time.
+    Each part of a checkpoint and each rank has its own file, so ranks pack at the same time.
 
     Raises ConfigError: the folder cannot be created.
     """

@@ -39,9 +39,7 @@ class PackedFileError(Exception):
 class PackedFile:
     """A file of packed matrices, mapped read-only. Every byte is checked when it is opened.
 
-    Raises (on construction):
-        FileNotFoundError: there is none.
-        PackedFileError: it cannot be read, is no such file, is damaged, or has another key.
+    Raises FileNotFoundError: there is none; PackedFileError: it is damaged, no such file, or has another key.
     """
 
     def __init__(self, path: Path, key: Key) -> None:
@@ -94,15 +92,9 @@ class PackedFile:
 
 
 def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode: int) -> None:
-    """Write a file in place of the old one, if any, as `files.replacing` does.
+    """Write a file in place of the old one, if any, with permissions `mode` before the umask; raises OSError.
 
     Each matrix is read twice: for its checksums, and to be written.
-
-    Args:
-        key: of JSON values.
-        mode: permissions of the file, before the umask.
-
-    Raises OSError: the folder is missing, cannot be written, or is full.
     """
     begins, header = _header(key, matrices)
     # Threads do not touch a file's pages in the parts that they multiply: pages stay where they were written.

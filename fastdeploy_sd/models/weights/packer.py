@@ -31,11 +31,8 @@ class WeightPacker:
 
     A matrix exists once: parts are read where the file is mapped, and their pages are given back after that. So loading
     needs memory for the packed weights and little more; for a GPU the host needs only the buffer of the uploads. What
-    is not stored as numbers becomes float32, one matrix at a time, unless its codes are packed.
-
-    Args:
-        store: None = every matrix is packed.
-        on_packed: gets the bytes of every matrix in the source and packed.
+    is not stored as numbers becomes float32, one matrix at a time, unless its codes are packed. `on_packed` gets the
+    bytes of every matrix in the source and packed.
     """
 
     def __init__(

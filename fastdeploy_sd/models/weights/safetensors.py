@@ -38,15 +38,9 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
 
 
 class SafetensorsFile:
-    """One open file.
+    """One open file; `mode` is its type and permissions, as os.stat has them.
 
-    Attributes:
-        entries: its tensors by name.
-        metadata: its `__metadata__` map.
-        mode: type and permissions, as os.stat has them.
-
-    Raises (on construction):
-        CheckpointError: missing or truncated file, or a header that does not describe it exactly.
+    Raises CheckpointError: missing or truncated file, or a header that does not describe it exactly.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

@@ -103,9 +103,7 @@ class WeightSource(ABC):
 class ModelSource(WeightSource):
     """A model: its weights and its config, which one file may hold together. Tokenizer files lie in `path`.
 
-    Attributes:
-        config_path: the file that holds the config, for errors.
-        config: in the words of Hugging Face's config.json.
+    The config is in the words of Hugging Face's config.json; errors name `config_path`, the file that holds it.
     """
 
     def __init__(

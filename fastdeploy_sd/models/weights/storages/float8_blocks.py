@@ -36,9 +36,7 @@ _VALUES = _values()
 class Float8Part(WeightPart):
     """A part stored as codes of e4m3, u8[N, K]; a number is code * scale.
 
-    Attributes:
-        scales: f32[N / 128, K / 128] of the whole weight, rounded up.
-        row, column: of the whole weight at which the part begins.
+    The scales f32[N / 128, K / 128], rounded up, are those of the whole weight, in which it begins at (row, column).
     """
 
     scales: F32

@@ -12,11 +12,7 @@ from fastdeploy_sd.ops.weight_matrix import WeightPart
 
 
 class Storage(Protocol):
-    """A way to store weight matrices: which tensors are one weight, and how they are read.
-
-    Attributes:
-        name: what logs call it.
-    """
+    """A way to store weight matrices: which tensors are one weight, and how they are read. Logs say its name."""
 
     name: str
 

@@ -8,7 +8,7 @@ import pytest
 from fastdeploy_sd.ops.ngram import ngram_match
 from fastdeploy_sd.ops.ngram_texts import NgramLengths, NgramTexts
 from fastdeploy_sd.ops.reference import ngram as reference
-from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.methods.ngram import NgramIndex
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cuda_device import emulated
 
@@ -37,9 +37,9 @@ def texts(rng: np.random.Generator, has_prefix: bool) -> NgramTexts:
     return NgramTexts(table, table_rows, num_tokens[table_rows], most, prefix)
 
 
-def index_drafts(rule: NgramRule, x: NgramTexts) -> DraftTokens:
+def index_drafts(lengths: NgramLengths, x: NgramTexts) -> DraftTokens:
     """What the CPU's index drafts."""
-    index = NgramIndex(TABLE_ROWS, rule)
+    index = NgramIndex(TABLE_ROWS, *lengths, follows_copies=False)
     index.begin(np.arange(TABLE_ROWS, dtype=np.int32))
     return index.propose(x.token_table, x)
 
@@ -55,6 +55,6 @@ def test_drafts_are_those_of_the_definition_and_of_the_index(lengths: NgramLengt
     want, want_matched = reference.ngram_match(x, lengths)
     np.testing.assert_array_equal(matched, want_matched)
     assert want.cu_num_draft[-1] > 5
-    for expected in (want, index_drafts(NgramRule(*lengths, follows_copies=False), x)):
+    for expected in (want, index_drafts(lengths, x)):
         np.testing.assert_array_equal(drafts.cu_num_draft, expected.cu_num_draft)
         np.testing.assert_array_equal(drafts.token_ids, expected.token_ids)

@@ -27,7 +27,7 @@ from fastdeploy_sd.spec_decode.control.decision import (
 from fastdeploy_sd.spec_decode.control.offers import BoundRows, OfferTable, PolicyRows
 from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.spec_decode.control.report import StepStats
-from fastdeploy_sd.spec_decode.methods.native.draft_call import NativeDrafter
+from fastdeploy_sd.spec_decode.methods.native_texts import NativeDrafter
 from fastdeploy_sd.types import I32, DraftTokens
 from fastdeploy_sd.types.draft_methods import DraftSource
 

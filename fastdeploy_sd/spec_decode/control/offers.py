@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fastdeploy_sd.device.arrays import address, pointer
-from fastdeploy_sd.spec_decode.methods.native.draft_call import DraftRows, NativeDrafter
+from fastdeploy_sd.spec_decode.methods.native_texts import DraftRows, NativeDrafter
 from fastdeploy_sd.types import F32, I32, DraftTokens
 
 NUM_EVIDENCE = 3

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastdeploy_sd.spec_decode.methods.native.draft_call import NativeDrafter
-from fastdeploy_sd.spec_decode.methods.native.suffix import (
+from fastdeploy_sd.spec_decode.methods.native_texts import TextProposer
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
     SuffixEnd,
@@ -21,8 +21,7 @@ from fastdeploy_sd.spec_decode.methods.native.suffix import (
     SuffixStats,
 )
 from fastdeploy_sd.spec_decode.methods.suffix_file import load_sequences, save_sequences, verify_can_save
-from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
-from fastdeploy_sd.types import I32, DraftTokens
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposerContext
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class SuffixProposer(Proposer):
-    """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.propose.
+class SuffixProposer(TextProposer):
+    """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.
 
     A request's prompt and output are searched only for that request. Its output is also shared with requests of its
     salt, token by token as it is committed, up to the token that ends it. It stays after the request's end, within
@@ -56,7 +55,7 @@ class SuffixProposer(Proposer):
         )
         limits = SuffixLimits(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_cache_mb << 20)
         self._vocab_size = context.vocab_size
-        self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
+        self._texts = self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
         self._file = None if config.suffix_decoding_cache_file is None else Path(config.suffix_decoding_cache_file)
         self._is_closed = False
         if self._file is None:
@@ -65,11 +64,6 @@ class SuffixProposer(Proposer):
         if self._file.exists():
             self._drafter.import_sequences(load_sequences(self._file, context.vocab_size))
 
-    @property
-    def native_drafter(self) -> NativeDrafter:
-        """What drafts, for native code that asks it itself."""
-        return self._drafter.drafter
-
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         """Start a text per request; its tokens are read in its first step."""
         for request in requests:
@@ -77,18 +71,6 @@ class SuffixProposer(Proposer):
             end = SuffixEnd(request.end_token_ids, request.num_prompt_tokens + max(request.min_tokens, 1) - 1)
             # Tokens after the prompt were shared before the preemption.
             self._drafter.begin(request.table_row, request.num_tokens, _salt_digest(request.cache_salt), end)
-
-    def propose(self, x: ProposeInput) -> DraftTokens:
-        """Read and share the new tokens of all rows, and draft for those that may.
-
-        Raises:
-            ValueError: a table row to draft for was not begun, or the arrays contradict each other.
-        """
-        return self._drafter.propose(x.token_table, x)
-
-    def forget(self, table_rows: I32) -> None:
-        """Drop these table rows' own texts; what they shared stays."""
-        self._drafter.forget(table_rows)
 
     def close(self) -> None:
         """Save the shared outputs if a file is configured; that it cannot be written is logged, not raised."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.process.files import read_bytes, replacing
-from fastdeploy_sd.spec_decode.methods.native.suffix import SALT_DIGEST_BYTES, SuffixSequences
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import SALT_DIGEST_BYTES, SuffixSequences
 
 _OPTION = "suffix_decoding_cache_file"
 _MAGIC = b"FDSDSUFX"

@@ -11,8 +11,8 @@ import pytest
 
 from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.offers import OfferTable
-from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
-from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule
+from fastdeploy_sd.spec_decode.methods.ngram import NgramIndex
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, SuffixLimits, SuffixRule
 from fastdeploy_sd.types import DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_reference import OfferedRow, ReferencePolicy
@@ -74,7 +74,7 @@ def test_offering_and_choosing_apart_decides_the_same() -> None:
         row[:] = [t if rng.random() < 0.95 else rng.randrange(40) for t in phrase * (MAX_LEN // 25)]
     decisions: list[list[list[int]]] = []
     for is_apart in (False, True):
-        ngram = NgramIndex(3, NgramRule(1, 5, 2.0, follows_copies=True))
+        ngram = NgramIndex(3, 1, 5, 2.0, follows_copies=True)
         suffix = SuffixDrafter(3, 40, SuffixRule(), SuffixLimits(0, 0))
         drafters = {DraftSource.NGRAM: ngram.drafter, DraftSource.SUFFIX: suffix.drafter}
         policy, offers = DraftController(3, 16, SOURCES, drafters), OfferTable(3, 3, 16)
@@ -101,7 +101,7 @@ def test_of_more_offers_than_are_looked_at_those_that_were_asked_for_are() -> No
     num_rows, num_both, token_id = 90, 45, 80
     text = [1, 2, 3, *range(50, 75), 1, 2]
     table, rows = np.tile(i32(text), (num_rows, 1)), i32(range(num_rows))
-    ngram = NgramIndex(num_rows, NgramRule(1, 5, 1.0, follows_copies=True))
+    ngram = NgramIndex(num_rows, 1, 5, 1.0, follows_copies=True)
     policy = DraftController(num_rows, 8, SOURCES, {DraftSource.NGRAM: ngram.drafter})
     offers, reference = OfferTable(3, num_rows, 8), ReferencePolicy(8, [0.0, 0.0, 1.5], asked=[0])
     ngram.begin(rows)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
-from fastdeploy_sd.spec_decode.methods.ngram import NgramProposer
+from fastdeploy_sd.spec_decode.methods.ngram import NgramIndex, NgramProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.ngram_reference import (
@@ -130,7 +129,7 @@ def test_random_steps_follow_the_definition(
         rows = zip(table_rows, prefixes, allowed, strict=True)
         want = [drafts_by_definition(texts.text(table_row), prefix, most, rule) for table_row, prefix, most in rows]
         assert texts.step(table_rows, allowed, prefixes if any(prefixes) else None) == want
-        texts.proposer.check_integrity(texts.table)
+        texts.proposer.index.check_integrity(texts.table)
 
 
 def test_a_long_text_of_few_words_follows_the_definition() -> None:
@@ -143,7 +142,7 @@ def test_a_long_text_of_few_words_follows_the_definition() -> None:
     for token_id in text[200:]:
         assert texts.step([0], [6]) == [drafts_by_definition(texts.text(0), [], 6, Rule())]
         texts.append(0, [token_id])
-    texts.proposer.check_integrity(texts.table)
+    texts.proposer.index.check_integrity(texts.table)
 
 
 # ---- state ----------------------------------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ def test_rows_that_may_not_draft_are_indexed_all_the_same() -> None:
     for token_id in [4, 5, 6, 1, 2, 3]:
         texts.append(1, [token_id])
         assert texts.step([1], [0]) == [[]]
-    texts.proposer.check_integrity(texts.table)
+    texts.proposer.index.check_integrity(texts.table)
     assert texts.step([1], [3]) == [[4, 5, 6]]
 
 
@@ -177,7 +176,7 @@ def test_a_request_that_comes_back_is_indexed_from_its_first_token() -> None:
     assert texts.step([0], [2]) == [[]], "another request in the table row sees nothing of the first"
     texts.begin(2, [1, 2, 3, 4, 9, 1, 2], num_prompt_tokens=4)
     assert texts.step([2], [2]) == [[3, 4]]
-    texts.proposer.check_integrity(texts.table)
+    texts.proposer.index.check_integrity(texts.table)
 
 
 def test_forgetting_frees_the_memory() -> None:
@@ -207,10 +206,10 @@ def test_integrity_is_lost_when_the_text_changes() -> None:
     texts = Texts(proposer_of())
     texts.begin(0, list(range(20)))
     texts.step([0], [1])
-    texts.proposer.check_integrity(texts.table)
+    texts.proposer.index.check_integrity(texts.table)
     texts.table[0, 7] = 3
     with pytest.raises(ValueError, match=r"ngram_check_integrity: \w+: expected"):
-        texts.proposer.check_integrity(texts.table)
+        texts.proposer.index.check_integrity(texts.table)
 
 
 # ---- refused arguments ----------------------------------------------------------------------------------------------
@@ -247,7 +246,7 @@ def test_contradictory_rows_are_refused_and_change_nothing(changes: dict[str, An
     before = proposer.propose(x)
     with pytest.raises(ValueError, match=message):
         proposer.propose(replace(x, **changes))
-    proposer.check_integrity(x.token_table)
+    proposer.index.check_integrity(x.token_table)
     assert proposer.propose(x).token_ids.tolist() == before.token_ids.tolist() == [2, 1, 2, 1]
 
 
@@ -261,18 +260,18 @@ def test_slots_out_of_range_are_refused(table_row: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_table_rows", "rule", "field"),
+    ("num_table_rows", "lengths", "field"),
     [
-        (-1, NgramRule(1, 1, 2.0, True), "num_table_rows"),
-        (1, NgramRule(0, 1, 2.0, True), "min_n"),
-        (1, NgramRule(3, 2, 2.0, True), "min_n"),
-        (1, NgramRule(1, 1, 0.0, True), "max_factor"),
-        (1, NgramRule(1, 1, float("nan"), True), "max_factor"),
+        (-1, (1, 1, 2.0), "num_table_rows"),
+        (1, (0, 1, 2.0), "min_n"),
+        (1, (3, 2, 2.0), "min_n"),
+        (1, (1, 1, 0.0), "max_factor"),
+        (1, (1, 1, float("nan")), "max_factor"),
     ],
 )
-def test_an_index_of_nothing_is_refused(num_table_rows: int, rule: NgramRule, field: str) -> None:
+def test_an_index_of_nothing_is_refused(num_table_rows: int, lengths: tuple[int, int, float], field: str) -> None:
     with pytest.raises(ValueError, match=f"ngram_create: {field}: expected"):
-        NgramIndex(num_table_rows, rule)
+        NgramIndex(num_table_rows, *lengths, follows_copies=True)
 
 
 def test_a_table_row_twice_in_a_step_is_refused() -> None:
@@ -283,4 +282,4 @@ def test_a_table_row_twice_in_a_step_is_refused() -> None:
     with pytest.raises(ValueError, match="table_rows: expected none twice"):
         proposer.propose(x)
     proposer.propose(ProposeInput(("a",), np.zeros(1, np.int32), table, i32(4), i32(1)))
-    proposer.check_integrity(table)
+    proposer.index.check_integrity(table)

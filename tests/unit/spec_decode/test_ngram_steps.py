@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.methods.native.ngram import NgramIndex, NgramRule
+from fastdeploy_sd.spec_decode.methods.ngram import NgramIndex
 from tests.unit.spec_decode.ngram_reference import NUM_SLOTS
 from tests.unit.spec_decode.test_ngram import good_step
 from tests.values import i32
@@ -31,13 +31,13 @@ def test_rows_after_refused_ones_are_read_anew() -> None:
         proposer.propose(replace(x, table_rows=i32(1, 0), num_tokens=i32(4, 4), max_draft_len=i32(2)))
     after = proposer.propose(x)
     assert after.token_ids.tolist() == before.token_ids.tolist()
-    proposer.check_integrity(x.token_table)
+    proposer.index.check_integrity(x.token_table)
     x.num_tokens[:] = 3, 4
     assert proposer.propose(x).token_ids.tolist() == [2, 1, 1, 2]
 
 
 def test_another_table_is_read_where_it_is() -> None:
-    index = NgramIndex(NUM_SLOTS, NgramRule(1, 5, 2.0, True))
+    index = NgramIndex(NUM_SLOTS, 1, 5, 2.0, follows_copies=True)
     index.begin(i32(0, 1))
     _, x = good_step()
     index.propose(x.token_table, x)

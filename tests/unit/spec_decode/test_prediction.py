@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher
-from fastdeploy_sd.spec_decode.methods.native.prediction import PredictionDrafter
+from fastdeploy_sd.spec_decode.methods.prediction import PredictionDrafter
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, offsets
 

@@ -11,8 +11,8 @@ import pytest
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.device.library import num_threads, set_num_threads
 from fastdeploy_sd.spec_decode.dispatcher import create_method
-from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 from fastdeploy_sd.spec_decode.methods.suffix import SuffixProposer
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import DraftTokens
 

@@ -14,8 +14,8 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 from fastdeploy_sd.spec_decode.methods.suffix import SuffixProposer
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 from fastdeploy_sd.spec_decode.methods.suffix_file import load_sequences, save_sequences
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 

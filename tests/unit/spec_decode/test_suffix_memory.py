@@ -10,7 +10,7 @@ import resource
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, SuffixLimits, SuffixRule, SuffixSequences
 
 token_ids = np.random.default_rng(0).integers(0, 1000, 400_000).astype(np.int32)
 texts = SuffixSequences(np.zeros((1, 16), np.uint8), np.array([0, len(token_ids)]), token_ids)

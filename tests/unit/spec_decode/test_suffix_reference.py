@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fastdeploy_sd.spec_decode.methods.native.suffix import SuffixDrafter, SuffixEnd, SuffixLimits, SuffixRule
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, SuffixEnd, SuffixLimits, SuffixRule
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.suffix_reference import Output, Reference

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -13,8 +12,8 @@ import numpy.typing as npt
 from fastdeploy_sd.device.arrays import pointer
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import CParams, call, library
-from fastdeploy_sd.spec_decode.methods.native.draft_call import DraftCall, DraftRows, NativeDrafter, table_rows_params
-from fastdeploy_sd.types import I32, I64, DraftTokens
+from fastdeploy_sd.spec_decode.methods.native_texts import NativeTexts
+from fastdeploy_sd.types import I32, I64
 
 SALT_DIGEST_BYTES = 16
 
@@ -38,12 +37,7 @@ class SuffixRule:
 
 @dataclass(frozen=True, slots=True)
 class SuffixLimits:
-    """What the shared cache may hold; 0 of either = nothing.
-
-    Attributes:
-        max_outputs: -1 = any number.
-        max_bytes: memory.
-    """
+    """What the shared cache may hold: outputs, -1 = any number, and bytes; 0 of either = nothing."""
 
     max_outputs: int
     max_bytes: int
@@ -101,38 +95,40 @@ class SuffixSequences:
     token_ids: I32
 
 
-class SuffixDrafter:
+class SuffixDrafter(NativeTexts):
     """Texts of the requests in table rows, outputs shared between requests of one salt, and drafts from both.
+
+    The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of its salt.
+    The longest match of each, and a few of its shorter suffixes, make a draft each: the most frequent continuation;
+    ties go to the latest. A draft ends where its joint probability, estimated from counts, falls below
+    `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum of joint probabilities wins;
+    ties go to the longer match, then the own text, then the younger shard.
+
+    With follows_copies, a match of at least six tokens of the own text may continue after one replaced token. The
+    context with the expected token in its place is then matched as well. That ends when a plain match has at least two
+    more tokens than agreed since, or when the next token does not agree either. Directly after a replaced token, this
+    is done only while it paid at most of the text's last changes.
 
     Args:
         num_table_rows: as many texts at most.
         vocab_size: token ids are below it.
-        rule: how drafts are made.
         limits: of the shared cache. A table row's own text is not counted; it takes about 50 bytes per token.
 
     Raises:
         ValueError: a number is out of range.
+
+    Source: arXiv:2411.04975 (SuffixDecoding).
     """
 
     def __init__(self, num_table_rows: int, vocab_size: int, rule: SuffixRule, limits: SuffixLimits) -> None:
-        handle = ctypes.c_void_p()
-        params = struct_type("SuffixCreateParams")(
+        super().__init__(
+            "suffix",
             num_table_rows=num_table_rows,
             vocab_size=vocab_size,
             **asdict(rule),
             max_cached_outputs=limits.max_outputs,
             max_cached_bytes=limits.max_bytes,
-            drafter=ctypes.addressof(handle),
         )
-        call("suffix_create", params)
-        self._handle = handle
-        weakref.finalize(self, library().fdsd_suffix_destroy, handle)
-        self._propose = DraftCall("suffix_propose", handle)
-
-    @property
-    def drafter(self) -> NativeDrafter:
-        """For native code that drafts with it as `propose` does."""
-        return self._propose.drafter
 
     def begin(self, table_row: int, num_private: int, salt_digest: bytes, end: SuffixEnd = NO_END) -> None:
         """Start a table row, whatever it held; its text is read in its first step.
@@ -159,43 +155,6 @@ class SuffixDrafter:
             end_token_ids=ends.ctypes.data,
         )
         call("suffix_begin", params)
-
-    def forget(self, table_rows: I32) -> None:
-        """Free what these table rows, i32[n], matched; what they shared stays. One that was not begun is ignored.
-
-        Raises:
-            ValueError: a table row is out of range.
-        """
-        call("suffix_forget", table_rows_params(self._handle, table_rows))
-
-    def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
-        """Read what was committed since each table row's last step, share its output, and draft for all rows.
-
-        The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of its
-        salt. The longest match of each, and a few of its shorter suffixes, make a draft each: the most frequent
-        continuation; ties go to the latest. A draft ends where its joint probability, estimated from counts, falls
-        below `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum of joint
-        probabilities wins; ties go to the longer match, then the own text, then the younger shard.
-
-        With follows_copies, a match of at least six tokens of the own text may continue after one replaced token.
-        The context with the expected token in its place is then matched as well. That ends when a plain match has at
-        least two more tokens than agreed since, or when the next token does not agree either. Directly after a
-        replaced token, this is done only while it paid at most of the text's last changes.
-
-        Args:
-            token_table: i32[num_table_rows, max_tokens_per_row], committed tokens. They must not have
-                changed since they were first seen here.
-
-        Returns:
-            At most max_draft_len[r] drafts in row r.
-
-        Raises:
-            ValueError: a shape or dtype disagrees, a count, row or token is out of range, a row to draft for was not
-                begun, its tokens became fewer, or memory is exhausted. Only in the last case has anything changed.
-
-        Source: arXiv:2411.04975 (SuffixDecoding).
-        """
-        return self._propose.propose(token_table, rows)
 
     def stats(self) -> SuffixStats:
         """Return what the shared cache holds."""

@@ -1,1 +1,0 @@
-"""The drafters of the kernel library that read tokens only, as Python classes. Knows no requests."""

@@ -1,0 +1,141 @@
+"""Native drafters that read only the texts of table rows: one C call per step for all rows. Knows no drafting rule."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fastdeploy_sd.device.arrays import address, pointer
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call, library
+from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
+from fastdeploy_sd.types import I32, DraftTokens
+
+
+class DraftRows(Protocol):
+    """The rows of a step, as columns.
+
+    Attributes:
+        table_rows: i32[R], rows of the token table, none twice.
+        num_tokens: i32[R], committed tokens, never fewer than in the table row's last step.
+        max_draft_len: i32[R] >= 0, `prefix` not counted.
+        prefix: drafts of another method: part of the text, but not of the kept state; None = no row has any.
+    """
+
+    @property
+    def table_rows(self) -> I32: ...
+
+    @property
+    def num_tokens(self) -> I32: ...
+
+    @property
+    def max_draft_len(self) -> I32: ...
+
+    @property
+    def prefix(self) -> DraftTokens | None: ...
+
+
+class NativeDrafter(NamedTuple):
+    """A drafter that native code calls by `fdsd_<op>`; the owner of the handle keeps it alive."""
+
+    op: str
+    handle: ctypes.c_void_p
+
+
+class NativeTexts:
+    """A native drafter and its texts, one per table row.
+
+    Args:
+        kind: of the drafter: `fdsd_<kind>_create` makes it.
+        handle_field: of the params of that call, where the handle is written to.
+        fields: its other params.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    def __init__(self, kind: str, handle_field: str = "drafter", **fields: Any) -> None:
+        self._kind, self._handle = kind, ctypes.c_void_p()
+        create = struct_type(f"{kind.capitalize()}CreateParams")
+        call(f"{kind}_create", create(**fields, **{handle_field: ctypes.addressof(self._handle)}))
+        weakref.finalize(self, getattr(library(), f"fdsd_{kind}_destroy"), self._handle)
+        self.drafter = NativeDrafter(f"{kind}_propose", self._handle)
+        self._call = BoundCall(self.drafter.op, struct_type("DraftProposeParams")(drafter=self._handle))
+        # The array that the params point to: it is often that of the last step.
+        self._token_table: I32 | None = None
+
+    def forget(self, table_rows: I32) -> None:
+        """Free the texts of these table rows, i32[n]; one that was not begun is ignored.
+
+        Raises:
+            ValueError: a table row is out of range.
+        """
+        self._call_rows("forget", table_rows)
+
+    def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
+        """Read the new tokens of all rows, and draft for them.
+
+        Args:
+            token_table: i32[num_table_rows, max_tokens_per_row], the committed tokens of each table row. They must not
+                have changed since they were first seen here.
+
+        Returns:
+            At most max_draft_len[r] drafts in row r, without sources, in new arrays, which the caller may keep.
+
+        Raises:
+            ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.
+        """
+        p, num_rows, prefix = self._call.params, len(rows.table_rows), rows.prefix
+        max_num_drafts = max(sum(rows.max_draft_len.tolist()), 0)
+        token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
+        p.draft_token_ids, p.cu_num_draft = address(token_ids), address(cu_num_draft)
+        p.max_num_drafts, p.num_rows = max_num_drafts, num_rows
+        if token_table is not self._token_table:
+            p.token_table = pointer("token_table", token_table, token_table.shape, np.int32)
+            p.num_table_rows, p.max_tokens_per_row = token_table.shape
+            self._token_table = token_table
+        per_row = (num_rows,)
+        p.table_rows = pointer("table_rows", rows.table_rows, per_row, np.int32)
+        p.num_tokens = pointer("num_tokens", rows.num_tokens, per_row, np.int32)
+        p.max_draft_len = pointer("max_draft_len", rows.max_draft_len, per_row, np.int32)
+        p.prefix_token_ids = p.cu_num_prefix = None
+        if prefix is not None:
+            p.cu_num_prefix = pointer("cu_num_prefix", prefix.cu_num_draft, (num_rows + 1,), np.int32)
+            num_prefix = (prefix.cu_num_draft.item(-1),)
+            p.prefix_token_ids = pointer("prefix_token_ids", prefix.token_ids, num_prefix, np.int32)
+        self._call.run()
+        return DraftTokens(token_ids[: cu_num_draft.item(-1)], cu_num_draft)
+
+    def num_bytes(self) -> int:
+        """Return the memory of all texts."""
+        function = getattr(library(), f"fdsd_{self._kind}_num_bytes")
+        function.restype = ctypes.c_int64
+        return int(function(self._handle))
+
+    def _call_rows(self, op: str, table_rows: I32) -> None:
+        where = pointer("table_rows", table_rows, (len(table_rows),), np.int32)
+        params = struct_type("DraftTableRowsParams")(drafter=self._handle, count=len(table_rows), table_rows=where)
+        call(f"{self._kind}_{op}", params)
+
+
+class TextProposer(Proposer):
+    """A method that drafts with native texts; a subclass begins them."""
+
+    _texts: NativeTexts
+
+    @property
+    def native_drafter(self) -> NativeDrafter:
+        """What drafts, for native code that asks it itself."""
+        return self._texts.drafter
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        """See NativeTexts.propose."""
+        return self._texts.propose(x.token_table, x)
+
+    def forget(self, table_rows: I32) -> None:
+        """See NativeTexts.forget."""
+        self._texts.forget(table_rows)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from fastdeploy_sd.errors import ConfigError, InternalError, suggest
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
-from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.methods.hybrid import HybridProposer
 from fastdeploy_sd.spec_decode.methods.prediction import PredictionProposer
 from fastdeploy_sd.spec_decode.per_request_drafts import PerRequestDrafts, after_drafts, joined
@@ -256,6 +255,6 @@ class MethodDispatcher:
         proposer = self._made[method]
         if proposer.num_lookahead_slots == 0:
             rows = np.flatnonzero(is_own)
-            return rows, proposer.propose(select_rows(x, rows))
+            return rows, proposer.propose(x.select(rows))
         allowed = np.where(is_own, x.max_draft_len, 0).astype(np.int32)
         return np.arange(len(is_own)), proposer.propose(replace(x, max_draft_len=allowed))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fastdeploy_sd.spec_decode.bisection import run_in_parts
-from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftSource, DraftTokens, RequestId
 
@@ -78,7 +77,7 @@ class DraftGuard:
     def _propose_in_parts(self, x: ProposeInput) -> DraftTokens:
         kept: list[tuple[np.ndarray[tuple[int], np.dtype[np.intp]], DraftTokens]] = []
         for begin, end in self._spans(x):
-            for part in run_in_parts(lambda b, e: self.method.propose(slice_rows(x, b, e)), begin, end):
+            for part in run_in_parts(lambda b, e: self.method.propose(x.slice(b, e)), begin, end):
                 if part.result is not None:
                     kept.append((np.arange(part.begin, part.end), part.result))
                 else:

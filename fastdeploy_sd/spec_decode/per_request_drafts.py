@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.spec_decode.draft_guard import DraftGuard
-from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, PerRequestMethod, ProposeInput
 from fastdeploy_sd.types import I32, DraftTokens
 
@@ -68,7 +67,7 @@ class PerRequestDrafts:
             rows = np.flatnonzero(asked.take(x.table_rows))
             if len(rows) == 0:
                 continue
-            found = guard.propose(select_rows(after_drafts(x, head), rows))
+            found = guard.propose(after_drafts(x, head).select(rows))
             parts = [(rows, found)] if head is None else [(np.arange(num_rows), head), (rows, found)]
             head = DraftTokens.merge(num_rows, parts)
         return head

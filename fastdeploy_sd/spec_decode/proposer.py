@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.spec_decode.control.report import StepStats
-from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftSource, DraftTokens, RequestId, StepView
+from fastdeploy_sd.types import EMPTY_I32, F32, I32, DraftSource, DraftTokens, RequestId, Rows, StepView
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -146,6 +146,31 @@ class ProposeInput(StepView):
     prefix: DraftTokens | None = None
     target: TargetStep | None = None
     probabilities: DraftProbabilities | None = None
+
+    def select(self, rows: Rows) -> ProposeInput:
+        """Return rows intp[n], rising, for a method that runs no model: without `target`, whose rows are ragged."""
+        return ProposeInput(
+            request_ids=tuple(self.request_ids[r] for r in rows.tolist()),
+            table_rows=self.table_rows[rows],
+            token_table=self.token_table,
+            num_tokens=self.num_tokens[rows],
+            max_draft_len=self.max_draft_len[rows],
+            num_draft_logprobs=None if self.num_draft_logprobs is None else self.num_draft_logprobs[rows],
+            prefix=None if self.prefix is None else self.prefix.take(rows),
+        )
+
+    def slice(self, begin: int, end: int) -> ProposeInput:
+        """Return rows begin .. end - 1 only, with what the model ran of them."""
+        target = self.target
+        if target is not None:
+            # Offsets into the step's hidden rows stay: these do not move.
+            target = TargetStep(
+                query_start_loc=target.query_start_loc[begin : end + 1],
+                num_computed_tokens=target.num_computed_tokens[begin:end],
+                num_valid=target.num_valid[begin:end],
+                num_kv_slots=target.num_kv_slots[begin:end],
+            )
+        return replace(self.select(np.arange(begin, end)), target=target)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

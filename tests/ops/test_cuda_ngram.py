@@ -9,6 +9,7 @@ from fastdeploy_sd.ops.ngram import ngram_match
 from fastdeploy_sd.ops.ngram_texts import NgramLengths, NgramTexts
 from fastdeploy_sd.ops.reference import ngram as reference
 from fastdeploy_sd.spec_decode.methods.ngram import NgramIndex
+from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cuda_device import emulated
 
@@ -41,7 +42,7 @@ def index_drafts(lengths: NgramLengths, x: NgramTexts) -> DraftTokens:
     """What the CPU's index drafts."""
     index = NgramIndex(TABLE_ROWS, *lengths, follows_copies=False)
     index.begin(np.arange(TABLE_ROWS, dtype=np.int32))
-    return index.propose(x.token_table, x)
+    return index.propose(ProposeInput((), x.table_rows, x.token_table, x.num_tokens, x.max_draft_len, prefix=x.prefix))
 
 
 @pytest.mark.parametrize("lengths", [NgramLengths(1, 3, 1.0), NgramLengths(2, 5, 0.5), NgramLengths(4, 4, 100.0)])

@@ -24,8 +24,9 @@ from fastdeploy_sd.errors import ConfigError, suggest
 from fastdeploy_sd.spec_decode.control.controller import MAX_DRAFT_LEN
 from fastdeploy_sd.spec_decode.control.cost import CostModel, LinearCost, StepTimes
 from fastdeploy_sd.spec_decode.control.profile import CostProfile
-from fastdeploy_sd.spec_decode.control.proposer import AutoProposer, OfferingMethod
+from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.dispatcher import create_method
+from fastdeploy_sd.spec_decode.methods.native_texts import TextProposer
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE, DraftSource, methods_reading
 
@@ -184,7 +185,7 @@ class _Bench:
         """Replay the policy over what these methods offer."""
         assert self._cost is not None
         proposer = AutoProposer(
-            [(_source(c.method), cast(OfferingMethod, create_method(c.method, c, self._context))) for c in configs],
+            [(_source(c.method), cast(TextProposer, create_method(c.method, c, self._context))) for c in configs],
             self._cost,
             self._concurrency,
             _AUTO_DRAFTS,

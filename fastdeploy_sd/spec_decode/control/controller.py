@@ -1,7 +1,4 @@
-"""The draft controller, in the kernel library: predicts step times, and chooses the drafts that a step verifies.
-
-It is native because it runs in every step, where Python code is no longer in the caches.
-"""
+"""The draft controller of the kernel library: native, as Python code is no longer in the caches in a step."""
 
 from __future__ import annotations
 
@@ -24,10 +21,11 @@ from fastdeploy_sd.spec_decode.control.decision import (
     SourceStats,
     StepForecast,
 )
-from fastdeploy_sd.spec_decode.control.offers import BoundRows, OfferTable, PolicyRows
+from fastdeploy_sd.spec_decode.control.offers import BoundRows, OfferTable
 from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.methods.native_texts import NativeDrafter
+from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import I32, DraftTokens
 from fastdeploy_sd.types.draft_methods import DraftSource
 
@@ -41,20 +39,17 @@ _PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.PREDICTION: 1.5}
 
 
 class DraftController:
-    """Chooses source and draft length of every row, step by step.
+    """Predicts step times, and chooses source and draft length of every row, step by step.
 
     Args:
-        num_table_rows: as many requests at most.
         max_draft_len: drafts per row at most, 1 .. 64.
         sources: of the planes of the offers.
-        drafters: of sources that the controller asks itself; the caller writes the planes of the others. The caller
-            keeps them alive.
-        covered: sources whose drafts other sources mostly have: they are not asked where asking takes more than 0.03
-            of a step.
+        drafters: of sources that the controller asks itself; the caller keeps them alive, and writes the planes of the
+            other sources.
+        covered: sources whose drafts other sources mostly have: not asked where asking takes more than 0.03 of a step.
 
     Attributes:
-        handle: of the native object.
-        params: of its decisions; `observe_and_decide` writes the times of the next step there.
+        params: of decisions; `observe_and_decide` writes the times of the next step there.
         prediction: of the step ahead, written by the caller after a decision: asking_s, lookup_s, choosing_s, time,
             plain_time and is_certain of ControllerStepParams.
 
@@ -169,15 +164,13 @@ class DraftController:
 
     def decide(
         self,
-        x: PolicyRows,
+        x: ProposeInput,
         offers: OfferTable,
         times: DraftTimes | None,
         num_outputs: int = 0,
         least_gain: float = LEAST_DEMAND,
     ) -> Decision:
         """Score earlier offers, ask the drafters, and choose from the new offers.
-
-        Only earlier offers decide how probable new ones are. Times may have any unit.
 
         Args:
             offers: room for the drafters' offers, and the offers of other sources.
@@ -195,40 +188,24 @@ class DraftController:
         return self.decision(len(x.table_rows))
 
     def ask_again(self) -> int:
-        """Return how many drafts would be offered for the latest rows, whose arrays hold a newer step.
-
-        Scores and chooses nothing.
-
-        Raises:
-            ValueError: as `decide`.
-        """
+        """Return how many drafts would be offered for the latest rows, whose arrays hold a newer step."""
         self._ask.run()
         return int(self._outcome.item(2))
 
-    def offer(self, x: PolicyRows, offers: OfferTable) -> None:
-        """The first part of `decide`: score, and ask the drafters. `choose` follows, with the same rows.
-
-        In between, the caller may write the planes of other sources, which are empty until then.
-
-        Raises:
-            ValueError: as `decide`.
-        """
+    def offer(self, x: ProposeInput, offers: OfferTable) -> None:
+        """The first part of `decide`. Before `choose`, the caller may write the planes of other sources."""
         self.bind(x, offers)
         self._offer.run()
 
     def choose(
         self,
-        x: PolicyRows,
+        x: ProposeInput,
         offers: OfferTable,
         times: DraftTimes | None,
         num_outputs: int = 0,
         least_gain: float = LEAST_DEMAND,
     ) -> Decision:
-        """The second part of `decide`: choose from what is offered.
-
-        Raises:
-            ValueError: as `decide`.
-        """
+        """The second part of `decide`: choose from what is offered for the same rows."""
         self.bind(x, offers)
         self._bind_times(times, num_outputs, least_gain)
         self._choose.run()
@@ -248,12 +225,8 @@ class DraftController:
             )
         return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost, plain_time)
 
-    def bind(self, x: PolicyRows, offers: OfferTable) -> None:
-        """Write these rows and offers to `params`, as `decide`, `offer` and `choose` do.
-
-        Raises:
-            ValueError: a shape or dtype disagrees.
-        """
+    def bind(self, x: ProposeInput, offers: OfferTable) -> None:
+        """Write these rows and offers to `params`; see BoundRows.bind."""
         self._rows.bind(x, offers)
 
     def _bind_times(self, times: DraftTimes | None, num_outputs: int, least_gain: float) -> None:

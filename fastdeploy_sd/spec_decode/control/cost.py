@@ -39,11 +39,7 @@ class StepTimes(Protocol):
 
 
 class LinearCost:
-    """T(1 + d) = 1 + cost * d, for any step.
-
-    Raises:
-        ConfigError: the cost is negative or not finite.
-    """
+    """T(1 + d) = 1 + cost * d, for any step; raises ConfigError for a cost that is negative or not finite."""
 
     def __init__(self, cost: float) -> None:
         if not (math.isfinite(cost) and cost >= 0):
@@ -64,12 +60,8 @@ class LinearCost:
 class CostModel:
     """Measured times, interpolated as in StepCost of custom_ops/cpu/drafters.
 
-    Args:
-        profile: measured on this machine.
-        max_num_rows: of a step, drafts included; at least 1.
-
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range; max_num_rows, drafts included, is at least 1.
     """
 
     def __init__(self, profile: CostProfile, max_num_rows: int) -> None:

@@ -18,11 +18,10 @@ class SourceStats(NamedTuple):
     """How well the drafts of a source were judged.
 
     Attributes:
-        num_scored: drafts compared with the text; each counts only if those before it in its offer were right.
+        num_scored: drafts compared with the text, after right ones only.
         expected, observed: how many of them were expected to be right, and were.
         squared_error: sum of the squared differences between probability and outcome.
-        num_wanted: drafts that were put into a step.
-        wanted_expected, wanted_accepted: how many of them were expected to be accepted, and were.
+        num_wanted: drafts in steps; `wanted_expected` of them were expected to be accepted, `wanted_accepted` were.
     """
 
     num_scored: int
@@ -38,11 +37,9 @@ class Decision(NamedTuple):
     """The drafts of the next step, and what is expected of them.
 
     Attributes:
-        drafts: of every row, with their sources; they include the worthwhile part of the row's prefix.
-        num_tokens, time: expected of the step, the time in the unit of its DraftTimes.
-        num_offered: drafts that were offered.
-        first_draft_cost: the time that one draft adds, over the time of the step without drafts; infinity
-            where the step has no room for one.
+        drafts: with their sources; they include the worthwhile part of the row's prefix.
+        num_tokens, time: expected of the step, in the unit of its DraftTimes.
+        first_draft_cost: the time that one draft adds, over `plain_time`; infinity where there is no room for one.
         plain_time: of the step without drafts.
     """
 
@@ -60,12 +57,10 @@ class DraftTimes(NamedTuple):
         curve[num_rows + d] + fixed + d * per_draft, and any_draft more where d > 0
 
     Attributes:
-        curve: f64[N], by rows of a step, at most N - 1; rising from num_rows on. Not to be written to; its owner
-            may do so after a step.
+        curve: f64[N], by rows of a step; rising from num_rows on. Its owner may change it after a step.
         num_rows: of the step without drafts, < N.
-        fixed: further time of every step; > -curve[num_rows].
-        per_draft: further time per draft, >= 0.
-        any_draft: further time of a step with drafts, >= 0.
+        fixed: > -curve[num_rows].
+        per_draft, any_draft: >= 0.
     """
 
     curve: F64
@@ -86,12 +81,11 @@ class StepForecast(NamedTuple):
     """What is known of the next step, and of all finished ones.
 
     Attributes:
-        least_gain: the least expected gain of drafts in it, see RegressionDetector.least_gain.
-        is_off, is_worth_asking, gain: see RegressionDetector.
+        least_gain, is_off, is_worth_asking, gain: see RegressionDetector in custom_ops/cpu/drafters.
         speed: time of steps over their time in the profile: 1.7 = they take 1.7 times as long.
         predicted_s, measured_s: of all steps that were predicted.
-        is_alone: the finished step had only rows that drafts are chosen for, and rows of requests that forbid drafts.
-        is_decided: the policy has chosen drafts for the next step.
+        is_decode_only: the finished step had only rows that drafts are chosen for, and rows that forbid drafts.
+        is_decided: drafts of the next step are chosen.
     """
 
     least_gain: float

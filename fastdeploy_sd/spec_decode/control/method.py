@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.control.backoff import Backoff
 from fastdeploy_sd.spec_decode.control.controller import LEAST_DEMAND
 from fastdeploy_sd.spec_decode.control.decision import Decision, StepForecast
 from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
-from fastdeploy_sd.spec_decode.control.offers import NativeMethod
-from fastdeploy_sd.spec_decode.control.proposer import AutoProposer, OfferingMethod
+from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.control.report import ChoiceLog
 from fastdeploy_sd.spec_decode.control.row_partition import RowPartition
+from fastdeploy_sd.spec_decode.methods.native_texts import TextProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, ProposerContext
 from fastdeploy_sd.types import I32, ChoiceReport, DraftTokens
 from fastdeploy_sd.types.draft_methods import METHODS
@@ -34,20 +33,59 @@ _DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER = "drafts", "low_gain", "load",
 _COMPARISON = "comparison"
 _CHOICES = (_DRAFTS, _LOW_GAIN, _LOAD, _REQUEST, _NO_DRAFTER, _COMPARISON)
 
+# The share of time that asking may take where nothing is worth drafting, and the most steps skipped at once.
+_ASKING_SHARE, _MOST_SKIPPED = 0.005, 24
+# After n steps without drafts worth a step, n^2 over this many are skipped: none after two, then more each time.
+_PLAIN_PER_SKIP = 8
+_MOST_PLAIN = math.isqrt(_PLAIN_PER_SKIP * _MOST_SKIPPED) + 1
+# Where there was no draft, the drafters are only probed, at most so many times, before everything is asked again.
+_MOST_PROBES = 7
+
+
+class Backoff:
+    """Counts the steps that asked for drafts in vain, and says how many to skip.
+
+    Attributes:
+        num_probes: how many probes are left before everything is asked again.
+    """
+
+    def __init__(self) -> None:
+        self._num_plain = self.num_probes = 0
+
+    def note_drafts(self) -> None:
+        """There were drafts worth a step."""
+        self._num_plain //= 2
+        self.num_probes = 0
+
+    def note_plain(self, asking_s: float, step_s: float, *, is_worth_asking: bool, has_offers: bool) -> int:
+        """Nothing was worth drafting; returns how many steps to skip: all that is allowed if not `is_worth_asking`."""
+        self.num_probes = 0 if has_offers else _MOST_PROBES
+        skip_draft_steps = self._next(asking_s, step_s)
+        return skip_draft_steps if is_worth_asking else _longest(asking_s, step_s)
+
+    def note_probe(self, seconds: float, step_s: float) -> int:
+        """A probe of this time found no draft; returns how many steps to skip."""
+        self.num_probes -= 1
+        return self._next(seconds, step_s)
+
+    def _next(self, seconds: float, step_s: float) -> int:
+        self._num_plain = min(self._num_plain + 1, _MOST_PLAIN)
+        return min(self._num_plain**2 // _PLAIN_PER_SKIP, _longest(seconds, step_s))
+
+
+def _longest(seconds: float, step_s: float) -> int:
+    return min(int(seconds / (_ASKING_SHARE * max(step_s, 1e-9))), _MOST_SKIPPED)
+
 
 class AutoMethod(Proposer):
     """Chooses among the server's methods, by request and step; see DraftController.
 
     Where draft layers are loaded, it also draws drafts from them for requests that chose that method; see RowPartition.
-
-    Args:
-        config: `num_speculative_tokens` bounds the drafts of a request and step.
-        context: has the methods that draft, and the statistics of steps.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
-        methods = [(m.source, cast(OfferingMethod, context.other_method(m.name))) for m in drafters if m.source]
+        methods = [(m.source, cast(TextProposer, context.other_method(m.name))) for m in drafters if m.source]
         self._step_stats = context.step_stats
         layers = next(iter(context.draft_models.values()), None)
         self._model_source: RowPartition | None = None
@@ -61,7 +99,7 @@ class AutoMethod(Proposer):
             context.max_num_seqs,
             config.num_speculative_tokens,
             None if layers is None else layers.method.source,
-            [(m.source, cast(NativeMethod, m.proposer)) for m in context.per_request_methods if not m.is_certain],
+            [(m.source, cast(TextProposer, m.proposer)) for m in context.per_request_methods if not m.is_certain],
         )
         self._has_costs = False
         self._backoff, self._log = Backoff(), ChoiceLog(_CHOICES, _DRAFTS, _REQUEST)
@@ -79,7 +117,6 @@ class AutoMethod(Proposer):
         self._auto.begin(requests)
 
     def forget(self, table_rows: I32) -> None:
-        """Forget the table rows in every method and in the controller."""
         if self._model_source is not None:
             table_rows = self._model_source.forget(table_rows)
         self._auto.forget(table_rows)
@@ -103,7 +140,7 @@ class AutoMethod(Proposer):
     def _propose(self, x: ProposeInput) -> DraftTokens:
         """Draft for the rows that the controller chooses for."""
         begin = time.perf_counter()
-        if self._may_probe(x) and self._auto.ask_again() == 0:
+        if self._may_probe(x) and self._auto.controller.ask_again() == 0:
             self._note_empty_probe(time.perf_counter() - begin)
             return DraftTokens.none(len(x.table_rows))
         known = self._observe(x)
@@ -140,7 +177,6 @@ class AutoMethod(Proposer):
         self._step_stats.skip_draft_steps = self._backoff.note_probe(seconds, self._step_stats.seconds)
 
     def _skip_steps(self, x: ProposeInput, *, has_offers: bool, is_worth_asking: bool) -> None:
-        """Skip some steps, as nothing was worth drafting."""
         b = self._step_stats
         b.skip_draft_steps = self._backoff.note_plain(
             self._next.asking_s, b.seconds, is_worth_asking=is_worth_asking, has_offers=has_offers

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.bound_call import BoundCall
-from fastdeploy_sd.spec_decode.control.backoff import Trials
 from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.cost import CallTimes, DraftCost
 from fastdeploy_sd.spec_decode.control.decision import MAX_STEP_DRAFTS, DraftTimes
@@ -32,17 +31,40 @@ _NEVER = np.iinfo(np.int32).max
 # At most so many steps are skipped before `wanted` is called again, after the source was not worth its time.
 _MOST_SKIPPED = 15
 
+# Steps of one trial of a source that was not worth its time; the first and the longest pause before it, in steps.
+_TRIAL_STEPS, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 64, 4096
+
+
+class Trials:
+    """When to try a source that was not worth its time: with a pause that doubles each time."""
+
+    def __init__(self) -> None:
+        self._pause = self._next_pause = _FIRST_PAUSE
+        self._num_left = 0
+
+    def note_wanted(self) -> None:
+        """The source is worth its time."""
+        self._pause = self._next_pause = _FIRST_PAUSE
+        self._num_left = 0
+
+    def is_due(self, num_steps: int) -> bool:
+        """The source was not worth its time in so many steps; returns whether a trial is due."""
+        if self._num_left > 0:
+            self._num_left -= 1
+            return True
+        self._pause -= num_steps
+        if self._pause > 0:
+            return False
+        self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+        self._pause, self._num_left = self._next_pause, _TRIAL_STEPS - 1
+        return True
+
 
 class ModelDraftSource:
     """One method that runs a model, for all requests that may have its drafts.
 
     It gets every step, and calls the method in few. Hidden rows for draft layers are kept without a call. Their KV must
     be filled along a prompt, and before a block is full.
-
-    Args:
-        method: gets all rows of a step, with `target`.
-        max_num_seqs: table rows 0 .. max_num_seqs - 1.
-        block_size: tokens of a KV block.
 
     Attributes:
         cost: of its calls.
@@ -67,7 +89,6 @@ class ModelDraftSource:
         return self._max_draft_len
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """See Proposer.begin."""
         for request in requests:
             self._num_begun[request.table_row] = request.num_tokens
             self._num_filled[request.table_row] = request.num_draft_slots
@@ -75,7 +96,6 @@ class ModelDraftSource:
         self._method.begin(requests)
 
     def forget(self, table_rows: I32) -> None:
-        """See Proposer.forget."""
         self._due[table_rows] = _NEVER
         self._method.forget(table_rows)
 

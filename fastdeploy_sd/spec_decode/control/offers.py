@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fastdeploy_sd.device.arrays import address, pointer
-from fastdeploy_sd.spec_decode.methods.native_texts import DraftRows, NativeDrafter
+from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import F32, I32, DraftTokens
 
 NUM_EVIDENCE = 3
-
-
-class NativeMethod(Protocol):
-    """A drafting method whose drafter native code can ask."""
-
-    @property
-    def native_drafter(self) -> NativeDrafter: ...
-
-
-class PolicyRows(DraftRows, Protocol):
-    """The rows of a committed step; rows with an unfinished prompt may be left out.
-
-    A row's offers are scored also where its max_draft_len is 0. `prefix` holds certain drafts with their sources;
-    offers follow them.
-
-    Attributes:
-        token_table: i32[num_table_rows, max_model_len], committed tokens.
-    """
-
-    @property
-    def token_table(self) -> I32: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +19,7 @@ class DraftOffer:
     """The arrays of one source: its drafts for the rows of a step, and the evidence for them.
 
     Attributes:
-        token_ids: i32[D], D at least the sum of the rows' max_draft_len; the first cu_num_draft[R] are drafts.
+        token_ids: i32[D], of which the first cu_num_draft[R] are drafts.
         cu_num_draft: i32[R+1].
         evidence: i32[R, 3]: tokens of the text's end that agreed; of them, those after the last replaced one; the
             origin: 0 = the request's own text, 1 = other requests' outputs. 0 where nothing was drafted.
@@ -65,16 +44,7 @@ class _Planes:
 
 
 class OfferTable:
-    """The offers of a step, one plane per source; the same arrays in every step.
-
-    Args:
-        num_sources: S.
-        max_num_rows: rows of a step at most.
-        max_draft_len: drafts per row and source at most.
-
-    Attributes:
-        planes: the arrays of all sources.
-    """
+    """The offers of a step, one plane per source; the same arrays in every step."""
 
     def __init__(self, num_sources: int, max_num_rows: int, max_draft_len: int) -> None:
         s, r, d = num_sources, max_num_rows, max_num_rows * max_draft_len
@@ -99,13 +69,7 @@ class OfferTable:
 
 
 class BoundRows:
-    """Writes the rows of each step to the controller's params, as far as they differ from the step before.
-
-    Args:
-        params: ControllerDecideParams.
-        num_sources: planes of the offers.
-        max_num_rows: of a step.
-    """
+    """Writes the rows of each step to ControllerDecideParams, as far as they differ from the step before."""
 
     def __init__(self, params: Any, num_sources: int, max_num_rows: int) -> None:
         self._params, self._num_sources, self._max_num_rows = params, num_sources, max_num_rows
@@ -115,7 +79,7 @@ class BoundRows:
         self._num_tokens: I32 | None = None
         self._max_draft_len: I32 | None = None
 
-    def bind(self, x: PolicyRows, offers: OfferTable) -> None:
+    def bind(self, x: ProposeInput, offers: OfferTable) -> None:
         """Write these rows and offers.
 
         Raises:

@@ -35,9 +35,8 @@ class StepSample:
     """The time of one target step, drafting left out.
 
     Attributes:
-        rows: tokens of the step, of all requests together: the newest one and the drafts of each.
-        requests: that got a token, with equally many rows each; 0 = the rows are one part of a prompt, without an
-            output token.
+        rows: tokens of the step, of all requests together.
+        requests: with equally many rows each; 0 = the rows are one part of a prompt, without an output token.
         context: tokens of each request before its rows.
         ms: milliseconds, > 0.
     """
@@ -50,15 +49,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class DraftSample:
-    """The time of one call of a drafting method.
-
-    Attributes:
-        method: its name in the registry.
-        requests: whom it drafted for.
-        drafts: how many it was asked for, for each.
-        context: tokens of each request.
-        ms: milliseconds, > 0.
-    """
+    """The milliseconds, > 0, of one call of a drafting method: drafts per request, and tokens of each context."""
 
     method: str
     requests: int
@@ -72,7 +63,7 @@ class CostProfile:
     """The times of one model on one machine.
 
     Attributes:
-        machine: what the times depend on, but for the model: processor, instruction-set level, threads, ranks.
+        machine: processor, instruction-set level, threads, ranks.
         model: its weights and their formats, and its drafting methods.
         steps: ascending by requests, context and rows; at least one, of one row of one request.
         drafts: ascending by method, requests, drafts.

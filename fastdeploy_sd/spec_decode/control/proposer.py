@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -11,42 +10,30 @@ from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.cost import StepTimes
 from fastdeploy_sd.spec_decode.control.decision import Decision, DraftTimes
 from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
-from fastdeploy_sd.spec_decode.control.offers import NativeMethod, OfferTable
+from fastdeploy_sd.spec_decode.control.offers import OfferTable
+from fastdeploy_sd.spec_decode.methods.native_texts import TextProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import F32, I32, DraftTokens
 from fastdeploy_sd.types.draft_methods import METHODS, DraftSource
 
 
-class OfferingMethod(NativeMethod, Proposer, Protocol):
-    """A method that can also draft alone."""
-
-
 class AutoProposer(Proposer):
     """Asks every method for drafts in every step, and drafts what the policy chooses: one native call.
 
-    The caller asks a source that runs a model in between: see `ask`.
-
     Args:
-        methods: by source, each made for the same table rows.
-        cost: times of steps that have only the rows of a call; None = before each call, the caller writes the times
-            and the least gain to the policy's params.
-        max_num_seqs: table rows 0 .. max_num_seqs - 1.
-        max_draft_len: drafts per row at most.
-        model_source: the caller writes its offers; None = none.
+        cost: times of steps that have only the rows of a call; None = the controller's params have them.
+        model_source: its drafts come between `ask` and `choose`; None = none.
         lent: further methods to ask, which their owner begins, forgets and closes.
-
-    Attributes:
-        controller: what chooses.
     """
 
     def __init__(
         self,
-        methods: Sequence[tuple[DraftSource, OfferingMethod]],
+        methods: Sequence[tuple[DraftSource, TextProposer]],
         cost: StepTimes | None,
         max_num_seqs: int,
         max_draft_len: int,
         model_source: DraftSource | None = None,
-        lent: Sequence[tuple[DraftSource, NativeMethod]] = (),
+        lent: Sequence[tuple[DraftSource, TextProposer]] = (),
     ) -> None:
         self._methods = [method for _, method in methods]
         self._cost = cost
@@ -59,51 +46,29 @@ class AutoProposer(Proposer):
         )
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Begin the requests in every method and in the policy."""
         for method in self._methods:
             method.begin(requests)
         self.controller.begin(np.array([request.table_row for request in requests], np.int32))
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Return the drafts that are worth their time.
-
-        Raises:
-            ValueError: a method or the policy refused the rows.
-        """
         return self.decide(x).drafts
 
     def decide(self, x: ProposeInput) -> Decision:
-        """Return the drafts of `propose`, with what is expected of them.
+        """Return the drafts that are worth their time, with what is expected of them.
 
         Raises:
-            ValueError: as `propose`.
+            ValueError: a method or the controller refused the rows.
         """
         self._clear_model_offer()
         return self.controller.decide(x, self._offers, self._times(x), len(x.table_rows))
 
     def bind(self, x: ProposeInput) -> None:
-        """Write these rows to the policy's params, without offers of the model source.
-
-        Raises:
-            ValueError: a shape or dtype disagrees.
-        """
+        """Write these rows to the controller's params, without offers of the model source."""
         self._clear_model_offer()
         self.controller.bind(x, self._offers)
 
-    def ask_again(self) -> int:
-        """Return how many drafts the methods offer for the latest rows, whose arrays hold a newer step.
-
-        Raises:
-            ValueError: as `propose`.
-        """
-        return self.controller.ask_again()
-
     def ask(self, x: ProposeInput, model_source: ModelDraftSource, speed: float) -> tuple[I32, float]:
-        """Ask the methods, and return the model source's `wanted`. `choose` follows.
-
-        Raises:
-            ValueError: as `propose`.
-        """
+        """Ask the methods, and return the model source's `wanted`. `choose` follows."""
         self._clear_model_offer()
         self.controller.offer(x, self._offers)
         times, num_outputs = self._times(x), len(x.table_rows)
@@ -112,11 +77,7 @@ class AutoProposer(Proposer):
         return model_source.wanted(x, self.controller, self._model_source, times, speed, num_outputs)
 
     def choose(self, x: ProposeInput, drafts: DraftTokens, draft_prob: F32) -> Decision:
-        """Choose from the offers and the model source's drafts for the same rows, with their probabilities.
-
-        Raises:
-            ValueError: as `propose`.
-        """
+        """Choose from the offers and the model source's drafts for the same rows, with their probabilities."""
         num_rows, count = len(x.table_rows), len(drafts.token_ids)
         plane = self._offers.offer(self._model_source, num_rows)
         plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
@@ -135,13 +96,11 @@ class AutoProposer(Proposer):
         return self._cost.times(len(x.table_rows), len(x.table_rows), sum(x.num_tokens.tolist()))
 
     def forget(self, table_rows: I32) -> None:
-        """Forget the table rows in every method and in the policy."""
         for method in self._methods:
             method.forget(table_rows)
         self.controller.forget(table_rows)
 
     def close(self) -> None:
-        """Close every method."""
         for method in self._methods:
             method.close()
 

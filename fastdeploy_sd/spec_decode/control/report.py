@@ -1,4 +1,4 @@
-"""The statistics that a worker and the controller share, and the report of the choices. Chooses nothing."""
+"""The statistics that a worker and the controller share, and the report of the choices."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ _SECONDS_PER_LOG_LINE = 60.0
 
 @dataclass(slots=True)
 class StepStats:
-    """One per worker; written in every step. Methods that do not choose neither read nor write it.
+    """One per worker; written in every step, and used by methods that choose.
 
     Attributes:
-        num_tokens, num_requests: that the model ran in the step just verified, drafts and parts of prompts included.
-        num_prompt_tokens: of them in parts of prompts.
+        num_tokens, num_requests: of the step just verified, drafts and `num_prompt_tokens` of prompts included.
         num_forbidden: requests that allow no drafts: a step brings each of them one token.
         num_prompt_tokens_ahead: in parts of prompts of the next step, as far as the scheduler knows.
         seconds: of the step, without drafting.
         host_seconds: from the end of the step before, with its drafting, to the begin of this one.
-        profile: measured times of steps; None = not measured.
+        profile: None = not measured.
         skip_draft_steps: so many next steps need no drafting. The worker counts them down, and counts them up in
             num_skipped_steps, as does a method that finds nothing to choose from. A new request ends that.
-        report: of the method on all steps so far; None = no method chooses.
+        report: on all steps so far; None = no method chooses.
     """
 
     num_tokens: int = 0
@@ -64,7 +63,7 @@ class ChoiceLog:
         self._next_line = time.monotonic() + _SECONDS_PER_LOG_LINE
 
     def note(self, choice: str) -> None:
-        """This was chosen for the next step."""
+        """Count a step for which this was chosen."""
         self._num_steps[choice] += 1
         self._num_unreported += 1
         self._num_asked += 1
@@ -77,16 +76,10 @@ class ChoiceLog:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for a report."""
         return self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT
 
     def report(self, known: StepForecast, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
-        """Return the report on all steps so far.
-
-        Args:
-            known: the gain over plain decoding, 0 = not known yet; expected and measured times of steps.
-            stats: how well drafts were judged.
-        """
+        """Return the report on all steps so far."""
         self._num_unreported = self._num_asked = 0
         reason = "" if self._latest == self._drafts else self._latest
         judged = {

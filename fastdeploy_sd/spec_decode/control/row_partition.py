@@ -12,7 +12,6 @@ import numpy as np
 
 from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
 from fastdeploy_sd.spec_decode.control.profile import DraftSample
-from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput
 from fastdeploy_sd.types import F32, I32, DraftTokens, Rows
 from fastdeploy_sd.types.draft_methods import DraftMethod
@@ -23,13 +22,7 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 
 class RowPartition:
-    """Splits steps: `propose` drafts for a whole step, and the controller may call `draft` in it.
-
-    Args:
-        source: of the drafts.
-        method: its entry, by whose name requests choose it.
-        max_num_seqs: table rows 0 .. max_num_seqs - 1.
-    """
+    """Splits steps: `propose` drafts for a whole step, and the controller may call `draft` in it."""
 
     def __init__(self, source: ModelDraftSource, method: DraftMethod, max_num_seqs: int) -> None:
         assert method.source is not None, "a method that drafts"
@@ -41,7 +34,6 @@ class RowPartition:
         self._forced_drafts: DraftTokens | None = None
 
     def take_costs(self, samples: Sequence[DraftSample]) -> None:
-        """Take the measured times of calls."""
         self.source.cost.take([sample for sample in samples if sample.method == self._method.name])
 
     def begin(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
@@ -68,9 +60,6 @@ class RowPartition:
 
         Args:
             choose: drafts for rows that did not choose the source, and may call `draft`.
-
-        Raises:
-            Exception: as Proposer.propose.
         """
         kinds = self._kinds.take(x.table_rows)
         self._step, self._forced_drafts = x, None
@@ -81,7 +70,7 @@ class RowPartition:
                 self.source.keep_up(x)
             return own
         self._own, self._forced = np.flatnonzero(kinds == _CHOSEN_HERE), np.flatnonzero(kinds == _FORCED)
-        own = choose(select_rows(x, self._own)) if len(self._own) else DraftTokens.none(0)
+        own = choose(x.select(self._own)) if len(self._own) else DraftTokens.none(0)
         if self._forced_drafts is None:
             self.draft(np.zeros(len(self._own), np.int32), 0.0)
         assert self._forced_drafts is not None, "draft leaves them"
@@ -98,9 +87,6 @@ class RowPartition:
         Args:
             wanted: i32[R], at most so many.
             min_survival: see DraftProbabilities.
-
-        Raises:
-            Exception: as Proposer.propose.
         """
         x = self._step
         assert x is not None, "only within a step"

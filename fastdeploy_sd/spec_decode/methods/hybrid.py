@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from fastdeploy_sd.spec_decode.draft_rows import select_rows
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens
 
@@ -51,7 +50,7 @@ class HybridProposer:
         y = replace(x, max_draft_len=room, prefix=prefix, target=None)
         begun = self._begun[x.table_rows]
         rows = every_row if begun.all() else np.flatnonzero(begun)
-        tail = self._rest.propose(y if len(rows) == num_rows else select_rows(y, rows))
+        tail = self._rest.propose(y if len(rows) == num_rows else y.select(rows))
         if len(tail.token_ids) == 0:
             return head
         return DraftTokens.merge(num_rows, [(every_row, head), (rows, tail)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,29 +14,6 @@ from fastdeploy_sd.device.library import call, library
 from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens
-
-
-class DraftRows(Protocol):
-    """The rows of a step, as columns.
-
-    Attributes:
-        table_rows: i32[R], rows of the token table, none twice.
-        num_tokens: i32[R], committed tokens, never fewer than in the table row's last step.
-        max_draft_len: i32[R] >= 0, `prefix` not counted.
-        prefix: drafts of another method: part of the text, but not of the kept state; None = no row has any.
-    """
-
-    @property
-    def table_rows(self) -> I32: ...
-
-    @property
-    def num_tokens(self) -> I32: ...
-
-    @property
-    def max_draft_len(self) -> I32: ...
-
-    @property
-    def prefix(self) -> DraftTokens | None: ...
 
 
 class NativeDrafter(NamedTuple):
@@ -76,12 +53,10 @@ class NativeTexts:
         """
         self._call_rows("forget", table_rows)
 
-    def propose(self, token_table: I32, rows: DraftRows) -> DraftTokens:
+    def propose(self, x: ProposeInput) -> DraftTokens:
         """Read the new tokens of all rows, and draft for them.
 
-        Args:
-            token_table: i32[num_table_rows, max_tokens_per_row], the committed tokens of each table row. They must not
-                have changed since they were first seen here.
+        Committed tokens must not have changed since they were first seen here.
 
         Returns:
             At most max_draft_len[r] drafts in row r, without sources, in new arrays, which the caller may keep.
@@ -89,19 +64,19 @@ class NativeTexts:
         Raises:
             ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.
         """
-        p, num_rows, prefix = self._call.params, len(rows.table_rows), rows.prefix
-        max_num_drafts = max(sum(rows.max_draft_len.tolist()), 0)
+        p, num_rows, prefix = self._call.params, len(x.table_rows), x.prefix
+        max_num_drafts = max(sum(x.max_draft_len.tolist()), 0)
         token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
         p.draft_token_ids, p.cu_num_draft = address(token_ids), address(cu_num_draft)
         p.max_num_drafts, p.num_rows = max_num_drafts, num_rows
-        if token_table is not self._token_table:
-            p.token_table = pointer("token_table", token_table, token_table.shape, np.int32)
-            p.num_table_rows, p.max_tokens_per_row = token_table.shape
-            self._token_table = token_table
+        if x.token_table is not self._token_table:
+            p.token_table = pointer("token_table", x.token_table, x.token_table.shape, np.int32)
+            p.num_table_rows, p.max_tokens_per_row = x.token_table.shape
+            self._token_table = x.token_table
         per_row = (num_rows,)
-        p.table_rows = pointer("table_rows", rows.table_rows, per_row, np.int32)
-        p.num_tokens = pointer("num_tokens", rows.num_tokens, per_row, np.int32)
-        p.max_draft_len = pointer("max_draft_len", rows.max_draft_len, per_row, np.int32)
+        p.table_rows = pointer("table_rows", x.table_rows, per_row, np.int32)
+        p.num_tokens = pointer("num_tokens", x.num_tokens, per_row, np.int32)
+        p.max_draft_len = pointer("max_draft_len", x.max_draft_len, per_row, np.int32)
         p.prefix_token_ids = p.cu_num_prefix = None
         if prefix is not None:
             p.cu_num_prefix = pointer("cu_num_prefix", prefix.cu_num_draft, (num_rows + 1,), np.int32)
@@ -134,7 +109,7 @@ class TextProposer(Proposer):
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """See NativeTexts.propose."""
-        return self._texts.propose(x.token_table, x)
+        return self._texts.propose(x)
 
     def forget(self, table_rows: I32) -> None:
         """See NativeTexts.forget."""

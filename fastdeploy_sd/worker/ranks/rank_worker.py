@@ -10,7 +10,6 @@ import numpy as np
 
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
-from fastdeploy_sd.spec_decode.draft_rows import slice_rows
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.ranks.commands import (
@@ -111,7 +110,7 @@ class RankWorker:
         if not np.array_equal(x.table_rows[begin : begin + count], attempt.table_rows):
             raise ValueError(f"table_rows: expected neighbours among {x.table_rows}, got {attempt.table_rows}")
         if count < len(x.table_rows):
-            x = slice_rows(x, begin, begin + count)
+            x = x.slice(begin, begin + count)
         # Only rank 0 reports log-probabilities; every rank must know where drafts end.
         least = attempt.min_survival
         room = np.empty(attempt.max_draft_len.sum() if least is not None else 0, np.float32)

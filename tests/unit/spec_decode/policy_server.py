@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.decision import Decision, DraftTimes
 from fastdeploy_sd.spec_decode.control.offers import OfferTable
+from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import I32, DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_reference import OfferedRow
@@ -23,15 +23,10 @@ def i32(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(values, np.int32)
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """See PolicyRows."""
-
-    table_rows: I32
-    token_table: I32
-    num_tokens: I32
-    max_draft_len: I32
-    prefix: DraftTokens | None = None
+def rows_of(
+    table_rows: I32, token_table: I32, num_tokens: I32, max_draft_len: I32, prefix: DraftTokens | None = None
+) -> ProposeInput:
+    return ProposeInput((), table_rows, token_table, num_tokens, max_draft_len, prefix=prefix)
 
 
 def by_drafts(times: Sequence[float]) -> DraftTimes:
@@ -76,7 +71,7 @@ class PolicyServer:
             table[r, :n] = self.texts[r][:n]
         rows = i32(range(len(self.texts)))
         lengths = i32([max_len] * len(rows))
-        x = Rows(rows, table, i32(self.num_tokens), lengths, prefix)
+        x = rows_of(rows, table, i32(self.num_tokens), lengths, prefix)
         found = by_drafts(times)._replace(any_draft=any_draft)
         return self.controller.decide(x, self.offers, found, len(rows), least_gain)
 

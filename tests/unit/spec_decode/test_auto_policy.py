@@ -16,7 +16,16 @@ from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, Suff
 from fastdeploy_sd.types import DraftTokens, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.unit.spec_decode.policy_reference import OfferedRow, ReferencePolicy
-from tests.unit.spec_decode.policy_server import MAX_LEN, NOTHING, SOURCES, PolicyServer, Rows, by_drafts, i32, linear
+from tests.unit.spec_decode.policy_server import (
+    MAX_LEN,
+    NOTHING,
+    SOURCES,
+    PolicyServer,
+    by_drafts,
+    i32,
+    linear,
+    rows_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +93,7 @@ def test_offering_and_choosing_apart_decides_the_same() -> None:
         policy.begin(rows)
         decisions.append([])
         for n in range(30, 330, 3):
-            x, times = Rows(rows, table, i32([n, n + 1, n + 2]), i32([16, 16, 0])), by_drafts(linear(0.1, 64, 3))
+            x, times = rows_of(rows, table, i32([n, n + 1, n + 2]), i32([16, 16, 0])), by_drafts(linear(0.1, 64, 3))
             if is_apart:
                 policy.offer(x, offers)
                 decision = policy.choose(x, offers, times, 3)
@@ -108,7 +117,7 @@ def test_of_more_offers_than_are_looked_at_those_that_were_asked_for_are() -> No
     policy.begin(rows)
     for row in range(num_rows):
         reference.begin(row)
-    x = Rows(rows, table, i32([len(text)] * num_rows), i32([4] * num_rows))
+    x = rows_of(rows, table, i32([len(text)] * num_rows), i32([4] * num_rows))
     policy.offer(x, offers)
     model_source = offers.offer(2, num_rows)
     model_source.cu_num_draft[:] = np.minimum(range(num_rows + 1), num_both)
@@ -129,7 +138,7 @@ def test_a_drafter_that_refuses_the_rows_says_so() -> None:
     suffix = SuffixDrafter(1, 40, SuffixRule(), SuffixLimits(0, 0))
     policy, offers = DraftController(1, 4, SOURCES[1:2], {SOURCES[1]: suffix.drafter}), OfferTable(1, 1, 4)
     policy.begin(i32([0]))
-    x = Rows(i32([0]), np.zeros((1, 8), np.int32), i32([4]), i32([4]))
+    x = rows_of(i32([0]), np.zeros((1, 8), np.int32), i32([4]), i32([4]))
     with pytest.raises(ValueError, match="expected to draft for table rows that were begun"):
         policy.decide(x, offers, by_drafts([1.0]), 1)
 
@@ -220,15 +229,15 @@ def test_rows_are_checked() -> None:
     policy, offers = DraftController(2, 4, [DraftSource.NGRAM]), OfferTable(1, 2, 4)
     one, table = by_drafts([1.0]), np.zeros((2, 4), np.int32)
     with pytest.raises(ValueError, match="begun"):
-        policy.decide(Rows(i32([0]), table, i32([1]), i32([1])), offers, one, 1)
+        policy.decide(rows_of(i32([0]), table, i32([1]), i32([1])), offers, one, 1)
     policy.begin(i32([0]))
     with pytest.raises(ValueError, match="at most a row of token_table"):
-        policy.decide(Rows(i32([0]), table, i32([5]), i32([1])), offers, one, 1)
+        policy.decide(rows_of(i32([0]), table, i32([5]), i32([1])), offers, one, 1)
     with pytest.raises(ValueError, match="num_table_rows"):
         policy.begin(i32([2]))
     policy.forget(i32([0, 1]))
     with pytest.raises(ValueError, match="begun"):
-        policy.decide(Rows(i32([0]), table, i32([1]), i32([1])), offers, one, 1)
+        policy.decide(rows_of(i32([0]), table, i32([1]), i32([1])), offers, one, 1)
 
 
 def test_sizes_are_checked() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastdeploy_sd.spec_decode.control.backoff import Backoff
+from fastdeploy_sd.spec_decode.control.method import Backoff
 
 STEP_S, ASKING_S = 1e-3, 1e-4  # asking may take half a percent: of 20 steps one
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.spec_decode.control.backoff import Trials
 from fastdeploy_sd.spec_decode.control.cost import DraftCost, LinearCost
-from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource
+from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource, Trials
 from fastdeploy_sd.spec_decode.control.profile import DraftSample
 from fastdeploy_sd.spec_decode.control.proposer import AutoProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer, TargetStep

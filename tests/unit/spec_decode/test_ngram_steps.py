@@ -40,10 +40,10 @@ def test_another_table_is_read_where_it_is() -> None:
     index = NgramIndex(NUM_SLOTS, 1, 5, 2.0, follows_copies=True)
     index.begin(i32(0, 1))
     _, x = good_step()
-    index.propose(x.token_table, x)
+    index.propose(x)
     longer = np.concatenate([x.token_table, x.token_table[:, ::-1]], axis=1)
     x.num_tokens[:] = 6
-    assert index.propose(longer, x).token_ids.tolist() == [2, 2, 2, 2]
+    assert index.propose(replace(x, token_table=longer)).token_ids.tolist() == [2, 2, 2, 2]
     index.check_integrity(longer)
 
 

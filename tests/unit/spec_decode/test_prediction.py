@@ -102,7 +102,7 @@ def test_follows_as_the_definition_does(num_tokens: int) -> None:
         while n < len(row):
             num_prefix = rng.choice([0, 0, 1, 3])
             x = _step(table, [0, 1], [5, n], [4, rng.choice([0, 2, 16])], [[], row[n : n + num_prefix]])
-            found = drafter.propose(table, x)
+            found = drafter.propose(x)
             for token in row[len(prompt) + num_read : n]:
                 twin.read(token)
             num_read = n - len(prompt)
@@ -145,7 +145,7 @@ def test_an_edited_text_is_found_again_soon(rate: float, most: int) -> None:
     table[0, 1 : len(output) + 1] = output
     n, num_steps = 1, 0
     while n < len(output):
-        drafts = drafter.propose(table, _step(table, [0], [n], [16])).row(0).tolist()
+        drafts = drafter.propose(_step(table, [0], [n], [16])).row(0).tolist()
         rest = output[n - 1 :]
         n += 1 + next((i for i, (a, b) in enumerate(zip(drafts, rest, strict=False)) if a != b), len(drafts))
         num_steps += 1
@@ -159,7 +159,7 @@ def test_a_hostile_text_costs_no_more() -> None:
     assert drafter.num_bytes() <= 32 * 100_000
     table[0, 1::5] = 7
     for n in range(1, 4096):
-        drafts = drafter.propose(table, _step(table, [0], [n], [8]))
+        drafts = drafter.propose(_step(table, [0], [n], [8]))
         assert len(drafts.token_ids) <= 8
 
 
@@ -169,7 +169,7 @@ def test_a_request_that_comes_back_is_read_again() -> None:
     table[0, 3:80] = text[:77]
     drafter = PredictionDrafter(1)
     drafter.begin(0, 3, i32(text))
-    assert drafter.propose(table, _step(table, [0], [80], [4])).row(0).tolist() == text[77:81]
+    assert drafter.propose(_step(table, [0], [80], [4])).row(0).tolist() == text[77:81]
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def test_a_request_that_comes_back_is_read_again() -> None:
 def test_wrong_arguments_are_refused(changes: dict[str, Sequence[int]], text: str) -> None:
     drafter, table = PredictionDrafter(1), np.zeros((1, 8), np.int32)
     drafter.begin(0, 2, i32([1, 2, 3]))
-    drafter.propose(table, _step(table, [0], [6], [2]))
+    drafter.propose(_step(table, [0], [6], [2]))
     given = {"rows": [0], "num_tokens": [6], "limits": [2], **changes}
     x = _step(table, given["rows"], given["num_tokens"], given["limits"])
     with pytest.raises(ValueError, match=text):
-        drafter.propose(table, x)
+        drafter.propose(x)
 
 
 @pytest.mark.parametrize("method", ["ngram", "auto"])

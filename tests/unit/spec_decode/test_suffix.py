@@ -237,7 +237,7 @@ def test_outputs_written_together_do_not_push_each_other_out(num_writers: int, m
         drafter.begin(table_row, 0, bytes(16))
     table_rows, none = np.arange(num_writers, dtype=np.int32), np.zeros(num_writers, np.int32)
     for n in range(1, 101):
-        drafter.propose(table, ProposeInput((), table_rows, table, np.full(num_writers, n, np.int32), none))
+        drafter.propose(ProposeInput((), table_rows, table, np.full(num_writers, n, np.int32), none))
     drafter.check_integrity()
     stats = drafter.stats()
     num_kept = min(num_writers, max_requests)
@@ -363,7 +363,7 @@ def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
         lengths = range(5, 200, 3)
         budget = np.full(16, 6, np.int32)
         rows = [ProposeInput((), table_rows, table, np.full(16, n, np.int32), budget) for n in lengths]
-        return [drafter.propose(table, row).token_ids.tolist() for row in rows]
+        return [drafter.propose(row).token_ids.tolist() for row in rows]
 
     before = num_threads()
     try:

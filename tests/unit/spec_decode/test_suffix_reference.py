@@ -92,7 +92,7 @@ class Pair:
         counts = np.array([self.num_tokens[table_row] for table_row in table_rows], np.int32)
         given = prefix if cu_prefix[-1] else None
         x = ProposeInput((), np.array(table_rows, np.int32), self.table, counts, budgets, prefix=given)
-        drafts = self.drafter.propose(self.table, x)
+        drafts = self.drafter.propose(x)
         for r, table_row in enumerate(table_rows):
             expected = self.reference.draft(table_row, int(budgets[r]), prefixes[r])
             assert drafts.row(r).tolist() == expected, (table_row, self.table[table_row, : counts[r]])
@@ -153,7 +153,7 @@ def test_counts_with_many_different_continuations() -> None:
     drafter.begin(0, len(text), SALTS[0])
     lengths = np.array([len(text)], np.int32)
     zero = np.zeros(1, np.int32)
-    drafter.propose(text[None], ProposeInput((), zero, text[None], lengths, zero))
+    drafter.propose(ProposeInput((), zero, text[None], lengths, zero))
     drafter.check_integrity()
     for n in (1, 2, 3):
         counts = Counter(map(tuple, sliding_window_view(text, n).tolist()))

@@ -88,20 +88,14 @@ class MethodDispatcher:
     `ProposerContext.per_request_methods` and predicted outputs draft first; the request's method drafts after them.
     A method that chooses gets these first drafts as a prefix. It may shorten them, so it returns whole rows.
 
-    Args:
-        config: names the method of requests that name none.
-        context: what the methods are made for.
-
     Raises:
         ConfigError: the configured method cannot be made.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         partial = (*context.per_request_methods, PredictionProposer(context.max_num_seqs))
-        self._config, self._context = (
-            config,
-            replace(context, other_method=self._unguarded, per_request_methods=partial),
-        )
+        self._config = config
+        self._context = replace(context, other_method=self._unguarded, per_request_methods=partial)
         self._names = available_methods(config)
         self._made: dict[int, Proposer] = {}
         self._per_request = PerRequestDrafts(partial, context.max_num_seqs)
@@ -132,7 +126,6 @@ class MethodDispatcher:
 
     @property
     def num_lookahead_slots(self) -> int:
-        """The most that one of the methods writes; those without a model write none."""
         return self._num_lookahead_slots
 
     @property
@@ -199,7 +192,6 @@ class MethodDispatcher:
         return sorted({self._configured if method == self._naive else method for method in present})
 
     def forget(self, table_rows: I32) -> None:
-        """Forget every table row in the method of its request."""
         self._only = None
         owners = self._method_of_row[table_rows]
         present = set(owners.tolist())
@@ -209,13 +201,11 @@ class MethodDispatcher:
         self._method_of_row[table_rows] = _NO_METHOD
 
     def close(self) -> None:
-        """Close every method that was made."""
         self._per_request.close()
         for proposer in self._made.values():
             proposer.close()
 
     def _methods_of(self, table_rows: I32) -> tuple[I8, list[int]]:
-        """Return the method of each table row, and the distinct methods."""
         owners = self._method_of_row.take(table_rows)
         present = sorted(set(owners.tolist()))
         if _NO_METHOD in present:

@@ -1,4 +1,4 @@
-"""Keeps a failing drafting method from breaking a step: the request continues without drafts. Knows no method."""
+"""Keeps a failing drafting method from breaking a step: the request continues without drafts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Drafts of some requests under any method: a grammar forces tokens, or the client predicts its answer.
-
-The method's drafts follow them. Knows neither these sources nor any method.
-"""
+"""Drafts of some requests under any method, as of a grammar or a prediction; the method's drafts follow them."""
 
 from __future__ import annotations
 
@@ -20,10 +17,6 @@ class PerRequestDrafts:
     """Asks partial methods, one after the other, for the rows that they serve.
 
     Each has its own guard: where one fails on a request, the others still draft for it.
-
-    Args:
-        methods: in the order in which they are asked.
-        max_num_seqs: table rows 0 .. max_num_seqs - 1.
     """
 
     def __init__(self, methods: Sequence[PerRequestMethod], max_num_seqs: int) -> None:
@@ -88,7 +81,6 @@ class PerRequestDrafts:
         self._num_served, self._num_asked = int(self._served.sum()), int(self._asked.sum())
 
     def close(self) -> None:
-        """Close every method."""
         for guard in self._guards:
             guard.close()
 

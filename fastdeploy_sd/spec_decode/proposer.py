@@ -1,4 +1,4 @@
-"""The interface of drafting methods. Knows no method, scheduler or verification."""
+"""The interface of drafting methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ OverRanks = Callable[[str, "Proposer"], "Proposer"]
 
 
 def keep_local(name: str, proposer: Proposer) -> Proposer:
-    """Return the method as it is: there is one rank."""
     return proposer
 
 
@@ -35,14 +34,12 @@ class ProposerContext:
     """What a method is made from.
 
     Attributes:
-        max_num_seqs: table rows 0 .. max_num_seqs - 1.
-        max_model_len: columns of the token table.
-        vocab_size: token ids are below it.
+        max_num_seqs, max_model_len: rows and columns of the token table.
         draft_models: those that are loaded, by method. A method that chooses draws from the first.
-        board: where a method that chooses finds what steps take, and says what it chose.
+        step_stats: where a method that chooses finds what steps take, and says what it chose.
         other_method: another method of the server, by name, for one that chooses among them.
         over_ranks: makes a method that runs a model, given its name, run on all ranks.
-        per_request_methods: sources of drafts that only some requests have, in the order in which they are asked.
+        per_request_methods: in the order in which they are asked.
     """
 
     max_num_seqs: int
@@ -66,11 +63,10 @@ class DraftRequest:
         num_draft_slots: leading KV slots of the draft layers that are filled. They end with a block, or one token past
             those that the target has run: then the hidden row before the next slot comes with the next step.
         cache_salt: drafts learned from a request are used only for requests with the same salt.
-        method: its method, resolved; only the dispatcher reads it.
+        method: resolved; only the dispatcher reads it.
         end_token_ids, min_tokens: output token n, from 1, is the last one if it is one of these ids and
             n >= min_tokens. The row may have tokens after it for a step: accepted drafts are committed uncut.
-        is_guided: whether it has a grammar.
-        prediction_token_ids: i32[n], the client's predicted output; only PredictionProposer reads it.
+        prediction_token_ids: i32[n], the client's predicted output.
     """
 
     request_id: RequestId
@@ -203,21 +199,13 @@ class AsyncDrafter(Protocol):
     """Drafts on the device, after a step whose tokens the host does not know yet; the next step reads them there."""
 
     def start(self, step: PendingStep) -> None:
-        """Start to draft after the step that was started last.
-
-        Raises:
-            Exception: it could not be started.
-        """
+        """Start to draft after the step that was started last."""
         ...
 
     def finish(self, x: ProposeInput) -> DraftTokens:
         """Return the drafts that `start` made, now that the tokens are known; in the order of the steps.
 
-        Args:
-            x: of that step; a row that was dropped since has a `target.num_valid` of 0.
-
-        Returns:
-            The drafts, with MADE_ON_DEVICE for each id.
+        A row that was dropped since has a `target.num_valid` of 0. Each id is MADE_ON_DEVICE.
         """
         ...
 
@@ -289,9 +277,7 @@ class PerRequestMethod(Protocol):
     """
 
     @property
-    def source(self) -> DraftSource:
-        """Of its drafts."""
-        ...
+    def source(self) -> DraftSource: ...
 
     @property
     def proposer(self) -> Proposer:

@@ -1,4 +1,4 @@
-"""Two methods in sequence: the second one continues the drafts of the first. Knows neither of them."""
+"""Two methods in sequence: the second one continues the drafts of the first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class HybridProposer:
     Args:
         first: may run a model, and gets all rows of the step.
         rest: runs no model, and gets only table rows that were begun here.
-        max_num_seqs: table rows 0 .. max_num_seqs - 1.
     """
 
     def __init__(self, first: Proposer, rest: Proposer, max_num_seqs: int) -> None:
@@ -28,11 +27,9 @@ class HybridProposer:
 
     @property
     def num_lookahead_slots(self) -> int:
-        """The most that one of the methods writes."""
         return max(self._first.num_lookahead_slots, self._rest.num_lookahead_slots)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Hand the requests to both methods."""
         self._begun[[request.table_row for request in requests]] = True
         self._first.begin(requests)
         self._rest.begin(requests)
@@ -56,12 +53,10 @@ class HybridProposer:
         return DraftTokens.merge(num_rows, [(every_row, head), (rows, tail)])
 
     def forget(self, table_rows: I32) -> None:
-        """Forget the table rows in both methods."""
         self._begun[table_rows] = False
         self._first.forget(table_rows)
         self._rest.forget(table_rows)
 
     def close(self) -> None:
-        """Close both methods."""
         self._first.close()
         self._rest.close()

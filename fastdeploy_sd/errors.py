@@ -18,8 +18,6 @@ class FdsdError(Exception):
     """Base of every error a user can see.
 
     Attributes:
-        status: HTTP status code.
-        type: OpenAI error type.
         param: the request field or option at fault, or None.
         code: short machine-readable reason, or None.
         retry_after_s: when to try again, for the Retry-After header; None = not known.
@@ -115,11 +113,9 @@ class InternalError(FdsdError):
 
 
 class DeviceLost(BaseException):
-    """A GPU does nothing more: a kernel went wrong on it, or the driver gave it up. No smaller step can help, and what
-    is in its memory is not to be trusted.
+    """A GPU does nothing more, and what is in its memory is not to be trusted.
 
-    No `except Exception` on its way takes it for a request's fault; the executor raises `error` in its place, which
-    ends the engine.
+    It is no Exception, so that none takes it for a request's fault; the executor raises `error`, which ends the engine.
     """
 
     def __init__(self, message: str) -> None:
@@ -193,11 +189,9 @@ def _is_probably(name: str, known: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error text repeats it: its repr, cut to MAX_SHOWN_CHARS, with
-    JSON's words for true, false and null.
+    """Return a value as an error text repeats it: its repr, with JSON's words for true, false and null, cut.
 
-    Takes no longer for a large value than for a small one, and raises nothing: an integer too long to be written out
-    is named by its size.
+    Takes no longer for a large value than for a small one, and raises nothing.
     """
     text = _SHORT_REPR.repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

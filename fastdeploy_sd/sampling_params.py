@@ -44,7 +44,6 @@ class SamplingParams:
         bad_words: texts that must not be produced.
         min_tokens: no EOS, stop token or stop string ends the request before that many tokens.
         max_tokens: None = up to the model's context.
-        stop, stop_token_ids: end the request when produced.
         include_stop_str_in_output: keep the matched stop string in the text.
         logprobs: None = none, k = of each chosen token and of the k best.
 
@@ -90,11 +89,7 @@ class SamplingParams:
 
 
 def verified(name: str, value: object) -> object:
-    """Return the value of one parameter as SamplingParams holds it; rules between two parameters are not looked at.
-
-    Raises:
-        BadRequest: the value is out of range.
-    """
+    """Return the value of one parameter as SamplingParams holds it; raises BadRequest. Checks no two together."""
     return _CHECKS[name](value)
 
 

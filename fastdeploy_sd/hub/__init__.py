@@ -24,9 +24,6 @@ _DEFAULT_BRANCHES = (None, "master")  # the second is FastDeploy's default, what
 def located(config: Config, *, may_fetch: bool = True) -> Config:
     """Return the configuration with the folder of its model; a folder stays as it is.
 
-    Args:
-        may_fetch: False = use only what was fetched before.
-
     Raises:
         ConfigError: the model cannot be found or fetched; the text says what to do.
         CheckpointError: the index of its weights is not valid.

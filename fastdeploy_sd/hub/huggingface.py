@@ -203,13 +203,7 @@ _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
 
 
 class FetchProgress:
-    """Counts the bytes that a folder gains.
-
-    Args:
-        name: of the model.
-        folder: where files are written; it may not exist yet.
-        total: bytes to come.
-    """
+    """Shows how a folder of a model grows: a bar on a terminal, elsewhere a log line every few seconds."""
 
     def __init__(self, name: str, folder: Path, total: int) -> None:
         self._name, self._folder, self._total = name, folder, total

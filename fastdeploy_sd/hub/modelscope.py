@@ -1,7 +1,4 @@
-"""Fetches models of ModelScope with the package modelscope, an optional dependency.
-
-The package keeps the cache and resumes broken downloads. Subfolders are left out.
-"""
+"""Fetches models of ModelScope with the package modelscope, an optional dependency, which keeps the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def fetch(wanted: WantedModel) -> Path:
-    """Return the folder of a model, after fetching what is missing of it.
+    """Return the folder of a model, after fetching what is missing of it; subfolders are left out.
 
     Raises:
         ConfigError: the package is not installed, there is no such model or revision, ModelScope cannot be reached, or

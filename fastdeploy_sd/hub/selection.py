@@ -48,7 +48,6 @@ class WantedModel:
         name: as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit; None = the default branch.
         folder: the cache; None = the hub's own.
-        is_offline: fetch nothing.
     """
 
     name: str
@@ -76,11 +75,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def missing_files(folder: Path) -> Sequence[str]:
-    """Return the files that a folder lacks to be a checkpoint, by its own index; empty = none.
-
-    Raises:
-        CheckpointError: the index of its weights is not valid.
-    """
+    """Return the files that a folder lacks to be a checkpoint, by its index; raises CheckpointError of a wrong one."""
     missing = [] if os.path.isfile(folder / "config.json") else ["config.json"]
     indices = sorted(folder.glob(INDEX))
     if not indices:

@@ -1,7 +1,6 @@
 """What a Request must be for one loaded model, so that no column of it can be refused inside a step.
 
-The front builds requests that keep these rules; the engine verifies them when a request comes and the worker when it
-takes the request's columns. Knows no text, no queue and no kernel.
+The frontend builds requests that keep these rules; the engine verifies them, and the worker when it takes the columns.
 """
 
 from __future__ import annotations
@@ -57,12 +56,7 @@ _PRIORITY = NumberRule(NUMBER_RULES["stop_token_ids"].dtype, -MAX_COUNT - 1, MAX
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """The rules of one model.
-
-    Attributes:
-        vocab_size: token ids are below it.
-        max_model_len: prompt and output together.
-    """
+    """The rules of one model; `max_model_len` is of prompt and output together."""
 
     vocab_size: int
     max_model_len: int
@@ -87,11 +81,7 @@ class RequestRules:
         )
 
     def verify(self, request: Request) -> None:
-        """Check everything that a step reads of a request. Costs some microseconds.
-
-        Raises:
-            BadRequest: naming the field, what was expected and what came.
-        """
+        """Check everything that a step reads of a request, in some microseconds; raises BadRequest naming the field."""
         self._verify_sampling(request)
         self._verify_ids(request)
         self._verify_length(request)
@@ -149,15 +139,7 @@ class RequestRules:
 
 
 def verify_fits(num_prompt_tokens: int, max_tokens: int, limit: int, source: str) -> None:
-    """Check that prompt and output fit together.
-
-    Args:
-        limit: tokens of a request at most.
-        source: what sets the limit, for the message.
-
-    Raises:
-        BadRequest: the prompt leaves no room for a token, or less than max_tokens.
-    """
+    """Check that prompt and output fit into `limit` tokens, which `source` sets; raises BadRequest."""
     if num_prompt_tokens >= limit:
         raise prompt_too_long(limit, num_prompt_tokens, source)
     if num_prompt_tokens + max_tokens > limit:
@@ -176,12 +158,11 @@ def context_limit(info: ModelInfo) -> tuple[int, str]:
 
 
 def prompt_too_long(limit: int, got: object, source: str = "", param: str = "prompt") -> BadRequest:
-    """Return the error of a prompt that does not fit.
+    """Return the error of a prompt that does not fit into `limit` tokens.
 
     Clients look for these words and compact the conversation or choose another model then.
 
     Args:
-        limit: tokens of a request at most.
         got: the prompt's tokens, or words about them.
         source: what sets the limit; "" = not said.
     """
@@ -194,25 +175,14 @@ def _context_length(limit: int, source: str) -> str:
 
 
 def verify_grammar_length(num_chars: int, field: str) -> None:
-    """Check that a grammar may go to an engine.
-
-    Args:
-        field: where the client asks for it.
-
-    Raises:
-        BadRequest: it is too long.
-    """
+    """Check that a grammar may go to an engine; raises BadRequest for the client's `field`."""
     if num_chars > MAX_GRAMMAR_CHARS:
         text = f"{field}: expected what takes a grammar of at most {MAX_GRAMMAR_CHARS} characters, got {num_chars}"
         raise BadRequest(text, param=field.partition(".")[0])
 
 
 def verify_prediction_length(num_tokens: int, max_model_len: int) -> None:
-    """Check that a predicted output could be one.
-
-    Raises:
-        BadRequest: it is longer than the model's context.
-    """
+    """Check that a predicted output fits into the model's context; raises BadRequest."""
     if num_tokens > max_model_len:
         text = f"prediction: expected at most max_model_len ({max_model_len}) tokens, got {num_tokens}"
         raise BadRequest(text, param="prediction", code=_TOO_LONG)
@@ -243,11 +213,7 @@ def _verify_text(name: str, text: str, limit: int) -> None:
 
 
 def producible_eos(origin: str, token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    """Return the EOS ids that a model can produce; those beyond its vocabulary end nothing, which a log line says.
-
-    Args:
-        origin: who names these ids.
-    """
+    """Return the EOS ids that a model can produce; those beyond its vocabulary end nothing, which a log line says."""
     found = tuple(dict.fromkeys(token_ids))
     beyond = [i for i in found if i >= vocab_size]
     if beyond:
@@ -256,9 +222,5 @@ def producible_eos(origin: str, token_ids: Iterable[int], vocab_size: int) -> tu
 
 
 def producible_words(words: Iterable[tuple[int, ...]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the spellings of bad words that a model can produce.
-
-    A tokenizer may know more ids than its model. A spelling with such an id never occurs and need not be forbidden; the
-    word's other spellings stay.
-    """
+    """Return the spellings of bad words that a model can produce: a tokenizer may know more ids than its model."""
     return tuple(word for word in words if all(0 <= i < vocab_size for i in word))

@@ -1,7 +1,6 @@
-"""The rules of the columns that sampling reads: types, ranges and limits, each stated once.
+"""The rules of the columns that sampling reads: types, ranges and limits, each stated once. Knows no request.
 
-SamplingParams and the engine refuse what breaks a rule and name the field; the kernels check the same ranges for
-themselves, and tests drive them to both sides of every edge. Knows no request.
+The kernels check the same ranges for themselves, and tests drive them to both sides of every edge.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ class NumberRule:
     """Which numbers a column takes.
 
     Attributes:
-        dtype: of the column. A float must be in the range as the kernels see it, after rounding to this type.
-        low, high: the range, both ends included.
-        is_low_open: `low` itself is not in the range.
+        dtype: of the column. A float must be in the range after rounding to this type, as the kernels see it.
+        low, high: the range, both ends included unless `is_low_open`.
     """
 
     dtype: type[np.float32 | np.int32 | np.uint64]
@@ -62,11 +60,7 @@ class NumberRule:
         return not self.is_low_open or bool(self.dtype(value) > self.dtype(self.low))
 
     def verify(self, name: str, value: object) -> None:
-        """Check the value of a field.
-
-        Raises:
-            BadRequest: it may not go into the column.
-        """
+        """Check the value of a field; raises BadRequest."""
         if not self.accepts(value):
             raise BadRequest(f"{name}: expected {self.wanted}, got {shown(value)}", param=name)
 
@@ -91,21 +85,13 @@ NUMBER_RULES: Mapping[str, NumberRule] = {
 
 
 def verify_count(name: str, items: Collection[object], limit: int) -> None:
-    """Check how many entries a field has.
-
-    Raises:
-        BadRequest: more than `limit`.
-    """
+    """Check how many entries a field has; raises BadRequest."""
     if len(items) > limit:
         raise BadRequest(f"{name}: expected at most {limit} entries, got {len(items)}", param=name)
 
 
 def verify_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
-    """Check ids that the kernels look up in the vocabulary.
-
-    Raises:
-        BadRequest: one is outside; the text says which.
-    """
+    """Check ids that the kernels look up in the vocabulary; raises BadRequest."""
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise BadRequest(

@@ -1,8 +1,4 @@
-"""Tokens that are added to a vocabulary's own pieces, and cutting a text at them.
-
-Owns the leftmost-longest search, whose time is linear in the text however many tokens there are, and the whitespace
-that a token takes with it. Knows no vocabulary and no model of language.
-"""
+"""Tokens that are added to a vocabulary's own pieces, and cutting a text at them in linear time."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ class AddedToken:
     """A token found by its text before anything else is.
 
     Attributes:
-        content: its text, at least one character.
         token_id: None where the files name the token without an id.
         special: left out of generated text.
         lstrip, rstrip: it takes the whitespace on that side with it.
@@ -71,10 +66,8 @@ _NOTHING = Segment("", is_control=False)
 def token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that finds the leftmost, then longest, of these texts; nothing when there are none.
 
-    It is a trie: the time at one character does not grow with the number of tokens.
-
-    Raises:
-        CheckpointError: the texts nest too deeply for a pattern.
+    It is a trie: the time at one character does not grow with the number of tokens. Raises CheckpointError of texts
+    that nest too deeply for a pattern.
     """
     try:
         return re.compile(_alternatives(sorted(filter(None, set(tokens))), 0) or r"(?!)", re.DOTALL)
@@ -117,10 +110,9 @@ def cut(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, bool]]:
 
 
 def output_encoder(tokenizer: SegmentEncoder) -> Callable[[str], list[int]]:
-    """Return a function that gives the ids with which a model writes a text.
+    """Return a function that gives the ids with which a model writes a text; it raises what `encode_segments` does.
 
-    Control tokens that generated text shows, such as <tool_call>, act in it, as the model wrote them; others are text.
-    The function raises what `encode_segments` does.
+    Control tokens that generated text shows, such as <tool_call>, act in it; others are text.
     """
     shown = token_pattern(text for text, i in tokenizer.control_tokens.items() if i not in tokenizer.hidden_ids)
     return lambda text: tokenizer.encode_segments([Segment(*part) for part in cut(shown, text)])
@@ -165,7 +157,6 @@ def encode_spelled_out(text: str, pattern: re.Pattern[str], encode: Callable[[st
     part is cut into halves.
 
     Args:
-        pattern: the tokens' texts.
         encode: gives the ids of a part, None where a token is among them.
 
     Raises:
@@ -186,10 +177,7 @@ def encode_spelled_out(text: str, pattern: re.Pattern[str], encode: Callable[[st
 
 
 def split_inside(text: str, pattern: re.Pattern[str]) -> list[str]:
-    """Cut `text` after the first character of every match, overlapping ones too, so that none is left whole.
-
-    A match of one character cannot be cut and stays.
-    """
+    """Cut `text` after the first character of every match of two characters or more, so that none is left whole."""
     parts, start = [], 0
     position = 0
     while match := pattern.search(text, position):

@@ -1,8 +1,7 @@
-"""Splits the text of an answer into its parts: reasoning, content and tool calls.
+"""Splits the text of an answer into its parts: reasoning, content and tool calls. Knows no tokens and no HTTP.
 
 A parser is a function of the text: its output after n characters does not depend on the pieces in which they came. So a
-stream adds up to the whole, and another instance can continue a stream from the shown text alone. No character is lost:
-what turns out to be no call is content. Knows no tokens and no HTTP.
+stream adds up to the whole, and another instance can continue it from the shown text. No character is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class ToolCallDelta:
     """More of a call.
 
     Attributes:
-        index: which call of the answer, from 0. Calls follow one another: after one of call i none of call i - 1 comes.
+        index: which call of the answer, from 0; calls follow one another.
         name: of the function, in the call's first delta; None in the others.
         arguments: more of their JSON text.
     """
@@ -49,11 +48,7 @@ AnswerPart = Reasoning | Content | ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class PartsDelta:
-    """Parts by kind, for a form of answer that does not tell how the kinds follow one another.
-
-    Attributes:
-        tool_calls: at most one of each call.
-    """
+    """Parts by kind, with at most one of each tool call."""
 
     reasoning: str = ""
     content: str = ""
@@ -85,11 +80,10 @@ class PartsDelta:
 
 
 class ToolParser(Protocol):
-    """Finds calls in what the model says. State of one answer; a function of the text, as every parser here.
+    """Finds calls in what the model says. State of one answer.
 
     Attributes:
-        is_over: the text has come to a call that equals an earlier one: the answer ends before that call, and what
-            follows is no part of it.
+        is_over: a call that equals an earlier one came: the answer ends before it.
     """
 
     is_over: bool
@@ -104,12 +98,7 @@ class ToolParser(Protocol):
 
 
 class AnswerParser:
-    """State of one answer: first what was thought is taken out of its text, then the calls.
-
-    Args:
-        splitter: None = nothing of the text is a thought.
-        tools: None = nothing of the text is a call.
-    """
+    """State of one answer: first what was thought is taken out of its text, then the calls."""
 
     def __init__(self, splitter: ThoughtSplitter | None = None, tools: ToolParser | None = None) -> None:
         self._splitter = splitter

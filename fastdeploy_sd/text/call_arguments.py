@@ -1,9 +1,4 @@
-"""Arguments of earlier tool calls, as chat templates get them; a template writes them back unchanged.
-
-An object reaches the template as one, in which each number keeps its digits. Templates that join arguments with other
-text, as DeepSeek's do, get the JSON that the call had. A text that is no JSON object, as when a limit cut the call,
-reaches the template as it is.
-"""
+"""Arguments of earlier tool calls, as chat templates get them; a template writes them back unchanged."""
 
 from __future__ import annotations
 
@@ -19,11 +14,7 @@ _MAX_DIGITS = 4300
 
 
 class Number(float):
-    """A number that is written in other characters than Python's.
-
-    Attributes:
-        text: its characters in JSON.
-    """
+    """A number that is written in other characters than Python's; `text` is its JSON."""
 
     __slots__ = ("text",)
 
@@ -42,12 +33,7 @@ class Number(float):
 
 
 class Arguments(dict[str, Any]):
-    """Arguments that are a JSON object; where a text is wanted, they are their JSON.
-
-    Args:
-        parts: of the object.
-        text: the JSON.
-    """
+    """Arguments that are a JSON object; where templates join them with other text, they are their JSON `text`."""
 
     def __init__(self, parts: Mapping[str, Any], text: str) -> None:
         super().__init__(parts)
@@ -85,12 +71,7 @@ def template_arguments(arguments: str | Mapping[str, Any]) -> Arguments | Unpars
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return JSON in which numbers and arguments of calls are written as they came.
-
-    Args:
-        value: of a template.
-        options: of json.dumps.
-    """
+    """Return JSON in which numbers and arguments of calls are written as they came; options are those of json.dumps."""
     kept: list[str] = []
     nonce = str(secrets.randbits(128))
 

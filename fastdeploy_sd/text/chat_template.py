@@ -1,12 +1,9 @@
 """Renders messages with a checkpoint's chat template; no text in a message can steer the model.
 
-The template always comes from the checkpoint, never from a request. Knows no token ids.
-
-A message may contain the text of a control token (`<|im_end|>`), by accident or to forge a turn. Before rendering every
-such occurrence is replaced by a placeholder that cannot be guessed, so that the template's own string operations (trim,
-split) see the message as usual. Afterwards the prompt is cut at the control tokens that are left, which the template
-wrote; what lies between gets the original characters back and is encoded by a tokenizer that has no control tokens, so
-that no other spelling of one (full-width, in capitals) acts either.
+The template always comes from the checkpoint, never from a request. Before rendering, every text of a control token
+(`<|im_end|>`) in a message is replaced by a placeholder that cannot be guessed. Afterwards the prompt is cut at the
+control tokens that the template wrote; what lies between gets its characters back, and is encoded by a tokenizer
+without control tokens, so that no other spelling of one acts either.
 """
 
 from __future__ import annotations
@@ -34,12 +31,7 @@ _RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"
 
 
 class PromptEnd(StrEnum):
-    """Where the prompt of a conversation ends.
-
-    TURN: where the assistant's next turn begins.
-    PLAIN: after the last message, as the template ends it.
-    CONTINUED: inside the last message, after its text.
-    """
+    """Where the prompt ends: before the assistant's next turn, after the last message, or inside it."""
 
     TURN = "turn"
     PLAIN = "plain"
@@ -102,16 +94,13 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Json]] = (),
         end: PromptEnd = PromptEnd.TURN,
     ) -> tuple[Segment, ...]:
-        """Return the prompt of a conversation.
+        """Return the prompt of a conversation of at least one message.
 
         Args:
-            messages: in order, at least one.
-            kwargs: extra template variables (chat_template_kwargs). One that the template does not read has no
-                effect: clients send `enable_thinking` and the like to every model.
-            max_control_tokens: how many may be written in the messages, each of which has to be shielded; None = any
-                number.
-            tools: functions that the model may call, in OpenAI's form; () = the template has no such variable.
-            end: where it ends.
+            kwargs: extra template variables; one that the template does not read has no effect, as clients send
+                `enable_thinking` and the like to every model.
+            max_control_tokens: how many may be written in the messages; None = any number.
+            tools: in OpenAI's form; () = the template has no such variable.
 
         Raises:
             BadRequest: the template refuses the messages, they have too many control tokens, kwargs name a variable
@@ -165,7 +154,7 @@ class ChatTemplate:
 def _before_mark(text: str, mark: str) -> str:
     """Return what a template wrote before the mark at the end of the last message's text.
 
-    A blank follows the mark in the message. A template that trims messages loses it, so the text is trimmed as well.
+    A template that trims messages loses the blank after the mark, so the text is trimmed as well.
     """
     before, found, after = text.rpartition(mark)
     if not found:

@@ -1,7 +1,6 @@
-"""Generated token ids -> text, one token at a time.
+"""Generated token ids -> text, one token at a time; a character is emitted when its last byte has arrived.
 
-Owns what may be shown already: a character is emitted when its last byte has arrived, never as a half character. The
-result depends on the ids only, not on how they were grouped into steps. Knows no stop strings and no requests.
+The result depends on the ids only, not on how they were grouped into steps. Knows no stop strings and no requests.
 """
 
 from __future__ import annotations
@@ -81,13 +80,7 @@ Detokenizer = ByteDetokenizer | WindowDetokenizer
 def create_detokenizer(
     tokenizer: Tokenizer, prompt_token_ids: Sequence[int], shown_ids: Collection[int] = ()
 ) -> Detokenizer:
-    """Return a detokenizer for text that continues the prompt.
-
-    Args:
-        tokenizer: of the checkpoint.
-        prompt_token_ids: int[P]; only its last few tokens matter, and only for vocabularies without bytes per token.
-        shown_ids: of hidden tokens that add their text here.
-    """
+    """Return a detokenizer for text that continues the prompt int[P], where `shown_ids` of hidden tokens add text."""
     hidden_ids = tokenizer.hidden_ids - frozenset(shown_ids)
     if tokenizer.token_bytes(0) is not None:
         return ByteDetokenizer(tokenizer, hidden_ids)

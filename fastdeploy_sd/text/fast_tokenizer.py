@@ -35,11 +35,7 @@ _QWEN2_WORDS = (
 
 
 class FastTokenizer:
-    """A vocabulary with the tokens that other files add; see Tokenizer for the meaning of each method.
-
-    Raises:
-        CheckpointError: a file is missing or malformed.
-    """
+    """A vocabulary with the tokens that other files add; see Tokenizer. Raises CheckpointError."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / "tokenizer.json"
@@ -68,11 +64,7 @@ class FastTokenizer:
 
     @cached_property
     def _plain(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-        """Two tokenizers in which no spelling makes a control token: for a prompt's start, and for what follows.
-
-        Raises:
-            CheckpointError: the library cannot read again what it wrote, as the file contradicts itself.
-        """
+        """Two tokenizers in which no spelling makes a control token: for a prompt's start, and for what follows."""
         spec = json.loads(self._tokenizer.to_str())
         for token in spec["added_tokens"]:
             token["special"] = token["content"] in self.control_tokens
@@ -178,12 +170,9 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error of the library in one line. It raises bare Exception for a malformed file.
+    """Return an error of the library in one line; other errors are raised.
 
     A panic of a Rust library is no Exception, and its class cannot be imported.
-
-    Raises:
-        BaseException: the error, where it is none of the library's.
     """
     if isinstance(error, Exception):
         return describe(error)
@@ -193,11 +182,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _add_missing(path: Path, tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
-    """Add what only the smaller files list, as transformers does: those with an id, or that the vocabulary has.
-
-    Raises:
-        CheckpointError: a listed id is another token's.
-    """
+    """Add what only the smaller files list, as transformers does: those with an id, or that the vocabulary has."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     missing = [t for t in tokens if t.content not in known and (t.token_id is not None or _has(tokenizer, t.content))]
     for token in sorted(missing, key=lambda t: -1 if t.token_id is None else t.token_id):

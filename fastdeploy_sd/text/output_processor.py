@@ -1,7 +1,6 @@
 """RequestOutput -> text, for one sequence: detokenization, stop strings, repeated calls, and the reason it ended.
 
-The same for the server and LLM. Works token by token, so its results depend on the tokens only, not on how many of
-them a step produced. Knows no HTTP and no engine.
+The same for the server and LLM. It works token by token, so results do not depend on how many of them a step produced.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class TextDelta:
         token_ids: cut at the token that ended the sequence, which is included.
         text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
         logprobs: one per token when asked for, else None.
-        draft_logprobs: the drafts that the step verified when asked for, else None. The last delta has none after its
-            last token, whether the engine or a stop string cut it there.
+        draft_logprobs: the drafts that the step verified when asked for, none after the last token of the last delta.
         draft_text_offsets: per draft, where the text of the token at its position starts; for drafts after the last
             token, where the step's text ends.
         stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
@@ -52,8 +50,7 @@ class TextDelta:
 class OutputProcessor:
     """State of one sequence from its first to its last output.
 
-    Output that the request brings from elsewhere has been shown there: it adds nothing, and what follows reads as if
-    it had been generated here.
+    Output that the request brings from elsewhere has been shown there, and what follows continues it.
 
     Attributes:
         shown_text: what that output reads like, as far as it has been shown.
@@ -70,12 +67,7 @@ class OutputProcessor:
         shown_ids: Collection[int] = (),
         parser: AnswerParser | None = None,
     ) -> None:
-        """Begin a sequence.
-
-        Args:
-            shown_ids: hidden tokens that have text in it.
-            parser: its end is the sequence's end; None = its text ends only with a stop string.
-        """
+        """Begin a sequence; `shown_ids` are hidden tokens with text in it, and the end of `parser` is its end."""
         params = request.sampling
         self._request = request
         self._parser = parser
@@ -96,11 +88,7 @@ class OutputProcessor:
         return "".join(pieces), offsets
 
     def process(self, output: RequestOutput) -> TextDelta:
-        """Return what `output` adds; after a delta with a finish_reason nothing more may be processed.
-
-        Raises:
-            FdsdError: the output carries an error; of the class it names.
-        """
+        """Return what `output` adds, nothing after a finish_reason; raises the FdsdError that the output carries."""
         if output.finish_reason is FinishReason.ERROR:
             kind, text = output.error or (InternalError.__name__, "the request failed")
             raise ERROR_TYPES.get(kind, InternalError)(text)
@@ -178,10 +166,7 @@ class Completion:
         index: which of the request's n sequences.
         token_ids: including the token that ended it (EOS, stop token, or the last one of a stop string).
         text_offsets: per token, where its text starts in the generated text, in characters.
-        logprobs: one per token when asked for, else None.
-        draft_logprobs, draft_text_offsets: every draft verified for these tokens when asked for, else None and
-            (); see TextDelta.
-        stop_reason: the stop string or stop token id that ended it, None otherwise.
+        logprobs, draft_logprobs, draft_text_offsets, stop_reason: see TextDelta.
         num_cached_tokens: prompt tokens taken from the prefix cache.
     """
 

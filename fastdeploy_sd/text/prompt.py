@@ -21,14 +21,7 @@ _TEMPLATE_ROLES = {"developer": "system"}
 
 
 class PromptEncoder:
-    """Encodes prompts with a checkpoint's tokenizer and chat template.
-
-    Attributes:
-        tokenizer: as given.
-
-    Raises:
-        CheckpointError: the chat template is not valid.
-    """
+    """Encodes prompts with a checkpoint's tokenizer and chat template; raises CheckpointError of a wrong template."""
 
     def __init__(self, tokenizer: Tokenizer, *, isolates_template: bool = False) -> None:
         """Encode with `tokenizer`; with `isolates_template` the template runs in a process of its own, under limits."""
@@ -45,13 +38,7 @@ class PromptEncoder:
     def encode_text(self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one.
 
-        Args:
-            add_special_tokens: false = no BOS.
-            max_tokens: a text that must have more is refused before it is encoded, one that only may is not; None = no
-                limit.
-
-        Raises:
-            BadRequest: the text is too long.
+        A text that must have more than `max_tokens` is refused with BadRequest before it is encoded.
         """
         self._verify_may_fit([text], max_tokens)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -68,9 +55,7 @@ class PromptEncoder:
 
         Args:
             max_tokens: as for `encode_text`.
-            tools: functions that the model may call, in OpenAI's form. A template without a place for them, and for
-                earlier calls, gets them as words.
-            end: where the prompt ends.
+            tools: in OpenAI's form. A template without a place for them, and for earlier calls, gets them as words.
 
         Raises:
             BadRequest: no messages, no chat template, the template refuses them or a role, or the text is too long.
@@ -93,9 +78,6 @@ class PromptEncoder:
 
     def encode_prediction(self, text: str, max_tokens: int) -> list[int]:
         """Return the ids of what an output is expected to be; tokens that outputs hide are plain text in it.
-
-        Args:
-            max_tokens: as for `encode_text`.
 
         Raises:
             BadRequest: the text is too long, or cannot be written without a control token.
@@ -134,11 +116,7 @@ Several calls stand one below the other. These are the functions, with JSON sche
 
 
 def with_offer(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the turns with the functions in the system's, which is the first.
-
-    Args:
-        tools: in OpenAI's form.
-    """
+    """Return the turns with the functions, in OpenAI's form, in the system's, which is the first."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     text = _OFFER.format(example=_written({"name": "NAME", "arguments": {}}), functions="\n".join(lines))
     if messages and messages[0].role == "system":

@@ -1,8 +1,7 @@
 """Splits the text of an answer into reasoning and content, and counts the reasoning tokens.
 
-The output after n characters depends on those characters alone, not on the pieces in which they came. Blanks
-and line breaks around the marks belong to neither part, so that a client gets `Because ...` and `Hello`, not
-`\\nBecause ...\\n` and `\\n\\nHello`. Thinking that a limit cut off stays thinking.
+The output depends on the text alone, not on its pieces. Blanks around the marks belong to neither part. Thinking that
+a limit cut off stays thinking.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ class ThoughtSplitter:
     """State of one answer; linear in its text.
 
     Args:
-        form: the marks.
-        start: where the answer begins.
         display: AT_ONCE tells what was thought in one piece when it is over, HIDDEN not at all.
     """
 
@@ -133,22 +130,14 @@ class ThoughtSplitter:
 
 
 class _Blanks:
-    """The blanks around a part.
-
-    Args:
-        drops_first: those in front of it are dropped.
-    """
+    """The blanks around a part; `drops_first` drops those in front of it."""
 
     def __init__(self, drops_first: bool) -> None:
         self._drops = drops_first
         self._held: list[str] = []
 
     def add(self, text: str, holds_last: bool) -> str:
-        """Take more of the part; return what is certain to be of it.
-
-        Args:
-            holds_last: blanks at its end may turn out to stand in front of a mark.
-        """
+        """Take more of the part and return what is certain; `holds_last`: blanks at its end may precede a mark."""
         if self._drops:
             text = text.lstrip(SPACES)
             self._drops = not text
@@ -168,23 +157,14 @@ def _len_begun(text: str, mark: str) -> int:
 
 
 class ThoughtCounter:
-    """Counts the tokens of an answer's thinking: those whose text begins before the end of its closing mark.
-
-    Args:
-        options: of the answer.
-    """
+    """Counts the tokens of an answer's thinking: those whose text begins before the end of its closing mark."""
 
     def __init__(self, options: ReasoningOptions) -> None:
         self._splitter = ThoughtSplitter(options.format, options.start)
         self._offsets = array("q")
 
     def add(self, text: str, text_offsets: Iterable[int]) -> None:
-        """Take more of the answer.
-
-        Args:
-            text: may come later than its tokens.
-            text_offsets: where the text of each further token begins, in characters.
-        """
+        """Take more of the answer: text, which may come late, and where the text of each further token begins."""
         if self._splitter.end is None:
             self._offsets.extend(text_offsets)
             self._splitter.push(text)

@@ -1,8 +1,4 @@
-"""Reasoning formats by name: how models mark their reasoning, and which format a chat template uses.
-
-Whether an answer begins inside the thinking is read off the prompt's end, where a template writes the opening mark for
-the model (`<think>`) or thinking that is already over (`<think></think>`).
-"""
+"""Reasoning formats by name: how models mark their reasoning, and which format a chat template uses."""
 
 from __future__ import annotations
 
@@ -18,12 +14,7 @@ SPACES = " \t\r\n"
 
 
 class Start(StrEnum):
-    """Where an answer begins.
-
-    MAYBE: the model may open the thinking itself, as the first thing it writes.
-    INSIDE: in the thinking.
-    ANSWER: in the answer; the thinking is over or left out.
-    """
+    """Where an answer begins; MAYBE: the model may open the thinking itself, as the first thing it writes."""
 
     MAYBE = "maybe"
     INSIDE = "inside"
@@ -36,9 +27,8 @@ class ReasoningFormat:
 
     Attributes:
         name: as `--reasoning-parser` takes it.
-        opening, closing: around the thinking, which stands in front of the answer.
         answer_opening, answer_closing: around the answer, "" = nothing; both may be missing in a text.
-        thinks_unasked: an answer begins inside the thinking also where nothing at the prompt's end says so.
+        thinks_unasked: an answer begins inside the thinking also where the prompt's end does not say so.
     """
 
     name: str
@@ -55,10 +45,9 @@ class ReasoningFormat:
         return tuple(mark for mark in marks if mark)
 
     def start(self, prompt_end: str) -> Start:
-        """Return where the answer to a prompt begins.
+        """Return where the answer to a prompt begins, by its last characters, control tokens visible.
 
-        Args:
-            prompt_end: the last characters of the prompt, control tokens visible.
+        Templates write the opening mark for the model (`<think>`), or thinking that is over (`<think></think>`).
         """
         end = prompt_end.rstrip(SPACES)
         if end.endswith(self.closing):
@@ -69,11 +58,8 @@ class ReasoningFormat:
 
 
 class Display(StrEnum):
-    """How what the model thinks reaches the client.
+    """How what the model thinks reaches the client: piece by piece, in one piece when it is over, or not at all.
 
-    STREAMED: piece by piece.
-    AT_ONCE: in one piece, when the thinking is over.
-    HIDDEN: not at all.
     UNSPLIT: as a part of the content, marks and all.
     """
 
@@ -129,7 +115,6 @@ def find_format(name: str | None, template: str | None) -> ReasoningFormat | Non
 
     Args:
         name: one of NAMES, or None for `none`; `auto` finds the marks in the chat template.
-        template: the checkpoint's chat template, None = it has none.
 
     Raises:
         ConfigError: there is no such format.
@@ -153,10 +138,5 @@ def _has_marks(form: ReasoningFormat, template: str) -> bool:
 
 
 def start_of(form: ReasoningFormat, prompt: Sequence[int], decode: Callable[[list[int]], str]) -> Start:
-    """Return where the answer to a prompt of token ids begins.
-
-    Args:
-        prompt: its token ids.
-        decode: makes their text, control tokens visible.
-    """
+    """Return where the answer to a prompt of token ids begins; `decode` shows control tokens."""
     return form.start(decode(list(prompt[-_NUM_END_TOKENS:])))

@@ -1,7 +1,4 @@
-"""Builds a RequestGroup from prompt ids and SamplingParams, checked against the model's sizes, all defaults resolved.
-
-The only maker of Request for users' input, shared by the server and LLM. Knows no HTTP.
-"""
+"""Builds a RequestGroup from prompt ids and SamplingParams, checked against the model, all defaults resolved."""
 
 from __future__ import annotations
 
@@ -36,14 +33,13 @@ from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, ModelInfo, Request, Sp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestGroup(Sequence[Request]):
-    """`sampling.n` sequences of every prompt: those of prompt p are requests p*n .. p*n + n-1.
+    """`sampling.n` sequences of every prompt, made one at a time: those of prompt p are requests p*n .. p*n + n-1.
 
     Attributes:
         request_id: of the whole; with several prompts those of prompt p add "-{p}", with n > 1 sequence i adds "-{i}".
         prompts: i32[P] each.
         max_tokens: resolved, one per prompt.
         seeds: of sequence 0 of each prompt; sequence i has seed + i.
-        eos_token_ids .. speculation, client, kv_source, grammar, prediction_token_ids: as in Request.
         output_token_ids: of every request, as in Request; () = none has any.
     """
 
@@ -144,11 +140,7 @@ class RequestBuilder:
         return self._info.max_request_tokens - 1
 
     def verify_prompt_length(self, num_prompt_tokens: int) -> None:
-        """Refuse an empty prompt, and one that leaves no room for a token.
-
-        Raises:
-            BadRequest: it is one of these.
-        """
+        """Refuse an empty prompt, and one that leaves no room for a token, with BadRequest."""
         if num_prompt_tokens == 0:
             raise BadRequest("prompt: expected at least one token, got none", param="prompt")
         verify_fits(num_prompt_tokens, 1, *context_limit(self._info))
@@ -167,10 +159,8 @@ class RequestBuilder:
         Args:
             prompts: int[P] each, at least one.
             params: `max_tokens` None means all that fits; `seed` None means the default.
-            request_id: of the whole, see RequestGroup.
             priority: lower runs first.
             cache_salt: prompts share cached prefixes only with the same salt.
-            speculation: about drafting, see `resolve_speculation`.
 
         Raises:
             BadRequest: a token id is outside the vocabulary, a prompt is empty, prompt and max_tokens exceed
@@ -199,10 +189,8 @@ class RequestBuilder:
     def with_prediction(self, requests: RequestGroup, text: str) -> RequestGroup:
         """Return the requests with what each of them is expected to generate; "" = nothing is.
 
-        The text is encoded as the model would write it, but for its border with the prompt, which drafting finds.
-
-        Raises:
-            BadRequest: it is longer than the context, or has a token that the model has not.
+        It is encoded as the model would write it, but for its border with the prompt, which drafting finds. Raises
+        BadRequest where it is longer than the context, or has a token that the model has not.
         """
         if not text:
             return requests

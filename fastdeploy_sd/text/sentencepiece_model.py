@@ -1,7 +1,4 @@
-"""Reads a tokenizer.model: the SentencePiece library's file, checked, and what it says piece by piece.
-
-Knows no added tokens and none of the rules around the library's call.
-"""
+"""Reads a tokenizer.model: the SentencePiece library's file, checked, and what it says piece by piece."""
 
 from __future__ import annotations
 
@@ -25,13 +22,7 @@ Piece: Any = proto.ModelProto.SentencePiece  # type: ignore[attr-defined]
 
 
 class SentencePieceModel:
-    """One SentencePiece model, with and without the space that it puts before a text.
-
-    Attributes:
-        pieces: text of each id.
-        encode: text -> ids as the file says.
-        encode_inner: text -> ids without a space before it.
-        adds_space: whether the two differ.
+    """One SentencePiece model, with and without (`encode_inner`) the space that it puts before a text.
 
     Raises:
         CheckpointError: the file is missing, malformed, or rewrites what it decodes.

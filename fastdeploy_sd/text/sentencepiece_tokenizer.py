@@ -1,8 +1,7 @@
 """The Tokenizer interface on a SentencePiece model (tokenizer.model), for checkpoints without a tokenizer.json.
 
-Ids are those of the class that the checkpoint names: ERNIE 4.5's own tokenizer, or transformers' (slow) Llama
-tokenizer, `legacy` or not. Each hands the text between added tokens to the SentencePiece library; they differ in the
-space before a text and in BOS. Any other class is refused: its rules are unknown here, and other ids are other tokens.
+Ids are those of the class that the checkpoint names: ERNIE 4.5's own, or transformers' (slow) Llama tokenizer, `legacy`
+or not. They differ in the space before a text and in BOS. Any other class is refused: its rules are unknown here.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ def model_path(directory: Path) -> Path | None:
 
 
 class SentencePieceTokenizer:
-    """A tokenizer.model with the tokens added to it; see Tokenizer for the meaning of each method.
-
-    Raises:
-        CheckpointError: a file is missing, malformed, or of a kind that is not served.
-    """
+    """A tokenizer.model with the tokens added to it; see Tokenizer. Raises CheckpointError."""
 
     def __init__(self, directory: Path) -> None:
         self.files = read_tokenizer_files(directory)

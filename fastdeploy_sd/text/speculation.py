@@ -1,7 +1,4 @@
-"""Resolves the speculation options of a request against the loaded methods; shared by the server and LLM.
-
-Knows the methods by name only, from SpeculationInfo; knows no HTTP and makes no drafts.
-"""
+"""Resolves the speculation options of a request against the loaded methods; shared by the server and LLM."""
 
 from __future__ import annotations
 
@@ -26,13 +23,10 @@ def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> S
     """Return the options as the engine takes them.
 
     A request for no drafts (`enabled` false or method "naive") is granted by every server, so that a client may send
-    one body everywhere. What else it says must only be possible on some server: a known method, a number of at least 1.
-    Any other options need a server that speculates.
+    one body everywhere. Any other options need a server that speculates.
 
     Args:
         options: fields of Speculation by name, None = not given; or a Speculation, whose defaults are not given either.
-            A method may be written as in the configuration: in any case, `ngram_match` for `ngram`.
-        info: of the loaded model.
 
     Raises:
         BadRequest: a field is unknown, of the wrong type, or beyond what `info` offers; the text names it.
@@ -61,13 +55,8 @@ def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> S
 def may_change_tokens(granted: Speculation, temperature: float, info: SpeculationInfo, rule: SpeculativeConfig) -> bool:
     """Return whether verification may give a request tokens that plain decoding would not.
 
-    A strategy draws every token of every request, with drafts or without, and all strategies draw the same at
-    temperature 0; `accept_all` touches nothing but drafts, and keeps them at any temperature.
-
-    Args:
-        granted: of the request, resolved.
-        temperature: of the request; compared in float32, as the kernels do.
-        rule: the server's.
+    A strategy draws every token of every request, and all strategies draw the same at temperature 0; `accept_all`
+    touches nothing but drafts, and keeps them at any temperature. Kernels compare the temperature in float32.
     """
     if not info.lossy:
         return False
@@ -77,11 +66,7 @@ def may_change_tokens(granted: Speculation, temperature: float, info: Speculatio
 
 
 def verify_has_draft_logprobs(info: SpeculationInfo, field: str) -> None:
-    """Verify that the server can report log-probabilities of drafts.
-
-    Raises:
-        BadRequest: it cannot; `field` is the one that asked.
-    """
+    """Verify that the server can report log-probabilities of drafts; raises BadRequest for the `field` that asked."""
     if not info.has_draft_logprobs:
         raise BadRequest(
             f"{field}: expected a server whose speculative_config has enable_draft_logprob and a method with"

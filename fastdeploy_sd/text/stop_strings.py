@@ -1,8 +1,4 @@
-"""Finds stop strings in text that arrives token by token, and holds back what might become one.
-
-Knows text and a token count, no token ids. One automaton (Knuth-Morris-Pratt) per stop string makes the cost per
-character constant and the result independent of how the text is cut into pieces.
-"""
+"""Finds stop strings in text that arrives token by token, and holds back what might become one. Knows no token ids."""
 
 from __future__ import annotations
 
@@ -14,11 +10,7 @@ from fastdeploy_sd.errors import shown
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """What ended the text.
-
-    Attributes:
-        stop: the stop string as the user wrote it; None = a repeated call of a function.
-    """
+    """What ended the text: the stop string as the user wrote it, or None for a repeated call of a function."""
 
     stop: str | None
 
@@ -32,7 +24,7 @@ REPEATED_CALL = StopMatch(None)
 
 
 class _Automaton:
-    """Longest prefix of one pattern that is a suffix of the text so far."""
+    """Longest prefix of one pattern that is a suffix of the text so far (Knuth-Morris-Pratt)."""
 
     __slots__ = ("_fail", "pattern", "state")
 
@@ -49,10 +41,7 @@ class _Automaton:
         return state + 1 if self.pattern[state] == char else 0
 
     def first_end(self, text: str, can_match: bool) -> int | None:
-        """Advance over `text`; return the end of the first match in it, None without one.
-
-        Without `can_match` complete matches are passed over. After a match the state is of no further use.
-        """
+        """Advance over `text`; return the end of the first match in it. Without `can_match` matches are passed over."""
         for i, char in enumerate(text):
             self.state = self._step(self.state, char)
             if self.state == len(self.pattern):
@@ -63,13 +52,9 @@ class _Automaton:
 
 
 class StopStrings:
-    """The stop strings of one sequence.
+    """The stop strings of one sequence; the match that completes first wins, of several the longest.
 
-    The match that completes first wins; of several that complete with the same character, the longest.
-
-    Args:
-        stop: non-empty strings, may be none.
-        include_in_output: keep the matched string in the text; then nothing needs to be held back.
+    With `include_in_output` the matched string stays in the text, and nothing is held back.
     """
 
     def __init__(self, stop: Sequence[str], include_in_output: bool) -> None:
@@ -78,18 +63,13 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, can_match: bool) -> tuple[str, StopMatch | None]:
-        """Take the text of the next token.
+        """Take the text of the next token; return what may be shown now, and the match if this token completed one.
 
         |  held  |    text    |     held: the longest end of earlier text that could start a stop string
              |=====stop=====|       match: everything before it is emitted, nothing after it ever
 
         Args:
-            text: may be empty.
-            can_match: False while min_tokens is not reached; a stop string completed meanwhile is ordinary text, one
-                that is only begun can still complete later.
-
-        Returns:
-            The text that may be shown now, and the match if this token completed one.
+            can_match: False while min_tokens is not reached: a stop string completed meanwhile is ordinary text.
         """
         if not self._automata:
             return text, None

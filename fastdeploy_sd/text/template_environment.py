@@ -1,4 +1,7 @@
-"""The sandbox that chat templates run in, with what templates of published checkpoints expect of it."""
+"""The sandbox that chat templates run in, and what keeps control tokens in messages from acting there.
+
+A template that looks for a control token (`'</think>' in content`) finds its placeholder.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,8 @@ class Shield:
     """The placeholders of one rendering.
 
     Args:
-        control: finds the texts of control tokens.
-        beginnings: of those texts, without the whole ones.
+        control: finds the texts of control tokens; `beginnings` are of those texts, without the whole ones.
         limit: how many control tokens messages may spell, None = any number.
-
-    Attributes:
-        end_mark: stands for no text; it cannot be guessed.
     """
 
     def __init__(self, control: re.Pattern[str], beginnings: Collection[str], limit: int | None) -> None:
@@ -59,7 +58,7 @@ class Shield:
     def cover(self, value: Any) -> Any:
         """Return a JSON value with each control token in each of its texts replaced by a placeholder.
 
-        The beginning of a token at the end of a text is replaced too, as the next text could be its rest.
+        The beginning of a token at the end of a text is replaced too, as the next text could complete it.
 
         Raises:
             BadRequest: there are more than the limit.
@@ -74,11 +73,7 @@ class Shield:
         return value
 
     def uncover(self, text: str) -> str:
-        """Put the originals back.
-
-        Raises:
-            BadRequest: the template cut a placeholder in two.
-        """
+        """Put the originals back; raises BadRequest where the template cut a placeholder in two."""
         originals = [*self._placeholders]
         restored = self._placeholder.sub(lambda m: originals[int(m[1])], text)
         if originals and any(part in restored for part in (self._open, self._close, self._nonce)):
@@ -158,11 +153,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def compiled(self, source: str) -> jinja2.Template:
-        """Return the template.
-
-        Raises:
-            jinja2.TemplateSyntaxError: it is not valid; other errors where it nests too deeply or the like.
-        """
+        """Return the template; raises jinja2.TemplateSyntaxError, and other errors where it nests too deeply."""
         tree: jinja2.nodes.Template = _Searches().visit(self.parse(source))
         return self.from_string(tree)
 

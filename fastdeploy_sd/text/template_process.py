@@ -1,8 +1,4 @@
-"""Renders a chat template in a sandbox, so that a hostile one costs no more than a worker may take.
-
-For callers that are not under limits themselves, such as the offline API. Knows nothing of templates but how to call
-them.
-"""
+"""Renders a chat template in a sandbox, for callers that are not under limits themselves, such as the offline API."""
 
 from __future__ import annotations
 
@@ -23,11 +19,7 @@ _LOADER = "fastdeploy_sd.text.template_process:load"
 
 
 class TemplateProcess:
-    """A ChatTemplate that a worker renders; the same arguments and errors. The first rendering starts the process.
-
-    Raises:
-        CheckpointError: the source is not a valid template.
-    """
+    """A ChatTemplate that a worker renders; the same arguments and errors. The first rendering starts the process."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], control_tokens: Iterable[str]) -> None:
         arguments = source, dict(special_tokens), list(control_tokens)
@@ -44,11 +36,7 @@ class TemplateProcess:
         tools: Sequence[Mapping[str, Json]] = (),
         end: PromptEnd = PromptEnd.TURN,
     ) -> tuple[Segment, ...]:
-        """Return the prompt of a conversation, see ChatTemplate.render.
-
-        Raises:
-            BadRequest: as there, or the template takes more memory or time than it may.
-        """
+        """Return the prompt as ChatTemplate.render does; raises BadRequest too where that takes more than it may."""
         try:
             call = json.dumps([[asdict(m) for m in messages], kwargs, max_control_tokens, tools, end]).encode()
         except (TypeError, ValueError, RecursionError) as error:

@@ -25,11 +25,7 @@ class TokenAligner(Generic[T]):
     """Parses the text of one answer token by token, and returns the tokens of each part of type Content.
 
     A token with any character in a part belongs to it, and so do those without text of their own in front of it. Tokens
-    whose text is in no Content belong to none: marks, thoughts, calls, and what ends the answer. Which tokens a part
-    has does not depend on how many came at once.
-
-    Args:
-        parser: of the answer.
+    whose text is in no Content belong to none: marks, thoughts, calls, and what ends the answer.
     """
 
     def __init__(self, parser: AnswerParser) -> None:
@@ -43,8 +39,7 @@ class TokenAligner(Generic[T]):
 
         Args:
             text: may come later than its tokens.
-            tokens: none, where the request does not ask for them.
-            offsets: where in the whole text the text of each begins.
+            offsets: where in the whole text the text of each token begins.
         """
         self._waiting.extend(zip(offsets, tokens, strict=True))
         told: list[AlignedPart[T]] = []

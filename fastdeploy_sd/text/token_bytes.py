@@ -1,7 +1,6 @@
-"""The bytes of each token of a vocabulary, where the vocabulary defines them token by token.
+"""The bytes of each token of a vocabulary, where it defines them token by token, and a bound for its longest token.
 
-That is so for byte-level BPE (GPT-2's alphabet) and for SentencePiece with byte fallback; it is what makes incremental
-detokenization exact and its cost per token constant. Knows no sequence, only single tokens.
+Byte-level BPE (GPT-2's alphabet) and SentencePiece with byte fallback do, which makes incremental detokenization exact.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def byte_level_alphabet() -> dict[str, int]:
     """Return the character that byte-level BPE writes for each of the 256 bytes, as character -> byte.
 
-    Printable Latin-1 bytes stand for themselves, the others for the code points from 256 on.
-
     Source: openai/gpt-2 src/encoder.py, bytes_to_unicode.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -27,12 +24,7 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 class TokenBytes:
-    """Bytes by token id, computed on first use.
-
-    Args:
-        id_to_token: the vocabulary's text of a token, None for an id it does not have.
-        decoder: the `decoder` object of tokenizer.json.
-    """
+    """Bytes by token id, computed on first use; `decoder` is that object of tokenizer.json."""
 
     def __init__(self, id_to_token: Callable[[int], str | None], decoder: dict[str, Any] | None) -> None:
         self._id_to_token = id_to_token
@@ -92,10 +84,8 @@ _LOSSLESS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"
 def longest_token(spec: Mapping[str, Any]) -> int | None:
     """Return the largest number of characters of a text that one token can stand for, None where there may be none.
 
-    None is known when a step drops text (whitespace, accents) or joins unknown characters into one token.
-
-    Args:
-        spec: content of a tokenizer.json that the library has read.
+    With it a text that is far too long is refused before any of it is encoded. There is none when a step of the
+    tokenizer.json drops text (whitespace, accents), joins unknown characters into one token, or is not known here.
     """
     model = spec["model"]
     factor = _shrinks_by(spec.get("normalizer"))

@@ -1,8 +1,7 @@
 """The Tokenizer interface, and which implementation reads a checkpoint.
 
-Owns the difference between *control tokens*, which steer the model (turn borders, end of text), and ordinary ones. A
-control token written in a raw prompt acts; in a conversation (`encode_segments`) only those do that the chat template
-wrote itself. Knows no chat template, no request and no Paddle.
+A *control token* steers the model (turn borders, end of text). Written in a raw prompt it acts; in a conversation
+(`encode_segments`) only those do that the chat template wrote itself.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
-        """Return the ids of a prompt in which exactly the segments marked so are control tokens.
-
-        Raises:
-            BadRequest: a text cannot be written without a control token.
-        """
+        """Return the ids of a prompt in which exactly the segments marked so are control tokens; raises BadRequest."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_hidden: bool) -> str:
@@ -76,8 +71,7 @@ def load_tokenizer(directory: Path, backend: str = "auto") -> Tokenizer:
 
     Args:
         directory: has tokenizer.json; else tokenizer.model or sentencepiece.bpe.model; else vocab.json and merges.txt.
-        backend: the library: "tokenizers" for the JSON files, "sentencepiece" for the models, "auto" for the first file
-            that there is.
+        backend: "tokenizers" for the JSON files, "sentencepiece" for the models, "auto" for the first file.
 
     Raises:
         CheckpointError: a file is missing or malformed.

@@ -1,7 +1,4 @@
-"""Reads what a checkpoint's JSON files say about its tokenizer, besides tokenizer.json itself.
-
-Knows the files' names and their historical variants; knows no tokenizer library.
-"""
+"""Reads what a checkpoint's JSON files say about its tokenizer, besides tokenizer.json itself."""
 
 from __future__ import annotations
 
@@ -33,10 +30,8 @@ class TokenizerFiles:
         chat_template: Jinja source, None when the checkpoint has none.
         added_tokens: those with an id in the order of the files, then special ones that are named without an id.
         named_tokens: texts of special tokens that have a role or are listed as additional ones.
-        tokenizer_class: the class that wrote the files, None when they do not say.
-        model_type: of config.json, None when it does not say.
-        switches: those of add_bos_token, add_eos_token, add_prefix_space, legacy and split_special_tokens that the
-            files set.
+        tokenizer_class: the class that wrote the files. model_type: of config.json.
+        switches: _SWITCHES that the files set.
     """
 
     special_tokens: Mapping[str, str]
@@ -52,10 +47,8 @@ class TokenizerFiles:
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     """Read tokenizer_config.json, special_tokens_map.json, added_tokens.json, the model's configs and the template.
 
-    Every file is optional.
-
     Raises:
-        CheckpointError: a file is not JSON, or a value in it has the wrong type; the text names the file.
+        CheckpointError: a file, each of which may be missing, is not JSON, or a value in it has the wrong type.
     """
     reader = _Reader(directory)
     special = reader.special_tokens()
@@ -105,11 +98,7 @@ class _Reader:
         return special
 
     def added_tokens(self, named: Sequence[AddedToken]) -> Iterator[AddedToken]:
-        """Yield tokens with an id, then those of `named` without.
-
-        Raises:
-            CheckpointError: two ids of one text, or two texts of one id.
-        """
+        """Yield tokens with an id, then those of `named` without; raises CheckpointError where two share text or id."""
         special_texts = {token.content for token in named}
         ids: dict[str, int] = {}
         listed = list(self._decoder() if "added_tokens_decoder" in self.config else self._listed())
@@ -130,11 +119,7 @@ class _Reader:
         return sources[::-1] if "added_tokens_decoder" in self.config else sources
 
     def additional_tokens(self) -> Iterator[AddedToken]:
-        """Yield special tokens without a role.
-
-        Raises:
-            CheckpointError: they are no list of tokens.
-        """
+        """Yield special tokens without a role; raises CheckpointError."""
         for path, source in self._sources():
             values = source.get("additional_special_tokens")
             if values is not None and not isinstance(values, list):

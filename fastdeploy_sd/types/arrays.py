@@ -30,11 +30,7 @@ def offsets(counts: npt.ArrayLike) -> I32:
 
 
 def take_rows(cu: I32, rows: Rows) -> tuple[Rows, I32]:
-    """Return which values the rows intp[n] of a ragged array have, in this order, and their offsets i32[n+1].
-
-    Args:
-        cu: i32[R+1], row r owns values [cu[r], cu[r+1]).
-    """
+    """Return which values the rows intp[n] of a ragged array with offsets i32[R+1] have, and their offsets i32[n+1]."""
     counts = np.diff(cu)[rows]
     taken = offsets(counts)
     shift = np.repeat(cu[:-1][rows] - taken[:-1], counts)

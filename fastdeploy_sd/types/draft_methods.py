@@ -1,7 +1,6 @@
-"""The drafting methods: name, needs, and which method may extend the drafts of which.
+"""The drafting methods: name, needs, and which method may extend the drafts of which. Imports nothing.
 
-A method is an entry here, its proposer and the keys of `speculative_config` that it reads; code that wants to know
-something of a method asks its entry and not its name. Imports nothing, as everything may ask.
+Code that must know something of a method asks its entry here and not its name.
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ class DraftMethod:
 
     Attributes:
         name: in configurations, requests and metrics.
-        proposer: ".module:class" of spec_decode, imported when it is made: it may need Paddle. The class takes
-            (SpeculativeConfig, ProposerContext), and its LoadedDraftModel where it needs a model.
+        proposer: ".module:class" of spec_decode, made from (SpeculativeConfig, ProposerContext), and a LoadedDraftModel
+            where it needs a model.
         source: of its drafts; None = it makes none.
-        keys: of `speculative_config`, those that only drafting reads, this method among others.
-        draft_weights, draft_model: ".module:function" of models, for a method that runs a model of its own: they open
-            its DraftWeights, given (target's Checkpoint, its DecoderConfig, `speculative_config.model`), and build its
-            DraftModel, given (TargetParts, DraftWeights, QuantScheme, WeightPacker, num_steps, TpGroup).
+        keys: of `speculative_config` that only drafting reads, this method among others.
+        draft_weights: ".module:function" of models that opens its DraftWeights, given (target's Checkpoint, its
+            DecoderConfig, `speculative_config.model`); "" = it has no model of its own.
+        draft_model: such a function that builds its DraftModel, given (TargetParts, DraftWeights, QuantScheme,
+            WeightPacker, num_steps, TpGroup).
         auto_key: the boolean key with which a method that chooses draws drafts from the model too.
-        chooses: it decides step by step which of the server's methods without a model draft, and how much. It drafts
-            only where it is configured.
-        subsumed_by: the method that mostly drafts the same or more: one that chooses does not ask both where
-            asking takes long; "" = none.
+        chooses: it decides step by step which of the server's methods without a model draft, and how much.
+        subsumed_by: the method that mostly drafts the same or more, so that one that chooses does not ask both.
         default_num_drafts: drafts per request and step at most, unless configured.
         is_replayable: recorded texts are all it needs.
         extensions: value of `mtp_strategy` -> the method without a model that then extends its drafts.
-        implied_strategy: the one that a key asks for too which only its method reads; "" = none.
-        file_key: the key that names a file it keeps what it learnt in, "" = it keeps none.
+        implied_strategy: the one that a key which only its method reads asks for.
+        file_key: the key that names a file it keeps what it learnt in.
         aliases: names of it that other programs have.
     """
 
@@ -69,8 +67,7 @@ class DraftMethod:
     def needs_model(self) -> bool:
         """Whether the worker loads a DraftModel for it, with a KV cache for each layer.
 
-        It drafts only where it is configured; a method without a model drafts on every server that speculates. A
-        request may ask for the log-probabilities of its drafts.
+        It drafts only where it is configured; a method without a model drafts on every server that speculates.
         """
         return bool(self.draft_model)
 

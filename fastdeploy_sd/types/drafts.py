@@ -24,8 +24,8 @@ class LogprobArrays:
     """Log-probabilities of a step's tokens; n is the largest number of alternatives asked for in the step.
 
     Attributes:
-        logprobs: f32[O], NaN where not asked for; ranks: i32[O] from 1, 0 where not asked for;
-        top_token_ids: i32[O, n], 0 where not asked for; top_logprobs: f32[O, n], NaN where not asked for.
+        logprobs, top_logprobs: f32[O], f32[O, n], NaN where not asked for.
+        ranks, top_token_ids: i32[O] from 1, i32[O, n], 0 where not asked for.
     """
 
     logprobs: F32
@@ -70,15 +70,14 @@ class LogprobArrays:
 class DraftTokens:
     """Guesses to be verified; row r owns `token_ids[cu_num_draft[r]:cu_num_draft[r+1]]`.
 
-    Attributes:
-        token_ids: i32[D].
-        cu_num_draft: i32[R+1].
-        sources: i8[D], a DraftSource each; None = all CUSTOM.
-        logprobs: over D, under the drafting model; None when no request of the step asked, or no model drafted.
-        parents: i32[D], the draft of the same row that each one follows, counted from the row's first, before it;
-            -1 = it follows the row's committed tokens. None = a chain: each follows the one before it.
+    Every draft counts as certain (one-hot) in its method: verification needs no distribution of it.
 
-    Every draft is certain (one-hot) in its method's eyes: verification needs no distribution of it.
+    Attributes:
+        token_ids, cu_num_draft: i32[D], i32[R+1].
+        sources: i8[D], a DraftSource each; None = all CUSTOM.
+        logprobs: over D, under the drafting model; None when no request asked, or no model drafted.
+        parents: i32[D], the draft of the same row that each one follows, counted from the row's first;
+            -1 = it follows the row's committed tokens. None = a chain: each follows the one before it.
     """
 
     token_ids: I32
@@ -111,8 +110,6 @@ class DraftTokens:
     @staticmethod
     def merge(num_rows: int, parts: Sequence[tuple[Rows, DraftTokens]]) -> DraftTokens:
         """Put drafts of several methods together: row r holds every part's drafts for row r, in the order of the parts.
-
-        A part's drafts follow the last one that the parts before it have in the row.
 
         Args:
             num_rows: R.

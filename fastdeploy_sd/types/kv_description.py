@@ -11,12 +11,11 @@ class KvDescription:
     """What two instances must agree on before KV goes from one to the other.
 
     Attributes:
-        device: what computes it, e.g. "CPU, avx512": another one sums in another order, and lays KV out otherwise.
+        device: e.g. "CPU, avx512": another one sums in another order, and lays KV out otherwise.
         model_fingerprint: equal only for the same weights in the same arithmetic.
         block_size: tokens per block.
         kv_format: how keys and values are stored, e.g. "bfloat16" or "int8".
-        num_layers: of the target.
-        num_kv_heads, head_dim: of a layer of the target.
+        num_layers, num_kv_heads, head_dim: of the target.
         page_bytes: of a block in each layer, the target's first, then the draft layers.
         draft_fingerprint: as model_fingerprint, of what made the draft layers; "" = there are none.
     """
@@ -43,10 +42,7 @@ _ALIKE = ("device", "kv_format", "model_fingerprint", "block_size", "num_layers"
 
 @lru_cache(maxsize=1024)
 def mismatch(decode: KvDescription, prefill: KvDescription) -> str | None:
-    """Return why KV of `prefill` is of no use to `decode`: the field, expected, got; None when it fits.
-
-    The prefill instance may have draft layers that the decode instance lacks; they are not sent.
-    """
+    """Return why KV of `prefill` is of no use to `decode`; None when it fits. Unwanted draft layers are not sent."""
     for name in _ALIKE:
         expected, got = getattr(decode, name), getattr(prefill, name)
         if expected != got:

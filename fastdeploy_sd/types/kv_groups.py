@@ -21,7 +21,6 @@ class KvGroup:
     """Layers that share the block table of each request.
 
     Attributes:
-        block_size: tokens per block.
         window: tokens that a token attends to, itself included; None = all tokens before it.
         max_step_tokens: most tokens that a step adds to a request; read only where there is a window.
     """

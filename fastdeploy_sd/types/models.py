@@ -15,13 +15,12 @@ class SpeculationInfo:
     """What requests may ask of the loaded drafting methods, and what these ask of the engine.
 
     Attributes:
-        method: what a request gets that names none.
-        methods: what it may name.
+        method: of a request that names none. methods: what it may name.
         max_draft_tokens: drafts per request and step at most (k).
-        num_lookahead_slots: KV slots from a request's newest token on that drafting writes; 0 = it writes none.
+        num_lookahead_slots: KV slots from a request's newest token on that drafting writes.
         lossy: verification may emit tokens that plain decoding would not: verify_strategy greedy or topp, for every
             request, or accept_policy accept_all, for those that draft.
-        has_draft_logprobs: whether a request may ask for draft log-probabilities.
+        has_draft_logprobs: a request may ask for draft log-probabilities.
     """
 
     method: str = NAIVE
@@ -38,8 +37,7 @@ class SpeculationInfo:
     def draft_model_of(self, method: str) -> str:
         """Name the draft model that runs along with a request that this method drafts for; "" = none.
 
-        A method without a model has none, be it that a request chose it on a server with draft models. The configured
-        method that chooses has the first one.
+        The configured method that chooses has the first one; any other without a model has none.
         """
         if self.num_lookahead_slots == 0 or not (method == self.method or METHODS[method].needs_model):
             return ""
@@ -55,12 +53,12 @@ class ModelInfo:
     """What the engine and the frontend need to know of a loaded model.
 
     Attributes:
-        kv_groups: of its layers; () = one group of full attention, with `block_size`.
         fingerprint: the same on instances that give a request the same tokens; "" = not known.
         kv_address: where this instance takes orders for the KV of prompts, "tcp://host:port"; "" = it takes none.
-        kv: what the KV of a prefill or decode instance is like; None = of neither.
+        kv: of a prefill or decode instance; None = of neither.
         weight_bytes, kv_token_bytes: of the weights that a step of one row reads, and of the KV of one token, both on
             one rank; 0 = not known.
+        kv_groups: of its layers; () = one group of full attention, with `block_size`.
     """
 
     name: str
@@ -84,8 +82,5 @@ class ModelInfo:
 
     @property
     def max_request_tokens(self) -> int:
-        """Most tokens of a request, prompt and output together: what fits into the model's context and the KV cache.
-
-        The last output token is never fed back, so its KV is never needed.
-        """
+        """Most tokens of a request, prompt and output: the last one is never fed back, so its KV is never needed."""
         return min(self.max_model_len, most_tokens(self.groups, self.num_blocks) + 1)

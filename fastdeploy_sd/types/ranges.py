@@ -1,9 +1,7 @@
 """How a dimension is cut into slices, which ranks share out: the arithmetic of the fixed tree. Knows no tensors.
 
-The kernels have it a second time, in custom_ops/cpu/kernels/shared/linear.cc.
-
 A sum over K inputs is cut into 1, 2 or 4 slices. Each is summed in order, and the slices' sums are added as a binary
-tree, whose lower part a rank has for itself:
+tree, whose lower part a rank has for itself; custom_ops/cpu/kernels/shared/linear.cc does the same:
 
     4 slices     (s0 + s1) + (s2 + s3)
     2 ranks       rank 0   +  rank 1
@@ -19,11 +17,7 @@ COUNTS = (4, 2, 1)
 
 @dataclass(frozen=True, slots=True)
 class SliceRule:
-    """How a dimension is cut: `count` slices, 1, 2 or 4, that begin at multiples of `unit`. One slice is the whole.
-
-    Raises (on construction):
-        ValueError: another count, or a unit below 1.
-    """
+    """How a dimension is cut: `count` slices, 1, 2 or 4, that begin at multiples of `unit`. One slice is the whole."""
 
     count: int = 1
     unit: int = 1
@@ -48,8 +42,7 @@ WHOLE = SliceRule()
 def halved(size: int, count: int, unit: int) -> tuple[range, ...]:
     """Cut 0..size into `count` ranges, a power of two, by halving again and again.
 
-    Of n units the left half gets n // 2; the last unit may be short. Where there are fewer units than ranges, some
-    ranges are empty.
+    Of n units the left half gets n // 2; the last unit may be short, and ranges may be empty.
     """
     bounds = [0, -(-size // unit)]
     while len(bounds) <= count:

@@ -22,10 +22,9 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What a request says about drafting. The defaults leave everything to the server's configuration.
+    """What a request says about drafting; the defaults leave everything to the server's configuration.
 
     Attributes:
-        enabled: False = no drafts for this request.
         method: one of `SpeculationInfo.methods`; None = the server's.
         num_speculative_tokens: drafts per step at most, 1 .. `SpeculationInfo.max_draft_tokens`; None = the server's.
         num_draft_logprobs: alternatives to report with each verified draft's log-probability; None = report none.
@@ -39,12 +38,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """An instance that computes the KV of prompts for others.
-
-    Attributes:
-        instance_id: its name, for logs and metrics.
-        address: where it takes such orders, "tcp://host:port".
-    """
+    """An instance that computes the KV of prompts for others; `address` is "tcp://host:port"."""
 
     instance_id: str
     address: str
@@ -52,25 +46,23 @@ class KvSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One sequence to generate; a user's request with n > 1 becomes n of these. Validated: nothing is checked again.
+    """One sequence to generate, validated; a user's request with n > 1 becomes n of these.
 
     Attributes:
         prompt_token_ids: i32[P], P >= 1.
-        max_tokens: resolved limit on generated tokens, >= 1; P + max_tokens <= ModelInfo.max_request_tokens.
-        seed: resolved, so that `philox(seed, position)` is defined also when the user gave none.
+        max_tokens: resolved, >= 1; P + max_tokens <= ModelInfo.max_request_tokens.
+        seed: resolved, so that `philox(seed, position)` is always defined.
         eos_token_ids: ids that end the request unless `sampling.ignore_eos`.
-        bad_words_token_ids: each sequence may not be completed; built from `sampling.bad_words` by the frontend.
+        bad_words_token_ids: sequences that may not be completed.
         priority: lower runs first; ties by arrival.
-        client: whose request it is, for sharing the engine fairly; requests without a name are of one client.
+        client: whose request it is, for sharing the engine fairly; those without a name are of one client.
         arrival_time: seconds since the epoch.
         cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
-        speculation: validated against the model's SpeculationInfo.
-        output_token_ids: i32[n], 0 <= n < max_tokens: tokens that were generated elsewhere. The request goes on after
-            them as after a preemption: they count like its own, and are not among its outputs.
+        output_token_ids: i32[n], 0 <= n < max_tokens, generated elsewhere: the request goes on after them as after a
+            preemption. They are not among its outputs.
         kv_source: who computes the KV of its prompt; None = the instance that has the request.
-        grammar: what its output must be, from the first token on, as text in the syntax of llguidance; "" = anything.
-        prediction_token_ids: i32[n], what the client expects the output to be, at most as long as the model's context:
-            drafts are taken from it.
+        grammar: what its output must be, in the syntax of llguidance; "" = anything.
+        prediction_token_ids: i32[n], what the client expects the output to be; drafts are taken from it.
     """
 
     request_id: RequestId
@@ -112,9 +104,8 @@ class DraftLogprob:
     """A verified draft and how sure its method was of it.
 
     Attributes:
-        draft: log-probability under the drafting model, and its alternatives.
         position: 0 for the first draft of its step.
-        accepted: whether it became output; a right draft after the token that ended the request did not.
+        accepted: it became output; a right draft after the token that ended the request did not.
     """
 
     draft: TokenLogprob
@@ -126,17 +117,14 @@ class DraftLogprob:
 class DraftCounts:
     """What verification did with drafts. Entry i of a tuple is about the draft at position i of its step.
 
-    Drafts after the token that ended the request count in no tuple: whether they were right made no difference. So
-    an accepted draft is one that became output.
+    Drafts after the token that ended the request count in no tuple, so an accepted draft is one that became output.
 
         drafts     a  b  c  d                all of them right, b ends the request
         output     a  b                      num_emitted 2, drafted, reached and accepted (1, 1)
 
     Attributes:
         num_verifications: steps that verified at least one draft of the request.
-        num_emitted: output tokens of these steps: the accepted drafts and, unless an accepted one ended the request, a
-            recovered or bonus token each; emitted / verifications is the mean acceptance length.
-        drafted, accepted: drafts verified / accepted.
+        num_emitted: output tokens of these steps; emitted / verifications is the mean acceptance length.
         reached: drafts verified whose predecessors in the step were all accepted; accepted / reached is the conditional
             acceptance of a position.
         num_predicted, num_predicted_accepted: of the drafts verified and accepted, those from the client's prediction.
@@ -168,13 +156,12 @@ class RequestOutput:
     """What one step (or an error) added to a request. `finish_reason` is set exactly once, on the last one.
 
     Attributes:
-        token_ids: the new tokens, cut at the token that ended the request (an EOS or stop token is included).
-        logprobs: one per token when asked for, else None.
+        token_ids: cut at the token that ended the request (an EOS or stop token is included).
+        logprobs, draft_logprobs: per token, and per draft verified in this step, when asked for.
         stop_reason: the stop token id that matched, when it was not an EOS.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         error: (exception class name in errors.py, message) when finish_reason is ERROR.
         metrics: set on the last output.
-        draft_logprobs: the drafts this step verified, when the request asked for them, else None.
     """
 
     request_id: RequestId

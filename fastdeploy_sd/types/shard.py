@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `size` ranks, which share a model out among them; the only one by default.
-
-    Raises (on construction):
-        ValueError: the rank is not in 0..size - 1.
-    """
+    """One of `size` ranks, which share a model out among them; the only one by default."""
 
     rank: int = 0
     size: int = 1

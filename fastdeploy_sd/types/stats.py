@@ -1,7 +1,4 @@
-"""Engine statistics as they leave the process: plain numbers that cross a process border and are rendered elsewhere.
-
-Knows no metric names of any monitoring system, and not how anything is counted.
-"""
+"""Engine statistics as they leave the process: plain numbers. Knows no metric names of any monitoring system."""
 
 from __future__ import annotations
 
@@ -12,15 +9,12 @@ from fastdeploy_sd.types import ChoiceReport, DraftCounts, FinishReason, Specula
 
 @dataclass(frozen=True, slots=True)
 class GrammarStats:
-    """What has been compiled since the start.
+    """What has been compiled for guided outputs since the start.
 
     Attributes:
-        num_compiled, num_failed: compilations, by how they ended.
-        compile_s: seconds that they took together.
         num_reused: requests whose grammar was there, or under way, when they came.
         num_kept: compiled grammars now.
-        num_masks, mask_s: masks that steps computed, one per token or draft; processor seconds for them, and for
-            following output.
+        num_masks, mask_s: masks that steps computed, one per token or draft; their processor seconds.
         num_late_masks, late_mask_s: the same off the steps.
         num_over_budget: requests that ended as their grammar took too long.
     """
@@ -39,22 +33,19 @@ class GrammarStats:
 
 @dataclass(slots=True)
 class SwapStats:
-    """Counters since the engine started, and gauges of now. Without a second level all are 0.
+    """Counters of the second level of the prefix cache since the engine started, and gauges of now.
 
     Attributes:
         num_slots: blocks that fit in. num_used_slots: of these, with content or about to get some.
-        block_bytes: bytes of a block over all layers.
+        block_bytes: of a block over all layers.
         num_restored: slots whose content came from an earlier process.
-        num_lookups: times a request had blocks that the first level lacked. num_hits: times the first of these was
-            found in a slot.
+        num_lookups: times a request had blocks that the first level lacked. num_hits: the first of these was in a slot.
         num_queried_blocks: blocks that the first level lacked, of requests that got blocks.
-        num_loaded, num_stored: blocks copied from and to slots. load_seconds, store_seconds: time in these copies.
         num_begun_stores, num_begun_loads: copies that were ordered; each is one of those below in the end.
         num_lost: blocks that were given away before they were copied.
         num_withdrawn: blocks that were no longer wanted before they were loaded.
         num_damaged: slots that did not hold what had been written.
         num_failed: copies that the system refused.
-        num_evicted: slots overwritten with another content.
         num_late: requests that stopped waiting for blocks.
     """
 
@@ -81,12 +72,9 @@ class SwapStats:
 
 @dataclass(slots=True)
 class WayStats:
-    """What went in one direction by one protocol.
+    """What went in one direction by one protocol; a page is a block in a layer.
 
-    Attributes:
-        num_pages, num_bytes: a page is a block in a layer; sent, or arrived whole and written.
-        num_transfers: transfers that ended with all their pages. seconds: of these, from the order to the end; the
-            prompt was computed meanwhile.
+    `seconds` are of complete transfers, from the order to the end; the prompt was computed meanwhile.
     """
 
     num_pages: int = 0
@@ -97,7 +85,7 @@ class WayStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Totals since the engine started. An instance that exchanges no KV has none.
+    """Totals since the engine started; an instance that exchanges no KV has none.
 
     Attributes:
         received, sent: protocol -> what went that way.
@@ -134,9 +122,8 @@ class Histogram:
     """Counted observations.
 
     Attributes:
-        bounds: upper bounds of the buckets, increasing; an observation equal to a bound belongs to its bucket.
-        counts: observations per bucket (not cumulative), len(bounds) + 1 of them: the last one has no upper bound.
-        sum: of all observations.
+        bounds: upper bounds of the buckets, increasing and included.
+        counts: per bucket, not cumulative, len(bounds) + 1 of them: the last one has no upper bound.
     """
 
     bounds: tuple[float, ...]
@@ -160,10 +147,9 @@ def _empty_histograms() -> dict[str, Histogram]:
 
 @dataclass(frozen=True, slots=True)
 class SourceCounts:
-    """What became of the drafts of one source. Entry i of a tuple is about those at position i of their step.
+    """What became of the drafts of one source, by position in their step; the words are those of `DraftCounts`.
 
-    The words are those of `DraftCounts`; all three tuples are as long as the source's latest position plus one. A
-    source that extends another's drafts starts after them: its first entries are 0.
+    A source that extends another's drafts starts after them: its first entries are 0.
     """
 
     drafted: tuple[int, ...] = ()
@@ -178,39 +164,26 @@ class EngineStats:
     Attributes:
         num_requests: submitted and taken.
         num_finished: finish reason -> requests that ended that way; every reason has a key.
-        num_preemptions: times a request lost its blocks and was put back into the queue.
-        num_steps: steps executed.
-        num_prompt_tokens: prompt tokens of requests whose first token has been produced.
-        num_generated_tokens: committed output tokens.
+        num_prompt_tokens: of requests whose first token has been produced.
         num_prefix_queries, num_prefix_hits: requests looked up in the prefix cache / with at least one block found.
-        num_prefix_query_tokens: the same in tokens. num_prefix_hit_tokens, num_prefix_swap_hit_tokens: found in the
-            first and in the second level. All of first admissions only: what a preempted request finds of its own
-            blocks would flatter the rate.
-        swap: the second level.
-        transfers: KV from and to other instances.
+        num_prefix_query_tokens, num_prefix_hit_tokens, num_prefix_swap_hit_tokens: the same in tokens; found
+            in the first and in the second level. Of first admissions only: a preempted request finds its own blocks.
         drafts: DraftSource name in lower case -> what became of its drafts; only sources that drafted.
-        verifications: method of the request -> the sum of the DraftCounts of its requests, running and ended; only
-            methods that had drafts verified.
-        timings_ms: phase of a step (as the executor names it: batch, forward, verify, draft) -> total milliseconds.
-        choice: of a drafting method that chooses by itself, as of the latest step; None = there is none.
-        num_kv_arrivals, num_kv_cancels: requests that waited for KV from elsewhere, and got what there was / were
+        verifications: method -> the sum of the DraftCounts of its requests; only methods that had drafts verified.
+        timings_ms: phase of a step (batch, forward, verify, draft) -> total milliseconds.
+        choice: of a drafting method that chooses by itself, as of the latest step.
+        num_kv_arrivals, num_kv_cancels: requests that waited for KV from elsewhere and got what there was / were
             preempted or ended meanwhile.
         num_supplied_tokens: where from -> tokens whose KV came from elsewhere. num_kv_failures: why -> requests for
             which it did not.
-        grammars: of requests with guided outputs.
-        num_running, num_waiting, num_preempted_waiting: requests now; those that are admitted and not ready yet count
-            as running, and the last is a part of the second.
-        num_waiting_for_kv: those of num_running whose KV is on its way.
-        num_waiting_for_grammar: those of num_waiting whose grammar is being compiled.
+        num_running: admitted, ready or not. num_waiting_for_kv: those of them whose KV is on its way.
+        num_preempted_waiting, num_waiting_for_grammar: parts of num_waiting.
         num_waiting_tokens: prompt tokens of the waiting requests.
-        max_num_seqs: limit of num_running.
-        speculation: the drafting that requests may ask for.
-        block_size: tokens per block.
         num_blocks: total = free + cached + referenced by running requests.
-        num_free_blocks: without content. num_cached_blocks: with reusable content, given away when free ones run out.
+        num_free_blocks: without content. num_cached_blocks: with reusable content.
         histograms: by the names of `HISTOGRAM_BOUNDS`. ttft_s arrival to first token; tpot_s mean time per output
             token after the first; e2e_s arrival to end; queue_s arrival to first schedule; inference_s first schedule
-            to end; prefill_s first schedule to first token; decode_s first token to end; the rest are token counts.
+            to end; prefill_s first schedule to first token; decode_s first token to end; the others are token counts.
     """
 
     num_requests: int = 0

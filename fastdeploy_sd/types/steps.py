@@ -18,7 +18,7 @@ class Calibration:
     """How well the drafts of one source were judged.
 
     Attributes:
-        num_scored: drafts that were compared with the text, verified or not, each after those before it were right.
+        num_scored: drafts compared with the text, verified or not, each after those before it were right.
         expected, observed: how many of them should have been right, and were.
         squared_error: the sum of the squared differences between a draft's probability and what became of it.
     """
@@ -34,11 +34,11 @@ class ChoiceReport:
     """Totals since the start, but for `gain` and `reason`.
 
     Attributes:
-        gain: tokens per second over what plain decoding would have given in the latest steps; 0 = not known yet.
+        gain: tokens per second over those of plain decoding in the latest steps; 0 = not known yet.
         reason: why the latest step got no drafts, a key of `num_steps`; "" = it got some.
-        num_steps: what was decided -> steps: `drafts`; or why there are none: `low_gain` (none was worth its time),
-            `load` (no draft could be, with so many rows in the step), `request` (no request allows any), `no_drafter`
-            (no source offered any), `comparison` (a plain step now and then, to compare with).
+        num_steps: what was decided -> steps: `drafts`, or why there are none: `low_gain` (none is worth its time),
+            `load` (none can be, with so many rows), `request` (no request allows any), `no_drafter` (no source offers
+            any), `comparison` (a plain step to compare with).
         predicted_s, measured_s: time of the steps for which it was predicted.
         calibrations: DraftSource name in lower case -> how well its drafts were judged.
     """
@@ -56,11 +56,10 @@ class NewRequest:
     """First sight of a request for the worker, also when it comes back after preemption.
 
     Attributes:
-        token_ids: i32[n], prompt and committed output so far.
-        num_prompt_tokens: the first `num_prompt_tokens` of token_ids are the prompt.
+        token_ids: i32[n], the prompt and then the committed output so far.
         block_ids: of its KV groups, one group after the other; -1 where a group needs no block.
         num_blocks: how many of them are of each group; () = there is one group.
-        is_draft_ahead: whether draft layers have the KV of one token more than the target; see KvArrival.
+        is_draft_ahead: draft layers have the KV of one token more than the target; see KvArrival.
     """
 
     request: Request
@@ -88,15 +87,14 @@ class SchedulerOutput:
     """One step's plan. Row r is request_ids[r] in every array.
 
     Attributes:
-        new: requests the worker has not seen (or has forgotten after preemption), a subset of request_ids.
-        deltas: known requests whose block table grew, a subset of request_ids.
+        new: requests the worker has not seen, or has forgotten after preemption.
+        deltas: known requests whose block table grew.
         num_computed_tokens: i32[R], tokens whose KV is already in the cache.
         num_new_tokens: i32[R] >= 1, tokens to run now, drafts included.
         draft: the drafts among them; row r's are its last `num_draft[r]` new tokens.
-        max_draft_len: i32[R], how many drafts the proposer may return for the next step; 0 where it rests.
+        max_draft_len: i32[R], how many drafts the proposer may return for the next step.
         finished_ids, preempted_ids: requests whose worker state must be dropped before this step.
-        num_prompt_tokens_ahead: of prompts that the next step is likely to hold, as far as is known now; 0 where
-            nothing drafts.
+        num_prompt_tokens_ahead: of prompts that the next step probably holds; 0 where nothing drafts.
     """
 
     step_id: int
@@ -127,19 +125,12 @@ class SchedulerOutput:
         )
 
     def with_lengths(self, num_tokens: I32) -> SchedulerOutput:
-        """Return the plan over the tokens that there are: a row starts at its request's newest one at the latest.
-
-        Args:
-            num_tokens: i32[R], committed; of a row whose request has left, any number from 1 on.
-        """
+        """Return the plan over i32[R] committed tokens: a row starts at its newest one at the latest."""
         return replace(self, num_computed_tokens=np.minimum(self.num_computed_tokens, num_tokens - 1))
 
 
 class StepView:
-    """A value over memory that the next step writes again: it holds until that step begins. `kept` returns one to keep.
-
-    Base of dataclasses.
-    """
+    """Base of dataclasses over memory that the next step writes again; `kept` returns one to keep."""
 
     __slots__ = ()
 
@@ -161,13 +152,10 @@ class SamplingArrays:
     Attributes:
         table_rows: i32[R].
         temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: f32[S].
-        top_k: i32[S], 0 = off.
-        seed: u64[S].
-        num_logprobs: i32[S], -1 = not asked for.
+        top_k: i32[S], 0 = off. seed: u64[S]. num_logprobs: i32[S], -1 = not asked for.
         count_rows: i32[S], row of token_counts, -1 = no penalty applies to the request.
         token_counts: i32[num_count_rows, V]: bits 0..29 count the token in the output, bit 30 says it is in the prompt.
-        num_bias, bias_token_ids, bias_values: i32[S], i32[S, B], f32[S, B]; a request's logit_bias is the first
-            num_bias of its row.
+        num_bias, bias_token_ids, bias_values: i32[S], i32[S, B], f32[S, B]; the first num_bias of a row hold.
         cu_mask, mask_token_ids: i32[L+1], i32[K] tokens forbidden per logits row (bad words, min_tokens).
         allowed_rows, allowed_bits: i32[L], i32[M, W >= ceil(V/32)] tokens that a grammar allows per logits row: bit
             i % 32 of word i / 32 in the row's row of allowed_bits; -1 = all.
@@ -238,16 +226,13 @@ class StepResult(StepView):
     """What the worker returns. Rows follow the plan's request_ids. Its drafts hold for longer than the step.
 
     Attributes:
-        drafts: guesses for the next step, at most max_draft_len[r] in row r, and so few that the request's max_tokens
-            leave room for one token after them; 0 while the prompt is unfinished.
-        failed: requests whose computation broke (non-finite logits, a kernel that refused their row), with what
-            `RequestOutput.error` says of it; their rows carry no output.
+        drafts: for the next step, at most max_draft_len[r] in row r, with room for one token after them.
+        failed: requests whose computation broke -> `RequestOutput.error`; their rows carry no output.
         timings_ms: e.g. {"batch": .., "forward": .., "verify": .., "draft": ..}.
-        choice: of a drafting method that chooses by itself; None = there is none.
-        skip_draft_steps: after so many of the next steps nothing is drafted, unless one has a new request: their plans
-            need not say what may be drafted.
-        held: requests that no step may have until `Grammars.take_masked` names them. Their rows carry no output where
-            the step came too early for them: they run the same tokens again.
+        choice: of a drafting method that chooses by itself.
+        skip_draft_steps: in so many of the next steps nothing is drafted, unless one has a new request.
+        held: requests that no step may have until `Grammars.take_masked` names them. A row that came too early carries
+            no output: it runs the same tokens again.
     """
 
     step_id: int

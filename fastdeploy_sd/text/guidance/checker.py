@@ -24,11 +24,10 @@ _MAX_WAYS_TRIED = 64
 
 
 class GrammarChecker:
-    """Compiles grammars as an engine would, and forgets them. Runs where its work is limited and delays no request.
+    """Compiles grammars as an engine would, and forgets them.
 
     Args:
-        vocabulary: of the model; None = it cannot be used.
-        reason: why not.
+        vocabulary: of the model; None = it cannot be used, for `reason`.
     """
 
     def __init__(self, vocabulary: LLTokenizer | None, reason: str = "") -> None:
@@ -92,10 +91,7 @@ def _has_way_without(matcher: LLMatcher, forbidden: frozenset[int]) -> bool:
 
 
 def _first_error(matcher: LLMatcher, allowed: bytes) -> str:
-    """Return why a text of a few tokens cannot be followed, as the grammar is too large; "" = it can.
-
-    Most that is too large shows at once: where the members of an object are open, or the parts of a sequence.
-    """
+    """Return why a text of a few tokens cannot be followed, as the grammar is too large; "" = it can."""
     choice, first = random.Random(0), (matcher, allowed)
     matcher = matcher.deep_copy()
     for _ in range(_NUM_TRIED):

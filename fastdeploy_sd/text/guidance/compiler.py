@@ -1,7 +1,4 @@
-"""Compiles grammars to matchers in a thread of its own, and caches them.
-
-One store per engine. Its thread runs below the priority of the steps', and the library lets others run meanwhile.
-"""
+"""Compiles grammars to matchers in a thread below the priority of the steps', and caches them."""
 
 from __future__ import annotations
 
@@ -31,12 +28,7 @@ _STACK_SIZE = threading.Lock()  # it is set for all threads that are started mea
 
 @dataclass(slots=True)
 class _Entry:
-    """A grammar that requests use or have used.
-
-    Attributes:
-        num_users: requests between `prepare` and `release`.
-        matcher: in the state before the first token; None = not compiled, or `error` says why it cannot be.
-    """
+    """A grammar that requests use or have used; its matcher is in the state before the first token."""
 
     num_users: int = 0
     matcher: LLMatcher | None = None
@@ -59,12 +51,10 @@ class GrammarStore:
     """Compiles grammars and hands out matchers; see interfaces.grammars.Grammars. Close it at the end.
 
     A grammar is kept from the `prepare` of its first request to the `release` of the last, and then while it is among
-    the last ones used. No more than `max_used` are compiled for requests at a time: the others wait, so that memory is
-    bounded however many requests wait in a queue.
+    the last ones used.
 
     Args:
-        vocabulary: of the model.
-        max_used: grammars of requests compiled at a time; at least as many as requests run.
+        max_used: grammars of requests compiled at a time, so that memory is bounded; at least as many as requests run.
         max_idle: grammars kept in addition.
         limits: of each grammar; None = `limits_of` it.
 
@@ -162,7 +152,7 @@ class GrammarStore:
         return masked
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher of its own, in the state before the first token, for a request with a ready grammar.
+        """Return a request's own matcher of a ready grammar, in the state before the first token.
 
         Raises:
             InternalError: the grammar is not ready.
@@ -173,10 +163,9 @@ class GrammarStore:
         return entry.matcher.deep_copy()
 
     def renewed(self, grammar: str) -> LLMatcher:
-        """Return a matcher as `matcher` does, compiled anew at once. From now on the others are copies of this one.
+        """Return a matcher as `matcher` does, compiled anew at once; from now on the others are copies of this one.
 
-        Matchers of a grammar share what the library has worked out of it so far, which is limited in size. For threads
-        of `start_thread`.
+        Matchers of a grammar share automata of limited size. For threads of `start_thread`.
 
         Raises:
             InternalError: the grammar is not ready, or memory is exhausted.

@@ -1,7 +1,6 @@
 """Turns structured output options (JSON schema, regex, choice, grammar) into a grammar. Knows no vocabulary.
 
-Every grammar here is text in the library's Lark syntax with a rule `start`, so that code that composes grammars
-(reasoning in front, the marks of a tool call around) can embed it.
+Every grammar is text in the library's Lark syntax with a rule `start`, so that it can be embedded in another.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ class StructuredOutputs:
     """The form that an output must have: exactly one of the first five.
 
     Attributes:
-        json: a JSON schema, as an object or as its text; the output is a JSON value that it describes.
+        json: a JSON schema, as an object or as its text.
         json_object: true = any JSON object.
         regex: the whole output matches it, as if it began with ^ and ended with $.
         choice: the output is one of these texts.
         grammar: in the syntax of Lark, or GBNF as llama.cpp has it; its rule `start` (`root`) derives the output.
-        whitespace_pattern: of JSON: a regular expression of what may stand between its parts. None = one space after
+        whitespace_pattern: a regular expression of what may stand between the parts of JSON. None = one space after
             each comma and colon.
-        disable_any_whitespace: of JSON: true = not even that.
+        disable_any_whitespace: true = not even that.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -64,11 +63,7 @@ class StructuredOutputs:
 
     @classmethod
     def of(cls, given: Any, field: str) -> StructuredOutputs:
-        """Return what was given, itself or a mapping of some attributes by name, with the types that they have.
-
-        Raises:
-            BadRequest: naming the attribute within `field`, what was expected and what came.
-        """
+        """Return what was given, itself or some attributes by name; raises BadRequest naming the attribute."""
         if isinstance(given, cls):
             return given
         names = [f.name for f in fields(cls)]
@@ -87,8 +82,8 @@ def grammar_of(outputs: StructuredOutputs, field: str) -> str:
     """Return the grammar of what a client asked for.
 
     Args:
-        field: what the client calls it, e.g. "response_format.json_schema.schema". Where one of several attributes can
-            be meant, its name is added.
+        field: what the client calls it, e.g. "response_format.json_schema.schema"; an attribute's name is added where
+            several can be meant.
 
     Raises:
         BadRequest: none or several of the kinds are given, a value has the wrong type or is too large, or the schema is
@@ -121,10 +116,7 @@ _FIELDS_OF_ONE = ("response_format", "schema", "format", "parameters", *(f"guide
 
 
 def json_grammar(schema: Mapping[str, Any], field: str, outputs: StructuredOutputs | None = None) -> str:
-    """Return the grammar of the JSON values that a schema describes.
-
-    Args:
-        outputs: says what stands between the parts of the value.
+    """Return the grammar of the JSON values that a schema describes, `outputs` saying what stands between their parts.
 
     Raises:
         BadRequest: the schema is too large, or not one whose words can all be kept.
@@ -140,11 +132,7 @@ def json_block(schema: Mapping[str, Any], field: str, outputs: StructuredOutputs
 
 
 def verify_schema(schema: Mapping[str, Any], field: str) -> None:
-    """Refuse a schema that the grammar library must not get, for whatever grammar it would be a part of.
-
-    Raises:
-        BadRequest: as `json_grammar`.
-    """
+    """Refuse a schema that the grammar library must not get, in whatever grammar; raises BadRequest."""
     if _OPTIONS in schema:
         raise BadRequest(f"{field}: expected no {_OPTIONS}, got one", param=_param(field))
     try:

@@ -1,4 +1,8 @@
-"""How much a grammar may cost in total and per step, and the library's errors in words for a client."""
+"""How much a grammar may cost in total and per step, and the library's errors in words for a client.
+
+A request with expensive masks gets fewer drafts, as each has a mask of its own. A mask that is more than its share of
+a step is computed outside of the step; if that lasts too long, the request ends.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +62,7 @@ def limits_of(grammar: str) -> LLParserLimits:
 
 
 def library_error(text: str, *, shows_place: bool = False) -> str:
-    """Return what the library says of a grammar in one line, without its excerpt of the grammar.
-
-    Args:
-        shows_place: keep "at LINE(COLUMN)", for a grammar that a client has written itself.
-    """
+    """Return what the library says of a grammar in one line; `shows_place` keeps "at LINE(COLUMN)"."""
     lines = [line.strip() for line in text.splitlines() if not _EXCERPT.match(line)]
     line = " ".join(filter(None, lines)).replace("<non-verbose/>", "").strip()
     line = line if shows_place else _PLACE.sub("", line)
@@ -80,12 +80,9 @@ _MAX_DIGITS = 9
 
 
 def check_repeats(regex: str) -> None:
-    """Refuse a regular expression that is too long when `x{5}` is written as `xxxxx`.
+    """Refuse a regular expression that is too long when `x{5}` is written as `xxxxx`; raises ValueError.
 
     What is no regular expression passes: it is for the library to refuse.
-
-    Raises:
-        ValueError: "expected ..., got ...".
     """
     sizes, last, i = [0], 0, 0  # of the groups that are open; of what a repetition would be about
     while i < len(regex):
@@ -144,7 +141,7 @@ def share_s(num_requests: int) -> float:
 
 
 class MaskCost:
-    """The cost of one request.
+    """The cost of one request's token masks, which limits its drafts.
 
     Attributes:
         row_s: seconds that a row is expected to take: its mask, and the token in front of it.

@@ -17,19 +17,14 @@ class WornError(Exception):
 class OutputMatcher:
     """A matcher of one request, and the ids that end it.
 
-    The library has a state of its own for a grammar that is complete: it then takes no token but, once, one that ends
-    the request, and does not count that among the tokens that it would take. Here such an id is a token as any other.
-
-    What may come later is found out by copies, which share all that is large, and take less than a microsecond. The
-    library's own way back, `rollback`, leaves a wrong state after tokens that a grammar names by their ids.
-
-    Matchers of one grammar share automata that grow with what any of their requests writes, up to a limit. There a
-    request goes on with new ones, so that none ends because of what others have written.
+    The library's matcher stops at a complete grammar and then takes one more token, uncounted, that ends the request;
+    here such an id is a token as any other. What may come later is found by copies, which take less than a microsecond:
+    the library's `rollback` leaves a wrong state after tokens that a grammar names by their ids.
 
     Args:
         matcher: in the state before the first output token.
         end_token_ids: those that end the request; not empty.
-        renewed: makes such a matcher with new automata.
+        renewed: makes such a matcher with new automata: those of a grammar's matchers grow together up to a limit.
     """
 
     def __init__(self, matcher: LLMatcher, end_token_ids: tuple[int, ...], renewed: Callable[[], LLMatcher]) -> None:
@@ -48,9 +43,7 @@ class OutputMatcher:
         return self._refused
 
     def consume(self, token_ids: list[int]) -> None:
-        """Continue after output; what follows an id that ends the request is ignored.
-
-        A token that the grammar does not allow makes `error` say so.
+        """Continue after output, up to an id that ends the request; a token that is not allowed makes `error` say so.
 
         Raises:
             WornError: nothing was taken. It can be after `renew`.
@@ -77,10 +70,7 @@ class OutputMatcher:
     def states(self, token_ids: Sequence[int]) -> Iterator[LLMatcher | None]:
         """Make matchers after zero, one ... of the tokens, up to the first that is not allowed.
 
-        After an id that ends the request the matcher is None, and it is the last one.
-
-        Raises:
-            WornError: it is not known whether a token may follow.
+        The last one is None after an id that ends the request; raises WornError where it is not known what may follow.
         """
         if self._refused or self._has_ended:
             return
@@ -100,9 +90,7 @@ class OutputMatcher:
             last = following
 
     def renew(self) -> list[int]:
-        """Begin anew with new automata; return the output, which must be consumed again.
-
-        For a grammar whose automata are at their limit. Costs what compiling it costs.
+        """Begin anew with new automata, for what compiling costs; return the output, which must be consumed again.
 
         Raises:
             InternalError: it could not be compiled.
@@ -131,8 +119,7 @@ class OutputMatcher:
     def forced(self, max_tokens: int) -> list[int]:
         """Return the tokens that must follow, as many as are wanted at most.
 
-        Where the grammar forces a text and not its tokens, they are those that the tokenizer makes of it: others may
-        follow as well. A complete output is followed by the first id that ends the request.
+        Where the grammar forces a text, others may spell it too. A complete output is followed by the first ending id.
         """
         if max_tokens <= 0 or self._refused or self._has_ended:
             return []

@@ -1,8 +1,7 @@
 """Grammars for reasoning models: the answer's grammar begins after the reasoning, whose length may be limited.
 
-The thinking is any text up to its closing mark. Where the vocabulary hides the mark, only its token ends the thinking;
-else its text does, however it is spelled in tokens, as where answers are split (text/reasoning.py). A
-limit counts tokens, so it takes marks that are one token each.
+Where the vocabulary hides the closing mark, only its token ends the thinking; else its text does, however it is
+spelled in tokens. A limit counts tokens, so it takes marks that are one token each.
 """
 
 from __future__ import annotations
@@ -21,13 +20,7 @@ _BLANKS = "BLANKS: /[ \\t\\r\\n]{0,8}/"
 
 
 class ThinkingGrammar:
-    """Puts the thinking in front of grammars.
-
-    Args:
-        form: the marks of the model.
-        tokenizer: of the model.
-        eos_token_ids: what ends a request, and therefore no thinking.
-    """
+    """Puts the thinking in front of grammars; `eos_token_ids` end a request, and therefore no thinking."""
 
     def __init__(self, form: ReasoningFormat, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._form = form
@@ -40,7 +33,6 @@ class ThinkingGrammar:
 
         Args:
             grammar: of what follows the thinking, in the library's Lark; "" = anything may.
-            start: where the answer begins.
             max_tokens: of the thinking, without its marks; None = no limit.
 
         Raises:

@@ -1,8 +1,7 @@
 """Validates a JSON schema before the grammar library compiles it.
 
-The library refuses the words that it does not know. What it takes and must not is refused here: words of the wrong
-kind, which it leaves out where the type does not need them; bounds that it does not hold exactly; references that never
-come to a value; and what costs it time, memory or its stack outside of its own limits.
+The library refuses unknown words. Refused here is what it takes and must not: words of the wrong kind, bounds that it
+does not hold exactly, references that never come to a value, and what costs it time, memory or its stack.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ MAX_OPTIONAL = 1_000
 
 
 def check_schema(schema: object) -> None:
-    """Refuse a JSON schema that the grammar library must not get.
-
-    Args:
-        schema: as parsed; need not be a schema at all.
+    """Refuse a JSON schema, or anything else, that the grammar library must not get.
 
     Raises:
         ValueError: "<JSON pointer>: expected ..., got ..." of a fault; the pointer of the whole is "".
@@ -138,9 +134,9 @@ class _Nodes:
                 )
 
     def check_bounds(self) -> None:
-        """Refuse an exclusive whole bound with the other one less than 1 away: the library takes the first for allowed.
+        """Refuse an exclusive whole bound with the other one less than 1 away, which the library takes for allowed.
 
-        Bounds of several subschemas are taken together where one subschema may say more of another's value.
+        Bounds of several subschemas are taken together where one may say more of another's value.
         """
         schemas = {place: schema for place, schema in self._schemas.items() if isinstance(schema, dict)}
         groups = [[place] for place in schemas]

@@ -34,14 +34,13 @@ class TokenTable(SegmentEncoder, Protocol):
 def make_vocabulary(tokenizer: TokenTable, vocab_size: int, eos_token_ids: Iterable[int]) -> LLTokenizer:
     """Return the vocabulary of a model.
 
-    A token that text does not show, and one that ends a request, has no bytes: only a grammar that names it
-    (`<|im_start|>`, `<[151645]>`) allows it, and the end of a grammar allows each of the latter. An id without a token
-    is never allowed.
+    A token that text does not show, or that ends a request, has no bytes: only a grammar that names it (`<|im_start|>`,
+    `<[151645]>`) allows it, and the end of a grammar each of the latter.
 
     Args:
-        tokenizer: of the model. It is kept, to write forced text as the model was taught to.
+        tokenizer: it is kept, to write forced text as the model was taught to.
         vocab_size: of the model, which may have more ids than the tokenizer, or fewer.
-        eos_token_ids: the model's; the tokenizer's own count too, as they do for requests.
+        eos_token_ids: the model's; the tokenizer's own count too.
 
     Raises:
         VocabularyError: what bytes a token stands for depends on its neighbours, or nothing ends a request.
@@ -63,11 +62,7 @@ def make_vocabulary(tokenizer: TokenTable, vocab_size: int, eos_token_ids: Itera
 
 
 def load_vocabulary(directory: Path, backend: str, vocab_size: int, eos_token_ids: Iterable[int]) -> LLTokenizer:
-    """Return the vocabulary of a checkpoint; arguments as for `load_tokenizer` and `make_vocabulary`.
-
-    Raises:
-        VocabularyError: the tokenizer cannot be loaded, or as `make_vocabulary`.
-    """
+    """Return the vocabulary of a checkpoint; raises VocabularyError, also where no tokenizer loads."""
     from fastdeploy_sd.text.tokenizer import load_tokenizer
 
     try:
@@ -90,7 +85,7 @@ class _Tokens:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Write a text in tokens, none of which text hides; called for text that a grammar forces.
+        """Write a text that a grammar forces in tokens, none of which text hides.
 
         What the tokenizer would join with the text before it is written in the longest tokens that fit.
         """

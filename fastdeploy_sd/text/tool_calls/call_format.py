@@ -11,12 +11,7 @@ from fastdeploy_sd.text.tool_calls.scanner import Reader, Scanner, Sink
 
 @dataclass(frozen=True, slots=True)
 class CallableFunction:
-    """A function that a request offers, as far as reading its calls needs it.
-
-    Attributes:
-        text_parameters: those whose values are always texts, whatever they look like.
-        nullable_texts: those whose values are texts or null.
-    """
+    """A function that a request offers, and which of its parameters are always texts, or texts or null."""
 
     name: str
     text_parameters: tuple[str, ...] = ()
@@ -42,8 +37,7 @@ class ParameterText:
 class CallText:
     """How calls are written: each with text around its name and its arguments, all with text around them.
 
-    Attributes:
-        parameters: of each parameter; None = the arguments are a JSON object.
+    `parameters` is of each parameter; None = the arguments are a JSON object.
     """
 
     before_name: str
@@ -57,14 +51,13 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A format.
+    """A tool call format.
 
     Attributes:
         models: who writes it, for the documentation.
         openings: what a call, or a list of them, begins with.
         read: makes the reader of what follows an opening.
-        text: how it is written.
-        only_first: see Scanner.
+        only_first: openings begin a call only before all content, or right after another call.
         markers: texts that are hidden tokens in some vocabularies.
         signs: a chat template of these models has all the texts of one of these groups.
     """
@@ -88,9 +81,7 @@ class CallFormat:
         """Return what finds calls of these functions in one answer.
 
         Args:
-            read_bare: makes the reader of bare calls (BARE_OPENINGS), which an answer may begin with; None = an answer
-                has none but those of the format.
-            ends_after_calls: see Scanner.
+            read_bare: makes the reader of bare calls (BARE_OPENINGS) at the beginning; None = there are none.
         """
         named = {function.name: function for function in functions}
         readers = dict.fromkeys(self.openings, self.read)

@@ -160,9 +160,7 @@ def find_format(name: str | None, chat_template: str | None) -> str | None:
     """Return the name of the format that `--tool-call-parser` asks for, None = calls are not read.
 
     Args:
-        name: a format, another server's name of one, or "auto": the one that the chat template speaks, GENERIC where
-            it speaks none that is known.
-        chat_template: of the checkpoint, None = it has none.
+        name: a format, another server's name of one, or "auto": the one that the chat template speaks, or GENERIC.
 
     Raises:
         ConfigError: there is no such format.
@@ -193,10 +191,9 @@ class ToolOptions:
     """The functions that an answer may call.
 
     Attributes:
-        format: name of the model's format.
         reads_bare: calls without the format's marks are read, too, where an answer begins with them.
-        ends_after_calls: text after a call that begins no other call ends the answer.
         is_legacy: the answer says `function_call`, OpenAI's older name of its only call.
+        ends_after_calls: text after a call that begins no other call ends the answer.
     """
 
     format: str

@@ -1,7 +1,7 @@
 """Grammars of calls, in the format that the model's parser reads, so that a guided call always parses.
 
-Calls that are wanted begin the answer. A call that the model may make or not is guided from its opening on; the text in
-front of it is free. What is guided ends with the text that the format puts after it.
+Calls that are wanted begin the answer. One that the model may make or not is guided from its opening on, up to the text
+that the format puts after it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def is_guided(use: ToolUse) -> bool:
 def ends_after_calls(form: CallFormat, use: ToolUse) -> bool:
     """Return whether wanted calls end where the model, left free after one, does not begin another.
 
-    A model that could only go on with a call or end would be made to call more than it wants, where its habit is to
-    write something else after a call. Where marks are around all calls, it chooses between the next and the last.
+    A model that could only go on with a call or end would call more than it wants. Where marks are around all calls, it
+    chooses between the next and the last.
     """
     return use.mode is ToolMode.REQUIRED and not use.takes_one_call and form.has_separate_calls
 
@@ -49,11 +49,10 @@ def tool_grammar(
     """Return the grammar that a guided answer follows.
 
     Args:
-        form: of the model.
         use: what is offered and wanted; the schemas are valid.
         hidden_ids: text -> id of the tokens that text does not show.
         content: the grammar of an answer that calls nothing, where that is guided too.
-        reads_bare: calls without the format's marks are read, too; see ToolOptions. Only where arguments are JSON.
+        reads_bare: see ToolOptions; only where arguments are JSON.
 
     Raises:
         BadRequest: the format has no way to write a parameter.

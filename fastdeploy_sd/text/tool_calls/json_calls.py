@@ -54,13 +54,11 @@ def read_json(sink: Sink, opening: str, functions: Functions) -> Reader:
 
 
 def read_bare(sink: Sink, opening: str, functions: Functions, tagged: CallFormat | None = None) -> Reader:
-    """Calls that an answer begins with and that have no marks, in Markdown fences or not: JSON objects, or a list of
-    them. A fence may also hold calls of a format with marks.
+    """JSON objects, or a list of them, without marks, in Markdown fences or not, that an answer begins with.
+
+    A fence may also hold calls of `tagged`, a format with marks.
 
     Source: answers of Qwen2.5-Coder-Instruct, 0.5B and 1.5B.
-
-    Args:
-        tagged: the format with marks, None = there is none.
     """
     is_fenced = opening == _FENCE
     char = (yield from _read_fence()) if is_fenced else opening

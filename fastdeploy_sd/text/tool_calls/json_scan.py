@@ -40,8 +40,7 @@ class JsonScan:
     """The scan of one object or list; it ends with its closing bracket.
 
     Attributes:
-        member: the key of the outermost object to whose value the last character belongs, None = to none; of a list
-            it means nothing.
+        member: the key of the outermost object to whose value the last character belongs, None = to none.
     """
 
     def __init__(self) -> None:
@@ -55,11 +54,7 @@ class JsonScan:
         self._key = ""
 
     def push(self, char: str) -> bool:
-        """Take the next character; return whether the value is complete with it.
-
-        Raises:
-            Malformed: no JSON begins like this.
-        """
+        """Take the next character; return whether the value is complete with it; raises Malformed."""
         is_inside = len(self._open) > 1 or (len(self._open) == 1 and self._expect in _TEXTUAL and not self._is_key)
         if self._expect is _Expect.SCALAR:
             if self._continues_scalar(char):

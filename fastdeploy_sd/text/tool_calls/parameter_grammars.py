@@ -1,4 +1,7 @@
-"""Grammars of the parameters of a call: one JSON object, or values one by one between tags."""
+"""Grammars of the parameters of a call: one JSON object, or values one by one between tags.
+
+Source: the syntax is that of llguidance (docs/syntax.md there), a dialect of Lark's.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 
 class GrammarRules:
-    """Rules by name.
-
-    Args:
-        hidden_ids: text -> id of the tokens that text does not show; they stand in a grammar as tokens.
-    """
+    """Rules by name; `hidden_ids` of texts that are not shown stand in a grammar as tokens."""
 
     def __init__(self, hidden_ids: Mapping[str, int]) -> None:
         self._hidden_ids = hidden_ids
@@ -55,11 +54,7 @@ class GrammarRules:
         return json.dumps(text, ensure_ascii=False)
 
     def json(self, schema: Mapping[str, Any], *, is_lenient: bool) -> str:
-        """Return what matches JSON of a schema.
-
-        Args:
-            is_lenient: keywords that the library does not know are passed over, else the grammar is refused.
-        """
+        """Return what matches JSON of a schema; `is_lenient` passes over keywords that the library does not know."""
         options = {**_SPACING, "lenient": True} if is_lenient else _SPACING
         return self.add(f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}")
 
@@ -83,10 +78,7 @@ _COMBINED = ("allOf", "oneOf", "not", "if", "patternProperties", "dependentSchem
 
 
 def parameters_rule(rules: GrammarRules, form: CallFormat, tool: Tool, *, has_schema: bool) -> str:
-    """Return what matches the parameters of a call.
-
-    Args:
-        has_schema: they follow the function's schema, else only the form of any.
+    """Return what matches the parameters of a call, with `has_schema` by the function's schema, else any.
 
     Raises:
         BadRequest: the format cannot write them.
@@ -101,10 +93,7 @@ def parameters_rule(rules: GrammarRules, form: CallFormat, tool: Tool, *, has_sc
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have no other members than those it describes, unless it says that they may.
-
-    The parameters of a function are its signature: a call with others is one that fails.
-    """
+    """Return a schema whose objects have only the members that it describes, unless it says otherwise: a signature."""
     result = dict(schema)
     for key in _MAPS:
         if isinstance(schema.get(key), Mapping):

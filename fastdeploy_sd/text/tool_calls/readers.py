@@ -1,4 +1,4 @@
-"""Readers of single things in calls: literal text, names, JSON, and text up to a tag.
+"""Readers of single things in calls: literal text, names, JSON, and text up to a tag. They raise Malformed.
 
 Each takes exactly the characters of its thing, or begins with one that was taken already and says so.
 """
@@ -27,11 +27,7 @@ def read_space() -> CharReader:
 
 
 def read_literal(text: str, first: str = "") -> VoidReader:
-    """Read this text, of which `first` was taken already.
-
-    Raises:
-        Malformed: another one comes.
-    """
+    """Read this text, of which `first` was taken already."""
     if not text.startswith(first):
         raise Malformed
     for expected in text[len(first) :]:
@@ -40,11 +36,7 @@ def read_literal(text: str, first: str = "") -> VoidReader:
 
 
 def read_one_of(texts: Iterable[str], first: str = "") -> CharReader:
-    """Read one of some texts, none of which begins another, and return it; `first` was taken already.
-
-    Raises:
-        Malformed: another text comes.
-    """
+    """Read one of some texts, none of which begins another, and return it; `first` was taken already."""
     taken, candidates = first, [*texts]
     while taken not in candidates:
         if not any(text.startswith(taken) for text in candidates):
@@ -54,11 +46,7 @@ def read_one_of(texts: Iterable[str], first: str = "") -> CharReader:
 
 
 def read_until(ends: str, first: str = "") -> Generator[None, str, tuple[str, str]]:
-    """Return a short text and the character after it, which is one of `ends`; `first` was taken already.
-
-    Raises:
-        Malformed: it is too long.
-    """
+    """Return a short text and the character after it, which is one of `ends`; `first` was taken already."""
     taken = first
     if first and first in ends:
         return "", first
@@ -72,11 +60,7 @@ def read_until(ends: str, first: str = "") -> Generator[None, str, tuple[str, st
 
 
 def read_object(sink: Sink, first: str, name: str) -> VoidReader:
-    """Begin a call of a function with arguments that are a JSON object, whose first character was taken; read them.
-
-    Raises:
-        Malformed: they are none.
-    """
+    """Begin a call of a function with arguments that are a JSON object, whose first character was taken; read them."""
     scan = JsonScan()
     char = _object_start(first)
     sink.begin(name)
@@ -88,14 +72,10 @@ def read_object(sink: Sink, first: str, name: str) -> VoidReader:
 
 
 def read_call(sink: Sink, first: str, *, is_bare: bool = False) -> VoidReader:
-    """Read a call that is a JSON object with a name and arguments, of which the first character was taken; other
-    members mean nothing. Some models double the outer braces.
+    """Read a call that is a JSON object with a name and arguments, of which the first character was taken.
 
-    Args:
-        is_bare: nothing but the object says that it is a call: its first member is the name, its second the arguments.
-
-    Raises:
-        Malformed: it is none.
+    Other members mean nothing, and some models double the outer braces. With `is_bare` nothing but the object says that
+    it is a call: its first member is the name, its second the arguments.
     """
     scan = JsonScan()
     call = _Call(sink, is_bare=is_bare)
@@ -188,11 +168,7 @@ class _Call:
 
 
 def read_calls(sink: Sink, first: str, *, is_bare: bool = False) -> VoidReader:
-    """Read a JSON list of calls, of which the first character was taken; see read_call.
-
-    Raises:
-        Malformed: it is none.
-    """
+    """Read a JSON list of calls, of which the first character was taken; see read_call."""
     if first != "[":
         raise Malformed
     char = yield from read_space()
@@ -211,8 +187,7 @@ def read_calls(sink: Sink, first: str, *, is_bare: bool = False) -> VoidReader:
 def read_text(tag: str, tell: Callable[[str], None], *, has_own_lines: bool) -> VoidReader:
     """Read text up to a tag, whose "<" is the only one in it, and tell it as it comes.
 
-    Args:
-        has_own_lines: a line break before the text and one after it belong to the tags.
+    With `has_own_lines` a line break before the text and one after it belong to the tags.
     """
     border = "\n" if has_own_lines else ""
     held = ""  # the line break, and what may be the tag

@@ -32,10 +32,7 @@ class CallHistory:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the last call, as far as it is known, may come to equal an earlier one.
-
-        It cannot when a member of its arguments is complete that no earlier call has.
-        """
+        """Whether the last call may come to equal an earlier one: no complete member of its arguments differs."""
         return bool(self._others)
 
     def add(self, text: str) -> None:

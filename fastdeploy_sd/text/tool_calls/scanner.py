@@ -1,15 +1,13 @@
 """Finds calls in a text that comes in pieces: the part that all formats share.
 
-A format is read by a generator that takes the text after an opening character by character, so that it cannot know
-how the text was cut. It tells a `Sink` what it finds. What it has taken without telling anything yet is kept, and is
-content if the text turns out to be no call:
+A generator reads a format character by character and tells a `Sink` what it finds. What it has taken without telling
+anything yet is kept, and is content if the text turns out to be no call:
 
     content <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
            |============= kept ==================|       |== closes ===|
                                                  |=======| told as it comes
 
-A call begins when its name is one of the functions given and its arguments begin. From then on it stays a call; where
-its text breaks off or is malformed its arguments are incomplete, and what follows is content. A call that repeats an
+A call begins with its known name and its arguments, and stays a call if its text breaks off. One that repeats an
 earlier one ends the answer and is not told: it is held back as long as it may become one.
 """
 
@@ -31,12 +29,11 @@ class Repeated(Exception):  # noqa: N818 - a verdict about a text, not a failure
 
 
 class Sink:
-    """Collects what a reader finds, and the text that has not been passed on.
+    """Collects what a reader finds.
 
     Attributes:
-        kept: that text: of a call that has not begun, or what closes one.
+        kept: text that has not been passed on: of a call that has not begun, or what closes one.
         is_closing: it closes a call.
-        num_calls: that have begun.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -55,20 +52,12 @@ class Sink:
         self.is_closing = False
 
     def verify_name(self, name: str) -> None:
-        """Make sure that there is a function of this name.
-
-        Raises:
-            Malformed: there is none.
-        """
+        """Make sure that there is a function of this name; raises Malformed."""
         if name not in self._names:
             raise Malformed
 
     def verify_begins_name(self, text: str) -> None:
-        """Make sure that the JSON text of a function's name may begin like this.
-
-        Raises:
-            Malformed: no name does.
-        """
+        """Make sure that the JSON text of a function's name may begin like this; raises Malformed."""
         if not any(f'"{name}"'.startswith(text) for name in self._names):
             raise Malformed
 
@@ -87,11 +76,7 @@ class Sink:
         self.kept.clear()
 
     def close(self) -> None:
-        """The arguments are complete; what follows closes the call.
-
-        Raises:
-            Repeated: the call equals an earlier one; it is forgotten.
-        """
+        """The arguments are complete; raises Repeated where the call equals an earlier one, which is then forgotten."""
         self.is_closing = True
         if self._history.close():
             self._name = None
@@ -103,11 +88,7 @@ class Sink:
         self.kept.clear()
 
     def take(self, *, is_end: bool = False) -> list[AnswerPart]:
-        """Return what was found since the last time.
-
-        Args:
-            is_end: a call that is incomplete stays so, and cannot become a repeated one.
-        """
+        """Return what was found since the last time; at the end an incomplete call stays so."""
         if is_end or not self._history.may_repeat:
             self._flush()
         parts, self._parts = self._parts, []
@@ -121,10 +102,9 @@ class Sink:
 
 
 class Scanner:
-    """The state of one answer; a `ToolParser`, which says what the attribute means.
+    """The state of one answer; a `ToolParser`.
 
-    White space before a call is part of its format, and so is what ends the text after one; all other text
-    outside of calls is content.
+    White space before a call is part of its format, and so is what ends the text after one.
 
     Args:
         openings: what a call, or a list of calls, begins with; none is the beginning of another.

@@ -67,11 +67,7 @@ class _Arguments:
         self._keys: set[str] = set()
 
     def read_value(self, key: str, tag: str, *, has_own_lines: bool) -> VoidReader:
-        """Read the value of a parameter up to a tag; a text is told as it comes.
-
-        Raises:
-            Malformed: the parameter was given before.
-        """
+        """Read the value of a parameter up to a tag; raises Malformed of one that was given before."""
         if key in self._keys:
             raise Malformed
         if not self._keys:

@@ -67,8 +67,7 @@ class ToolUse:
     """The functions of a request and how they may be used.
 
     Attributes:
-        tools: at least one.
-        names: those that may be called; a subset, not empty unless nothing may be called.
+        names: those that may be called, not empty unless nothing may be.
         is_parallel: an answer may have several calls.
         is_named: one call of the only name is wanted, and nothing else.
     """

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -64,12 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A process per usable core and one more for all tests, as many wait for servers a third of their time.
+    """A process per usable core, and one more for all tests, as many wait for servers a third of their time.
 
     None for chosen files, which are done before processes have started.
     """
-    are_chosen = config.args_source is pytest.Config.ArgsSource.ARGS
-    return 0 if are_chosen else min(len(os.sched_getaffinity(0)) + 1, MAX_PROCESSES)
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return 0
+    num_cores = len(os.sched_getaffinity(0))
+    return min(num_cores if config.getoption("fast") else num_cores + 1, MAX_PROCESSES)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -81,12 +83,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes long; leave out what `--fast` leaves out.
+    """Leave out what `--fast` leaves out; each process begins with its share of what takes long.
 
     The fast tier runs ops in one way: on NumPy arrays, at this machine's best instruction-set level.
     """
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)  # the order within is as it was
     if not config.getoption("fast"):
+        num_processes = getattr(config, "workerinput", {}).get("workercount", 1)
+        is_long = [item.get_closest_marker("long") is not None for item in items]
+        items[:] = [items[i] for i in begun_with(is_long, num_processes)]
         return
     other_ways = {*library.ISA_LEVELS, "paddle"} - {library.isa()}
 
@@ -100,6 +104,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if is_slow(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not is_slow(item)]
+
+
+def begun_with(is_first: Sequence[bool], num_parts: int) -> list[int]:
+    """Order items so that each part of the list begins with its share of those that come first.
+
+    xdist's `worksteal` gives every process an equal part in order, and takes from a part's end what others run.
+    """
+    first = [i for i, value in enumerate(is_first) if value]
+    others = [i for i, value in enumerate(is_first) if not value]
+    order: list[int] = []
+    for num_left in range(num_parts, 0, -1):
+        size, num_first = (len(first) + len(others)) // num_left, -(-len(first) // num_left)
+        num_others = max(size - num_first, 0)
+        order += first[:num_first] + others[:num_others]
+        del first[:num_first], others[:num_others]
+    return order
 
 
 def pytest_collection_finish() -> None:

@@ -164,6 +164,7 @@ class MtpReference:
         self._embedding, self._head = widen(weights.embedding().data), widen(weights.lm_head().to_array())
         self._final_norm = widen(weights.final_norm())
         self.stored_head = functools.cache(self._store_head)
+        self._drafts: dict[tuple[bytes, int, LinearFormat], Draft] = {}
 
     def _store_head(self, j: int, head_format: LinearFormat) -> F32:
         """Layer j's head f32[V, H] as a format keeps it."""
@@ -175,17 +176,20 @@ class MtpReference:
         return self._target.hidden(token_ids)
 
     def drafts(self, text: I32, count: int, hidden: F32, head_format: LinearFormat = "float32") -> Draft:
-        """Return the first `count` drafts after a text of at least two tokens.
+        """Return the first `count` drafts after a text of at least two tokens; computed once per text.
 
         Args:
             hidden: the target's rows of all its tokens but the last.
             head_format: what the layers' head is stored as.
         """
-        found, margins = [], []
-        for logits in self._logits(text, count, hidden, head_format):
-            found.append(int(logits.argmax()))
-            margins.append(float(logits.max() - np.partition(logits, -2)[-2]))
-        return Draft(np.array(found, np.int32), np.array(margins, np.float32))
+        key = text.tobytes(), count, head_format
+        if key not in self._drafts:
+            found, margins = [], []
+            for logits in self._logits(text, count, hidden, head_format):
+                found.append(int(logits.argmax()))
+                margins.append(float(logits.max() - np.partition(logits, -2)[-2]))
+            self._drafts[key] = Draft(np.array(found, np.int32), np.array(margins, np.float32))
+        return self._drafts[key]
 
     def logprobs(self, text: I32, count: int, hidden: F32) -> list[F32]:
         """Return f32[V] log-probabilities at the position of every draft; arguments as `drafts`."""

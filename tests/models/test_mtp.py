@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.types import I32
+from fastdeploy_sd.types import I32, RequestId
 from tests.models import golden
 from tests.models.mtp_models import LAYOUTS, MtpReference, make_model
 from tests.models.mtp_runs import Event, make_engine, make_requests, run
@@ -18,6 +18,7 @@ from tests.models.mtp_runs import Event, make_engine, make_requests, run
 pytestmark = pytest.mark.slow
 
 CLEAR_MARGIN = 1e-3
+Texts = dict[RequestId, list[int]]
 OTHER_LAYOUTS = [("ernie4_5_moe-tiny", "ernie-inside"), ("qwen3-tiny", "numbered-own")]
 # Lengths around the borders of blocks; the first and the last share a prefix of two blocks.
 LENGTHS = (50, 1, 2, 15, 16, 40)
@@ -81,16 +82,19 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "layout", "num_layers"), MODELS)
-def test_drafts_do_not_depend_on_how_a_text_came_about(
-    name: str, layout: str, num_layers: int, way: str, tmp_path: pathlib.Path
-) -> None:
-    """Drafts are judged as right or wrong in turn, so that steps commit 1 to 4 tokens and roll the rest back."""
-    reference = make_model(tmp_path, name, layout, num_layers)
-    todo = make_requests(prompts(), 14)
+@pytest.fixture(scope="module", params=MODELS, ids=str)
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[MtpReference, Texts]:
+    """A model, and what it says with plain steps."""
+    reference = make_model(tmp_path_factory.mktemp("model"), *request.param)
     plain, _ = make_engine(str(reference.path), 3)
-    texts = run(plain, make_requests(prompts(), 18))
+    return reference, run(plain, make_requests(prompts(), 18))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_do_not_depend_on_how_a_text_came_about(known: tuple[MtpReference, Texts], way: str) -> None:
+    """Drafts are judged as right or wrong in turn, so that steps commit 1 to 4 tokens and roll the rest back."""
+    reference, texts = known
+    todo = make_requests(prompts(), 14)
     engine, recorder = make_engine(str(reference.path), 3, **WAYS[way])
     recorder.continuations, recorder.habit = texts, HABIT
     outputs = run(engine, todo)

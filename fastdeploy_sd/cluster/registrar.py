@@ -27,15 +27,7 @@ _MENTIONED_S = 10.0
 
 
 class Registrar:
-    """Keeps an instance registered with routers from `start` until `leave`.
-
-    Args:
-        routers: where they listen.
-        identity: of the instance; challenge, load and clock are filled in.
-        key: of registrations, derived from the deployment's secret.
-        load: tells how busy the instance is now.
-        clock: tells its time.
-    """
+    """Keeps an instance, whose `identity` it completes, registered with routers from `start` until `leave`."""
 
     def __init__(
         self,

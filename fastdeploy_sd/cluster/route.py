@@ -78,7 +78,6 @@ class Route:
         expiry: in seconds, by the instance's monotonic clock.
         num_body_bytes: of the client's body; a Progress in msgpack is what follows, if anything does.
         num_bytes, digest: of everything that follows the headers; the digest is SHA-256.
-        kv_source: who computes its prompt's KV.
         client: who sent the request to the router, as `client_of` names it.
     """
 
@@ -119,25 +118,14 @@ def _codec_for(key: bytes) -> SignedCodec:
 
 
 class RouteReader:
-    """Reads the routes to one instance, each once.
-
-    Args:
-        key: of routes.
-        instance_id: of this start of the instance.
-        clock: its monotonic clock.
-    """
+    """Reads the routes to one instance, each once; `clock` is its monotonic one."""
 
     def __init__(self, key: bytes, instance_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._codec, self._instance_id, self._clock = _codec_for(key), instance_id, clock
         self._used: dict[str, float] = {}  # nonce -> expiry; only routers of the deployment can add one
 
     def read(self, header: str) -> Route:
-        """Return the route in a header, whose body has not been read yet.
-
-        Raises:
-            Forbidden: it is not of a router of this deployment, not for this instance, not of now or was used before;
-                the text says which.
-        """
+        """Return the route in a header, whose body has not been read yet; Forbidden says why it does not count."""
         try:
             route = self._codec.decode(ROUTE_HEADER, Route, base64.urlsafe_b64decode(header))
         except (SignatureError, ValueError):  # a text that is no base64 has no signature
@@ -165,11 +153,7 @@ class RouteReader:
 
 
 def read_content(route: Route, content: bytes) -> tuple[bytes, Progress | None]:
-    """Return the client's body and the progress after it, if there is any.
-
-    Raises:
-        Forbidden: the route was made for another body.
-    """
+    """Return the client's body and the progress after it, if there is any; Forbidden: it is not the route's."""
     if hashlib.sha256(content).hexdigest() != route.digest:
         raise _refused("a route to this body", "one to another")
     rest = content[route.num_body_bytes :]

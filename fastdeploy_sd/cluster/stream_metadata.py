@@ -72,13 +72,7 @@ def _line(word: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """A complete event of a stream, or some that belong together.
-
-    Attributes:
-        data: as the client gets it, with the empty line that ends it.
-        notes: (word, value) of what was in front.
-        num_events: how many there are.
-    """
+    """A complete event of a stream as the client gets it, or `num_events` that belong together, and its notes."""
 
     data: bytes
     notes: tuple[tuple[str, Any], ...] = ()
@@ -93,11 +87,7 @@ class EventSplitter:
         self._held: list[StreamEvent] = []
 
     def feed(self, data: bytes) -> Iterator[StreamEvent]:
-        """Yield the events that these bytes complete.
-
-        Raises:
-            InternalError: a note is malformed.
-        """
+        """Yield the events that these bytes complete; InternalError: a note is malformed."""
         parts = (self._rest + data).split(_END)
         self._rest = parts.pop()
         for part in parts:
@@ -130,11 +120,7 @@ def _event(part: bytes) -> StreamEvent:
 
 
 class ResumeState:
-    """What the client has got of a stream so far; grows with each event that is relayed.
-
-    Attributes:
-        is_ended: nothing follows.
-    """
+    """What the client has got of a stream so far; grows with each event that is relayed, until it `is_ended`."""
 
     def __init__(self) -> None:
         self._job: tuple[str, int, tuple[int, ...]] | None = None
@@ -147,11 +133,7 @@ class ResumeState:
         self.is_ended = False
 
     def take(self, event: StreamEvent) -> bool:
-        """Note what an event shows; return whether it is an error that another instance need not have.
-
-        Raises:
-            InternalError: a note has not the form of its kind.
-        """
+        """Note what an event shows; return whether it is an error that another instance need not have."""
         try:
             is_failure = False
             for word, value in event.notes:

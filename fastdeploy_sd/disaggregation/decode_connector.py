@@ -37,12 +37,7 @@ class Fetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A request that waits.
-
-    Attributes:
-        num_cached_tokens: leading tokens that are here already. num_tokens: those there will be.
-        is_complete: whether these are all but the last one.
-    """
+    """A request that waits, and its tokens that are here or will be; `is_complete`: those are all but the last one."""
 
     request: Request
     num_cached_tokens: int
@@ -52,14 +47,7 @@ class _Order:
 
 
 class DecodeConnector:
-    """See the module, and KVConnector.
-
-    Args:
-        connector: its blocks are the engine's.
-        model_info: of the engine.
-        num_draft_layers: whose KV comes too.
-        timeout_s: of a prefill instance without progress.
-    """
+    """See the module, and KVConnector; `timeout_s` bounds a prefill instance's time without progress."""
 
     def __init__(self, connector: Fetcher, model_info: ModelInfo, num_draft_layers: int, timeout_s: float) -> None:
         self._connector, self._info, self._timeout_s = connector, model_info, timeout_s
@@ -102,7 +90,6 @@ class DecodeConnector:
         self._connector.cancel(transfer_id)
 
     def arrivals(self) -> Sequence[KvArrival]:
-        """See KVConnector."""
         arrived = []
         for event in self._connector.take_events():
             order = self._orders.pop(event.transfer_id, None)

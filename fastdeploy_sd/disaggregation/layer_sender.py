@@ -27,10 +27,7 @@ class Signals(Protocol):
 class LayerSender(Generic[T]):
     """A thread that follows the signals of steps for which it was given something to send.
 
-    Args:
-        num_layers: that signal.
-        send: called with a layer and each of the parts of a step, once the layer has stored them; never by two threads
-            at a time.
+    `send` is called with a layer and each part of a step once the layer has stored it, never by two threads at a time.
     """
 
     def __init__(self, signals: Signals, num_layers: int, send: Callable[[int, T], None]) -> None:

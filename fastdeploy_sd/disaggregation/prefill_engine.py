@@ -86,11 +86,7 @@ class _Pages:
 class PrefillEngine(Engine):
     """See the module. Orders do not show in what `submit`, `abort` and `step` take and return.
 
-    Args:
-        connector: the caller's to close, after this engine.
-        num_layers: of the pages, draft layers included.
-        num_target_layers: the first ones, which signal while a step runs.
-        signals: theirs; None = pages are sent when the step is over.
+    Of `num_layers` of pages the first `num_target_layers` signal while a step runs; without signals all go after it.
     """
 
     def __init__(
@@ -120,11 +116,9 @@ class PrefillEngine(Engine):
         return self._all_fds.fd
 
     def has_work(self) -> bool:
-        """Whether any request or order has not ended."""
         return super().has_work() or bool(self._exports)
 
     def stats(self) -> EngineStats:
-        """As Engine.stats, with what went to other instances."""
         return replace(super().stats(), transfers=self._connector.stats())
 
     def drain(self) -> None:

@@ -7,11 +7,7 @@ from collections.abc import Iterable
 
 
 class ArrivalFds:
-    """The descriptors that are there, as one that is readable while any of them is.
-
-    Attributes:
-        fd: None = there are none.
-    """
+    """The descriptors that are there, as one `fd` that is readable while any of them is; None = there are none."""
 
     def __init__(self, fds: Iterable[int | None]) -> None:
         given = [fd for fd in fds if fd is not None]

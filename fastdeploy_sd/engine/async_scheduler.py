@@ -31,9 +31,6 @@ class AsyncScheduler:
     a request has rules that read the text (a grammar, bad words, min_tokens), or wants log-probabilities, which are
     read from what the step left; and where a request may have to be preempted, which could not keep the tokens that it
     is about to get.
-
-    Args:
-        drafts_async: see interfaces.executor.Launcher.
     """
 
     def __init__(self, scheduler: Scheduler, *, drafts_async: bool) -> None:
@@ -48,16 +45,10 @@ class AsyncScheduler:
         return (rests or self._drafts_async) and pool.num_text_bound == 0
 
     def schedule(self, plan: SchedulerOutput, states: Sequence[RequestState]) -> SchedulerOutput | None:
-        """Plan the step after one that is in flight.
+        """Plan the step after one that is in flight, whose rows all run; None = there is none.
 
-        Who may get its last token from that one is not in it; who ends otherwise is.
-
-        Args:
-            plan: of that step. states: its rows, all of which run.
-
-        Returns:
-            None where there is no plan, or no row in it. The counters of those rows are right again when that step is
-            committed, and must not be read before.
+        Who may get its last token from that one is not in it; who ends otherwise is. The counters of those
+        rows are wrong until that step is committed.
         """
         pool, c = self._pool, self._pool.counters
         num_available = pool.kv.num_free_blocks + pool.kv.num_cached_blocks

@@ -21,11 +21,8 @@ from fastdeploy_sd.types import DraftTokens, FinishReason, RequestId, RequestOut
 def commit_result(pool: RequestPool, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
     """Append outputs, find ends, publish full blocks, keep the next drafts.
 
-    Returns:
-        One output per request that got tokens or failed, in the plan's order.
-
-    Raises:
-        InternalError: the result does not answer the plan; the pool is unusable from here on.
+    Returns an output for each request that got tokens or failed, in the plan's order. The pool is unusable after an
+    InternalError.
     """
     return _Commit(pool, plan, result).run()
 

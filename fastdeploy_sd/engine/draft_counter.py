@@ -25,13 +25,7 @@ class DraftCounter:
         self._num_of_outcome: dict[tuple[bytes, int, int], int] = {}
 
     def add(self, sources: bytes, num_accepted: int, num_emitted: int) -> None:
-        """Count one verification of at least one draft, as far as `DraftCounts` counts it.
-
-        Args:
-            sources: a DraftSource per draft, those after the end of the request left out.
-            num_accepted: of these.
-            num_emitted: output tokens.
-        """
+        """Count a verification of at least one draft; `sources` leaves out drafts after the end of the request."""
         outcome = sources, num_accepted, num_emitted
         self._num_of_outcome[outcome] = self._num_of_outcome.get(outcome, 0) + 1
 

@@ -31,12 +31,7 @@ class Engine:
     """
 
     def __init__(self, config: Config, executor: Executor, connector: KVConnector | None = None) -> None:
-        """Make an engine without requests; `executor` and `connector` stay the caller's to shut down.
-
-        Args:
-            connector: asked in `step` each time a request has got its blocks, so again after it was preempted, for what
-                the executor's block store lacks; None = that is computed here.
-        """
+        """`connector` brings what the executor's block store lacks; both stay the caller's to shut down."""
         self._executor = executor
         connector = connector or NoKVConnector()
         self._scheduler = Scheduler(config, executor.model_info, connector, executor.block_store, executor.grammars)
@@ -56,39 +51,23 @@ class Engine:
         return self._executor.model_info
 
     def submit(self, request: Request) -> None:
-        """Queue a validated request.
-
-        Raises:
-            BadRequest: its id is in use, or it could never run with this cache or step budget.
-            Overloaded: the queue is full.
-        """
+        """Queue a validated request; raises as Scheduler.add."""
         self._scheduler.add(request)
         self._is_stalled = False
 
     def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
-        """End requests before the next step; what a step in flight gives for them is dropped.
+        """End requests before the next step; what a step in flight gives for them is dropped. Unknown ids are ignored.
 
-        Args:
-            reason: STOP when a stop string, which only the reader of the text can see, has completed them.
-
-        Returns:
-            Their last outputs (with that finish_reason, no tokens). Ids that are unknown or have ended are ignored.
+        Returns their last outputs, without tokens. The reason is STOP when a stop string has completed them.
         """
         self._is_stalled = False
         return self._pool.abort(request_ids, reason)
 
     def step(self) -> list[RequestOutput]:
-        """Run the model once for the requests whose turn it is.
+        """Run the model once for the requests whose turn it is; returns new tokens and ends.
 
-        Where the executor launches steps, this starts one and returns what the one before gave, which it waits for.
-
-        Returns:
-            New tokens and ends; empty when nothing may run or only parts of prompts were computed.
-
-        Raises:
-            Exception: whatever the executor raised, or InternalError for a result that does not answer the plan, or an
-                arrival of a request that does not wait. The engine is then unusable. What fails for some requests ends
-                these, with FinishReason.ERROR.
+        Where the executor launches steps, this starts one and returns what the one before gave, which it waits for. The
+        engine is unusable after an exception; what fails for some requests only ends these, with FinishReason.ERROR.
         """
         for arrival in self._kv_connector.arrivals():
             self._pool.take_arrival(arrival)
@@ -154,9 +133,5 @@ class Engine:
         return self._scheduler.stats()
 
     def check_integrity(self) -> None:
-        """Verify every invariant between steps. O(tokens and blocks); for tests and the end of a server.
-
-        Raises:
-            AssertionError: naming the broken rule.
-        """
+        """Verify every invariant between steps. O(tokens and blocks); for tests and the end of a server."""
         self._scheduler.check_integrity()

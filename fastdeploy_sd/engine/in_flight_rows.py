@@ -15,23 +15,14 @@ from fastdeploy_sd.engine.requests.request_state import RequestState
 
 @dataclass(slots=True)
 class _Row:
-    """A request.
-
-    Attributes:
-        num_steps: in flight that have it.
-        held: the name under which its blocks are held; "" = it has not ended.
-    """
+    """In how many steps in flight a request is, and the name that holds its blocks; "" = it has not ended."""
 
     num_steps: int = 0
     held: str = ""
 
 
 class InFlightRows:
-    """See the module.
-
-    Args:
-        kv: whose blocks.
-    """
+    """Counts the steps in flight of each request, and holds the blocks of those that end meanwhile."""
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv

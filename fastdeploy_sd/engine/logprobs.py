@@ -11,14 +11,7 @@ from fastdeploy_sd.types import DraftLogprob, DraftTokens, LogprobArrays, TokenL
 def slice_logprobs(
     arrays: LogprobArrays, begin: int, token_ids: Sequence[int], num_alternatives: int
 ) -> tuple[TokenLogprob, ...]:
-    """Pick a row's log-probabilities, with as many alternatives as the request asked for.
-
-    Args:
-        arrays: of the whole step; hold at least `num_alternatives` columns.
-        begin: index of the row's first token.
-        token_ids: the row's tokens that were kept.
-        num_alternatives: k of this request; other requests of the step may have asked for more.
-    """
+    """Pick a row's log-probabilities out of a step's, with as many alternatives as the request asked for."""
     end = begin + len(token_ids)
     return tuple(
         TokenLogprob(token_id, logprob, rank, tuple(top_ids), tuple(top_logprobs))
@@ -36,13 +29,7 @@ def slice_logprobs(
 def slice_draft_logprobs(
     drafts: DraftTokens, row: int, num_accepted: int, num_alternatives: int
 ) -> tuple[DraftLogprob, ...]:
-    """Pick the drafts of a row that have a log-probability; those of methods without a model have none.
-
-    Args:
-        drafts: the verified drafts of the whole step.
-        num_accepted: how many of the row's drafts became output, those after the end of the request not among them.
-        num_alternatives: as for `slice_logprobs`.
-    """
+    """Pick the drafts of a row that have a log-probability; those of methods without a model have none."""
     if drafts.logprobs is None:
         return ()
     begin = int(drafts.cu_num_draft[row])

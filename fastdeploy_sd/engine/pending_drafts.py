@@ -34,12 +34,7 @@ class PendingDrafts:
         self._none = DraftTokens.none(0)
 
     def keep(self, rows: Rows, drafts: DraftTokens) -> None:
-        """Have a step's rows keep its drafts, cut so that one more token fits after them, in place of older ones.
-
-        Args:
-            rows: intp[R], the rows of the step; they have their new tokens already.
-            drafts: of the same rows.
-        """
+        """Have rows keep a step's drafts in place of older ones, cut so that one more token fits after them."""
         c, cu_num_draft = self._counters, drafts.cu_num_draft
         if len(drafts.token_ids) == 0:
             if self._results:  # else no row has any

@@ -15,9 +15,6 @@ class PromptBudget:
     Under the 'fair' policy half of them go to the shortest prompts, the other half in the order of requests, so that
     neither short nor long prompts wait without end: a short one has half of the machine at once, and a long one takes
     at most twice as long as without shorter ones. Prompts of one length run in their order.
-
-    Attributes:
-        max_chunk: most tokens of a prompt in a step.
     """
 
     def __init__(self, limits: SchedulerConfig) -> None:
@@ -43,12 +40,8 @@ class PromptBudget:
         return num_tokens <= room or (is_chunked and room > 0)
 
     def shorter(self, waiting: Iterable[RequestState], running: list[int], room: int) -> tuple[list[RequestState], int]:
-        """Return the waiting requests that go before the running prompts, as far as their half of the room goes, and
-        how many tokens of it they take.
-
-        Args:
-            waiting: shortest first.
-            running: how many tokens each running prompt has left.
+        """Return the waiting requests, given shortest first, that go before the running prompts, and their tokens.
+        They get half of the room; `running` says how many tokens each running prompt has left.
         """
         found: list[RequestState] = []
         if not self._is_fair or sum(self.chunk(count, room) for count in running) < room:
@@ -62,11 +55,7 @@ class PromptBudget:
         return found, room // 2 - left
 
     def divide(self, wanted: list[int], room: int, num_reserved: int) -> list[int]:
-        """Divide the room among prompts that want so many tokens each, in the order of their requests.
-
-        Args:
-            num_reserved: tokens of the half of short prompts that others get.
-        """
+        """Divide the room among prompts that want so many tokens; others get `num_reserved` of the short ones' half."""
         shares, order = [0] * len(wanted), range(len(wanted))
         chunks = [min(count, self.max_chunk) for count in wanted]
         by_length = room // 2 - num_reserved if self._is_fair else 0

@@ -43,9 +43,6 @@ def verify_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequenc
     outputs, at most one more than it had drafts, or none as its request is held; any other row has none; at most
     `max_draft_len` drafts follow, in a chain, each with a known source.
 
-    Args:
-        num_tokens: committed tokens of the plan's rows.
-
     Returns:
         The result's numbers, and the requests of rows that break a rule, without output, as in `StepResult.failed`.
 

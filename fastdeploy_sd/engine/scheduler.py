@@ -75,14 +75,7 @@ class Scheduler:
         store: BlockStore | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """Make a scheduler without requests.
-
-        Args:
-            config: limits; its cache size is not read, as `model_info` says what was really allocated.
-            connector: asked each time a request has got its blocks, for what `store` does not hold.
-            store: of the second level of the prefix cache, None = there is none.
-            grammars: compiles what requests bring, None = a request with a grammar is refused.
-        """
+        """Make a scheduler without requests; `model_info`, not `config`, says how large the cache is."""
         limits = config.scheduler
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._prompts = PromptBudget(limits)
@@ -110,8 +103,7 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            BadRequest: its id is in use, a column of it breaks its rule, its grammar is known not to be valid, or it
-                could never run with this cache or this step budget.
+            BadRequest: its id is in use, a rule is broken, its grammar is not valid, or it could never run here.
             Overloaded: the queue is full. An empty queue takes any request.
         """
         name = request.request_id

@@ -105,11 +105,7 @@ class StatsRecorder:
                 observe("tpot_s", decode_s / (num_generated - 1))
 
     def snapshot(self, running: Iterable[tuple[str, DraftCounter]] = ()) -> EngineStats:
-        """The counters and histograms so far; the gauges are left at 0 for their owners to fill in.
-
-        Args:
-            running: method and drafts of the requests that have not ended.
-        """
+        """The counters and histograms so far, with the drafts of `running` requests by method; gauges are 0."""
         by_method, total = dict[str, DraftCounter](), DraftCounter()
         for method, drafts in chain(self._drafts.items(), running):
             by_method.setdefault(method, DraftCounter()).merge(drafts)

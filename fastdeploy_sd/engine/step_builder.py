@@ -37,11 +37,7 @@ class StepBuilder:
         num_draft: list[int],
         prompt_budget: int | None = None,
     ) -> None:
-        """Begin with what all running requests want; less than no `budget` is left if that is too much.
-
-        Args:
-            prompt_budget: of the prompts that are not among them; None = all that is left.
-        """
+        """Begin with what all running requests want; less than no `budget` is left if that is too much."""
         self.states, self.counter_rows, self.num_new, self.num_draft = states, counter_rows, num_new, num_draft
         self.budget = budget - sum(num_new)
         self._prompt_budget = budget if prompt_budget is None else prompt_budget
@@ -55,8 +51,7 @@ class StepBuilder:
     def share_prompts(self, prompts: PromptBudget, waiting: Sequence[RequestState]) -> None:
         """Cut the rows of prompts to what there is for them, and take out those that get nothing.
 
-        Args:
-            waiting: requests that may be admitted, shortest first.
+        `waiting` are requests that may be admitted, shortest first.
         """
         num_own = list(map(sub, self.num_new, self.num_draft))
         rows = [row for row, count in enumerate(num_own) if count > 1]

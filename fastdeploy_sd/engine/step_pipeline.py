@@ -35,12 +35,7 @@ from fastdeploy_sd.types import I32, RequestOutput, Rows, SchedulerOutput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InFlightStep:
-    """A step that was started.
-
-    Attributes:
-        states: of its rows. Names may be given to others before it is over.
-        is_open: whether another one may be started before it is over.
-    """
+    """A step that was started; `is_open`: another one may be started before it is over."""
 
     plan: SchedulerOutput
     states: tuple[RequestState, ...]
@@ -53,12 +48,7 @@ class _InFlightStep:
 
 
 class StepPipeline:
-    """See the module. Between two calls of `advance` at most one step is in flight.
-
-    Args:
-        scheduler: plans; its pool has the requests. ahead: plans where tokens are not known.
-        launcher: starts what it planned.
-    """
+    """Plans, starts and commits steps; between two calls of `advance` at most one is in flight."""
 
     def __init__(self, scheduler: Scheduler, ahead: AsyncScheduler, launcher: Launcher) -> None:
         self._scheduler, self._ahead, self._launcher = scheduler, ahead, launcher
@@ -71,14 +61,7 @@ class StepPipeline:
         return self._current is not None
 
     def advance(self) -> list[RequestOutput]:
-        """Commit the step in flight, and start the next one.
-
-        Returns:
-            What the first one gave; empty where there was none.
-
-        Raises:
-            Exception: see Engine.step.
-        """
+        """Commit the step in flight, if there is one, and start the next; returns what the first one gave."""
         ahead, outputs = self._start_ahead(), list[RequestOutput]()
         if self._current is not None:
             outputs = self._commit(self._current)

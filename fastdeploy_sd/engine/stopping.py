@@ -60,12 +60,6 @@ def find_stop(new_token_ids: Sequence[int], num_output_tokens: int, rule: StopRu
 
         outputs    1 .. num_output_tokens | new: a  b  EOS  c  d
                                                  '---kept--'  '- cut: accepted drafts past the end
-
-    Args:
-        new_token_ids: the verified tokens of this step, in order.
-        num_output_tokens: outputs before them, < rule.max_tokens.
-
-    Returns:
         The stop, or None when the request goes on.
     """
     for i, token_id in enumerate(new_token_ids, 1):

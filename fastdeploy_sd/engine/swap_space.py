@@ -50,13 +50,7 @@ class _Load:
 
 
 class SwapSpace:
-    """A KVConnector and a CacheListener; for the thread that steps the engine.
-
-    Args:
-        kv: reports to this from now on.
-        store: its slots may hold what an earlier process left.
-        load_deadline_s: how long a request waits for its blocks.
-    """
+    """A KVConnector and a CacheListener; for the thread that steps the engine. `kv` reports to it from now on."""
 
     def __init__(self, kv: KVCacheManager, store: BlockStore, load_deadline_s: float = LOAD_DEADLINE_S) -> None:
         self._kv, self._store, self._load_deadline_s = kv, store, load_deadline_s
@@ -72,8 +66,6 @@ class SwapSpace:
         )
         self.fd: int | None = store.fd
         kv.listen(self)
-
-    # ---- CacheListener ----------------------------------------------------------------------------------------------
 
     def published(self, block_id: int, content: CachedBlock) -> None:
         """Store the block, unless a slot has its content or every slot is being copied."""
@@ -94,8 +86,6 @@ class SwapSpace:
         """Forget these contents, after a restart too."""
         for block_hash in block_hashes:
             self._forget(block_hash)
-
-    # ---- KVConnector -----------------------------------------------------------------------------------------------
 
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
         """Load what the slots hold after the cached tokens, whole blocks, and never all the tokens."""
@@ -143,18 +133,12 @@ class SwapSpace:
             self._store.wake_after(min(load.deadline for load in self._loads.values()) - now)
         return arrivals
 
-    # ---- both -------------------------------------------------------------------------------------------------------
-
     def stats(self) -> SwapStats:
         """Return the counters so far, and how many slots are in use now."""
         return replace(self._counted, num_used_slots=self._index.num_used_slots)
 
     def check_integrity(self) -> None:
-        """Verify that index, commands and loads agree. O(slots); for tests and debug mode.
-
-        Raises:
-            AssertionError: naming what does not.
-        """
+        """Verify that index, commands and loads agree. O(slots); for tests and debug mode."""
         self._index.check_integrity()
         expected = {i for i, command in self._commands.items() if isinstance(command, LoadBlock)}
         assert set(self._waiting) == expected, "an unknown load"

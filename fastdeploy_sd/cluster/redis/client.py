@@ -22,14 +22,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.metrics import RedisStats
-from fastdeploy_sd.types import (
-    FinishReason,
-    KvSource,
-    Request,
-    RequestId,
-    RequestOutput,
-    Speculation,
-)
+from fastdeploy_sd.types import FinishReason, KvSource, Request, RequestId, RequestOutput, Speculation
 from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -63,12 +56,6 @@ class ClusterClient(EngineClient):
     A request whose instance is lost, refuses it or ends goes on at another one after the tokens that have come: the
     reader of `generate` sees the same outputs. While Redis is down everything runs here, if this instance decodes. What
     a router has sent here with a source of its KV begins here.
-
-    Args:
-        address, engine_pid: as EngineClient.
-        config: of this server.
-        server: its name, which is in the record of its own instance.
-        stats: where this process counts.
     """
 
     def __init__(self, address: str, engine_pid: int, config: Config, server: str, stats: RedisStats) -> None:
@@ -84,11 +71,7 @@ class ClusterClient(EngineClient):
         self._decodes = config.splitwise.splitwise_role != "prefill"
 
     async def connect(self) -> None:
-        """As EngineClient; Redis is not waited for.
-
-        Raises:
-            ConfigError: the deployment's secret cannot be had.
-        """
+        """As EngineClient; Redis is not waited for."""
         await super().connect()
         codec = codec_for(self._config, self.model_info)
         redis, fingerprint = self._config.redis, digest_of(self.model_info)
@@ -121,11 +104,7 @@ class ClusterClient(EngineClient):
         await super().abort(wanted, reason)
 
     async def verify_healthy(self) -> None:
-        """As EngineClient; a prefill instance needs another instance, which generates.
-
-        Raises:
-            Unavailable: as there; `code` is "no_instance" where that is missing.
-        """
+        """As EngineClient; a prefill instance needs another one, which generates, or it raises Unavailable."""
         await super().verify_healthy()
         if not self._decodes and self._view is not None:
             await self._view.refresh()
@@ -134,11 +113,7 @@ class ClusterClient(EngineClient):
                 raise Unavailable(text, code="no_instance")
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """As EngineClient.
-
-        Raises:
-            FdsdError: as there; Unavailable also when no instance is left that could run it.
-        """
+        """As EngineClient; Unavailable also when no instance is left that could run it."""
         self.verify_takes_requests()
         avoided: set[str] = set()
         tokens: list[int] = []
@@ -170,8 +145,6 @@ class ClusterClient(EngineClient):
             avoided.add(target.instance)
         if not isinstance(error, Overloaded):
             logger.warning("request %s goes on elsewhere: %s", request.request_id, error.message)
-
-    # ---- where ------------------------------------------------------------------------------------------------------
 
     async def _place(self, request: Request, avoided: set[str], error: FdsdError | None) -> _Target:
         """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life."""
@@ -233,8 +206,6 @@ class ClusterClient(EngineClient):
             if reason is not None and pair not in self._mentioned and len(self._mentioned) < _MAX_MENTIONED:
                 self._mentioned.add(pair)
                 logger.warning("decode instance %s takes no KV of prefill instance %s: %s", *pair, reason)
-
-    # ---- running ----------------------------------------------------------------------------------------------------
 
     def _run(self, target: _Target, request: Request) -> AsyncGenerator[RequestOutput, None]:
         request = replace(request, kv_source=target.kv_source)

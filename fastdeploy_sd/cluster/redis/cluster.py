@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
 from dataclasses import replace
 
 from fastdeploy_sd.cluster.placement import Candidate
@@ -110,13 +109,10 @@ class ClusterView:
                 self._complain(name, "it serves another model or in another arithmetic")
             elif record.member.instance_id == name:
                 found[name] = record
-        self._forget_strangers(entries)
+        self._strangers.intersection_update(entries)
         return found
 
     def _complain(self, name: str, reason: str) -> None:
         if name not in self._strangers:
             self._strangers.add(name)
             logger.warning("instance %s is left out: %s", name[:64], reason)
-
-    def _forget_strangers(self, entries: Collection[str]) -> None:
-        self._strangers.intersection_update(entries)

@@ -33,17 +33,7 @@ _STALE = 10
 
 
 class RequestConsumer:
-    """An engine's place in the deployment: its record, its list of orders, and its links to origins.
-
-    Args:
-        client: of the engine; connected.
-        config: of the server.
-        server: its name, by which its HTTP processes know this instance as their own.
-        stats: where this process counts.
-
-    Raises:
-        ConfigError: as `deployment_secret`.
-    """
+    """An engine's place in the deployment: its record, its list of orders, and its links to origins."""
 
     def __init__(self, client: EngineClient, config: Config, server: str, stats: RedisStats) -> None:
         self._name = secrets.token_hex(8)
@@ -91,8 +81,6 @@ class RequestConsumer:
             await self._store.remove(requests_of(self._name))
         await self._store.close()
 
-    # ---- orders -----------------------------------------------------------------------------------------------------
-
     async def _take_orders(self) -> None:
         while True:
             try:
@@ -128,8 +116,6 @@ class RequestConsumer:
                 await self._links.pop(origin).close()
                 with suppress(StoreDown):
                     await self._store.remove(results_of(origin))
-
-    # ---- the record -------------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         """Write the record at every beat, and in between when the load has changed."""

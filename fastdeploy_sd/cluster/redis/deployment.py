@@ -56,11 +56,7 @@ class LeaseConfig:
 
 
 def codec_for(config: Config, info: ModelInfo) -> SignedCodec:
-    """Return what signs and reads this deployment's frames.
-
-    Raises:
-        ConfigError: as `deployment_secret`.
-    """
+    """Return what signs and reads this deployment's frames; raises as `deployment_secret`."""
     key = derive_key(deployment_secret(config.splitwise), "redis")
     return SignedCodec(PROTOCOL, key, config.redis.topic, max(2 * max_frame_bytes(info), _MIN_FRAME_BYTES))
 
@@ -74,11 +70,7 @@ def digest_of(info: ModelInfo) -> str:
 
 
 async def verify_deployment(config: Config) -> None:
-    """Check, before a model is loaded, what a restart would not heal. A Redis that does not answer yet is only logged.
-
-    Raises:
-        ConfigError: Redis refuses the password or the database, or the deployment's secret cannot be had.
-    """
+    """Check, before a model is loaded, what a restart would not heal. A Redis that does not answer is only logged."""
     deployment_secret(config.splitwise)
     store = Store(config.redis, RedisStats())
     try:

@@ -28,8 +28,6 @@ class Record:
         server: its server, whose HTTP processes know it under that name.
         sent_at: seconds, by Redis's clock.
         load_at: when the engine was asked for its load, by the same clock.
-        speculation: what requests may ask of drafting.
-        max_num_queued: requests that may wait there.
     """
 
     member: Member

@@ -13,15 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastdeploy_sd.cluster.redis.deployment import LeaseConfig
-from fastdeploy_sd.cluster.redis.frames import (
-    Answers,
-    Ending,
-    Item,
-    Orders,
-    Submission,
-    requests_of,
-    results_of,
-)
+from fastdeploy_sd.cluster.redis.frames import Answers, Ending, Item, Orders, Submission, requests_of, results_of
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.types import FinishReason, Request, RequestOutput
@@ -34,11 +26,7 @@ _RETRY_S = 0.2
 
 
 class LostError(Unavailable):
-    """A request is not at its instance any more; it may go on elsewhere.
-
-    Attributes:
-        is_gone: the instance itself is silent.
-    """
+    """A request is not at its instance any more, and may go on elsewhere; `is_gone`: the instance is silent."""
 
     def __init__(self, message: str, *, is_gone: bool = False) -> None:
         super().__init__(message, code="instance_lost")
@@ -49,9 +37,6 @@ class RemoteRequest:
     """A request at another instance.
 
     Attributes:
-        handle: its number.
-        instance: where it runs.
-        num_tokens: that have come.
         heard_at: when it was sent, by the monotonic clock.
         sent_in_beat: the origin's beat when Redis had taken the submission; None = it has not yet.
     """
@@ -64,13 +49,7 @@ class RemoteRequest:
         self._outputs: asyncio.Queue[RequestOutput | FdsdError] = asyncio.Queue()
 
     async def next(self, timeout_s: float) -> RequestOutput:
-        """Wait for the next output.
-
-        Raises:
-            LostError: it will not come.
-            Unavailable: it did not come in time.
-            FdsdError: the request was not taken, or ended with an error.
-        """
+        """Wait for the next output; raises LostError, Unavailable where it is late, or what ended the request."""
         try:
             async with asyncio.timeout(timeout_s):
                 item = await self._outputs.get()
@@ -95,12 +74,7 @@ class RemoteRequest:
 
 
 class Origin:
-    """Sends requests to instances and hands out what comes back. Belongs to one event loop; `close` it at the end.
-
-    Args:
-        lease: the deployment's times.
-        batch_size: messages that are taken from Redis at once.
-    """
+    """Sends requests to instances and hands out what comes back. Belongs to one event loop; `close` it at the end."""
 
     def __init__(self, store: Store, codec: SignedCodec, lease: LeaseConfig, batch_size: int) -> None:
         self.name = secrets.token_hex(16)
@@ -119,10 +93,7 @@ class Origin:
         await self._is_idle.wait()
 
     async def submit(self, instance: str, request: Request, max_queued: int) -> RemoteRequest:
-        """Send a request to an instance. `leave` it when no more output is wanted.
-
-        Args:
-            max_queued: messages that may wait for the instance.
+        """Send a request to an instance for which at most `max_queued` messages may wait; `leave` it in the end.
 
         Raises:
             StoreDown: Redis did not take it.
@@ -178,8 +149,6 @@ class Origin:
     def _seal(self, instance: str, orders: Orders) -> bytes:
         return self._codec.encode(requests_of(instance), orders)
 
-    # ---- what runs all the time -------------------------------------------------------------------------------------
-
     async def _keep(self, run: Callable[[], Awaitable[None]]) -> None:
         """An accident ends what waits, which might wait for ever, and nothing else."""
         while True:
@@ -233,8 +202,6 @@ class Origin:
         for result in await asyncio.gather(*sending, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, StoreDown):
                 raise result
-
-    # ---- what instances say -----------------------------------------------------------------------------------------
 
     def _take(self, frame: bytes) -> None:
         try:

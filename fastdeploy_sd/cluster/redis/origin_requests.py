@@ -28,13 +28,7 @@ _RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the links of an instance share.
-
-    Attributes:
-        name: of the instance.
-        client: of its engine.
-        batch_size: outputs in one message.
-    """
+    """What the links of an instance share: its name, its engine, and how many outputs go in one message."""
 
     name: str
     client: EngineClient
@@ -57,9 +51,6 @@ _Message = Item | RequestFailure | _Reply
 class OriginRequests:
     """One origin's requests here, and what it is to be told. A reader of its own sends that, so that a slow way to one
     origin delays no other; what piles up meanwhile goes in one message.
-
-    Attributes:
-        heard_at: when the origin last said something.
     """
 
     def __init__(self, host: Host, origin: str) -> None:

@@ -24,12 +24,7 @@ _LEAVE_S = 3.0
 
 
 def start_scheduler(config: Config, address: str, engine_pid: int, server: str) -> ChildProcess:
-    """Start the process. It ends, with status 0, after the engine.
-
-    Args:
-        address, engine_pid: of the engine.
-        server: the server's name.
-    """
+    """Start the process for an engine. It ends, with status 0, after that."""
     start = {
         "config": to_json(config, with_secrets=True),
         "address": address,

@@ -40,15 +40,7 @@ class StoreDown(Unavailable):
 
 
 class Store:
-    """A connection pool of one event loop. `close` it at the end.
-
-    Args:
-        config: where Redis is, and the topic that every key begins with.
-        stats: where this process counts.
-
-    Raises:
-        ConfigError: as `access_arguments`.
-    """
+    """A connection pool of one event loop, for keys that begin with the topic. `close` it at the end."""
 
     def __init__(self, config: RedisConfig, stats: RedisStats) -> None:
         self.stats = stats
@@ -64,13 +56,7 @@ class Store:
         return f"{self._topic}.{name}"
 
     async def verify(self) -> None:
-        """Check that Redis can be used.
-
-        Raises:
-            ConfigError: it answers, but not to us: the password, the number of the database or what is said of TLS is
-                wrong, or it is no Redis.
-            StoreDown: it does not answer.
-        """
+        """Raise ConfigError if Redis answers, but not to us, and StoreDown if it does not answer."""
         try:
             await _typed(self._redis.ping())
         except (AuthenticationError, AuthorizationError) as error:

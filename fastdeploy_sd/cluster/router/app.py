@@ -36,12 +36,7 @@ _PASSED = ("accept", "content-type", "user-agent", "x-request-id", "traceparent"
 
 
 class RouterApp:
-    """The application of a router, and whether it takes requests.
-
-    Attributes:
-        app: the application (ASGI).
-        num_open: requests that are being relayed.
-    """
+    """The application of a router (ASGI), and whether it takes requests."""
 
     def __init__(self, config: RouterConfig, registry: Registry, upstream: UpstreamClient, stats: HttpStats) -> None:
         self._config = config
@@ -79,8 +74,6 @@ class RouterApp:
         """Take no new requests from now on; those that are being relayed go on."""
         self._is_draining = True
 
-    # ---- what is relayed --------------------------------------------------------------------------------------------
-
     async def relay(self, request: HttpRequest) -> Response:
         """Give a request to an instance, and its answer to the client."""
         if ROUTE_HEADER in request.headers:
@@ -113,14 +106,10 @@ class RouterApp:
         if self._is_draining:
             raise Unavailable("the router is draining", code="draining")
 
-    # ---- what it says itself ----------------------------------------------------------------------------------------
-
     async def root(self, request: HttpRequest) -> Response:
-        """What this is."""
         return JsonResponse({"name": "fastdeploy_sd router", "version": __version__, "routes": routes_of(request.app)})
 
     async def version(self) -> Response:
-        """The version of the package."""
         return JsonResponse({"version": __version__})
 
     async def health(self) -> Response:
@@ -135,7 +124,6 @@ class RouterApp:
         return JsonResponse({"object": "list", "data": list(self._cards().values())})
 
     async def model(self, name: str) -> Response:
-        """One model of the list."""
         cards = self._cards()
         if name not in cards:
             known = ", ".join(map(repr, cards)) or "none, as no instance is there"
@@ -185,7 +173,6 @@ class RouterApp:
         return "resting" if instance.circuit.is_open else "available"
 
     async def metrics(self) -> Response:
-        """Prometheus text."""
         gauges = []
         for instance in self._registry.instances:
             load = instance.candidate().load
@@ -196,14 +183,11 @@ class RouterApp:
         body, content_type = render_router_metrics(self._upstream.stats, gauges, self._http_stats)
         return Response(body, media_type=content_type)
 
-    # ---- what instances say -----------------------------------------------------------------------------------------
-
     async def challenge(self) -> Response:
         """A word that a registration must name."""
         return JsonResponse({"challenge": self._registry.challenge()})
 
     async def register(self, request: HttpRequest) -> Response:
-        """Take an instance in."""
         host = request.client.host if request.client is not None else ""
         outcomes = self._upstream.stats.registrations
         try:
@@ -220,7 +204,6 @@ class RouterApp:
         return JsonResponse({})
 
     async def deregister(self, request: HttpRequest) -> Response:
-        """Let an instance go."""
         await self._hear(request, self._registry.deregister)
         return JsonResponse({})
 

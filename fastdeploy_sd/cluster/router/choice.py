@@ -16,12 +16,7 @@ _PROMPT = re.compile(rb'"(?:messages|prompt|prompt_token_ids|input)"\s*:\s*(?=[\
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes.
-
-    Attributes:
-        instance: answers it.
-        source: computes the KV of its prompt; None = the instance itself does.
-    """
+    """The instance that answers a request, and the one that computes its prompt's KV; None = the former does."""
 
     instance: Instance
     source: Instance | None = None
@@ -45,12 +40,7 @@ class RoutingHints:
 
 
 class Chooser:
-    """Chooses among the registered instances by load, and by what they have seen of a prompt where loads are alike.
-
-    Args:
-        available: tells which instances get new requests now.
-        registered: tells which instances are known, be they available or not.
-    """
+    """Chooses among the registered instances by load, and by what they have seen of a prompt where loads are alike."""
 
     def __init__(
         self, available: Callable[[], Sequence[Instance]], registered: Callable[[], Sequence[Instance]]
@@ -59,11 +49,7 @@ class Chooser:
         self._seen = PrefixTable()
 
     def hints(self, body: bytes) -> RoutingHints:
-        """Return what matters of a request.
-
-        Raises:
-            NotFound: it names a model that none of the registered instances serves.
-        """
+        """Return what matters of a request; NotFound: it names a model that no registered instance serves."""
         return RoutingHints(self._seen.keys_of(prompt_of(body)), self._model_of(body))
 
     def _model_of(self, body: bytes) -> str | None:

@@ -19,16 +19,7 @@ _OWN_HEADERS = frozenset({b"connection", b"date", b"keep-alive", b"server", b"tr
 
 
 class Delivery:
-    """One answer to a client.
-
-    Attributes:
-        has_started: the client has got anything.
-        client: its name, see client_of.
-
-    Args:
-        request: for its log line, and its route for the form of errors.
-        send: to the client (ASGI).
-    """
+    """One answer to a client; `has_started` once that has got anything."""
 
     def __init__(self, request: HttpRequest, send: Send) -> None:
         self.has_started, self.client = False, client_of(request.scope)
@@ -51,26 +42,18 @@ class Delivery:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Send the head of an answer."""
         self.has_started = True
         kept = [(name, value) for name, value in headers if name not in _OWN_HEADERS]
         await self._send({"type": "http.response.start", "status": status, "headers": kept})
 
     async def send(self, piece: bytes) -> None:
-        """Send a piece of the body."""
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self) -> None:
-        """End the body."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: FdsdError) -> None:
-        """End a stream with an error.
-
-        Raises:
-            FdsdError: nothing has been sent, so that this is the answer.
-            ConnectionResetError: what has been sent is no stream; the connection must end, as the answer cannot.
-        """
+        """End a stream with an error; raised if nothing was sent, ConnectionResetError if that is no stream."""
         if not self.has_started:
             raise error
         if not self._is_stream:

@@ -17,11 +17,9 @@ AGAINST_ROUTERS = frozenset({NOT_AUTHENTIC, "host_not_allowed"})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request failed at an instance, and may go on elsewhere.
+    """A request failed at an instance, and may go on elsewhere; else a client is told the error.
 
-    Attributes:
-        error: what a client is told when it cannot.
-        is_refusal: the instance answered, and said that it cannot.
+    `is_refusal`: the instance answered, and said that it cannot.
     """
 
     error: FdsdError

@@ -50,22 +50,7 @@ class Circuit:
 
 
 class Instance:
-    """A registered instance.
-
-    Attributes:
-        said, member: its registration.
-        session: of its registration.
-        number: of its last message.
-        target: where its API listens.
-        load: its last report.
-        last_seen: of `time.monotonic`, when that came.
-        circuit: whether it fails.
-        clock: its clocks now, as far as its last message tells.
-        exchanges: requests that it is answering, to be aborted when it is lost.
-
-    Args:
-        seen_host: where it was seen to register from.
-    """
+    """A registered instance; `exchanges` are the requests it is answering, to be aborted when it is lost."""
 
     def __init__(self, said: Registration, session: str, seen_host: str) -> None:
         self.circuit = Circuit()
@@ -99,7 +84,6 @@ class Instance:
 
     @property
     def instance_id(self) -> str:
-        """Its name."""
         return self.member.instance_id
 
     @property

@@ -35,12 +35,7 @@ _POLL_S = 0.05
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "fastdeploy_sd.cluster.router.launch") -> int:
-    """Route until told to stop; return the exit status.
-
-    Args:
-        argv: options, without the program's name; None = this process's.
-        prog: name in --help.
-    """
+    """Route until told to stop; return the exit status. `prog` is the name in --help."""
     try:
         configure_logging("router")
         config = read_router_options(sys.argv[1:] if argv is None else argv, prog)

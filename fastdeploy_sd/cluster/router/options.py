@@ -100,12 +100,7 @@ class RoutingConfig:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """A router.
-
-    Attributes:
-        server: its HTTP side.
-        splitwise: of which only `pd_secret` is an option here.
-    """
+    """A router: its HTTP side, how it routes, and of splitwise only `pd_secret`."""
 
     server: ServerConfig = field(default_factory=lambda: ServerConfig(port=_PORT))
     splitwise: SplitwiseConfig = field(default_factory=SplitwiseConfig)
@@ -123,12 +118,7 @@ _ALIASES = {alias: opt.name for opt in OPTIONS for alias in opt.spec.aliases}
 
 
 def read_router_options(argv: Sequence[str], prog: str) -> RouterConfig:
-    """Return the configuration of a command line.
-
-    Raises:
-        ConfigError: anything that cannot be honoured exactly; of several faults the text names all.
-        SystemExit: --help was given (0).
-    """
+    """Return the configuration of a command line; a ConfigError names all that cannot be honoured. --help exits."""
     if not _HELP.isdisjoint(argv):
         print(_help_text(prog), end="")
         raise SystemExit(0)
@@ -142,11 +132,7 @@ def read_router_options(argv: Sequence[str], prog: str) -> RouterConfig:
 
 
 def make_router_config(**values: Any) -> RouterConfig:
-    """Return the configuration of options by their names; those that are missing have their defaults.
-
-    Raises:
-        ConfigError: values do not fit together.
-    """
+    """Return the configuration of options by their names; those that are missing have their defaults."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     sections["server"]["port"] = _PORT
     for name, value in values.items():

@@ -28,12 +28,7 @@ _FORGET_S = 60.0
 
 
 class Registry:
-    """The instances of a router.
-
-    Args:
-        config: of the router.
-        key: of registrations.
-    """
+    """The instances of a router; `key` is that of registrations."""
 
     def __init__(self, config: RouterConfig, key: bytes) -> None:
         self._routing = config.routing
@@ -51,18 +46,12 @@ class Registry:
         """Those that get new requests."""
         return [i for i in self._by_session.values() if i.may_take(self._routing.silent_s)]
 
-    # ---- what instances say -----------------------------------------------------------------------------------------
-
     def challenge(self) -> str:
         """Return a word for a registration."""
         return self._challenges.make()
 
     def register(self, frame: bytes, host: str) -> str:
         """Take an instance in; return its session.
-
-        Args:
-            frame: as it came.
-            host: where from.
 
         Raises:
             Forbidden: it did not prove to be of this deployment, or said what was said before.
@@ -115,21 +104,12 @@ class Registry:
         return known
 
     def heartbeat(self, frame: bytes) -> None:
-        """Take a sign of life.
-
-        Raises:
-            Forbidden: as `register`.
-            NotFound: the session is none, or ended.
-        """
+        """Take a sign of life; NotFound: the session is none, or ended."""
         beat = self._read(m.Heartbeat, m.HEARTBEAT, frame)
         self._session(beat).report(beat.load, beat.clock)
 
     def deregister(self, frame: bytes) -> None:
-        """Let an instance go; what it has been given goes on there.
-
-        Raises:
-            Forbidden, NotFound: as `heartbeat`.
-        """
+        """Let an instance go; what it has been given goes on there."""
         beat = self._read(m.Heartbeat, m.DEREGISTER, frame)
         instance = self._session(beat)
         del self._by_session[instance.session]
@@ -158,8 +138,6 @@ class Registry:
         roles = (PREFILL, DECODE) if self._routing.splitwise else ROLES
         if said.member.role not in roles:
             raise BadRequest(f"role: expected one of {', '.join(roles)}, got {shown(said.member.role)}")
-
-    # ---- silence ----------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Have requests go on elsewhere when their instance is lost; runs until cancelled."""

@@ -46,11 +46,7 @@ _DONE = DONE.encode("ascii")
 
 @dataclass(frozen=True, slots=True)
 class UpstreamClient:
-    """What all requests through a router have in common.
-
-    Attributes:
-        key: of routes.
-    """
+    """What all requests through a router have in common; `key` is that of routes."""
 
     routing: RoutingConfig
     chooser: Chooser
@@ -61,13 +57,7 @@ class UpstreamClient:
 
 @dataclass(slots=True)
 class Relay:
-    """One request. `run` answers it, once.
-
-    Attributes:
-        ask: as the instance gets it, without a route.
-        is_routed: the instance is told of KV sources and progress; it is for generation only.
-        delivery: to the client.
-    """
+    """One request, which `run` answers, once; `is_routed`: the instance is told of KV sources and progress."""
 
     upstream: UpstreamClient
     ask: Ask
@@ -82,12 +72,7 @@ class Relay:
     _failing_since: float | None = None
 
     async def run(self) -> None:
-        """Answer the request.
-
-        Raises:
-            FdsdError: nothing has been sent, and this is why.
-            OSError: the client is gone, or a whole answer was cut off.
-        """
+        """Answer the request; raises FdsdError where nothing has been sent, and OSError if the client is gone."""
         timeout_s = self.upstream.routing.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -122,14 +107,8 @@ class Relay:
         if self.delivery.has_started:
             hints.fingerprint = hints.fingerprint or instance.member.fingerprint
 
-    # ---- where it goes ----------------------------------------------------------------------------------------------
-
     async def _place(self, hints: RoutingHints, failure: Failure | None) -> Placement | None:
-        """Return where the request goes next; None = the client has been given what an instance refused it with.
-
-        Raises:
-            FdsdError: there is nowhere to go.
-        """
+        """Return where the request goes next; None = the client has been given what an instance refused it with."""
         if failure is None:
             placement = self.upstream.chooser.choose(hints)
             if placement is None:
@@ -169,8 +148,6 @@ class Relay:
                 return placement if placement is not None and not self._refused_by else None
             await asyncio.sleep(_POLL_S)
         return None
-
-    # ---- one attempt ------------------------------------------------------------------------------------------------
 
     async def _attempt(self, placement: Placement) -> Failure | None:
         instance, source = placement.instance, placement.source
@@ -247,8 +224,6 @@ class Relay:
         self._refusal = Refusal(exchange.status, exchange.headers, body)
         text = f"the instance answered {exchange.status}"
         return Failure(Unavailable(text, code=f"answered_{exchange.status}"), is_refusal=True)
-
-    # ---- to the client ----------------------------------------------------------------------------------------------
 
     async def _relay_stream(self, exchange: Exchange) -> Failure | None:
         splitter = EventSplitter()

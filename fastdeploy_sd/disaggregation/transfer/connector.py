@@ -39,15 +39,9 @@ class KvConnector:
     `finish` and `fail`, and keeps the pages until `Sent`. A decode instance's engine ends each `fetch` by an event or
     by `cancel`.
 
-    Args:
-        settings: who this is, and its limits.
-        description: of `pages`, for the other side to compare.
-        pages: read and written from the connector's thread.
-
     Attributes:
         fd: readable while events wait.
         address: where a prefill instance takes orders, "tcp://host:port"; "" on a decode instance.
-        description: of the pages.
 
     Raises:
         ConfigError: the address cannot be bound, is not a loopback one without `pd_secret`, or no protocol works here.
@@ -87,8 +81,6 @@ class KvConnector:
         """Return what has been moved and refused so far."""
         return self.counters.stats()
 
-    # ---- decode instances -------------------------------------------------------------------------------------------
-
     def fetch(
         self, request: Request, source: KvSource, first_block: int, block_ids: Sequence[int], timeout_s: float
     ) -> TransferId:
@@ -111,8 +103,6 @@ class KvConnector:
             address = self._table.cancel(transfer_id)
         if address is not None:
             self._command(lambda: self._decode.cancel(address, transfer_id))
-
-    # ---- prefill instances ------------------------------------------------------------------------------------------
 
     def send(self, transfer_id: TransferId, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
         """Send the pages of consecutive blocks of the prompt in a layer, now that they are computed.
@@ -137,8 +127,6 @@ class KvConnector:
         """End a transfer without its pages."""
         prefill = self._prefill_side()
         self._command(lambda: prefill.end(m.TransferFailed(transfer_id, reason)))
-
-    # ---- both -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End everything without events and give it back. When it returns, pages are not touched any more."""

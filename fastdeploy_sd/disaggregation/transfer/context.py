@@ -14,11 +14,7 @@ from fastdeploy_sd.types import KvDescription
 
 @dataclass(frozen=True, slots=True)
 class TransferContext:
-    """What a connector has one of.
-
-    Attributes:
-        rdma: None where that protocol is not used.
-    """
+    """What a connector has one of; `rdma` is None where that protocol is not used."""
 
     settings: ConnectorSettings
     description: KvDescription

@@ -40,13 +40,7 @@ def _ways() -> dict[str, WayStats]:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start, written by the connector's thread and read by others at any time.
-
-    Attributes:
-        received, sent: by protocol. num_cancelled: orders that were withdrawn here. num_failed: that failed.
-        num_unsent: transfers from here that were given up, on either side.
-        num_refused: pages and messages.
-    """
+    """Totals since the start, written by the connector's thread and read by others at any time."""
 
     received: dict[str, WayStats] = field(default_factory=_ways)
     sent: dict[str, WayStats] = field(default_factory=_ways)

@@ -34,14 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Source:
-    """A prefill instance while there is a connection to it.
+    """A prefill instance while there is a connection to it; `choices` are protocols that may still be tried.
 
-    Attributes:
-        choices: protocols that may still be tried, the best first. protocol: the last one that was.
-        receiver: the window; is_open says that the other side uses it.
-        waiting: orders to send as soon as it is open.
-        num_steps: of the prefill instance, as it said last.
-        asked: when the first sign of life that was not answered was asked for; None = all were.
+    `waiting` orders are sent once it `is_open`; `asked` is when the first unanswered sign of life was asked for.
     """
 
     def __init__(self, hub: Hub, address: str, max_frame_bytes: int, num_queued: int) -> None:
@@ -76,8 +71,6 @@ class DecodeSide:
         self._slot_bytes = max(instance.description.page_bytes)
         self._num_slots = window_slots(self._slot_bytes, self._settings.window_bytes)
 
-    # ---- what the engine says ---------------------------------------------------------------------------------------
-
     def fetch(self, address: str, order: m.Fetch) -> None:
         """Order; the transfer is in the table already."""
         try:
@@ -103,8 +96,6 @@ class DecodeSide:
         source.waiting = [order for order in source.waiting if order.transfer_id != transfer_id]
         if source.is_open:
             self._say(source, m.Cancel(transfer_id))
-
-    # ---- what prefill instances say ---------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Do everything that can be done now."""
@@ -265,8 +256,6 @@ class DecodeSide:
                 way.num_bytes += page.nbytes
         source.receiver.settle()
         self._say(source, m.Credit(0, chunks.slots))
-
-    # ---- connections ------------------------------------------------------------------------------------------------
 
     def _say(self, source: _Source, message: m.FromDecode) -> None:
         if source.address in self._sources and not source.link.send(m.encode(message)):

@@ -59,11 +59,7 @@ Event = Fetched | FetchFailed | PrefillWanted | PrefillCancelled | Sent
 
 
 class EventQueue:
-    """Events from one thread to another.
-
-    Attributes:
-        fd: readable while events wait.
-    """
+    """Events from one thread to another; `fd` is readable while events wait."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -72,7 +68,6 @@ class EventQueue:
         self._lost: DeviceLost | None = None
 
     def put(self, event: Event) -> None:
-        """Add an event."""
         with self._lock:
             self._events.append(event)
             os.eventfd_write(self.fd, 1)

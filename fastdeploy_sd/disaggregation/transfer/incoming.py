@@ -37,13 +37,7 @@ class _Transfer:
 
 
 class IncomingTable:
-    """Transfers by id, from `add` until all pages came, or it failed, or was cancelled.
-
-    Args:
-        pages: where to write.
-        events: takes a Fetched or a FetchFailed for each transfer that was not cancelled.
-        clock: seconds that only grow.
-    """
+    """Transfers by id, from `add` until all pages came, or it failed, or was cancelled, which `events` is not told."""
 
     def __init__(
         self, pages: Pages, events: EventQueue, counters: Counters, clock: Callable[[], float] = time.monotonic
@@ -69,11 +63,7 @@ class IncomingTable:
             self._transfers[transfer_id] = transfer
 
     def cancel(self, transfer_id: TransferId) -> str | None:
-        """Forget a transfer: nothing of it is written, and no event of it comes, after this returns.
-
-        Returns:
-            Its source, None when it had ended already.
-        """
+        """Forget a transfer, of which nothing is written or told from then on; returns its source, if it ran."""
         with self._lock:
             self._pages.end_writes()
             self._events.drop(transfer_id)

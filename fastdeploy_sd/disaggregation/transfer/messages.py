@@ -35,12 +35,7 @@ class PeerHello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to a PeerHello that fits.
-
-    Attributes:
-        protocols: those the prefill instance can send by.
-        ipc_name: the abstract Unix socket that takes shared memory, "" without ipc.
-    """
+    """The answer to a PeerHello that fits; `ipc_name` is the abstract Unix socket that takes shared memory, or ""."""
 
     instance_id: str
     description: KvDescription

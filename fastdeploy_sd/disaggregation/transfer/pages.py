@@ -31,7 +31,6 @@ class Window(Protocol):
     @property
     def address(self) -> int:
         """Where it begins."""
-        ...
 
 
 class DevicePort(Protocol):
@@ -47,71 +46,47 @@ class DevicePort(Protocol):
     unit_bytes: int
 
     def make_window(self, num_bytes: int) -> tuple[Window, bytes]:
-        """Return memory of the device, and what `open_window` in another process takes for it.
-
-        Raises:
-            ValueError: there is none that can be shared.
-        """
-        ...
+        """Return memory of the device, and what `open_window` elsewhere takes for it; ValueError: there is none."""
 
     def open_window(self, handle: bytes, num_bytes: int) -> Window:
-        """Return another process's memory, of at least so many bytes.
-
-        Raises:
-            ValueError: there is none at the handle that is as long and in reach.
-        """
-        ...
+        """Return another process's memory, of at least so many bytes; ValueError: there is none."""
 
     def send(self, layer: int, block_ids: Sequence[int], places: Sequence[int]) -> None:
         """Copy pages to addresses, one for each; returns when they are there."""
-        ...
 
     def write_from(self, layer: int, block_id: int, place: int) -> None:
         """Start to overwrite a page with what is at an address until `finish`."""
-        ...
 
     def finish(self) -> None:
         """Return when all that was started is done."""
-        ...
 
 
 class Pages(Protocol):
-    """The KV pages of an instance. Layers are numbered: the target's, then the draft layers.
-
-    Attributes:
-        num_layers: how many there are.
-    """
+    """The KV pages of an instance. Layers are numbered: the target's, then the draft layers."""
 
     num_layers: int
 
     @property
     def port(self) -> DevicePort | None:
         """How pages go from one device's memory to another's; None = they are in the host's, or do not."""
-        ...
 
     def page_bytes(self, layer: int) -> int:
         """Bytes of one block in this layer."""
-        ...
 
     def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
         """The pieces of each of some pages, u8[n] and contiguous, together page_bytes(layer); until the next call."""
-        ...
 
     def awaited(self, layer: int) -> Callable[[], None] | None:
         """What a write to this layer would wait for, for the writer to call on a thread of its own; None = nothing.
 
         Raises what the device's failing does.
         """
-        ...
 
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """Overwrite a page with page_bytes(layer) bytes, the pieces one after the other."""
-        ...
 
     def follow_steps(self) -> None:
         """Read and write after the steps that were started. For the thread that starts steps."""
-        ...
 
     def end_writes(self) -> None:
         """Have steps that are started from here on find what was written. For the thread that starts steps."""
-        ...

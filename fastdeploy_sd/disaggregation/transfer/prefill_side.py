@@ -31,15 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrefillSide:
-    """See the module.
-
-    Attributes:
-        address: where orders are taken, "tcp://host:port".
-        num_steps: of the engine, which counts them from its own thread.
-
-    Raises:
-        ConfigError: that address cannot be bound.
-    """
+    """See the module. `num_steps` is the engine's, which counts them from its own thread."""
 
     def __init__(self, hub: Hub, instance: TransferContext) -> None:
         self._hub, self._instance, settings = hub, instance, instance.settings
@@ -55,8 +47,6 @@ class PrefillSide:
         self._peers: dict[bytes, Peer] = {}
         self._owner: dict[TransferId, Peer] = {}
         self._mentioned: dict[str, str] = {}  # instance -> why it is refused, which is logged once
-
-    # ---- what the engine says ---------------------------------------------------------------------------------------
 
     def send(self, transfer_id: TransferId, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
         """Queue pages."""
@@ -76,8 +66,6 @@ class PrefillSide:
             transfer.fail(end.reason)
         transfer.end = end
         self._settle(peer, transfer)
-
-    # ---- what decode instances say ----------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Do everything that can be done now."""
@@ -219,8 +207,6 @@ class PrefillSide:
         known = tuple(transfer_id for transfer_id in message.transfer_ids if transfer_id in peer.transfers)
         self._say(peer.identity, m.Renewed(self.num_steps, known))
 
-    # ---- pages ------------------------------------------------------------------------------------------------------
-
     def _pump(self, peer: Peer) -> None:
         """Announce what is placed, and start as many pages as there is credit for."""
         self._announce(peer)
@@ -263,8 +249,6 @@ class PrefillSide:
         del peer.transfers[transfer_id], self._owner[transfer_id]
         self._counters.num_unsent += not is_done
         self._events.put(Sent(transfer_id))
-
-    # ---- peers ------------------------------------------------------------------------------------------------------
 
     def _say(self, identity: bytes, message: m.FromPrefill, payloads: Sequence[bytearray] = ()) -> bool:
         delivery = self._listener.send(identity, m.encode(message), list(payloads))

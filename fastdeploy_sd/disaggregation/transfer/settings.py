@@ -58,11 +58,7 @@ class ConnectorSettings:
 
     @classmethod
     def of(cls, config: Config) -> ConnectorSettings:
-        """Return the settings of a server.
-
-        Raises:
-            ConfigError: the secret cannot be read or made.
-        """
+        """Return the settings of a server; ConfigError: the secret cannot be read or made."""
         splitwise = config.splitwise
         secret = deployment_secret(splitwise)
         return cls(

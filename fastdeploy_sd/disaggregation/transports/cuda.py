@@ -30,15 +30,7 @@ _MAX_LENT = 4
 
 
 class CudaSender(PlacedAtOnce):
-    """Has the device copy pages into the window.
-
-    Args:
-        fd: what was handed over; closed with this object, or where that cannot be made.
-
-    Raises:
-        TransportError: no window of that size comes with the descriptor, or the device does not reach it; or slots are
-            where the device does not write.
-    """
+    """Has the device copy pages into the window of `fd`, which it owns; TransportError: it cannot."""
 
     def __init__(self, fd: int, offer: Receiver, port: DevicePort) -> None:
         super().__init__()
@@ -60,7 +52,6 @@ class CudaSender(PlacedAtOnce):
             raise TransportError(f"cuda: the other GPU's memory cannot be opened: {error}") from None
 
     def start(self, batch: Batch, _pages: Pages, block_ids: Sequence[int]) -> None:
-        """See Sender."""
         window = self._window
         assert window is not None, "the sender is open"
         places = [window.address + slot * self._slot_bytes for slot in batch.slots]
@@ -76,11 +67,7 @@ class CudaSender(PlacedAtOnce):
 
 @dataclass(slots=True)
 class _Lent:
-    """A window that another process may have open, until its end of the pair of sockets is closed.
-
-    Attributes:
-        fd: our end; the process's end closes it too.
-    """
+    """A window that another process may have open, until its end of the pair of sockets is closed; `fd` is ours."""
 
     window: Window
     fd: int
@@ -104,11 +91,7 @@ _lock = threading.Lock()  # of the list, for connectors of one process
 
 
 class CudaReceiver:
-    """Makes the window, and says where pages are in it.
-
-    Raises:
-        TransportError: the device has no such memory, or what it has is still open elsewhere.
-    """
+    """Makes the window, and says where pages are in it; TransportError: the device has none, or has lent too many."""
 
     def __init__(self, num_slots: int, slot_bytes: int, port: DevicePort) -> None:
         forget_windows()
@@ -126,11 +109,7 @@ class CudaReceiver:
         self._lent = _Lent(window, ours.detach())
 
     def hand_over(self, name: str) -> None:
-        """Send the handle to the abstract socket of this name, without waiting.
-
-        Raises:
-            TransportError: there is no such socket here, so the instances share no machine; or it is full.
-        """
+        """Send the handle to the abstract socket of this name, without waiting; raises as the function `hand_over`."""
         hand_over(name, self.offer.token, self._theirs.fileno())
         self._theirs.close()  # from here on the other process's is the only one
 
@@ -141,7 +120,6 @@ class CudaReceiver:
         return DevicePage(self._lent.window.address + slot * self.offer.slot_bytes, num_bytes)
 
     def settle(self) -> None:
-        """See ReceiverEnd."""
         self._port.finish()
 
     def close(self) -> None:

@@ -32,12 +32,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class DescriptorInbox:
-    """The prefill instance's Unix socket. Used by one thread.
-
-    Attributes:
-        name: of the abstract socket, without the zero byte in front.
-        fd: readable while `accept` has something to do.
-    """
+    """The prefill instance's Unix socket, for one thread; `fd` is readable while `accept` has something to do."""
 
     def __init__(self) -> None:
         self.name = f"fdsd-{secrets.token_hex(16)}"
@@ -48,11 +43,7 @@ class DescriptorInbox:
         self._waiting: OrderedDict[str, int] = OrderedDict()
 
     def take(self, token: str) -> int:
-        """Return the descriptor that was handed over under a token; the caller closes it.
-
-        Raises:
-            TransportError: there is none.
-        """
+        """Return the descriptor that was handed over under a token, for the caller to close; else TransportError."""
         self.accept()
         fd = self._waiting.pop(token, None)
         if fd is None:
@@ -87,11 +78,7 @@ class DescriptorInbox:
 
 
 class IpcSender(PlacedAtOnce):
-    """Copies pages into the window.
-
-    Raises:
-        TransportError: the descriptor is of something else than the offered window.
-    """
+    """Copies pages into the window; TransportError: the descriptor is of something else."""
 
     def __init__(self, fd: int, offer: Receiver) -> None:
         super().__init__()
@@ -109,7 +96,6 @@ class IpcSender(PlacedAtOnce):
         self._window: Bytes | None = np.frombuffer(self._memory, np.uint8)
 
     def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
-        """See Sender."""
         window = self._window
         assert window is not None, "the sender is open"
         starts = [slot * self._slot_bytes for slot in batch.slots]
@@ -138,11 +124,7 @@ class IpcReceiver:
         self._page = np.empty(slot_bytes, np.uint8)
 
     def hand_over(self, name: str) -> None:
-        """Send the window to the abstract socket of this name, without waiting.
-
-        Raises:
-            TransportError: there is no such socket here, so the instances share no machine; or it is full.
-        """
+        """Send the window to the abstract socket of this name, without waiting; raises as the function `hand_over`."""
         hand_over(name, self.offer.token, self._fd)
 
     def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
@@ -168,8 +150,7 @@ class IpcReceiver:
 def hand_over(name: str, token: str, fd: int) -> None:
     """Send a descriptor to an abstract socket under a token, without waiting.
 
-    Raises:
-        TransportError: there is no such socket here, so the instances share no machine; or it is full.
+    TransportError: there is no such socket here, so the instances share no machine; or it is full.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as connection:
         try:

@@ -31,17 +31,8 @@ _log = logging.getLogger(__name__)
 class RdmaEngine:
     """A process's Transfer Engine, and the windows that others write to. Used by one thread, but for `write`.
 
-    All windows are registered first, because a peer reads the list of them only once.
-
-    Args:
-        host: what others connect to. ports: the smallest and the largest bound what the engine takes; () = any.
-        num_windows: to be written to by as many others, of window_bytes each.
-
-    Attributes:
-        session: "host:port", under which others reach it.
-
-    Raises:
-        TransportError: Mooncake is not installed, or cannot start here.
+    All windows are registered first, because a peer reads the list of them only once. Others reach it at `session`,
+    "host:port"; its ports lie between the smallest and the largest of `ports`, () = any.
     """
 
     def __init__(self, host: str, ports: Sequence[int], num_windows: int, window_bytes: int) -> None:
@@ -62,16 +53,11 @@ class RdmaEngine:
             self.register(window)
         how = "RDMA" if has_device else "TCP, as there is no RDMA device"
         _log.warning(
-            "rdma: Mooncake's Transfer Engine (%s) listens on every address of this machine without authentication",
-            how,
+            "rdma: Mooncake's Transfer Engine (%s) listens on every address of this machine without authentication", how
         )
 
     def register(self, memory: Bytes) -> None:
-        """Let the engine read and write this memory.
-
-        Raises:
-            TransportError: it cannot.
-        """
+        """Let the engine read and write this memory, or raise a TransportError."""
         if self._engine.register_memory(memory.ctypes.data, memory.nbytes) != 0:
             raise TransportError(f"rdma: {memory.nbytes} bytes cannot be registered")
 
@@ -84,11 +70,7 @@ class RdmaEngine:
         return bool(self._engine.batch_transfer_sync_write(session, sources, targets, sizes) == 0)
 
     def take_window(self) -> tuple[int, Bytes]:
-        """Return a window that is free, and its number.
-
-        Raises:
-            TransportError: all are in use.
-        """
+        """Return a window that is free, and its number; TransportError: all are in use."""
         if not self._free:
             raise TransportError(f"rdma: all {len(self._windows)} windows are in use")
         number = self._free.pop()
@@ -120,7 +102,6 @@ class RdmaSender:
         self._thread.start()
 
     def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
-        """See Sender."""
         size = self._offer.slot_bytes
         placed = [
             gather(pieces, self._memory[slot * size : (slot + 1) * size])
@@ -130,7 +111,6 @@ class RdmaSender:
         self._work.put((batch, [page.nbytes for page, _ in placed]))
 
     def finished(self) -> list[Batch]:
-        """See Sender."""
         if self.fd is not None:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.fd)
@@ -161,11 +141,7 @@ class RdmaSender:
 
 
 class RdmaReceiver:
-    """A window that another engine writes to, and copies of its pages.
-
-    Raises:
-        TransportError: all windows are in use.
-    """
+    """A window that another engine writes to, and copies of its pages."""
 
     def __init__(self, engine: RdmaEngine, num_slots: int, slot_bytes: int) -> None:
         self._engine = engine

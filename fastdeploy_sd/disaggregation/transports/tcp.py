@@ -15,7 +15,6 @@ class TcpSender(PlacedAtOnce):
     """Copies each page into a frame of its own."""
 
     def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
-        """See Sender."""
         checksums = []
         for pieces in pages.read_all(batch.layer, block_ids):
             frame = bytearray(sum(piece.nbytes for piece in pieces))

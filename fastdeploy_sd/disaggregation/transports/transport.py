@@ -24,13 +24,9 @@ class TransportError(Exception):
 
 @dataclass(slots=True)
 class Batch:
-    """Pages of one layer on their way.
+    """Pages of one layer on their way, one per slot; the transport fills in checksums and payloads.
 
-    Attributes:
-        owner: whose they are, for the caller that started it.
-        slots: one per page.
-        checksums, payloads: filled in by the transport; payloads are frames to send after the message, or none.
-        error: why they could not be sent, "" when they were.
+    `owner` is for the caller that started it; `error` says why they could not be sent, "" when they were.
     """
 
     owner: Any
@@ -43,25 +39,18 @@ class Batch:
 
 
 class Sender(Protocol):
-    """The prefill instance's end, for one decode instance. Used by one thread.
-
-    Attributes:
-        fd: readable when `finished` may have something; None = it has after every `start` at once.
-    """
+    """The prefill instance's end, for one thread; `fd` is readable when `finished` has something, None = at once."""
 
     fd: int | None
 
     def start(self, batch: Batch, pages: Pages, block_ids: Sequence[int]) -> None:
         """Copy the pages of these blocks and send them on; they are read no more when this returns."""
-        ...
 
     def finished(self) -> list[Batch]:
         """Return the batches that have been placed, or failed, since the last call."""
-        ...
 
     def close(self) -> None:
         """Give back everything, within seconds."""
-        ...
 
 
 class PlacedAtOnce:
@@ -72,31 +61,23 @@ class PlacedAtOnce:
         self._finished: list[Batch] = []
 
     def finished(self) -> list[Batch]:
-        """See Sender."""
         finished, self._finished = self._finished, []
         return finished
 
 
 class ReceiverEnd(Protocol):
-    """The decode instance's end, for one prefill instance. Used by one thread.
-
-    Attributes:
-        offer: what the sender must know.
-    """
+    """The decode instance's end, for one prefill instance and one thread; `offer` is what the sender must know."""
 
     offer: Receiver
 
     def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | DevicePage | None:
         """Return a slot's bytes as no other process can change them, until the next call; None = there is no such."""
-        ...
 
     def settle(self) -> None:
         """Return when pages that were taken are read, so that their slots may be used again."""
-        ...
 
     def close(self) -> None:
         """Give back everything."""
-        ...
 
 
 def window_slots(slot_bytes: int, window_bytes: int) -> int:

@@ -1,7 +1,4 @@
-"""The engine's view of whatever keeps copies of KV blocks outside of the cache. Owns the interface; knows no bytes.
-
-Commands and results are plain values.
-"""
+"""The engine's view of whatever keeps copies of KV blocks outside of the cache; commands and results are values."""
 
 from __future__ import annotations
 
@@ -75,25 +72,20 @@ class BlockStore(Protocol):
     @property
     def num_slots(self) -> int:
         """Slots; constant."""
-        ...
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block that are copied; constant."""
-        ...
 
     @property
     def fd(self) -> int:
         """A descriptor that is readable while there are results, and after `wake_after`; constant."""
-        ...
 
     def kept(self) -> Sequence[tuple[int, CachedBlock]]:
         """Slots and their content from before the start, least recently written first. Asked once, before all else."""
-        ...
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Begin commands, sooner or later. A block is in at most one that has not ended, and so is a target slot."""
-        ...
 
     def cancel(self, block_ids: Sequence[int]) -> None:
         """Withdraw the copies from and to these blocks: when this returns, none of them is read or written.
@@ -101,12 +93,9 @@ class BlockStore(Protocol):
         Waits for the piece of a block that is being copied at the moment, never for a disk. The results still come:
         CANCELLED, or another where the copy no longer needed the block.
         """
-        ...
 
     def take_results(self) -> Sequence[CopyResult]:
         """Return the results since the last call; `fd` is not readable then until there is another."""
-        ...
 
     def wake_after(self, seconds: float) -> None:
         """Make `fd` readable at that time, or sooner; only the first of several calls counts until it is."""
-        ...

@@ -20,17 +20,14 @@ class Executor(Protocol):
     @property
     def model_info(self) -> ModelInfo:
         """Limits of the loaded model and of the KV cache allocated for it; constant."""
-        ...
 
     @property
     def block_store(self) -> BlockStore | None:
         """Where copies of KV blocks are kept outside of the cache; constant, None = nowhere."""
-        ...
 
     @property
     def grammars(self) -> Grammars | None:
         """What compiles the grammars that its steps follow; constant, None = it runs no request with a grammar."""
-        ...
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Run the plan's tokens, verify its drafts, propose the next ones.
@@ -49,11 +46,9 @@ class Executor(Protocol):
                 requests only (non-finite logits, a kernel that refuses a row) is reported in `StepResult.failed`
                 instead, and the others get what they would get without them.
         """
-        ...
 
     def shutdown(self) -> None:
         """Release the model and its memory. May be called twice."""
-        ...
 
 
 class Launcher(Protocol):
@@ -63,7 +58,6 @@ class Launcher(Protocol):
     def drafts_async(self) -> bool:
         """Whether drafts of open steps stay where they are made; constant. The plan of a later step has
         `MADE_ON_DEVICE` in their place, as many as the step before it planned for the row, or fewer."""
-        ...
 
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
         """Start a step; see `Executor.execute`, which must not be called until it is finished.
@@ -81,11 +75,9 @@ class Launcher(Protocol):
         Raises:
             Exception: as `Executor.execute`.
         """
-        ...
 
     def finish(self) -> StepResult:
         """Wait for the step that was started first, and return its result; see `Executor.execute`."""
-        ...
 
 
 @runtime_checkable
@@ -95,7 +87,6 @@ class LaunchingExecutor(Protocol):
     @property
     def launcher(self) -> Launcher | None:
         """Starts its steps; constant, None = only `execute` does."""
-        ...
 
 
 @runtime_checkable
@@ -105,4 +96,3 @@ class FallibleExecutor(Protocol):
     @property
     def failure_fd(self) -> int:
         """Readable once that has happened."""
-        ...

@@ -37,28 +37,21 @@ class Grammars(Protocol):
 
     def prepare(self, grammar: str) -> None:
         """Have a grammar for one request more, compiled while steps run if no other has it; `release` ends that."""
-        ...
 
     def release(self, grammar: str) -> None:
         """End what one `prepare` began."""
-        ...
 
     def is_ready(self, grammar: str) -> bool:
         """Whether a prepared grammar can be used by steps."""
-        ...
 
     def error_of(self, grammar: str) -> str:
         """Return why a prepared grammar cannot be compiled; "" = it can, or it is not known yet."""
-        ...
 
     def take_prepared(self) -> Sequence[str]:
         """Return, once each, the grammars that have become ready or failed."""
-        ...
 
     def take_masked(self) -> Sequence[RequestId]:
         """Return, once each, the requests whose mask was computed off the steps; see `StepResult.held`."""
-        ...
 
     def stats(self) -> GrammarStats:
         """Return what has been compiled."""
-        ...

@@ -68,15 +68,12 @@ class KVConnector(Protocol):
         Returns:
             Whether the request waits. Then it arrives, or is cancelled; the connector bounds the time without progress.
         """
-        ...
 
     def cancel(self, request_id: RequestId) -> None:
         """Forget a request that waits. When this returns its blocks are not written to, and it will not arrive."""
-        ...
 
     def arrivals(self) -> Sequence[KvArrival]:
         """Return, once each, the requests that need not wait any longer."""
-        ...
 
 
 class NoKVConnector:
@@ -85,12 +82,10 @@ class NoKVConnector:
     fd: int | None = None
 
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
-        """No request waits."""
         return False
 
     def cancel(self, request_id: RequestId) -> None:
         """No request waits."""
 
     def arrivals(self) -> Sequence[KvArrival]:
-        """Nothing comes."""
         return ()

@@ -36,11 +36,6 @@ class EngineClient:
     With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
     long counts as ended.
 
-    Args:
-        address: where the engine listens, or will when it has loaded its model.
-        engine_pid: the engine's process.
-        timeout_s: how long the engine may give no sign of life; None = for ever.
-
     Attributes:
         on_silence: called when the engine has given no sign of life for so long.
     """
@@ -64,15 +59,8 @@ class EngineClient:
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._serials = itertools.count()
 
-    # ---- life -------------------------------------------------------------------------------------------------------
-
     async def connect(self) -> None:
-        """Wait until the engine has loaded its model; without limit, as loading may take minutes.
-
-        Raises:
-            Unavailable: the engine's process ended meanwhile.
-            InternalError: the engine cannot serve this process.
-        """
+        """Wait until the engine has loaded its model; without limit, as loading may take minutes."""
         self._ready = asyncio.get_running_loop().create_future()
         self._channel = ClientChannel(self._address)
         self._receiver = asyncio.create_task(self._receive(self._channel))
@@ -108,11 +96,7 @@ class EngineClient:
 
     @property
     def model_info(self) -> ModelInfo:
-        """The loaded model.
-
-        Raises:
-            Unavailable: `connect` has not returned yet.
-        """
+        """The loaded model; raises Unavailable before `connect` has returned."""
         if self._model_info is None:
             raise Unavailable("the engine is not ready")
         return self._model_info
@@ -137,19 +121,13 @@ class EngineClient:
         self._is_draining = True
 
     def verify_takes_requests(self) -> None:
-        """Check that the engine takes new requests.
-
-        Raises:
-            Unavailable: it does not; `code` is "engine_down" or "draining".
-        """
+        """Raise Unavailable, with `code` "engine_down" or "draining", unless the engine takes new requests."""
         if self._is_draining or not self.is_alive:
             raise self._ended_with("the server is draining" if self._is_draining else "the engine is down")
 
     async def verify_healthy(self) -> None:
         """As `verify_takes_requests`: a request that came now would be run."""
         self.verify_takes_requests()
-
-    # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield what each step adds to it; the last output carries the finish_reason.
@@ -182,11 +160,7 @@ class EngineClient:
             self._send(m.Abort(handles, reason))
 
     async def stats(self) -> EngineStats:
-        """Return the engine's statistics as of its next pause between two steps.
-
-        Raises:
-            Unavailable: the engine is down, or does not answer within some seconds.
-        """
+        """Return the engine's statistics as of its next pause between two steps; raises Unavailable after seconds."""
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
                 return await self._ask_stats()
@@ -209,8 +183,6 @@ class EngineClient:
         if self._channel is None:
             raise Unavailable("the engine is not connected")
         self._channel.send(m.encode(message, self._model_info))
-
-    # ---- what the engine says ---------------------------------------------------------------------------------------
 
     async def _receive(self, channel: ClientChannel) -> None:
         while True:

@@ -35,11 +35,7 @@ class ClientTable:
         return tuple(self._owner)
 
     def add(self, identity: bytes, pid: int) -> int:
-        """Enter a client and return a descriptor that becomes readable when process `pid` ends.
-
-        Raises:
-            OSError: the process is gone, or the kernel offers no process descriptors.
-        """
+        """Enter a client; returns a descriptor that is readable when process `pid` ends. OSError: it is gone."""
         fd = os.pidfd_open(pid)
         self._requests[identity] = {}
         self._fd[identity] = fd

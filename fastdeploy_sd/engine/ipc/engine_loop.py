@@ -37,8 +37,6 @@ class EngineLoop:
     """Serves one engine to any number of clients over one channel. `run` belongs to one thread.
 
     Args:
-        engine: stepped only by `run`.
-        channel: closed by `run`.
         shutdown_timeout_s: how long the requests may take to finish after `drain`.
         receive_s: frames are taken from the channel for so long before a step.
         submit_s: submissions among them are read for so long, one at least.
@@ -108,8 +106,6 @@ class EngineLoop:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # already closed, or full: then it wakes anyway
             os.write(self._wake_write, b"\0")
-
-    # ---- incoming ---------------------------------------------------------------------------------------------------
 
     def _take_messages(self, readable: set[int]) -> None:
         if self._wake_read in readable:
@@ -197,8 +193,6 @@ class EngineLoop:
             self._take(identity, frame)  # it ends at once, but like any other
         self._deliver(self._engine.abort(self._clients.requests_of(identity, handles), reason))
 
-    # ---- outgoing ---------------------------------------------------------------------------------------------------
-
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         """Send outputs to their owners, one message per client; those without an owner left have no reader."""
         by_client: dict[bytes, tuple[list[int], list[RequestOutput]]] = {}
@@ -229,8 +223,6 @@ class EngineLoop:
         self._inbox.drop(identity)
         self._channel.unwatch(self._clients.fd_of(identity))
         return self._clients.remove(identity)
-
-    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _begin_drain(self) -> None:
         if self._deadline is None and (self._is_drain_asked or self._is_end_asked):

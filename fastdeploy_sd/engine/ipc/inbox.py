@@ -18,7 +18,6 @@ class Inbox:
     """Frames in the order of their arrival; one client's submissions are known by their handles.
 
     Args:
-        channel: where they come from.
         max_frame_bytes: of any frame; a longer one is taken as unreadable, without reading it.
         receive_s: how long one `receive` may take; what is left then stays in the socket.
     """

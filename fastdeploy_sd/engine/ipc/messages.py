@@ -22,12 +22,7 @@ _MAX_PID = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class WireError:
-    """An FdsdError as a value.
-
-    Attributes:
-        kind: a key of `errors.ERROR_TYPES`.
-        retry_after_s: only for Overloaded.
-    """
+    """An FdsdError as a value; `kind` is a key of `errors.ERROR_TYPES`."""
 
     kind: str
     message: str
@@ -47,9 +42,6 @@ class WireError:
         if self.kind == Overloaded.__name__:
             return Overloaded(self.message, retry_after_s=self.retry_after_s or 1, param=self.param)
         return ERROR_TYPES.get(self.kind, InternalError)(self.message, param=self.param, code=self.code)
-
-
-# ---- client -> engine -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +65,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Finish these submissions now; unknown handles are ignored (the request may have ended meanwhile).
-
-    Attributes:
-        reason: what their last outputs say and the statistics count: ABORT, or STOP when a stop string, of which the
-            engine knows nothing, has completed their text.
-    """
+    """Finish these submissions now; unknown handles are ignored. STOP: a stop string has completed their text."""
 
     handles: tuple[int, ...]
     reason: FinishReason = FinishReason.ABORT
@@ -98,9 +85,6 @@ class StatsRequest:
 @dataclass(frozen=True, slots=True)
 class ClientDisconnect:
     """The client closes; its remaining requests are aborted and nothing more is sent to it."""
-
-
-# ---- engine -> client -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +136,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class EngineDead:
-    """The engine's last message: everything sent before it counts. The engine waits a little for a ClientDisconnect.
-
-    Attributes:
-        has_failed: what was not answered is an internal error; else it came too late.
-    """
+    """The engine's last message; with `has_failed` what was not answered is an internal error, else it is too late."""
 
     reason: str
     has_failed: bool
@@ -170,15 +150,7 @@ decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 
 def encode(message: Message, receiver: ModelInfo | None = None) -> bytes:
-    """Message -> frame.
-
-    Args:
-        receiver: of the engine that it is for; None = there is no limit.
-
-    Raises:
-        BadRequest: the engine would not take so long a frame.
-        ProtocolError: as `Protocol.encode`.
-    """
+    """Message -> frame; raises BadRequest where the receiving engine would not take so long a frame."""
     frame = _PROTOCOL.encode(message)
     if receiver is not None and len(frame) > max_frame_bytes(receiver):
         raise BadRequest(f"request: expected at most what its limits allow, got {len(frame)} bytes")

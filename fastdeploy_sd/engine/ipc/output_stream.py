@@ -9,14 +9,10 @@ from fastdeploy_sd.types import FinishReason, RequestId, RequestOutput
 
 
 class OutputStream:
-    """A queue with one reader and a definite end.
+    """A queue with one reader and a definite end, which `is_ended` says has arrived, read or not.
 
     It holds at most the request's own tokens, so a reader that stalls costs a bounded amount of memory and delays
     no other request.
-
-    Attributes:
-        request_id: of the request.
-        is_ended: the last output or an error has arrived, read or not.
     """
 
     def __init__(self, request_id: RequestId) -> None:
@@ -38,9 +34,6 @@ class OutputStream:
     async def next(self) -> RequestOutput:
         """Wait for the next output. Other tasks have their turn first, also where it is there: outputs with many
         alternatives take their time to write, and there may be thousands.
-
-        Raises:
-            FdsdError: the request ended with an error.
         """
         if not self._queue.empty():
             await asyncio.sleep(0)

@@ -26,7 +26,7 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; block 0 is given away first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._num_releases = 0
+        self.num_releases = 0  # of blocks; as long as it stays the same, availability can only have fallen
 
     @property
     def num_free_blocks(self) -> int:
@@ -35,11 +35,6 @@ class BlockPool:
     @property
     def num_cached_blocks(self) -> int:
         return len(self._cached)
-
-    @property
-    def num_releases(self) -> int:
-        """Times a block has become available; as long as it stays the same, availability can only have fallen."""
-        return self._num_releases
 
     @property
     def num_available_blocks(self) -> int:
@@ -58,9 +53,6 @@ class BlockPool:
         """Take `count` blocks, each with reference count 1. The content of a cached one is lost.
 
         The caller must forget what it knew about the content of every block returned.
-
-        Args:
-            count: <= num_available_blocks.
         """
         assert count <= self.num_available_blocks, f"allocate {count} blocks, only {self.num_available_blocks} left"
         num_from_free = min(count, len(self._free))
@@ -86,21 +78,14 @@ class BlockPool:
         assert count >= 0, f"release of block {block_id}, which has no reference"
         self._ref_counts[block_id] = count
         if count == 0:
-            self._num_releases += 1
+            self.num_releases += 1
             if keep:
                 self._cached[block_id] = None
             else:
                 self._free.append(block_id)
 
     def check_integrity(self, referenced: Sequence[int]) -> None:
-        """Verify that every block is in one state and that the counts agree with the references.
-
-        Args:
-            referenced: the block ids of all block tables, with repetitions.
-
-        Raises:
-            AssertionError: naming the disagreement.
-        """
+        """Verify that every block is in one state and that `referenced`, all tables' blocks, agrees with the counts."""
         counts = [0] * self.num_blocks
         for block_id in referenced:
             counts[block_id] += 1

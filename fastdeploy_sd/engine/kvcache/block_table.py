@@ -36,11 +36,7 @@ class GroupBlocks:
     num_sent: int = 0
 
     def verify(self, name: str, prefix_cache: PrefixCache, parent: bytes) -> None:
-        """Verify that blocks and hashes agree with the cache; `parent` is the root of the chain.
-
-        Raises:
-            AssertionError: naming the request and the broken rule.
-        """
+        """Verify that blocks and hashes agree with the cache; `parent` is the root of the chain."""
         kept = self.block_ids[self.num_freed :]
         assert len(set(kept)) == len(kept), f"{name}: a block twice in its table"
         assert self.block_ids[: self.num_freed] == [NO_BLOCK] * self.num_freed, f"{name}: a block before its window"
@@ -58,7 +54,6 @@ class BlockTable:
     """The blocks of one request.
 
     Attributes:
-        request_id: owner.
         salt: requests share blocks only with the same salt.
         groups: one per KV group; a table begins with the first one.
         num_slots: tokens that fit into the blocks of every group.
@@ -91,12 +86,7 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class FailedAdmission:
-    """The moment at which there were not enough blocks for a request.
-
-    Attributes:
-        num_releases: of the pool. num_publications: of the prefix cache.
-        missing_hash: of its match.
-    """
+    """When there were not enough blocks for a request: the events until then, and the hash that its match lacked."""
 
     num_releases: int
     num_publications: int

@@ -30,8 +30,6 @@ class KVCacheManager:
 
     Attributes:
         block_size: tokens of the smallest block.
-        prefixes: what the blocks of a request hold, and which of them are cached.
-        has_windows: whether a group frees blocks while a request runs.
     """
 
     def __init__(self, num_blocks: int, groups: Sequence[KvGroup], *, enable_prefix_caching: bool) -> None:
@@ -77,10 +75,6 @@ class KVCacheManager:
             candidates [0 .. B) [B .. 2B) ... up to (num_tokens - 1) // B blocks
 
         Of a group with a window only the blocks that the next token attends to need be cached.
-
-        Args:
-            table: without blocks; hashes computed on the way are kept in it.
-            token_ids: i32[>= num_tokens], committed tokens.
         """
         assert not table.num_slots, f"request {table.request_id} has blocks already"
         if not self._enable_prefix_caching:
@@ -89,11 +83,7 @@ class KVCacheManager:
         return self.prefixes.match(table, token_ids, num_tokens)
 
     def admit(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> bool:
-        """Give a request its matched blocks and new ones up to `num_tokens` tokens; a window's for one step.
-
-        Returns:
-            False, with nothing changed, when there are not enough blocks.
-        """
+        """Give a request its matched blocks and new ones for `num_tokens`; False, unchanged, if there are too few."""
         counts, num_available = self._counts_of(match, num_tokens), self._pool.num_available_blocks
         shared = match.shared_block_ids
         num_idle_matched = sum(self._pool.ref_count(block_id) == 0 for block_id in shared)
@@ -141,11 +131,7 @@ class KVCacheManager:
         return not self._prefix_cache.has_hash(failed.missing_hash)
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
-        """Grow a table to hold `num_tokens` tokens.
-
-        Returns:
-            False, with nothing changed, when there are not enough blocks.
-        """
+        """Grow a table to hold `num_tokens` tokens; False, with nothing changed, when there are not enough blocks."""
         if num_tokens <= table.num_slots:
             return True
         counts = self._counts_for(table, num_tokens)
@@ -168,12 +154,7 @@ class KVCacheManager:
             num_tokens = (num_tokens - 1) // self.block_size * self.block_size + self.block_size - num_fewer
 
     def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
-        """Offer the blocks that have become full of committed, computed tokens.
-
-        Args:
-            token_ids: i32[>= num_computed_tokens], committed tokens.
-            num_computed_tokens: tokens whose KV is in the cache and which are committed.
-        """
+        """Offer the blocks that have become full of committed tokens whose KV is in the cache."""
         if not self._enable_prefix_caching:
             return
         for g, own in enumerate(table.groups):
@@ -229,11 +210,7 @@ class KVCacheManager:
             self._release(block_id)
 
     def check_integrity(self) -> None:
-        """Verify every block and hash. O(blocks); for tests and the end of a server.
-
-        Raises:
-            AssertionError: naming the broken rule.
-        """
+        """Verify every block and hash. O(blocks); for tests and the end of a server."""
         owned = [own.block_ids[own.num_freed :] for table in self._tables.values() for own in table.groups]
         self._pool.check_integrity([block_id for blocks in (*owned, *self._held.values()) for block_id in blocks])
         self._prefix_cache.check_integrity({group.block_size for group in self.groups})

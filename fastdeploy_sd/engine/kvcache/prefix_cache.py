@@ -24,15 +24,12 @@ class CacheListener(Protocol):
 
     def published(self, block_id: int, content: CachedBlock) -> None:
         """A block can be found from now on; its content stays until `lost`."""
-        ...
 
     def lost(self, block_ids: Sequence[int]) -> None:
         """Blocks were given away: their content may be overwritten when this returns."""
-        ...
 
     def discarded(self, block_hashes: Sequence[bytes]) -> None:
         """Contents are suspect: no copy may be found either."""
-        ...
 
 
 class PrefixCache:
@@ -87,11 +84,7 @@ class PrefixCache:
         return block_id if content.tokens == tokens and content.parent == parent else None
 
     def insert(self, block_id: int, content: CachedBlock) -> bool:
-        """Offer a block's content for reuse. If another block holds the same content already, that one stays.
-
-        Returns:
-            Whether this block is the one to be found.
-        """
+        """Offer a block's content; False, and nothing happens, if another block holds the same content already."""
         if content.hash in self._block_of_hash:
             return False
         self._block_of_hash[content.hash] = block_id
@@ -109,11 +102,7 @@ class PrefixCache:
         return self._content.get(block_id)
 
     def check_integrity(self, block_sizes: Collection[int]) -> None:
-        """Verify that hashed blocks are full, hash to their key, and that both maps agree.
-
-        Raises:
-            AssertionError: naming the block.
-        """
+        """Verify that hashed blocks are full, hash to their key, and that both maps agree."""
         assert len(self._block_of_hash) == len(self._content), "a hash without a block, or a block without a hash"
         for block_id, content in self._content.items():
             assert self._block_of_hash.get(content.hash) == block_id, f"block {block_id} is not the one of its hash"

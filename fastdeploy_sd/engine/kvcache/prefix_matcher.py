@@ -17,11 +17,7 @@ TokenIds: TypeAlias = "I32 | array[int]"
 
 
 class PrefixMatcher:
-    """Walks the chains of a request's block hashes, one per KV group.
-
-    Attributes:
-        is_plain: whether there is one group, of full attention.
-    """
+    """Walks the chains of a request's block hashes, one per KV group; `is_plain`: one group, of full attention."""
 
     def __init__(self, prefix_cache: PrefixCache, groups: Sequence[KvGroup]) -> None:
         self._prefix_cache, self._groups = prefix_cache, groups

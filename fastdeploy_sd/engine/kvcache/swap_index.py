@@ -77,9 +77,7 @@ class SwapIndex:
     def reserve(self, content: CachedBlock) -> tuple[int, bool] | None:
         """Choose a slot for a content and pin it until `unpin`; `set_ready` says when the bytes are there.
 
-        Returns:
-            The slot, and whether something was evicted from it; None if the content is known already, or every slot
-            is needed.
+        Returns the slot, and whether something was evicted from it; None if the content is known, or no slot is left.
         """
         if content.hash in self._by_hash:
             return None
@@ -125,11 +123,7 @@ class SwapIndex:
                 self._offer(entry)
 
     def drop(self, block_hash: bytes) -> int | None:
-        """Forget a content: it is not found again.
-
-        Returns:
-            Its slot, free now unless it is pinned; None if there was none.
-        """
+        """Forget a content; returns its slot, free now unless it is pinned, or None if there was none."""
         entry = self._by_hash.pop(block_hash, None)
         if entry is None:
             return None
@@ -144,11 +138,7 @@ class SwapIndex:
         return entry.slot
 
     def check_integrity(self) -> None:
-        """Verify that every slot is in one state and everything that may be evicted is offered. O(slots); for tests.
-
-        Raises:
-            AssertionError: naming the slot.
-        """
+        """Verify that every slot is in one state and everything that may be evicted is offered. O(slots); for tests."""
         assert sorted([*self._free, *self._by_slot]) == list(range(self.num_slots)), "a slot is lost or in two states"
         found = {entry.slot for entry in self._by_hash.values()}
         assert len(found) == len(self._by_hash), "two contents in one slot"

@@ -20,24 +20,14 @@ class AdmissionRules:
         self._rules = RequestRules(model_info.vocab_size, model_info.max_model_len)
 
     def verify(self, request: Request) -> None:
-        """Refuse what would break a step, or could not run even alone.
-
-        Raises:
-            BadRequest: a column breaks its rule, its output so far has ended it, nothing here drafts as the request
-                wants, or `verify_feasible`.
-        """
+        """Refuse what would break a step, or could not run even alone."""
         self._rules.verify(request)
         _verify_unended(request)
         _verify_speculation(request.speculation, self._speculation)
         self.verify_feasible(request)
 
     def verify_feasible(self, request: Request) -> None:
-        """Refuse what could not run even alone.
-
-        Raises:
-            BadRequest: prompt and output do not fit into the model's context or the whole KV cache, or (without chunked
-                prefill) the prompt does not fit into one step.
-        """
+        """Refuse what never fits into the model's context, the KV cache or, without chunked prefill, a step."""
         num_prompt = len(request.prompt_token_ids)
         verify_fits(num_prompt, request.max_tokens, *self._limit)
         budget = self._config.max_num_batched_tokens
@@ -52,12 +42,8 @@ class AdmissionRules:
         A client with nothing in the queue may add one request although others fill it, up to as many as the limit.
 
         Args:
-            num_waiting: requests in the queue. num_waiting_tokens: their prompt tokens.
-            num_prompt: prompt tokens of the request at the door.
-            num_own: how many of the queue are of its client. num_clients: with requests there, this one included.
-
-        Raises:
-            Overloaded: one of the queue limits would be passed.
+            num_own: requests of its client in the queue.
+            num_clients: with requests there, this one included.
         """
         max_requests, max_tokens = self._config.max_num_queued_requests, self._config.max_num_queued_tokens
         is_within_share = num_clients > 1 and num_own == 0 and num_prompt <= max_tokens // num_clients

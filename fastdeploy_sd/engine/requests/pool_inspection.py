@@ -30,11 +30,7 @@ def snapshot_of(pool: RequestPool) -> EngineStats:
 
 
 def verify_pool(pool: RequestPool) -> None:
-    """Verify what holds between two steps for all requests, and for each. O(tokens and blocks).
-
-    Raises:
-        AssertionError: naming the broken rule.
-    """
+    """Verify what holds between two steps for all requests, and for each. O(tokens and blocks)."""
     pool.kv.check_integrity()
     assert pool.running == sorted(pool.running, key=lambda state: state.key), "running requests out of order"
     assert len(pool.seated()) <= pool.max_num_seqs, f"{len(pool.seated())} requests have a seat"

@@ -34,13 +34,9 @@ class PreparingRequests:
         return sum(state.num_prompt_tokens for state in self)
 
     def hold(self, request: Request) -> bool:
-        """Have the grammar of a request, if it has one, until `drop`.
+        """Take the grammar of a request, if it has one, until `drop`; returns whether it is ready.
 
-        Returns:
-            Whether it is ready; then the request needs not be added.
-
-        Raises:
-            BadRequest: nothing here compiles grammars, or this one is known not to be valid.
+        Raises BadRequest if nothing here compiles grammars, or this one is known not to be valid.
         """
         grammar = request.grammar
         if not grammar:
@@ -104,11 +100,7 @@ def _refused(error: str) -> str:
 
 
 class HeldRequests:
-    """Ids of running requests that no step may have until their masks have been computed; see StepResult.held.
-
-    Args:
-        grammars: says when a mask has been computed; None = no request has a grammar.
-    """
+    """Ids of running requests that no step may have until their masks have been computed; see StepResult.held."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars

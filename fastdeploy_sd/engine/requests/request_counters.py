@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.types import I32, Rows
 
 _FIRST_NUM_ROWS = 64
-_NUM_READ, _NUM_WITH_LIMITS = 4, 6  # the columns that `read` and `with_limits` return are the first ones
+_NUM_READ, _NUM_WITH_LIMITS = 4, 6  # `read` and `with_limits` return the first columns
 
 
 class RequestCounters:
@@ -32,27 +32,15 @@ class RequestCounters:
     num_tokens: I32
     num_computed_tokens: I32
     num_slots: I32
+    num_drafts: I32
     max_total_tokens: I32
     max_draft_tokens: I32
     num_lookahead_slots: I32
-    num_drafts: I32
     draft_result: I32
     draft_begin: I32
 
-    _COLUMNS = (
-        "num_tokens",
-        "num_computed_tokens",
-        "num_slots",
-        "num_drafts",
-        "max_total_tokens",
-        "max_draft_tokens",
-        "num_lookahead_slots",
-        "draft_result",
-        "draft_begin",
-    )
-
     def __init__(self) -> None:
-        self._data = np.zeros((len(self._COLUMNS), 0), np.int32)
+        self._data = np.zeros((len(RequestCounters.__annotations__), 0), np.int32)
         self._free: list[int] = []
         self._grow(_FIRST_NUM_ROWS)
 
@@ -82,5 +70,5 @@ class RequestCounters:
         num_known = self._data.shape[1]
         self._data = np.pad(self._data, ((0, 0), (0, num_rows - num_known)))
         self._free = list(range(num_rows - 1, num_known - 1, -1))
-        for name, column in zip(self._COLUMNS, self._data, strict=True):
+        for name, column in zip(RequestCounters.__annotations__, self._data, strict=True):
             setattr(self, name, column)

@@ -10,10 +10,10 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
-from fastdeploy_sd.engine.block_changes import BlockChanges
 from fastdeploy_sd.engine.in_flight_rows import InFlightRows
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival, KVConnector
@@ -65,12 +65,7 @@ class RequestPool:
         connector: KVConnector,
         grammars: Grammars | None = None,
     ) -> None:
-        """Make an empty pool with `max_num_seqs` seats; drafts are made as `speculation` says.
-
-        Args:
-            connector: told when a request that waits for it loses its blocks.
-            grammars: compiles for requests.
-        """
+        """Make an empty pool; `connector` is told when a request that waits for it loses its blocks."""
         self.kv = kv
         self.counters = RequestCounters()
         self.drafts = PendingDrafts(self.counters)
@@ -86,7 +81,7 @@ class RequestPool:
         self.speculation, self._connector = speculation, connector
         self._finished_ids: list[RequestId] = []  # like the preempted ones, since the executor was last told
         self._preempted_ids: list[RequestId] = []
-        self._changes = BlockChanges()
+        self._resized: dict[RequestId, RequestState] = {}  # running ones whose blocks changed since then
         self._rows: Rows | None = None  # of `running`, None after it changed
         self._running_ids: tuple[RequestId, ...] = ()
 
@@ -128,11 +123,7 @@ class RequestPool:
         return failed
 
     def admit(self, state: RequestState, match: PrefixMatch) -> bool:
-        """Give a waiting request a seat, and blocks for all its tokens.
-
-        Returns:
-            False, with nothing changed, when there are not enough blocks.
-        """
+        """Give a waiting request a seat, and blocks for all its tokens; False, unchanged, if there are too few."""
         if not self.kv.admit(state.table, match, state.num_tokens):
             return False
         self.waiting.remove(state)
@@ -146,11 +137,7 @@ class RequestPool:
         return True
 
     def take_arrival(self, arrival: KvArrival) -> None:
-        """Let an admitted request run, from the KV that it has now; its full blocks are there for others too.
-
-        Raises:
-            InternalError: the request does not wait, or this cannot have come for it.
-        """
+        """Let an admitted request run, from the KV that it has now; its full blocks are there for others too."""
         if arrival.request_id not in self.states:
             raise InternalError(f"KV for {arrival.request_id}: expected a request that waits, got {arrival}")
         state = self.states[arrival.request_id]
@@ -171,7 +158,7 @@ class RequestPool:
         del self.admitted[state.request_id]
         insort(self.running, state, key=_key)
         self._rows = None
-        self._changes.note(state)
+        self._resized[state.request_id] = state
         state.status = RequestStatus.RUNNING
         if state.arrival is not None:
             self.drafts.hand_over(state.counter_row, state.arrival.drafts)
@@ -211,11 +198,7 @@ class RequestPool:
         return state.table.num_slots
 
     def close(self, state: RequestState, reason: FinishReason, now: float) -> RequestMetrics:
-        """End a request: out of its group, its blocks given back. After an ERROR their content is not found again.
-
-        Returns:
-            What its last output reports.
-        """
+        """End a request: out of its group, its blocks given back. After an ERROR their content is not found again."""
         # A running one stays in `running` until `sweep`, as ends come many at a time.
         if state.status is RequestStatus.RUNNING:
             self._finished_ids.append(state.request_id)
@@ -265,7 +248,26 @@ class RequestPool:
 
     def take_block_changes(self) -> tuple[tuple[NewRequest, ...], tuple[RequestDelta, ...]]:
         """Requests the executor does not know, and blocks it does not, since the last call; then it counts as told."""
-        return self._changes.take()
+        new: list[NewRequest] = []
+        deltas: list[RequestDelta] = []
+        for state in self._resized.values():
+            is_known, block_ids, num_blocks = state.table.is_sent, list[int](), list[int]()
+            for group in state.table.groups:
+                num_blocks.append(len(group.block_ids) - group.num_sent)
+                block_ids += group.block_ids[group.num_sent :]
+                group.num_sent = len(group.block_ids)
+            if not block_ids:
+                continue  # preempted, ended, or no block was left
+            counts = tuple(num_blocks) if len(num_blocks) > 1 else ()
+            if is_known:
+                deltas.append(RequestDelta(state.request_id, tuple(block_ids), counts))
+            else:
+                token_ids = np.array(state.token_ids, np.int32)
+                is_ahead = state.arrival is not None and state.arrival.is_draft_ahead
+                num_prompt, ids = state.num_prompt_tokens, tuple(block_ids)
+                new.append(NewRequest(state.request, token_ids, num_prompt, ids, is_ahead, counts))
+        self._resized.clear()
+        return tuple(new), tuple(deltas)
 
     def _index_running(self) -> tuple[Rows, tuple[RequestId, ...]]:
         if self._rows is None:
@@ -286,8 +288,7 @@ class RequestPool:
 
     def _note_slots(self, state: RequestState) -> None:
         self.counters.num_slots[state.counter_row] = state.table.num_slots
-        self._changes.note(state)
+        self._resized[state.request_id] = state
 
 
-def _key(state: RequestState) -> tuple[int, int]:
-    return state.key
+_key = attrgetter("key")

@@ -42,48 +42,16 @@ class RequestState:
         next step                   [8 ... 11)        the last output and the drafts
 
     Attributes:
-        counter_row: its row of the counters, until `finish`.
         key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
         client: whose it is; "" where the policy does not ask.
         token_ids: the committed tokens; as many as the counter `num_tokens` says.
         end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
-        method: who drafts for it, resolved.
-        has_reports: whether its outputs carry log-probabilities, of tokens or of drafts.
         is_text_bound: whether what its next step is given hangs on the text before it, or what it brings on the logits.
-        max_total_tokens: prompt + max_tokens.
         is_ready: whether it may run once it is admitted; else it waits for KV.
         arrival: what came for its blocks from elsewhere, None = nothing did.
-        drafts: what became of its drafts.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission.
         arrival_time, first_scheduled_time, first_token_time: seconds since the epoch, 0.0 = has not happened.
     """
-
-    __slots__ = (
-        "_counters",
-        "arrival",
-        "arrival_time",
-        "client",
-        "counter_row",
-        "drafts",
-        "end_token_ids",
-        "first_scheduled_time",
-        "first_token_time",
-        "has_reports",
-        "is_ready",
-        "is_text_bound",
-        "key",
-        "max_total_tokens",
-        "method",
-        "num_cached_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "request",
-        "request_id",
-        "status",
-        "stop_rule",
-        "table",
-        "token_ids",
-    )
 
     def __init__(
         self,
@@ -94,14 +62,7 @@ class RequestState:
         counters: RequestCounters,
         client: str = "",
     ) -> None:
-        """Start a request that has just been submitted.
-
-        Args:
-            key, client: see the class.
-            now: seconds since the epoch; the arrival, if the request does not say.
-            speculation: what the server offers; what the request asks for was validated against it.
-            counters: a row of which it takes.
-        """
+        """Start a request that has just been submitted; `now`, in epoch seconds, is its arrival if it has none."""
         self.request = request
         self.request_id = request.request_id
         self.key, self.client = key, client
@@ -163,11 +124,7 @@ class RequestState:
         self._counters.num_computed_tokens[self.counter_row] = num_computed_tokens
 
     def take_arrival(self, arrival: KvArrival, block_size: int) -> None:
-        """Have KV that came from elsewhere, and be ready.
-
-        Raises:
-            InternalError: it does not wait, or this cannot have come for it.
-        """
+        """Have KV that came from elsewhere, and be ready; raises InternalError if it cannot have come for it."""
         num_computed, last = self.num_computed_tokens, self.num_tokens - 1
         wanted = ""
         if self.status is not RequestStatus.ADMITTED or self.is_ready:
@@ -196,11 +153,7 @@ class RequestState:
         self._counters.free(self.counter_row)
 
     def verify_running(self, block_size: int) -> None:
-        """Verify what holds between steps for a request that runs.
-
-        Raises:
-            AssertionError: naming the request and the broken rule.
-        """
+        """Verify what holds between steps for a request that runs."""
         name, c, row = f"request {self.request_id}", self._counters, self.counter_row
         self._verify_blocks(block_size)
         num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, self.num_drafts
@@ -216,11 +169,7 @@ class RequestState:
         assert 0 <= num_drafts <= c.max_draft_tokens[row], f"{name}: {num_drafts} drafts, not wanted"
 
     def verify_admitted(self, block_size: int, num_admitted_tokens: int) -> None:
-        """Verify what holds between steps for a request that has blocks for so many tokens and does not run.
-
-        Raises:
-            AssertionError: naming the request and the broken rule.
-        """
+        """Verify what holds between steps for a request that has blocks for so many tokens and does not run."""
         name = f"request {self.request_id}"
         self._verify_blocks(block_size)
         assert self.status is RequestStatus.ADMITTED, f"{name} is {self.status} among the admitted"
@@ -242,11 +191,7 @@ class RequestState:
         assert num_slots - block_size < self.max_total_tokens - 1, f"{name}: a block that no token needs"
 
     def verify_waiting(self) -> None:
-        """Verify what holds between steps for a request in the queue, or in front of it.
-
-        Raises:
-            AssertionError: naming the request and the broken rule.
-        """
+        """Verify what holds between steps for a request in the queue, or in front of it."""
         name, c, row = f"request {self.request_id}", self._counters, self.counter_row
         kinds = RequestStatus.WAITING, RequestStatus.PREPARING
         assert self.status in kinds, f"{name} is {self.status} among the waiting"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from fastdeploy_sd.engine.requests.request_state import RequestState
 
@@ -15,9 +16,9 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._clients: dict[str, list[RequestState]] = {}  # by key; no empty lists
+        self.clients: dict[str, list[RequestState]] = {}  # by key; no empty lists
         self._by_length: list[RequestState] = []  # a waiting request does not change its number of tokens
-        self._num_prompt_tokens = 0
+        self.num_prompt_tokens = 0
 
     def __len__(self) -> int:
         return len(self._by_length)
@@ -26,39 +27,28 @@ class WaitingQueue:
         """The waiting requests, shortest first."""
         return iter(self._by_length)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens of the waiting requests together."""
-        return self._num_prompt_tokens
-
-    @property
-    def clients(self) -> Mapping[str, list[RequestState]]:
-        """Waiting requests by client, in their order."""
-        return self._clients
-
     def push(self, state: RequestState) -> None:
         """Add a request that is not in the queue."""
-        insort(self._clients.setdefault(state.client, []), state, key=_key)
+        insort(self.clients.setdefault(state.client, []), state, key=_key)
         insort(self._by_length, state, key=_length)
-        self._num_prompt_tokens += state.num_prompt_tokens
+        self.num_prompt_tokens += state.num_prompt_tokens
 
     def peek(self, num_seats: Mapping[str, int]) -> RequestState | None:
         """The request to admit next: of the client with the fewest seats, else the lowest key. None if empty."""
-        heads = [(num_seats.get(client, 0), waiting[0].key, waiting[0]) for client, waiting in self._clients.items()]
+        heads = [(num_seats.get(client, 0), waiting[0].key, waiting[0]) for client, waiting in self.clients.items()]
         return min(heads)[2] if heads else None
 
     def remove(self, state: RequestState) -> None:
         """Take a request out, wherever it stands."""
-        waiting = self._clients[state.client]
+        waiting = self.clients[state.client]
         del waiting[bisect_left(waiting, state.key, key=_key)]
         if not waiting:
-            del self._clients[state.client]
+            del self.clients[state.client]
         del self._by_length[bisect_left(self._by_length, _length(state), key=_length)]
-        self._num_prompt_tokens -= state.num_prompt_tokens
+        self.num_prompt_tokens -= state.num_prompt_tokens
 
 
-def _key(state: RequestState) -> tuple[int, int]:
-    return state.key
+_key = attrgetter("key")
 
 
 def _length(state: RequestState) -> tuple[int, tuple[int, int]]:

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.library import library, returned
 
 
 def chunk_checksums(data: npt.NDArray[np.uint8], chunk_bytes: int) -> npt.NDArray[np.uint64]:
@@ -18,10 +18,9 @@ def chunk_checksums(data: npt.NDArray[np.uint8], chunk_bytes: int) -> npt.NDArra
     if not data.flags.c_contiguous:
         raise ValueError("data: expected contiguous bytes, got a strided view")
     checksums = np.empty(-(-data.nbytes // max(chunk_bytes, 1)), np.uint64)
-    function = library().fdsd_chunk_checksums
-    function.restype = ctypes.c_char_p
     sizes = (ctypes.c_int64(data.nbytes), ctypes.c_int64(chunk_bytes))
-    error = function(ctypes.c_void_p(data.ctypes.data), *sizes, ctypes.c_void_p(checksums.ctypes.data))
+    addresses = ctypes.c_void_p(data.ctypes.data), ctypes.c_void_p(checksums.ctypes.data)
+    error = returned("chunk_checksums", ctypes.c_char_p, addresses[0], *sizes, addresses[1])
     if error:
         raise ValueError(error.decode())
     return checksums

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.library import call, library
+from fastdeploy_sd.device.library import call, library, returned
 
 # Two buffers of 256 KiB, the most that the kernels use, for each of 4 ranks, and a page of flags.
 SEGMENT_BYTES = 4096 + 2 * 4 * (256 << 10)
@@ -147,8 +147,6 @@ class Communicator:
         self.handle = -1
 
     def _call(self, name: str, *args: Any) -> None:
-        function = getattr(library(), f"fdsd_communicator_{name}")
-        function.restype = ctypes.c_char_p
-        error = function(self.handle, *args)
+        error = returned(f"communicator_{name}", ctypes.c_char_p, self.handle, *args)
         if error:
             raise ValueError(f"communicator: {error.decode()}")

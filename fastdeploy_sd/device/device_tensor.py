@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
-import numpy as np
 import numpy.typing as npt
 import paddle
 
@@ -82,6 +81,6 @@ def element_of(dtype: npt.DTypeLike) -> str:
     return name
 
 
-def array_type(element: str) -> np.dtype[np.generic]:
-    """Return NumPy's type of a tensor's elements; bfloat16 is uint16."""
-    return np.dtype("uint16" if element == "bfloat16" else element)
+def dtype_name(dtype: Any) -> str:
+    """Return the name that declarations have for a NumPy or Paddle dtype."""
+    return str(dtype).removeprefix("paddle.") if isinstance(dtype, paddle.dtype) else array_dtype_name(dtype)

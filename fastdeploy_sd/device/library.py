@@ -81,6 +81,13 @@ def function(name: str) -> Callable[[Any], bytes | None]:
     return cast("Callable[[Any], bytes | None]", found)
 
 
+def returned(name: str, kind: Any, *arguments: Any) -> Any:
+    """Call `fdsd_<name>`, which returns a value of a ctypes type."""
+    found = getattr(library(), f"fdsd_{name}")
+    found.restype = kind
+    return found(*arguments)
+
+
 def function_address(name: str) -> int:
     """Return where op `fdsd_<name>` is, for native code that calls it."""
     return ctypes.cast(getattr(library(), f"fdsd_{name}"), ctypes.c_void_p).value or 0

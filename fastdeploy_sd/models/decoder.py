@@ -13,7 +13,7 @@ from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
-from fastdeploy_sd.models.layers.norm import RmsNorm
+from fastdeploy_sd.models.layers.decoder_layer import RmsNorm
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights

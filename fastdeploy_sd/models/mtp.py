@@ -21,15 +21,14 @@ from fastdeploy_sd.models.decoder import Embedding
 from fastdeploy_sd.models.draft_model import DraftOutput, TargetParts
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
-from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
+from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, DecoderLayer, RmsNorm
 from fastdeploy_sd.models.layers.linear import LinearLayer
-from fastdeploy_sd.models.layers.norm import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
-from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.rowwise import cast
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types import I32
 

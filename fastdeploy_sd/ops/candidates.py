@@ -36,9 +36,7 @@ class Candidates(NamedTuple):
 class DraftedRows(NamedTuple):
     """The drafts that a step's logits rows follow: row j of a request follows its first j drafts.
 
-    Attributes:
-        cu_num_logits: i32[R+1], rows of each request, at most its drafts + 1.
-        is_verified: whether a request's rows after its first wrong draft can be left out.
+    `is_verified`: rows after a request's first wrong draft can be left out.
     """
 
     cu_num_logits: I32

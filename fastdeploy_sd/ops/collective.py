@@ -6,8 +6,9 @@ from typing import Any
 
 from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
+from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out
-from fastdeploy_sd.device.program.op import A, Op, dtype_name
+from fastdeploy_sd.device.program.op import A, Op
 
 AnyCommunicator = Communicator | GpuCommunicator
 
@@ -36,16 +37,11 @@ ALL_GATHER = Op(
 def all_reduce(
     x: A, communicator: AnyCommunicator | None, out_dtype: Any, bias: A | None = None, shared: A | None = None
 ) -> A:
-    """y = the sum of the ranks' x (+ bias) (+ shared), rounded once; the same on every rank.
+    """y = the sum of the ranks' x f32[T, H] (+ bias) (+ shared), rounded once; the same on every rank.
 
     The ranks' values are added in float32 as a binary tree: r0 + r1, or (r0 + r1) + (r2 + r3). Where each x is the sum
-    of a rank's slices, y is what one rank with all slices computes, bit for bit.
-
-    Args:
-        x: f32[T, H].
-        communicator: None = one rank alone.
-        out_dtype: of y [T, H] and of `shared`, of the library that x is an array of.
-        bias: f32[H]; it and `shared` are the same on every rank.
+    of a rank's slices, y is what one rank with all slices computes, bit for bit. `bias` f32[H] and `shared` [T, H], of
+    y's dtype, are the same on every rank.
 
     Raises ValueError: another rank has failed or does not come; see Communicator.
     """
@@ -54,11 +50,7 @@ def all_reduce(
 
 
 def all_gather(x: A, communicator: AnyCommunicator | None, num_columns: int, unit: int = 1) -> A:
-    """Put the ranks' columns side by side.
-
-    Args:
-        x: f32, bf16 or f16 [T, n], the rank's range of 0..num_columns as `types.ranges.halved` cuts it at `unit`.
-        communicator: None = one rank alone.
+    """Put the ranks' columns side by side: a rank's x is its range of 0..num_columns, halved at multiples of `unit`.
 
     Raises ValueError: another rank has failed or does not come; see Communicator.
     """

@@ -26,13 +26,9 @@ _ALIGNMENT = 256
 def pack_on_device(
     device: CudaDevice, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
 ) -> None:
-    """Start packing a matrix into `packed_bytes` bytes of a GPU's memory; its parts are read at the return.
+    """Start packing a matrix into a GPU's memory at a 64-byte aligned address; its parts are read at the return.
 
-    Args:
-        address: 64-byte aligned.
-
-    Raises ConfigError: the library has no such kernel; ValueError: a shape or dtype disagrees; MemoryError: there is no
-    memory for a piece.
+    Raises ConfigError: the library has no such kernel; MemoryError: there is no memory for a piece.
     """
     for struct in ("PackLinearParams", "WeightRows"):
         device.library.verify(_OP, struct)

@@ -91,11 +91,9 @@ class KvCache(Generic[A]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotary(Generic[A]):
-    """Rotary embedding of q and k.
+    """Rotary embedding of q and k: f32[max_position, rotary_dim], see `rope_table`; further elements pass unchanged.
 
-    Attributes:
-        cos_sin: f32[max_position, rotary_dim], see `rope_table`; elements of a head beyond rotary_dim pass unchanged.
-        interleaved: pairs are elements (2i, 2i + 1), as in ERNIE and GLM; else (i, i + rotary_dim / 2), as in NeoX.
+    Interleaved pairs are elements (2i, 2i + 1), as in ERNIE and GLM; else (i, i + rotary_dim / 2), as in NeoX.
     """
 
     cos_sin: A

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
-from fastdeploy_sd.device.program.op import A, Op, dtype_name
+from fastdeploy_sd.device.program.op import A, Op
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.ops.packing import PackedLinear
 
@@ -27,18 +28,11 @@ LINEAR = Op(
 
 
 def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any = None) -> A:
-    """y = x . weight^T (+ bias). A row of y depends on its row of x alone, bit for bit.
+    """y [M, N] = x [M, K] . weight^T (+ bias f32[N]), in out_dtype or x's dtype. A row depends on its row of x alone.
 
     The float32 format multiplies x as it is; bfloat16 and float16 round x to their own type. The int formats quantise x
     to int8, and fp8 to e4m3, per row and group of 128. Only GPUs multiply float16 and fp8. Sums are float32 (exact
     integers within a group of the int formats); those of packed.slices are added in a tree.
-
-    Args:
-        x: f32, bf16 or f16 [M, K].
-        bias: f32[N].
-        out_dtype: of y [M, N], of the library that x is an array of; None is x's dtype.
-
-    Raises ValueError: a format that the device does not multiply.
     """
     y: A = LINEAR(
         x=x,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
-from fastdeploy_sd.device.program.op import A, Op, dtype_name
+from fastdeploy_sd.device.program.op import A, Op
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.ops.packing import PackedExperts
 
@@ -59,15 +60,11 @@ def moe_ffn(  # noqa: PLR0913
     parts in float32 make what one rank computes, bit for bit.
 
     Args:
-        x: f32, bf16 or f16 [T, H].
-        router_weight: f32[E, H].
-        gate_up: L matrices [2 * I, H].
-        down: L matrices [H, I], in the same format.
-        selection_bias: f32[E].
+        x, router_weight, selection_bias: f32, bf16 or f16 [T, H]; f32[E, H]; f32[E].
+        gate_up, down: L matrices [2 * I, H] and [H, I], in one format.
         shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
         first_expert: the id of the first of the L experts.
         num_slices: 1, 2 or 4.
-        out_dtype: of y [T, H], of the library that x is an array of; None is x's dtype.
     """
     shape = (down.num_experts, 2 * down.in_features, down.out_features, down.format)
     got = (gate_up.num_experts, gate_up.out_features, gate_up.in_features, gate_up.format)

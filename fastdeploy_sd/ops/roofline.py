@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.library import returned
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import packed_bytes
 
@@ -22,12 +22,10 @@ _SAMPLE_FEATURES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The limits of this machine.
+    """The limits of this machine; 0 = could not be measured, or the level has no such instruction.
 
-    Attributes:
-        read_bytes_per_s: reading memory that no cache holds; 0 = could not be measured.
-        peaks: weight format -> operations per second of the instruction that multiplies it, a multiplication and an
-            addition counted as one each; 0 = the level has no such instruction.
+    `peaks` are operations per second of the instruction that multiplies a weight format: a multiplication and an
+    addition count as one each.
     """
 
     read_bytes_per_s: float
@@ -58,13 +56,9 @@ def read_bandwidth(num_bytes: int, num_passes: int) -> float:
 
     It is 0 where there is no such memory, or less than 1 MiB or no pass was asked for.
     """
-    measure = library().fdsd_read_bandwidth
-    measure.restype = ctypes.c_double
-    return float(measure(ctypes.c_int64(num_bytes), num_passes))
+    return float(returned("read_bandwidth", ctypes.c_double, ctypes.c_int64(num_bytes), num_passes))
 
 
 def dot_peak(fmt: LinearFormat, num_passes: int) -> float:
     """Return the operations per second of the instruction that multiplies a weight format; see Roofline.peaks."""
-    measure = library().fdsd_dot_peak
-    measure.restype = ctypes.c_double
-    return float(measure(format_code(fmt), num_passes))
+    return float(returned("dot_peak", ctypes.c_double, format_code(fmt), num_passes))

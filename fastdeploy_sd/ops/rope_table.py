@@ -55,9 +55,7 @@ class Llama3Scaling:
 class YarnScaling:
     """Keep pairs that turn more than beta_fast times in the original context, stretch those below beta_slow.
 
-    Attributes:
-        amplitude: of cosines and sines; see `yarn_amplitude`.
-        truncate: the bounds between the two kinds are whole pairs.
+    The bounds between the two kinds are whole pairs if `truncate`; `amplitude`: see `yarn_amplitude`.
 
     Source: arXiv:2309.00071.
     """

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
-from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.library import returned
 from fastdeploy_sd.device.program import declaration as d
 from fastdeploy_sd.device.program.declaration import Attr, In, Out, Part, each
 from fastdeploy_sd.device.program.host_op import HostOp
@@ -118,9 +118,7 @@ def token_logprobs(logits: F32 | RowsOnDevice, rows: Rows, token_ids: I32, num_t
 
 def philox_uniform(seed: int, position: int) -> float:
     """Return the number in [0, 1) that draws the token at `position` of a request with `seed`."""
-    function = library().fdsd_philox_uniform
-    function.restype = ctypes.c_double
-    return float(function(ctypes.c_uint64(seed), ctypes.c_uint32(position)))
+    return float(returned("philox_uniform", ctypes.c_double, ctypes.c_uint64(seed), ctypes.c_uint32(position)))
 
 
 def _drafted(drafted: DraftedRows | None) -> dict[str, Any]:

@@ -9,13 +9,10 @@ SIGNAL = Op("signal", None, event_fd=Attr(int), positions=In(I32, "num_tokens"),
 
 
 def signal_(positions: A, counter: A, event_fd: int) -> None:
-    """Add 1 to the counter, in place, after everything that the calls before it wrote, and wake who waits for it.
+    """Add 1 to the counter i64[1], in place, after all that the calls before it wrote, and wake who waits for it.
 
     Args:
         positions: i32[T] of the pass that the call belongs to; not read.
-        counter: i64[1].
         event_fd: an eventfd to which 1 is added; -1 = none.
-
-    Raises ValueError: the descriptor cannot be written.
     """
     SIGNAL(positions=positions, counter=counter, event_fd=event_fd)

@@ -37,7 +37,6 @@ class WeightPart(ABC):
     """Some outputs of a weight matrix [N, K] in the storage of its checkpoint.
 
     Attributes:
-        name: of the weight in its checkpoint.
         data: numbers or codes, [N, K] unless the storage says otherwise; may be a view of a read-only memory map whose
             rows are not neighbours.
         place: which part of the weight it is, "" = all of it.
@@ -62,11 +61,7 @@ class WeightPart(ABC):
         """Return it as numbers: in place where it is such, else f32."""
 
     def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
-        """Return it as codes of a format, None where its storage has none.
-
-        Args:
-            groups: the inputs of each scale; they cover 0..K in order.
-        """
+        """Return it as codes of a format, with a scale per group of inputs; None where its storage has none."""
         return None
 
     def rows(self, begin: int, end: int) -> Self:

@@ -19,11 +19,10 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.kv_cache import Rotary
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.reference.activation import swiglu
 from fastdeploy_sd.ops.reference.attention import rotate
 from fastdeploy_sd.ops.reference.linear import linear
 from fastdeploy_sd.ops.reference.moe import moe_ffn
-from fastdeploy_sd.ops.reference.norm import rms_norm
+from fastdeploy_sd.ops.reference.rowwise import rms_norm, swiglu
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import F32, I32

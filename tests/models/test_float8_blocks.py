@@ -18,9 +18,8 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.storages.float8_blocks import BLOCK, Float8Part
 from fastdeploy_sd.ops.bf16 import widen
-from fastdeploy_sd.ops.code_packing import pack_codes
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.ops.packing import pack_codes, pack_linear
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.engine.gpu import gpu_device

@@ -16,7 +16,7 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.norm import rms_norm
+from fastdeploy_sd.ops.rowwise import rms_norm
 from fastdeploy_sd.worker.loading.rotary import make_rotary
 from fastdeploy_sd.worker.step.forward import ForwardPass, RecordedForward
 from tests.models import golden

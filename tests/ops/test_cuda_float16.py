@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.ops.bf16 import from_bf16, narrow
-from fastdeploy_sd.ops.cast import cast
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.ops.rowwise import cast
 from fastdeploy_sd.types.ranges import SliceRule
 from tests.ops.cases.case import Kwargs, OpCases, arrays, mapped
 from tests.ops.cuda_device import GPU, OpRunner, emulated, runner

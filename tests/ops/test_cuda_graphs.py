@@ -17,7 +17,7 @@ from fastdeploy_sd.device.cuda.sizes import rounded
 from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.norm import rms_norm
+from fastdeploy_sd.ops.rowwise import rms_norm
 from fastdeploy_sd.types import F32
 
 pytestmark = pytest.mark.slow

@@ -18,9 +18,8 @@ from fastdeploy_sd.device.cuda.device import CudaDevice, cuda_device
 from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.errors import ConfigError, DeviceLost
-from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.batch import GATHER_OUTPUT_ROWS, gather_output_rows
-from fastdeploy_sd.ops.norm import RMS_NORM, rms_norm
+from fastdeploy_sd.ops.rowwise import RMS_NORM, rms_norm, swiglu
 from fastdeploy_sd.ops.sampling import TOKEN_LOGPROBS
 from fastdeploy_sd.types import F32, I32
 from tests.ops.cuda_device import gpu_refusal, loses_the_device

@@ -13,7 +13,7 @@ import pytest
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.bf16 import from_bf16, to_bf16
-from fastdeploy_sd.ops.norm import rms_norm
+from fastdeploy_sd.ops.rowwise import rms_norm
 from tests.ops.backends import threads
 
 PRINT_ISA = "from fastdeploy_sd.device import library; print(library.isa())"

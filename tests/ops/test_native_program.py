@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import CParams
 from fastdeploy_sd.device.program.native_program import Count, NativeProgram, Patch
-from fastdeploy_sd.ops.activation import swiglu
+from fastdeploy_sd.ops.rowwise import swiglu
 from fastdeploy_sd.types import F32
 
 WIDTH = 64

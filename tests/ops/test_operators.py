@@ -43,7 +43,7 @@ def shipped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
 def test_a_call_before_loading_is_an_error_and_compiles_nothing(cache: pathlib.Path) -> None:
     code = """
 import paddle
-from fastdeploy_sd.ops.activation import swiglu
+from fastdeploy_sd.ops.rowwise import swiglu
 from fastdeploy_sd.device.program import paddle_ops
 try:
     swiglu(paddle.zeros([1, 2]))

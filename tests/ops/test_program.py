@@ -13,9 +13,8 @@ from fastdeploy_sd.device.program import arena
 from fastdeploy_sd.device.program.program import Program, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, RecordingError, Size
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.norm import rms_norm
+from fastdeploy_sd.ops.rowwise import rms_norm, swiglu
 from fastdeploy_sd.types import F32
 
 WIDTH = 64

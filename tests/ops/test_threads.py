@@ -15,8 +15,8 @@ import pytest
 from fastdeploy_sd.device import library
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.linear import linear
-from fastdeploy_sd.ops.norm import rms_norm
 from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.ops.rowwise import rms_norm
 from tests.ops.backends import threads
 
 DEADLINE_S = 120.0

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastdeploy_sd.device import library as host
 from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.device.cuda.memory import pinned_zeros
 from fastdeploy_sd.device.cuda.sharing import handle_of, open_shared, take_shareable
+from fastdeploy_sd.device.library import returned
 from fastdeploy_sd.types import I64
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ class GpuCommunicator:
 def _flags_of(local: Communicator) -> int:
     """Address of the flag that `local` sets for the waiting ranks; see custom_ops/cpu/runtime/group_flags.h."""
     address = ctypes.c_void_p()
-    function = host.library().fdsd_communicator_flags
-    function.restype = ctypes.c_char_p
-    error = function(ctypes.c_int32(local.handle), ctypes.byref(address))
+    error = returned("communicator_flags", ctypes.c_char_p, ctypes.c_int32(local.handle), ctypes.byref(address))
     if error:
         raise ValueError(error.decode())
     return address.value or 0

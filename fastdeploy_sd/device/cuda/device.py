@@ -21,9 +21,9 @@ from fastdeploy_sd.device.cuda.memory import CudaMemory
 from fastdeploy_sd.device.cuda.program import CudaProgram
 from fastdeploy_sd.device.cuda.uploads import CudaUploads
 from fastdeploy_sd.device.device import Device
-from fastdeploy_sd.device.device_tensor import DeviceTensor, array_type, element_of
+from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.device.program.declaration import ELEMENT_BYTES
-from fastdeploy_sd.device.program.host_op import HostOp
+from fastdeploy_sd.device.program.host_op import HostOp, array_dtype
 from fastdeploy_sd.device.program.program import Inputs, Recording
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import Bytes
@@ -87,7 +87,7 @@ class CudaDevice(Device):
 
     def read(self, tensor: Any) -> npt.NDArray[Any]:
         self.wait()
-        array = np.empty(tensor.shape, array_type(tensor.element))
+        array = np.empty(tensor.shape, array_dtype(tensor.element))
         self.library.call("copy", address(array), tensor.address, ctypes.c_int64(array.nbytes))
         return array
 

@@ -17,10 +17,9 @@ from fastdeploy_sd.device.cuda.call import Workspace, dry_run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows
 from fastdeploy_sd.device.cuda.sizes import rounded, sizes_up_to
-from fastdeploy_sd.device.device_tensor import DeviceTensor
+from fastdeploy_sd.device.device_tensor import DeviceTensor, dtype_name
 from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.device.program.native_program import Patch, create_params
-from fastdeploy_sd.device.program.op import dtype_name
 from fastdeploy_sd.device.program.program import Counts, Inputs, Program, Recording, bind_calls, verify_sizes
 from fastdeploy_sd.types import I64
 

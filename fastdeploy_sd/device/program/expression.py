@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fastdeploy_sd.device.library import library
+from fastdeploy_sd.device.library import returned
 
 GOT = "got"  # the value of an expression, in the one that solves it
 
@@ -110,9 +110,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         case ast.Call(ast.Name("itemsize")):
             return known[ast.unparse(node)]
         case ast.Call(ast.Name(function), args):
-            found = getattr(library(), f"fdsd_{function}")
-            found.restype = ctypes.c_int64
-            return found(*(_value(arg, known) for arg in args))
+            return returned(function, ctypes.c_int64, *(_value(arg, known) for arg in args))
     raise AssertionError(ast.unparse(node))
 
 

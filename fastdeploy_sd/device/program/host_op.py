@@ -66,7 +66,7 @@ class HostOp:
         """
         reading = self.declaration.read(arguments, self._look, self.declaration.inputs)
         outputs = {
-            name: np.empty(self.declaration.output_shape(name, reading), _array_dtype(dtype))
+            name: np.empty(self.declaration.output_shape(name, reading), array_dtype(dtype))
             for name, dtype in self._output_dtypes(reading)
         }
         whole = {**arguments, **outputs}
@@ -109,8 +109,9 @@ def _address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
-def _array_dtype(name: str) -> str:
-    return "uint16" if name == BF16 else name
+def array_dtype(name: str) -> np.dtype[np.generic]:
+    """Return NumPy's type of elements by their name in declarations; bfloat16 is uint16."""
+    return np.dtype("uint16" if name == BF16 else name)
 
 
 def unpacked(outputs: tuple[Any, ...]) -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.device.device_tensor import DeviceTensor
+from fastdeploy_sd.device.device_tensor import DeviceTensor, dtype_name
 from fastdeploy_sd.device.program import paddle_ops
 from fastdeploy_sd.device.program.declaration import In
-from fastdeploy_sd.device.program.host_op import HostOp, array_dtype_name, unpacked
+from fastdeploy_sd.device.program.host_op import HostOp, unpacked
 from fastdeploy_sd.device.program.recorder import Recorder, SymbolicTensor, recorder_of
 from fastdeploy_sd.device.tensors import from_numpy
 
@@ -62,13 +62,6 @@ class Op(HostOp):
         attributes = [reading.known[name] for name in declared.attributes]
         outputs = paddle_ops.run(declared.name, *_tensors(arguments, declared.inputs), *attributes)
         return unpacked(tuple(outputs[: len(declared.outputs)]))
-
-
-def dtype_name(dtype: Any) -> str:
-    """Return the name that declarations have for a NumPy or Paddle dtype."""
-    if isinstance(dtype, paddle.dtype):
-        return str(dtype).removeprefix("paddle.")
-    return array_dtype_name(dtype)
 
 
 def _tensors(arguments: Mapping[str, Any], names: Mapping[str, In]) -> list[Any]:

@@ -17,20 +17,14 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.arrays import Array, address
-from fastdeploy_sd.device.device_tensor import DeviceTensor
+from fastdeploy_sd.device.device_tensor import DeviceTensor, dtype_name
 from fastdeploy_sd.device.program.arena import Lifetime, allocate_arena, place
+from fastdeploy_sd.device.program.declaration import ELEMENT_BYTES
+from fastdeploy_sd.device.program.host_op import array_dtype
 from fastdeploy_sd.device.program.native_program import Count, NativeProgram, Patch
-from fastdeploy_sd.device.program.recorder import ELEMENT_BYTES, Recorder, RecordingError, Size, SymbolicTensor
+from fastdeploy_sd.device.program.recorder import Recorder, RecordingError, Size, SymbolicTensor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import I64
-
-_ARRAY_DTYPES: Mapping[paddle.dtype, np.dtype[Any]] = {
-    paddle.float32: np.dtype(np.float32),
-    paddle.bfloat16: np.dtype(np.uint16),  # bit patterns
-    paddle.float16: np.dtype(np.float16),
-    paddle.int32: np.dtype(np.int32),
-    paddle.int64: np.dtype(np.int64),
-}
 
 Counts = Mapping[str, int]
 Inputs = Mapping[str, "Array | Tensor | DeviceTensor"]
@@ -83,7 +77,7 @@ class Recording:
         return [self.bounds[dim.name] + dim.extra if isinstance(dim, Size) else dim for dim in tensor.shape]
 
     def num_bytes_of(self, tensor: SymbolicTensor) -> int:
-        return math.prod(self.shape_of(tensor)) * ELEMENT_BYTES[tensor.dtype]
+        return math.prod(self.shape_of(tensor)) * ELEMENT_BYTES[dtype_name(tensor.dtype)]
 
 
 class Program:
@@ -152,7 +146,7 @@ class Program:
         if list(given.shape) != list(shape):
             raise ValueError(f"{name}: expected shape {list(shape)}, got {list(given.shape)}")
         if isinstance(given, np.ndarray):
-            if given.dtype == _ARRAY_DTYPES[dtype] and given.flags.c_contiguous:
+            if given.dtype == array_dtype(dtype_name(dtype)) and given.flags.c_contiguous:
                 return address(given)
         elif isinstance(given, DeviceTensor):
             raise ValueError(f"{name}: expected memory of the host, got {given}")
@@ -166,7 +160,7 @@ class Program:
         if arena[:1].data_ptr() != arena.data_ptr():
             raise ConfigError("FLAGS_use_stride_kernel: expected 1, by which Paddle's slices share memory, got copies")
         # First the type: Paddle moves a view that begins at an offset when it gets another.
-        elements = arena.view(dtype)[offset // ELEMENT_BYTES[dtype] :]
+        elements = arena.view(dtype)[offset // ELEMENT_BYTES[dtype_name(dtype)] :]
         whole = elements[: math.prod(shape)].reshape(shape)
         is_there = math.prod(shape) == 0 or whole.data_ptr() == arena.data_ptr() + offset
         assert is_there, "a view is not where the calls write"

@@ -18,8 +18,6 @@ from paddle import Tensor
 from fastdeploy_sd.device.device_tensor import DeviceTensor
 from fastdeploy_sd.device.library import CParams
 
-ELEMENT_BYTES = {paddle.float32: 4, paddle.bfloat16: 2, paddle.float16: 2, paddle.int32: 4, paddle.int64: 8}
-
 
 class RecordingError(TypeError):
     """The pass does something that cannot be recorded; the text names it."""

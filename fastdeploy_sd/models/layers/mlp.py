@@ -10,10 +10,10 @@ from paddle import Tensor
 
 from fastdeploy_sd.models.layers.linear import LinearLayer
 from fastdeploy_sd.models.layers.tp_group import TpGroup
-from fastdeploy_sd.ops.activation import swiglu
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
+from fastdeploy_sd.ops.rowwise import swiglu
 
 # Maps [T, H] to [T, H].
 FeedForward = Callable[[Tensor], Tensor]

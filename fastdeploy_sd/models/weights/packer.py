@@ -17,10 +17,9 @@ from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
-from fastdeploy_sd.ops.code_packing import pack_codes
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, packed_bytes
+from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_codes, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.reference.activation import swiglu
 from fastdeploy_sd.ops.reference.linear import linear
+from fastdeploy_sd.ops.reference.rowwise import swiglu
 from fastdeploy_sd.types import F32, I32
 
 

@@ -65,11 +65,8 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     A slot needs its token, the hidden row before it, and a block. Filling waits until the request is drafted for, but
     not along a prompt, of which more rows are computed than kept, and not when the request's newest block is full.
 
-    Args:
-        table_rows, num_committed, max_draft_len: i32[R]; see `proposer.ProposeInput`.
-        num_computed, num_valid, num_kv_slots: i32[R]; see `proposer.TargetStep`.
-        next_slot: i32[S], first slot that is not filled, -1 for a row of another method.
-        num_begun: i32[S], tokens when drafting began.
+    Columns are those of `proposer.ProposeInput` and `proposer.TargetStep`. next_slot i32[S] is the first slot that is
+    not filled, -1 for a row of another method; num_begun i32[S], tokens when drafting began.
     """
     first_slot = next_slot[table_rows]
     end = np.minimum(np.minimum(num_valid + 1, num_committed), num_kv_slots)
@@ -102,10 +99,7 @@ def mtp_collect_(  # noqa: PLR0913, PLR0917 (columns)
 ) -> I32:
     """Note which slots a step has filled, and let a request's drafts end before the first that was not made, -1.
 
-    Args:
-        begin, end: i32[R], the slots that layer 0 has filled.
-        next_slot: i32[S], written.
-        cu_num_draft, draft_token_ids, draft_prob: i32[R+1], i32[D], f32[D]; what is left is moved to the front.
+    Layer 0 has filled [begin, end); next_slot is written; the drafts that are left are moved to the front.
 
     Returns:
         i32[n], where each draft that is left was.
@@ -127,11 +121,7 @@ def mtp_hold_(  # noqa: PLR0913, PLR0917 (columns)
 ) -> None:
     """Keep what the passes of a step have made by table row, where the next step finds it.
 
-    Args:
-        begin, end: i32[R], the slots that layer 0 has filled.
-        draft_token_ids: i32[D], -1 = not made.
-        next_slot: i32[S], written.
-        made_drafts: i32[S, max_made], written: 0 where there is no draft.
+    Layer 0 has filled [begin, end). A draft of -1 was not made; made_drafts is 0 where there is none.
     """
     for r, table_row in enumerate(table_rows):
         if end[r] > begin[r]:
@@ -223,8 +213,6 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -
     probabilities is below its `min_survival`; that of -1 is 0.
 
     Args:
-        batch: the requests; `draft_token_ids`, `num_wanted` and `draft_prob` are written.
-        step: from 0.
         logits: f32[A, V], a row for every request that wants more than `step` drafts.
         hidden: [A, H], the draft layer's output that the next pass reads.
     """

@@ -73,8 +73,7 @@ def sample(
 
     Args:
         logits: f32[L, V]; -inf forbids a token.
-        batch_id_per_output: i32[L], the request of each row.
-        positions: i32[L], absolute position of the token to draw.
+        batch_id_per_output, positions: i32[L], the request of each row, and the absolute position of its token.
         drafted: the drafts that rows follow; None = no row follows one.
 
     Returns:

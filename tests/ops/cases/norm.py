@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.ops import norm as ops
+from fastdeploy_sd.ops import rowwise as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.reference import norm as reference
+from fastdeploy_sd.ops.reference import rowwise as reference
 from tests.ops.cases.case import OpCases
 
 

@@ -1,9 +1,10 @@
-"""rms_norm and concat_rms_norm: normalisation by the root of the mean square."""
+"""Ops on single rows: rms_norm, concat_rms_norm, swiglu and cast."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
+from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out, each
 from fastdeploy_sd.device.program.op import A, Op
 
@@ -28,6 +29,21 @@ CONCAT_RMS_NORM = Op(
     dtype=DTypeOf("first"),
     y=Out("first", "num_rows, 2*hidden_size"),
 )
+SWIGLU = Op(
+    "swiglu",
+    "num_rows",
+    gate_up=In(ACTIVATIONS, "num_rows, 2*intermediate_size"),
+    dtype=DTypeOf("gate_up"),
+    y=Out("gate_up", "num_rows, intermediate_size"),
+)
+CAST = Op(
+    "cast",
+    "num_rows",
+    x=In(ACTIVATIONS, "num_rows, num_columns"),
+    x_dtype=DTypeOf("x"),
+    y_dtype=Attr(ACTIVATIONS),
+    y=Out("y_dtype", "num_rows, num_columns"),
+)
 
 
 def rms_norm(x: A, weight: A, eps: float, residual: A | None = None) -> tuple[A, A]:
@@ -36,10 +52,30 @@ def rms_norm(x: A, weight: A, eps: float, residual: A | None = None) -> tuple[A,
     Returns:
         y in x's dtype [T, H] and h, f32[T, H]: the residual stream stays in float32.
     """
-    return cast("tuple[A, A]", RMS_NORM(x=x, residual=residual, weight=weight, eps=eps))
+    y, h = RMS_NORM(x=x, residual=residual, weight=weight, eps=eps)
+    return y, h
 
 
 def concat_rms_norm(first: A, second: A, first_weight: A, second_weight: A, eps: float) -> A:
     """Normalise two matrices [T, H] apart and put them side by side, [T, 2 * H]: a draft layer's input."""
     weights = {"first_weight": first_weight, "second_weight": second_weight}
-    return cast("A", CONCAT_RMS_NORM(first=first, second=second, **weights, eps=eps))
+    y: A = CONCAT_RMS_NORM(first=first, second=second, **weights, eps=eps)
+    return y
+
+
+def swiglu(gate_up: A) -> A:
+    """Gate a feed-forward network: y = silu(gate) * up, where a row is [gate | up]. Computed in float32.
+
+    gate_up is f32, bf16 or f16 [T, 2 * I]; y has the same dtype, [T, I].
+    """
+    y: A = SWIGLU(gate_up=gate_up)
+    return y
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """Return x in another dtype; bfloat16 and float16 are rounded to nearest, ties to even.
+
+    x is f32, bf16 or f16 [T, N]; it is returned itself when it has the dtype already. The dtype is of the library that
+    x is an array of.
+    """
+    return x if x.dtype == dtype else CAST(x=x, y_dtype=dtype_name(dtype))

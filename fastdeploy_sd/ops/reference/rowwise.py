@@ -1,8 +1,9 @@
-"""Meaning of rms_norm and concat_rms_norm."""
+"""Meaning of rms_norm, concat_rms_norm, swiglu and cast."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import narrow, widen
@@ -20,3 +21,18 @@ def concat_rms_norm(first: Array, second: Array, first_weight: F32, second_weigh
     """Normalise two matrices [T, H] and put them side by side. Source: arXiv:2412.19437, section 2.2."""
     parts = [rms_norm(x, weight, eps)[0] for x, weight in ((first, first_weight), (second, second_weight))]
     return np.concatenate(parts, axis=1)
+
+
+def swiglu(gate_up: Array) -> Array:
+    """Return silu(gate) * up, where a row is [gate | up] and silu(x) = x / (1 + e^-x).
+
+    Source: arXiv:2002.05202.
+    """
+    gate, up = np.split(widen(gate_up).astype(np.float64), 2, axis=1)
+    sigmoid = np.exp(-np.logaddexp(0.0, -gate))
+    return narrow((gate * sigmoid * up).astype(np.float32), gate_up.dtype)
+
+
+def cast(x: Array, dtype: npt.DTypeLike) -> Array:
+    """Return x [T, N] in float32, bfloat16 or float16; the last two are rounded to nearest, ties to even."""
+    return narrow(widen(x), dtype)

@@ -28,7 +28,7 @@ def golden_dir() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_kernel_thread() -> None:
-    """Threads of the tests' own process that wait for the next op spin, on cores that tests beside this one could use.
+    """Threads of the tests' own process that wait for the next op spin, on cores that other tests could use.
 
     What is no different with several is shown where a test asks for them: every op, and every model with every method.
     """

@@ -32,35 +32,70 @@ inline float TowardsZero(double x, int fraction_bits) {
   return static_cast<float>(x);
 }
 
-// What a chip makes of a word of A, a word of B and a sum, and of the sum in the end. Sums of floats are cut off, those
-// of e4m3 to 13 bits, as was found on H100s. Source: P. Xie et al., MMA-Sim: Bit-Accurate Reference Model of Tensor
-// Cores and Matrix Cores, 2025, arXiv:2511.10909.
+// What a chip makes of element i of a word of A, of one of B, and of the sum of their products in the end. Products of
+// floats with so few bits are exact. Sums of floats are cut off, those of e4m3 to 13 bits, as was found on H100s.
+// Source: P. Xie et al., MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores, 2025,
+// arXiv:2511.10909.
 template <typename Kind>
 struct Rules;
 template <>
 struct Rules<IntegerProducts> {
   using Sum = int64_t;
-  static Sum Add(uint32_t a, uint32_t b, Sum sum) { return Dot(a, b, sum); }
+  static constexpr int kPerWord = 4;
+  static Sum OfA(uint32_t word, int i) { return static_cast<uint8_t>(word >> 8 * i); }
+  static Sum OfB(uint32_t word, int i) { return static_cast<int8_t>(word >> 8 * i); }
   static int32_t Round(Sum sum) { return static_cast<int32_t>(sum); }
 };
 template <>
 struct Rules<Bf16Products> {
   using Sum = double;
-  static Sum Add(uint32_t a, uint32_t b, Sum sum) { return Dot(a, b, sum); }
+  static constexpr int kPerWord = 2;
+  static Sum OfA(uint32_t word, int i) { return ToDouble(word >> 16 * i & 0xffffu); }
+  static Sum OfB(uint32_t word, int i) { return OfA(word, i); }
   static float Round(Sum sum) { return TowardsZero(sum, 23); }
 };
 template <>
 struct Rules<Half16Products> {
   using Sum = double;
-  static Sum Add(uint32_t a, uint32_t b, Sum sum) { return DotHalf16(a, b, sum); }
+  static constexpr int kPerWord = 2;
+  static Sum OfA(uint32_t word, int i) { return double{ToFloat(half16{static_cast<uint16_t>(word >> 16 * i)})}; }
+  static Sum OfB(uint32_t word, int i) { return OfA(word, i); }
   static float Round(Sum sum) { return TowardsZero(sum, 23); }
 };
 template <>
 struct Rules<Fp8Products> {
   using Sum = double;
-  static Sum Add(uint32_t a, uint32_t b, Sum sum) { return DotFp8(a, b, sum); }
+  static constexpr int kPerWord = 4;
+  static Sum OfA(uint32_t word, int i) { return double{FromE4m3(word >> 8 * i & 0xffu)}; }
+  static Sum OfB(uint32_t word, int i) { return OfA(word, i); }
   static float Round(Sum sum) { return TowardsZero(sum, 13); }
 };
+
+// Elements of the summed dimension as numbers, which several sums have in common.
+template <typename Kind>
+struct Elements {
+  static constexpr int kCount = kMatrixWords * Rules<Kind>::kPerWord;
+  typename Rules<Kind>::Sum of[kCount];
+};
+
+// The two rows of A whose elements of C a lane has.
+template <typename Kind>
+void ReadRows(const uint64_t* lanes, int lane, Elements<Kind>* rows) {
+  constexpr int kPerWord = Rules<Kind>::kPerWord;
+  for (int part = 0; part < 2; ++part) {
+    for (int word = 0; word < kMatrixWords; ++word) {
+      const uint32_t bits = RowWord(lanes, lane / 4 + 8 * part, word);
+      for (int i = 0; i < kPerWord; ++i) rows[part].of[word * kPerWord + i] = Rules<Kind>::OfA(bits, i);
+    }
+  }
+}
+
+template <typename Kind>
+void AddElements(typename Kind::Element* element, const Elements<Kind>& a, const Elements<Kind>& b) {
+  auto sum = static_cast<typename Rules<Kind>::Sum>(*element);
+  for (int i = 0; i < Elements<Kind>::kCount; ++i) sum += a.of[i] * b.of[i];
+  *element = Rules<Kind>::Round(sum);
+}
 
 }  // namespace stand_in
 
@@ -85,6 +120,7 @@ void AddWarpgroupProduct(typename Kind::Element* c, const uint32_t* a, DevicePtr
                          std::source_location where = std::source_location::current()) {
   using Rules = stand_in::Rules<Kind>;
   constexpr int kChunk = 16;
+  constexpr int kPerWord = Rules::kPerWord;
   if (reinterpret_cast<uintptr_t>(rows.address()) % 128 != 0) emulation::Fail("rows of a product are not aligned");
   stand_in::Operands own{{a[0], a[1], a[2], a[3]}, {}};
   const uint64_t* lanes = emulation::MeetWarp(kAllLanes, &own, sizeof(own), false, where);
@@ -97,21 +133,17 @@ void AddWarpgroupProduct(typename Kind::Element* c, const uint32_t* a, DevicePtr
     emulation::ReadForProducts(rows.allocation(), chunk_of(i / 2, i % 2), kChunk);
   auto* const sums =
       static_cast<typename Kind::Element*>(emulation::StartedElements(c, kRows / kMatrixColumns * size_t{4}));
-  uint32_t columns[2][kMatrixWords];
-  for (int i = 0; i < 2 * kMatrixWords; ++i)
-    columns[i / kMatrixWords][i % kMatrixWords] =
-        stand_in::RowWord(lanes, lane / 4 + 8 * (i / kMatrixWords), i % kMatrixWords);
+  stand_in::Elements<Kind> columns[2];
+  stand_in::ReadRows(lanes, lane, columns);
   for (int j = 0; j < kRows / kMatrixColumns; ++j) {
     for (int i = 0; i < 2; ++i) {
       const int row = j * kMatrixColumns + lane % 4 * 2 + i;
       uint32_t words[kMatrixWords];
       for (int half = 0; half < 2; ++half) std::memcpy(words + half * (kMatrixWords / 2), chunk_of(row, half), kChunk);
-      for (int part = 0; part < 2; ++part) {
-        auto& element = sums[4 * j + 2 * part + i];
-        auto sum = static_cast<typename Rules::Sum>(element);
-        for (int word = 0; word < kMatrixWords; ++word) sum = Rules::Add(columns[part][word], words[word], sum);
-        element = Rules::Round(sum);
-      }
+      stand_in::Elements<Kind> elements;
+      for (int k = 0; k < stand_in::Elements<Kind>::kCount; ++k)
+        elements.of[k] = Rules::OfB(words[k / kPerWord], k % kPerWord);
+      for (int part = 0; part < 2; ++part) stand_in::AddElements(&sums[4 * j + 2 * part + i], columns[part], elements);
     }
   }
 }

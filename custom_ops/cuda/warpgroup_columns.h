@@ -16,7 +16,6 @@ constexpr int kPanelColumns = kWarpgroupRowBytes / 2;
 template <typename Kind, int kColumns, int kPanelBytes>
 void AddWarpgroupColumns(typename Kind::Element* c, const uint32_t* a, DevicePtr<const uint8_t> rows,
                          std::source_location where = std::source_location::current()) {
-  using Rules = stand_in::Rules<Kind>;
   constexpr int kChunk = 16;
   constexpr int kChunkColumns = kChunk / 2;
   constexpr int kRows = 2 * kMatrixWords;
@@ -32,22 +31,18 @@ void AddWarpgroupColumns(typename Kind::Element* c, const uint32_t* a, DevicePtr
     emulation::ReadForProducts(rows.allocation(), chunk_of(i % kRows, i / kRows), kChunk);
   auto* const sums =
       static_cast<typename Kind::Element*>(emulation::StartedElements(c, kColumns / kMatrixColumns * size_t{4}));
-  uint32_t words[2][kMatrixWords];
-  for (int i = 0; i < 2 * kMatrixWords; ++i)
-    words[i / kMatrixWords][i % kMatrixWords] =
-        stand_in::RowWord(lanes, lane / 4 + 8 * (i / kMatrixWords), i % kMatrixWords);
+  stand_in::Elements<Kind> elements[2];
+  stand_in::ReadRows(lanes, lane, elements);
   for (int i = 0; i < kColumns / 4; ++i) {
     const int chunk = i / 2;
-    uint16_t column[kRows];
-    for (int row = 0; row < kRows; ++row)
-      std::memcpy(column + row, chunk_of(row, chunk) + 2 * (lane % 4 * 2 + i % 2), sizeof(uint16_t));
-    for (int part = 0; part < 2; ++part) {
-      auto& element = sums[4 * chunk + 2 * part + i % 2];
-      auto sum = static_cast<typename Rules::Sum>(element);
-      for (int word = 0; word < kMatrixWords; ++word)
-        sum = Rules::Add(words[part][word], column[2 * word] | uint32_t{column[2 * word + 1]} << 16, sum);
-      element = Rules::Round(sum);
+    stand_in::Elements<Kind> column;
+    for (int row = 0; row < kRows; ++row) {
+      uint16_t bits;
+      std::memcpy(&bits, chunk_of(row, chunk) + 2 * (lane % 4 * 2 + i % 2), sizeof(bits));
+      column.of[row] = stand_in::Rules<Kind>::OfB(bits, 0);
     }
+    for (int part = 0; part < 2; ++part)
+      stand_in::AddElements(&sums[4 * chunk + 2 * part + i % 2], elements[part], column);
   }
 }
 

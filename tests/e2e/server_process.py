@@ -28,7 +28,7 @@ class ServerProcess:
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self.url = self._read_url()
-        # From here on somebody must read, or a full pipe would stop the server.
+        # From here on a thread must read, or a full pipe would stop the server.
         self._reader = threading.Thread(target=self._read_rest, daemon=True)
         self._reader.start()
 

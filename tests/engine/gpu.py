@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import pathlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,11 +23,14 @@ from fastdeploy_sd.device.cuda.sharing import num_devices
 from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.types import DraftTokens, Request, RequestId
 from fastdeploy_sd.worker.step.runner import ModelRunner
-from tests.models import golden
+from tests.models import rewrite
+from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED, require
 
 _PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
-# Steps of few tokens: prompts are computed in parts, beside requests that decode.
+# Of the golden models, as every step of the emulated kernels takes as long as there are weights.
+_NUM_LAYERS, _NUM_TOKENS = 2, 1024
+# Steps of few tokens: prompts are computed in parts, with requests that decode.
 BATCH = EngineVariant("batch 4", 4, 24, long_prefill_token_threshold=10, arrivals_per_step=2, num_blocks=24)
 # Blocks for four prompts, which begin alike, and for one of them to go on: some are preempted.
 TIGHT = replace(
@@ -76,10 +80,33 @@ def _num_handles(library: CudaLibrary, kind: str) -> list[int]:
     return [library.number(f"num_{what}") for what in ("streams", "events")] if kind == EMULATED else []
 
 
-def tiny_config(path: pathlib.Path = golden.ROOT / "qwen3-tiny") -> Config:
-    """A checkpoint of two or three narrow layers on a GPU."""
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def small_model(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """A golden model cut short; `folder` is made."""
+    rewrite.write_folder(folder, name)
+    rewrite.write_file(folder / "model.safetensors", rewrite.read(name))
+    return rewrite.cut(folder, _NUM_LAYERS, _NUM_TOKENS)
+
+
+@functools.cache
+def _tiny_model() -> pathlib.Path:
+    return small_model(pathlib.Path(_folder().name) / "model", "qwen3-tiny")
+
+
+def model_with_layers(folder: pathlib.Path, name: str = "qwen3-tiny", num_layers: int = 1) -> pathlib.Path:
+    """The same with draft layers; the target of the default one is that of tiny_config."""
+    layout = "ernie-folder" if name.startswith("ernie") else "numbered"
+    return rewrite.cut(make_model(folder, name, layout, num_layers).path, _NUM_LAYERS, _NUM_TOKENS)
+
+
+def tiny_config(path: pathlib.Path | None = None) -> Config:
+    """A checkpoint of two narrow layers or another one, on a GPU."""
     return Config(
-        ModelConfig(model=str(path), max_model_len=96),
+        ModelConfig(model=str(path or _tiny_model()), max_model_len=96),
         CacheConfig(block_size=16, num_blocks=24),
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24),
         device="gpu",
@@ -91,7 +118,7 @@ def short_requests() -> Sequence[Request]:
     """One for every kind of sampling, one of them with a grammar; some of their prompts begin alike."""
     requests = [
         replace(r, prompt_token_ids=np.ascontiguousarray(r.prompt_token_ids[-_PROMPT_LEN:]), max_tokens=_OUTPUT_LEN)
-        for r in make_requests(seed=3, count=_NUM_REQUESTS, vocab_size=4096)
+        for r in make_requests(seed=3, count=_NUM_REQUESTS, vocab_size=_NUM_TOKENS)
     ]
     begin = requests[0].prompt_token_ids[: TIGHT.block_size]
     for i in range(1, 4):

@@ -29,11 +29,10 @@ from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.launched_step import LaunchedStep
 from fastdeploy_sd.worker.step.runner import _NOT_FINITE, ModelRunner
 from tests.doubles.engines import Transcript, run_to_end
-from tests.engine.gpu import BATCH, TIGHT, answers_alone, short_requests, tiny_config
+from tests.engine.gpu import BATCH, TIGHT, answers_alone, model_with_layers, short_requests, tiny_config
 from tests.engine.models import double, double_with_draft_kv
 from tests.engine.test_failing_rows import Fault, note_requests, runner_of
 from tests.models import golden, rewrite
-from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import GPU, loses_the_device
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
@@ -71,7 +70,7 @@ def test_answers_depend_on_nothing_but_the_request(kind: str, way: EngineVariant
 
 @pytest.mark.parametrize(("model", "num_drafts"), [("ernie4_5-tiny", 3)])
 def test_draft_layers_run_on_the_device(model: str, num_drafts: int, tmp_path: pathlib.Path) -> None:
-    config, requests = tiny_config(make_model(tmp_path, model, "ernie-folder").path), short_requests()[:6]
+    config, requests = tiny_config(model_with_layers(tmp_path, model)), short_requests()[:6]
     alone = run_alone(config, requests)
     [method] = standard_methods(["mtp"], [num_drafts])
     cell = run_cell(config, BATCH, method, requests, alone)
@@ -80,9 +79,9 @@ def test_draft_layers_run_on_the_device(model: str, num_drafts: int, tmp_path: p
 
 
 def test_draft_layers_beside_right_drafts_change_no_answer(kind: str, tmp_path: pathlib.Path) -> None:
-    """The checkpoint's layers are random: the oracle's drafts stand in for right ones, beside the layers' KV."""
+    """The checkpoint's layers are random: the oracle's drafts stand in for right ones, with the layers' KV."""
     column = double_with_draft_kv("oracle after MTP", NUM_DRAFTS, known_texts(kind))
-    config = tiny_config(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path)
+    config = tiny_config(model_with_layers(tmp_path))
     cell = run_cell(config, TIGHT, column, short_requests(), answers_alone(kind))
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_accepted > 0
@@ -102,7 +101,7 @@ def test_golden_checkpoints_generate_the_references_tokens(name: str, dtype: Lit
 
 
 def test_float16_changes_no_answer_with_the_way(tmp_path: pathlib.Path) -> None:
-    config, requests = tiny_config(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path), short_requests()[:4]
+    config, requests = tiny_config(model_with_layers(tmp_path)), short_requests()[:4]
     config = replace(config, model=replace(config.model, dtype="float16"))
     cell = run_cell(config, TIGHT, method_named("mtp", ""), requests, run_alone(config, requests))
     assert (cell.difference, cell.missing) == (None, None)
@@ -174,7 +173,7 @@ def test_a_step_that_fails_costs_its_culprit_only(kind: str, method: str, phase:
 
 @pytest.mark.usefixtures("expects_step_failures")
 def test_a_step_whose_tokens_the_device_alone_has_runs_again() -> None:
-    """With the one that has begun behind it, if one has: the device is sent what the host knows."""
+    """With the one that has begun after it, if one has: the device is sent what the host knows."""
     requests = brief_requests()
     with open_engine(in_order(tiny_config()), BATCH, PLAIN) as engine:
         want = {request_id: answer.token_ids for request_id, answer in run(engine, requests).items()}
@@ -345,7 +344,7 @@ def test_a_kernel_that_goes_wrong_ends_the_engine(kind: str) -> None:
 
 
 def test_a_step_is_one_copy_up_and_one_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever changed goes up together, and only the output comes back; and nobody waits for a step that has begun
+    """Whatever changed goes up together, and only the output comes back; and no call waits for a step that has begun
     since."""
     copies: list[int] = []
     others: set[str] = set()
@@ -409,7 +408,7 @@ def test_steps_take_no_more_memory_than_there_was_at_the_start(
         assert not name.startswith("allocate")
         return made(self, name, *arguments)
 
-    config = tiny_config(make_model(tmp_path, "qwen3-tiny", "numbered", 1).path)
+    config = tiny_config(model_with_layers(tmp_path))
     with open_engine(config, BATCH, method_named("mtp", kind)) as engine, monkeypatch.context() as patch:
         patch.setattr(CudaLibrary, "made", noted)
         run(engine, [replace(request, max_tokens=2) for request in short_requests()[:4]])

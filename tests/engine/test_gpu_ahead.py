@@ -24,10 +24,9 @@ from fastdeploy_sd.types import FinishReason, Request, RequestId, SchedulerOutpu
 from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.step_launcher import StepLauncher
 from tests.doubles.engines import Transcript, run_to_end
-from tests.engine.gpu import BATCH, TIGHT, gpu_device, note_drafts, short_requests, tiny_config
+from tests.engine.gpu import BATCH, TIGHT, gpu_device, model_with_layers, note_drafts, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import FailingOnce, in_order, is_plain
-from tests.models.mtp_models import make_model
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -58,14 +57,14 @@ def texts_of(
 
 
 class Guesses:
-    """Replaces what the device has drafted behind an open step, and remembers what that was.
+    """Replaces what the device has drafted after an open step, and remembers what that was.
 
     Args:
         texts: prompt and answer of every request; empty = nothing is replaced.
 
     Attributes:
         made: by request and committed tokens, the drafts there was room for. num_ahead: steps that were
-            launched behind one that was not over.
+            launched after one that was not over.
     """
 
     def __init__(self, engine: Engine, texts: Mapping[RequestId, Sequence[int]], patch: pytest.MonkeyPatch) -> None:
@@ -81,9 +80,9 @@ class Guesses:
         start = StepLauncher._start
 
         def counted(launcher: StepLauncher, plan: SchedulerOutput, *, is_open: bool) -> bool:
-            is_behind = bool(launcher._in_flight)
+            is_second = bool(launcher._in_flight)
             may_follow = start(launcher, plan, is_open=is_open)
-            self.num_ahead += is_behind and launcher._in_flight[-1].launched is not None
+            self.num_ahead += is_second and launcher._in_flight[-1].launched is not None
             return may_follow
 
         patch.setattr(StepLauncher, "_start", counted)
@@ -106,22 +105,18 @@ class Guesses:
         device().write(self._made_drafts, drafts)
 
 
-def model_with_layers(folder: pathlib.Path, num_layers: int) -> pathlib.Path:
-    return make_model(folder, "qwen3-tiny", "numbered", num_layers).path
-
-
 @pytest.mark.parametrize("way", [BATCH, TIGHT], ids=lambda way: way.name)
 def test_any_number_of_right_drafts_gives_the_plain_tokens(
     kind: str, way: EngineVariant, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts are computed beside them, some in parts; requests end inside drafts, by length, or as a client goes."""
+    """Prompts are computed with them, some in parts; requests end inside drafts, by length, or as a client goes."""
     requests, want = plain_requests(4), dict(plain_answers(kind))
     texts = texts_of(requests, want)
     ended = requests[1].request_id
     stop = want[ended][5]
     requests[1] = replace(requests[1], sampling=replace(requests[1].sampling, stop_token_ids=(stop,)))
     want[ended] = want[ended][: want[ended].index(stop) + 1]
-    with open_engine(tiny_config(model_with_layers(tmp_path, 1)), way, MTP) as engine:
+    with open_engine(tiny_config(model_with_layers(tmp_path)), way, MTP) as engine:
         guesses, transcript = Guesses(engine, texts, monkeypatch), Transcript()
         for request in requests[:3]:
             engine.submit(request)
@@ -145,8 +140,8 @@ def test_any_number_of_right_drafts_gives_the_plain_tokens(
 def test_drafts_are_those_that_the_host_would_have_had_made(
     num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind every token of a text, also where several came at once: the layers' KV is the same."""
-    path = model_with_layers(tmp_path, num_layers)
+    """After every token of a text, also where several came at once: the layers' KV is the same."""
+    path = model_with_layers(tmp_path, num_layers=num_layers)
     requests = plain_requests(2)
     requests = [replace(r, sampling=SamplingParams(temperature=0.0, ignore_eos=True)) for r in requests]
     with open_engine(in_order(tiny_config(path)), BATCH, MTP) as engine:
@@ -166,10 +161,10 @@ def test_drafts_are_those_that_the_host_would_have_had_made(
 def test_a_step_whose_drafts_the_device_alone_has_runs_again(
     kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the one behind it, which counted on tokens that did not come. Where only drafts are lost, none does."""
+    """With the one after it, which counted on tokens that did not come. Where only drafts are lost, none does."""
     requests = plain_requests(2)
     want = {r.request_id: plain_answers(kind)[r.request_id] for r in requests}
-    with open_engine(tiny_config(model_with_layers(tmp_path, 1)), BATCH, MTP) as engine:
+    with open_engine(tiny_config(model_with_layers(tmp_path)), BATCH, MTP) as engine:
         guesses = Guesses(engine, texts_of(requests, want), monkeypatch)
         runner = runner_of(engine)
         phases = ((runner._batches, "commit_pending", False), (runner._drafting._async, "start", True))

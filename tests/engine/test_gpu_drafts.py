@@ -21,10 +21,9 @@ from fastdeploy_sd.ops.reference import sampling as reference
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.model_based import recorded_passes as mtp_recorded
 from fastdeploy_sd.types import I32, DraftTokens, Request, Rows, Speculation
-from tests.engine.gpu import BATCH, short_requests, tiny_config
+from tests.engine.gpu import BATCH, model_with_layers, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import in_order
-from tests.models.mtp_models import make_model
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -78,13 +77,9 @@ def drafts_of(path: pathlib.Path, method: Method, requests: Sequence[Request], p
     return found
 
 
-@pytest.mark.parametrize(
-    ("model", "layout", "num_layers", "num_logprobs"),
-    [("ernie4_5-tiny", "ernie-folder", 1, 3), ("qwen3-tiny", "numbered", 3, None)],
-)
+@pytest.mark.parametrize(("model", "num_layers", "num_logprobs"), [("ernie4_5-tiny", 1, 3), ("qwen3-tiny", 3, None)])
 def test_a_draft_does_not_depend_on_how_its_passes_are_launched(
     model: str,
-    layout: str,
     num_layers: int,
     num_logprobs: int | None,
     tmp_path: pathlib.Path,
@@ -94,7 +89,7 @@ def test_a_draft_does_not_depend_on_how_its_passes_are_launched(
 
     Log-probabilities of both are found on the device, under the logits that are there then.
     """
-    path = make_model(tmp_path, model, layout, num_layers).path
+    path = model_with_layers(tmp_path, model, num_layers)
     [method] = standard_methods(["mtp"], [3])
     method = replace(method, speculative=replace(method.speculative, enable_draft_logprob=num_logprobs is not None))
     sampling = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=num_logprobs)

@@ -1,4 +1,4 @@
-"""Prompts computed on one GPU and gone on with on another, in two processes: nobody can tell."""
+"""Prompts computed on one GPU and gone on with on another, in two processes: no answer shows it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from fastdeploy_sd.disaggregation.roles import open_engine
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import KvSource
-from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams
+from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, model_with_layers
 from tests.engine.gpu_prefill_process import config_of
-from tests.models.mtp_models import make_model
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -32,7 +31,7 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"), "qwen3-tiny", "numbered", 1).path
+    return model_with_layers(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ import pytest
 
 from fastdeploy_sd.cli.verify import compare, open_engine, standard_methods
 from fastdeploy_sd.engine.engine import Engine
-from tests.engine.gpu import blocks_alone, tiny_config, two_gpus
+from tests.engine.gpu import blocks_alone, model_with_layers, tiny_config, two_gpus
 from tests.engine.test_gpu_handover import goes_on, prefilling
 from tests.engine.test_gpu_ranks import on_gpus
 from tests.engine.test_gpu_swap import WAY, again, settle
-from tests.models.mtp_models import make_model
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -29,7 +28,7 @@ def kind(kind: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"), "qwen3-tiny", "numbered", 1).path
+    return model_with_layers(tmp_path_factory.mktemp("model"))
 
 
 @contextmanager

@@ -26,10 +26,9 @@ from fastdeploy_sd.types import FinishReason, RequestId
 from fastdeploy_sd.worker.executor import LocalExecutor
 from tests.doubles import faulty_rank_workers as faulty_followers
 from tests.doubles.engines import run_to_end
-from tests.engine.gpu import BATCH, TIGHT, note_drafts, short_requests, tiny_config, two_gpus
+from tests.engine.gpu import BATCH, TIGHT, model_with_layers, note_drafts, short_requests, tiny_config, two_gpus
 from tests.engine.test_gpu import in_order
 from tests.engine.test_ranks import _run_for_ever
-from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED
 
 REQUESTS = short_requests()[:4]
@@ -56,7 +55,7 @@ def alone(_kind: str) -> Mapping[RequestId, Answer]:
 
 
 def test_two_ranks_give_the_bytes_of_one(kind: str) -> None:
-    """With n-grams over prompts in parts, beside one another, preempted and from the prefix cache."""
+    """With n-grams over prompts in parts, several at once, preempted and from the prefix cache."""
     [method] = standard_methods(["ngram"], [3])
     cell = run_cell(on_gpus(tiny_config()), TIGHT, method, REQUESTS, alone(kind))
     assert (cell.difference, cell.missing) == (None, None)
@@ -64,8 +63,8 @@ def test_two_ranks_give_the_bytes_of_one(kind: str) -> None:
 
 
 def test_draft_layers_run_on_both(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And draft what one GPU drafts: the layers' KV behind every token is the same."""
-    config, requests = tiny_config(make_model(tmp_path, "ernie4_5-tiny", "ernie-folder").path), REQUESTS[:2]
+    """And draft what one GPU drafts: the layers' KV after every token is the same."""
+    config, requests = tiny_config(model_with_layers(tmp_path, "ernie4_5-tiny")), REQUESTS[:2]
     [method] = standard_methods(["mtp"], [3])
     answers, drafts = [], []
     for ranks_config in (in_order(config), on_gpus(config)):
@@ -97,7 +96,7 @@ def test_a_pass_that_one_rank_cannot_start_ends_on_the_other(kind: str, monkeypa
 
 
 @pytest.mark.usefixtures("expects_step_failures")
-def test_a_gpu_that_waits_in_vain_costs_nobody_a_token(
+def test_a_gpu_that_waits_in_vain_costs_no_request_a_token(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 0's gives up a pass that the other rank begins late; that one ends too, and both run the rows again."""

@@ -1,4 +1,4 @@
-"""The second level of the prefix cache beside a GPU's KV: nobody can tell."""
+"""The second level of the prefix cache with a GPU's KV: no answer shows it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from fastdeploy_sd.cli.verify import Answer, EngineVariant, compare, open_engine
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import RequestId
-from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, tiny_config
-from tests.models.mtp_models import make_model
+from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, model_with_layers, tiny_config
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -78,7 +77,7 @@ def test_same_tokens_with_blocks_that_went_and_came_back(kind: str) -> None:
 
 
 def test_draft_layers_kv_comes_back_too(kind: str, tmp_path: Path) -> None:
-    with swapping("mtp", make_model(tmp_path, "qwen3-tiny", "numbered", 1).path) as engine:
+    with swapping("mtp", model_with_layers(tmp_path)) as engine:
         again(engine, 0)
         settle(engine)
         assert compare(blocks_alone(kind), again(engine, 1)) is None

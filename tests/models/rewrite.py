@@ -14,6 +14,7 @@ from fastdeploy_sd.models.checkpoint import SafetensorsFile
 from tests.models import golden
 
 Tensors = dict[str, np.ndarray]
+_NUM_TOKENS = 4096  # of every golden model
 _NAMES = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
 _NAMES |= {np.dtype(np.uint8): "F8_E4M3", np.dtype(np.int8): "I8"}
 
@@ -49,6 +50,37 @@ def write_config(path: pathlib.Path, name: str, config: Mapping[str, object]) ->
     """Write a golden model's config.json with some keys overridden."""
     values = json.loads((golden.ROOT / name / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(values | dict(config)))
+
+
+def cut(folder: pathlib.Path, num_layers: int, num_tokens: int) -> pathlib.Path:
+    """Leave a copy of a golden folder its first decoder layers, its draft layers and its first tokens; return it."""
+    config = json.loads((folder / "config.json").read_text())
+    first_draft_layer = config["num_hidden_layers"]
+
+    def new_name(name: str) -> str | None:
+        """The tensor's, None = it goes; draft layers are numbered on from the decoder's."""
+        prefix, layers, rest = name.partition("model.layers.")
+        number, dot, role = rest.partition(".")
+        if not layers or int(number) < num_layers:
+            return name
+        moved = int(number) - first_draft_layer + num_layers
+        return f"{prefix}{layers}{moved}{dot}{role}" if moved >= num_layers else None
+
+    types = {"layer_types": config["layer_types"][:num_layers]} if config.get("layer_types") else {}
+    (folder / "config.json").write_text(json.dumps(config | types | {"num_hidden_layers": num_layers}))
+    for path in folder.rglob("config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": num_tokens}))
+    for path in folder.rglob("*.safetensors"):
+        file = SafetensorsFile(path)
+        named = {new_name(name): np.array(file.tensor(name)) for name in file.entries}
+        rows = {n: v[:num_tokens] if len(v) == _NUM_TOKENS else v for n, v in named.items() if n is not None}
+        write_file(path, rows, {"format": "pt"})
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    model["vocab"] = {token: i for token, i in model["vocab"].items() if i < num_tokens}
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in model["vocab"]]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
 def to_paddle_names(tensors: Tensors, *, fused: bool) -> Tensors:

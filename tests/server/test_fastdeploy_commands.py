@@ -110,7 +110,7 @@ _STORED = 'fastdeploy_sd:swap_copies_total{end="stored"}'
 
 @pytest.mark.long
 def test_prefill_and_decode_serve_together(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is asked, the prompt is computed at one, and the answer at the other; it is that of a process alone."""
+    """Whichever is asked, the prompt is computed at one, and the answer at the other; it is that of a process alone."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     prompts = [f"def add_{i}(a, b):\n    return a + b\n" * 20 for i in range(2)]
     with LLM(str(model), quantization="wint4", kv_cache_memory_gb=0.1, max_model_len=4096, num_threads=1) as llm:
@@ -119,7 +119,7 @@ def test_prefill_and_decode_serve_together(model: Path, tmp_path: Path, monkeypa
     with running_redis(tmp_path, password="scheduler_mtp") as redis, ExitStack() as stack:
         servers = []
         for name in ("prefill", "decode"):
-            # The ports are free ones: nobody keeps those of the page for a test.
+            # The ports are free ones: those of the page may be taken.
             ports = ["--port", "0", "--metrics-port", "0", "--pd-comm-port", "0", "--scheduler-port", str(redis.port)]
             argv = [*arguments(COMMANDS[name], model, num_devices=2), *ports, "--num-threads", "1"]
             servers.append(stack.enter_context(running_server(*argv)))

@@ -21,7 +21,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 from scripts import gpu_aims, gpu_check, served_answers, step_costs
-from tests.models import golden
+from tests.engine.gpu import small_model
 
 pytestmark = pytest.mark.slow
 
@@ -64,9 +64,16 @@ assert len(answer.token_ids) == 6
 
 
 @pytest.mark.long
-def test_a_server_answers_the_same_with_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_answers_the_same_with_every_method(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
-    options = ("--model", str(golden.ROOT / "llama-tiny"), "--device", "gpu", "--max-model-len", "128")
+    options = (
+        "--model",
+        str(small_model(tmp_path / "model", "llama-tiny")),
+        "--device",
+        "gpu",
+        "--max-model-len",
+        "128",
+    )
     servers = [(method, (*options, *gpu_check.speculation(method))) for method in ("naive", "ngram")]
     figures = served_answers.serve_all(servers, DEADLINE_S, num_tokens=5)
     assert figures.keys() == {"naive", "ngram"}

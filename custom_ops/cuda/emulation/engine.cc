@@ -86,7 +86,6 @@ struct Engine {
   Stacks stacks;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  ThreadPlace place{};
   void* scheduler = nullptr;  // its stack pointer, while a thread runs
   const std::function<void()>* body = nullptr;
   uint32_t num_arrived = 0;  // at the block's barrier
@@ -97,18 +96,18 @@ struct Engine {
 };
 Engine engine;
 
-Warp& OwnWarp() { return engine.warps[engine.place.linear / kWarpSize]; }
+Warp& OwnWarp() { return engine.warps[place_now.linear / kWarpSize]; }
 
 void StartPeriod() {
-  ++engine.place.period;
+  ++place_now.period;
   for (Warp& warp : engine.warps) warp.period = 0;
-  engine.place.warp_period = 0;
+  place_now.warp_period = 0;
 }
 
 // The first function of every thread's stack; it has no caller.
 void RunThread() {
   (*engine.body)();
-  engine.threads[engine.place.linear].state = State::kEnded;
+  engine.threads[place_now.linear].state = State::kEnded;
   LeaveThread();
   __builtin_unreachable();
 }
@@ -142,9 +141,9 @@ void FailWithDeadlock() {
 
 void RunReady(uint32_t linear) {
   Thread& thread = engine.threads[linear];
-  engine.place.linear = linear;
-  engine.place.thread_idx = thread.index;
-  engine.place.warp_period = engine.warps[linear / kWarpSize].period;
+  place_now.linear = linear;
+  place_now.thread_idx = thread.index;
+  place_now.warp_period = engine.warps[linear / kWarpSize].period;
   FdsdSwitchStack(&engine.scheduler, thread.stack_pointer);
 }
 
@@ -176,7 +175,7 @@ bool PrepareBlock(Size3 block, int32_t dynamic_bytes) {
   }
   BeginSharedMemory(static_cast<size_t>(dynamic_bytes));
   StartPeriod();
-  engine.place.block_begin = engine.place.period;
+  place_now.block_begin = place_now.period;
   engine.num_arrived = 0;
   return true;
 }
@@ -196,14 +195,14 @@ std::string PlainName(const std::string& whole) {
 
 }  // namespace
 
-const ThreadPlace& Here() { return engine.place; }
+ThreadPlace place_now{};
 
-void LeaveThread() { FdsdSwitchStack(&engine.threads[engine.place.linear].stack_pointer, engine.scheduler); }
+void LeaveThread() { FdsdSwitchStack(&engine.threads[place_now.linear].stack_pointer, engine.scheduler); }
 
 void Fail(const char* format, ...) {
   char text[512];
-  const int used = std::snprintf(text, sizeof(text), "block (%u, %u, %u) thread %u ", engine.place.block_idx.x,
-                                 engine.place.block_idx.y, engine.place.block_idx.z, engine.place.linear);
+  const int used = std::snprintf(text, sizeof(text), "block (%u, %u, %u) thread %u ", place_now.block_idx.x,
+                                 place_now.block_idx.y, place_now.block_idx.z, place_now.linear);
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text + used, sizeof(text) - static_cast<size_t>(used), format, arguments);
@@ -220,7 +219,7 @@ void WaitForBlock(std::source_location where) {
   }
   engine.barrier = where;
   if (++engine.num_arrived < engine.threads.size()) {
-    engine.threads[engine.place.linear].state = State::kAtBlock;
+    engine.threads[place_now.linear].state = State::kAtBlock;
     return LeaveThread();
   }
   engine.num_arrived = 0;
@@ -237,19 +236,19 @@ const uint64_t* MeetWarp(unsigned mask, const void* bytes, int32_t num_bytes, bo
   }
   uint64_t* lanes = warp.lanes[warp.num_meetings % 2];
   if (num_bytes > 0) {
-    std::memcpy(lanes + engine.place.linear % kWarpSize * kWordsPerLane, bytes, static_cast<size_t>(num_bytes));
+    std::memcpy(lanes + place_now.linear % kWarpSize * kWordsPerLane, bytes, static_cast<size_t>(num_bytes));
   }
   warp.where = where;
   if (++warp.num_arrived < kWarpSize) {
-    engine.threads[engine.place.linear].state = State::kAtWarp;
+    engine.threads[place_now.linear].state = State::kAtWarp;
     LeaveThread();
     return lanes;
   }
   warp.num_arrived = 0;
   ++warp.num_meetings;
   if (orders_memory && ++warp.period > kMaxWarpPeriods) Fail("more __syncwarp than the emulation counts");
-  engine.place.warp_period = warp.period;
-  const uint32_t first = engine.place.linear / kWarpSize * kWarpSize;
+  place_now.warp_period = warp.period;
+  const uint32_t first = place_now.linear / kWarpSize * kWarpSize;
   for (uint32_t i = first; i < first + kWarpSize; ++i) engine.threads[i].state = State::kReady;
   return lanes;
 }
@@ -273,13 +272,13 @@ Error RunKernel(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes
   ++engine.num_launches;
   engine.error.clear();
   engine.body = &body;
-  engine.place.block_dim = block;
-  engine.place.grid_dim = grid;
-  engine.place.launch_begin = engine.place.period + 1;
+  place_now.block_dim = block;
+  place_now.grid_dim = grid;
+  place_now.launch_begin = place_now.period + 1;
   for (unsigned z = 0; z < grid.z && engine.error.empty(); ++z) {
     for (unsigned y = 0; y < grid.y && engine.error.empty(); ++y) {
       for (unsigned x = 0; x < grid.x && engine.error.empty(); ++x) {
-        engine.place.block_idx = Index3{x, y, z};
+        place_now.block_idx = Index3{x, y, z};
         if (PrepareBlock(block, dynamic_bytes)) {
           RunThreads();
         } else {

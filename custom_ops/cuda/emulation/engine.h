@@ -31,7 +31,8 @@ struct ThreadPlace {
   uint32_t period;
   uint32_t warp_period;  // of the thread's warp within `period`; __syncwarp ends one
 };
-const ThreadPlace& Here();
+extern ThreadPlace place_now;
+inline const ThreadPlace& Here() { return place_now; }
 
 // End the launch with this error; does not return. Only in a kernel.
 [[noreturn]] void Fail(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -87,7 +87,7 @@ Fences fences;
        allocation.num_bytes, before.thread, verb_before);
 }
 
-void KeepRead(Shadow* shadow, const Trace& now, const ThreadPlace& here) {
+inline void KeepRead(Shadow* shadow, const Trace& now, const ThreadPlace& here) {
   Trace& read = shadow->read;
   Trace& other = shadow->other_read;
   if (!read.exists() || read.period < here.block_begin || read.period < now.period || read.thread == now.thread) {
@@ -102,8 +102,8 @@ void KeepRead(Shadow* shadow, const Trace& now, const ThreadPlace& here) {
 }
 
 // Looks at an access to bytes whose shadow is in common, the first of them at `offset`.
-inline void CheckBytes(const Allocation& allocation, size_t offset, Shadow* shadow, Access access, const Trace& now,
-                       const ThreadPlace& here) {
+[[gnu::always_inline]] inline void CheckBytes(const Allocation& allocation, size_t offset, Shadow* shadow,
+                                              Access access, const Trace& now, const ThreadPlace& here) {
   const char* verb = access == Access::kRead ? "reads" : "writes";
   const uint32_t begin = allocation.is_shared ? here.block_begin : here.launch_begin;
   if (access == Access::kRead && allocation.is_shared && shadow->write.period < begin) {
@@ -142,12 +142,13 @@ void Check(const Allocation* allocation, const void* address, size_t num_bytes, 
   const bool meets_copy = allocation->is_shared && allocation->in_flight.Has(begin, num_bytes, here.block_begin);
   const Trace now = TraceNow(here, access);
   const bool is_fenced = access != Access::kBulkWrite || IsFenced(allocation, address, num_bytes);
-  allocation->shadows.ForEach(begin, begin + num_bytes, access != Access::kRead, [&](size_t i, Shadow* shadow) {
+  const auto visit = [&](size_t i, Shadow* shadow) __attribute__((always_inline)) {
     if (meets_copy && allocation->in_flight.Has(i, 1, here.block_begin)) {
       Fail("%s byte %zu of shared memory [%zu bytes], to which a copy is on its way", verb, i, allocation->num_bytes);
     }
     CheckBytes(*allocation, i, shadow, access, now, here);
-  });
+  };
+  allocation->shadows.ForEach(begin, begin + num_bytes, access != Access::kRead, visit);
   if (!is_fenced) {
     Fail("copies over bytes %zu..%zu of shared memory [%zu bytes], which threads wrote, with no fence between", begin,
          begin + num_bytes - 1, allocation->num_bytes);

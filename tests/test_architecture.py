@@ -75,7 +75,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pydantic": ("entrypoints/openai", "wire/http"),
     "tokenizers": ("text",),
     "sentencepiece": ("text",),
-    "google": ("text/sentencepiece_model.py",),
+    "google": ("text/sentencepiece_tokenizer.py",),
     "jinja2": ("text",),
     "llguidance": ("text/guidance", "worker"),
     "prometheus_client": ("metrics",),

@@ -9,7 +9,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.types import KvDescription, ModelInfo
-from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.types.models import mismatch
 
 MIXED, PREFILL, DECODE = "mixed", "prefill", "decode"
 ROLES = (MIXED, PREFILL, DECODE)

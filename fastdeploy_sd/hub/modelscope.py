@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub.selection import NAMES, WantedModel, missing_files
@@ -30,17 +29,7 @@ def fetch(wanted: WantedModel) -> Path:
     if not wanted.is_offline:
         _log.info("fetching %s of ModelScope, unless it is in the cache", wanted.name)
     try:
-        folder = Path(_download(snapshot_download, wanted))
-    except Exception as error:
-        raise _refusal(wanted, error) from error
-    if wanted.is_offline and missing_files(folder):
-        raise _refusal(wanted, FileNotFoundError(f"{folder} lacks {missing_files(folder)[0]}"))
-    return folder
-
-
-def _download(snapshot_download: Any, wanted: WantedModel) -> str:
-    return str(
-        snapshot_download(
+        found = snapshot_download(
             wanted.name,
             revision=wanted.revision,
             cache_dir=None if wanted.folder is None else str(wanted.folder),
@@ -48,7 +37,12 @@ def _download(snapshot_download: Any, wanted: WantedModel) -> str:
             allow_patterns=list(NAMES),
             ignore_patterns=["*/*"],
         )
-    )
+    except Exception as error:
+        raise _refusal(wanted, error) from error
+    folder = Path(found)
+    if wanted.is_offline and missing_files(folder):
+        raise _refusal(wanted, FileNotFoundError(f"{folder} lacks {missing_files(folder)[0]}"))
+    return folder
 
 
 def _refusal(wanted: WantedModel, error: Exception) -> ConfigError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from fastdeploy_sd.errors import BadRequest, CheckpointError
 
@@ -46,18 +45,6 @@ class Segment:
 
     text: str
     is_control: bool
-
-
-class SegmentEncoder(Protocol):
-    """What `output_encoder` needs of a tokenizer; see Tokenizer."""
-
-    @property
-    def control_tokens(self) -> Mapping[str, int]: ...
-
-    @property
-    def hidden_ids(self) -> frozenset[int]: ...
-
-    def encode_segments(self, segments: Sequence[Segment]) -> list[int]: ...
 
 
 _NOTHING = Segment("", is_control=False)
@@ -107,15 +94,6 @@ def cut(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, bool]]:
         start = match.end()
     if start < len(text):
         yield text[start:], False
-
-
-def output_encoder(tokenizer: SegmentEncoder) -> Callable[[str], list[int]]:
-    """Return a function that gives the ids with which a model writes a text; it raises what `encode_segments` does.
-
-    Control tokens that generated text shows, such as <tool_call>, act in it; others are text.
-    """
-    shown = token_pattern(text for text, i in tokenizer.control_tokens.items() if i not in tokenizer.hidden_ids)
-    return lambda text: tokenizer.encode_segments([Segment(*part) for part in cut(shown, text)])
 
 
 def apply_borders(

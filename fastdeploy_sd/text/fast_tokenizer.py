@@ -184,7 +184,8 @@ def _reason(error: BaseException) -> str:
 def _add_missing(path: Path, tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
     """Add what only the smaller files list, as transformers does: those with an id, or that the vocabulary has."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    missing = [t for t in tokens if t.content not in known and (t.token_id is not None or _has(tokenizer, t.content))]
+    missing = [t for t in tokens if t.content not in known]
+    missing = [t for t in missing if t.token_id is not None or tokenizer.token_to_id(t.content) is not None]
     for token in sorted(missing, key=lambda t: -1 if t.token_id is None else t.token_id):
         flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
         made = tokenizers.AddedToken(token.content, normalized=False, special=token.special, **flags)
@@ -195,10 +196,6 @@ def _add_missing(path: Path, tokenizer: tokenizers.Tokenizer, tokens: Iterable[A
                 f"{path}: expected the token {token.content!r} with id {token.token_id}, as tokenizer_config.json or"
                 f" added_tokens.json has it, got {token_id}"
             )
-
-
-def _has(tokenizer: tokenizers.Tokenizer, text: str) -> bool:
-    return tokenizer.token_to_id(text) is not None
 
 
 def _added_tokens(tokenizer: tokenizers.Tokenizer, roles: Iterable[str]) -> dict[str, AddedToken]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, InternalError
-from fastdeploy_sd.text.answer_parts import AnswerParser
+from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.detokenizer import create_detokenizer
 from fastdeploy_sd.text.stop_strings import REPEATED_CALL, StopMatch, StopStrings
 from fastdeploy_sd.text.tokenizer import Tokenizer

@@ -9,11 +9,10 @@ from typing import Any
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.rules.requests import prompt_too_long
-from fastdeploy_sd.text.added_tokens import output_encoder
 from fastdeploy_sd.text.chat_template import ChatTemplate, Json, Message, PromptEnd
 from fastdeploy_sd.text.template_environment import reads_tools
 from fastdeploy_sd.text.template_process import TemplateProcess
-from fastdeploy_sd.text.tokenizer import Tokenizer
+from fastdeploy_sd.text.tokenizer import Tokenizer, output_encoder
 from fastdeploy_sd.text.tool_calls.formats import FORMATS, GENERIC
 
 # OpenAI renamed the role; chat templates know the older name.
@@ -102,11 +101,6 @@ class PromptEncoder:
         """How many tokens texts have if each is the longest of the vocabulary; 0 where the longest is not known."""
         longest = self.tokenizer.max_token_chars
         return 0 if longest is None else sum(-(-len(text) // longest) for text in texts)
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text according to the tokenizer's files."""
-        return self.tokenizer.eos_token_ids
 
 
 _OFFER = """You can call functions. This is how to call one:

@@ -29,6 +29,9 @@ class ThoughtSplitter:
 
     Args:
         display: AT_ONCE tells what was thought in one piece when it is over, HIDDEN not at all.
+
+    Attributes:
+        end: characters of the text up to the end of the closing mark; 0 = it has no thinking, None = not known yet.
     """
 
     def __init__(self, form: ReasoningFormat, start: Start, display: Display = Display.STREAMED) -> None:
@@ -38,17 +41,12 @@ class ThoughtSplitter:
         self._held = ""  # perhaps the beginning of a mark
         self._blanks = _Blanks(drops_first=self._state in (_State.CLOSING, _State.ANSWER_OPENING))
         self._num_chars = 0
-        self._end: int | None = 0 if start is Start.ANSWER else None
+        self.end: int | None = 0 if start is Start.ANSWER else None
 
     @property
     def is_inside(self) -> bool:
         """Whether the text so far ends in the thinking."""
         return self._state is _State.CLOSING
-
-    @property
-    def end(self) -> int | None:
-        """Characters of the text up to the end of the closing mark; 0 = it has no thinking, None = not known yet."""
-        return self._end
 
     def push(self, text: str) -> tuple[str, str]:
         """Take more text; return (thought, said) as far as they are certain."""
@@ -77,7 +75,7 @@ class ThoughtSplitter:
         left = self._blanks.add(self._held, holds_last=False)
         self._held = ""
         is_thought = self.is_inside
-        self._end = self._end if is_thought else self._end or 0
+        self.end = self.end if is_thought else self.end or 0
         return self._told(left if is_thought else "", is_over=True), "" if is_thought else left
 
     def _told(self, thought: str, *, is_over: bool) -> str:
@@ -107,7 +105,7 @@ class ThoughtSplitter:
             self._held = words
             return ""
         self._state = _State.NOTHING
-        self._end = self._end or 0
+        self.end = self.end or 0
         return words
 
     def _read(self, text: str, mark: str, part: list[str]) -> str:
@@ -122,7 +120,7 @@ class ThoughtSplitter:
         self._blanks = _Blanks(drops_first=True)
         rest = text[place + len(mark) :]
         if self._state is _State.CLOSING:
-            self._end = self._num_chars - len(rest)
+            self.end = self._num_chars - len(rest)
             self._state = self._after_thinking
         else:
             self._state = _State.NOTHING

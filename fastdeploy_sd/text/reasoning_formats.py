@@ -89,16 +89,7 @@ _FORMATS = (
 )
 _BY_NAME = {form.name: form for form in _FORMATS}
 # Other servers' names of the same marks.
-_LIKE_QWEN3 = (
-    "deepseek_v3",
-    "glm45",
-    "kimi_k2",
-    "minimax_m2",
-    "olmo3",
-    "step3",
-    "ernie_45_vl",
-    "ernie_45_vl_thinking",
-)
+_LIKE_QWEN3 = ("deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "step3", "ernie_45_vl", "ernie_45_vl_thinking")
 _SAME = dict.fromkeys(_LIKE_QWEN3, "qwen3") | {"ernie45": "ernie_x1"}
 FORMATS: Mapping[str, ReasoningFormat] = (
     _BY_NAME

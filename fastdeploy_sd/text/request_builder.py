@@ -119,20 +119,15 @@ _PRIORITY_LIMIT = 1 << 31
 
 
 class RequestBuilder:
-    """Builds Requests for one loaded model."""
+    """Builds Requests for one loaded model; `eos_token_ids` are the model's and the tokenizer's."""
 
     def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, default_seed: int | None = None) -> None:
         """Build for `model_info`; `default_seed` is the seed of requests that name none, None = a random one each."""
         self._default_seed = default_seed
         self._encoder = encoder
         self._info = model_info
-        own_eos = producible_eos("tokenizer", encoder.eos_token_ids, model_info.vocab_size)
-        self._eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *own_eos)))
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """What ends a request by itself, the model's and the tokenizer's."""
-        return self._eos_token_ids
+        own_eos = producible_eos("tokenizer", encoder.tokenizer.eos_token_ids, model_info.vocab_size)
+        self.eos_token_ids = tuple(dict.fromkeys((*model_info.eos_token_ids, *own_eos)))
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -178,7 +173,7 @@ class RequestBuilder:
             max_tokens=max_tokens,
             sampling=params,
             seeds=tuple(self._resolve_seed(params) for _ in prompts),
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self._encode_bad_words(params.bad_words),
             priority=priority,
             arrival_time=time.time(),

@@ -33,12 +33,15 @@ def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> S
     """
     given = _given_fields(options)
     for name, value in given.items():
-        _verify_type(name, value)
+        wanted, is_right = _TYPES[name]
+        if not is_right(value):
+            raise _unexpected(name, wanted, repr(value))
     num_draft_logprobs = given.get("num_draft_logprobs")
     if num_draft_logprobs is not None:
         verify_has_draft_logprobs(info, "speculation.num_draft_logprobs")
     if not given.get("enabled", True) or given.get("method") == NAIVE:
-        _verify_known_method(given.get("method", NAIVE))
+        if (name := given.get("method", NAIVE)) not in METHODS:  # a typing error, also with `enabled: false`
+            raise _unexpected("method", f"one of {', '.join(METHODS)}", f"{name!r}{suggest(name, METHODS)}")
         return Speculation(enabled=False, num_draft_logprobs=num_draft_logprobs)
     if info.max_draft_tokens == 0:
         _verify_asks_for_nothing(given)
@@ -103,18 +106,6 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "num_speculative_tokens": ("an integer >= 1", lambda value: _is_integer(value, 1)),
     "num_draft_logprobs": (f"an integer in 0..{MAX_LOGPROBS}", lambda value: _is_integer(value, 0, MAX_LOGPROBS)),
 }
-
-
-def _verify_type(name: str, value: object) -> None:
-    wanted, is_right = _TYPES[name]
-    if not is_right(value):
-        raise _unexpected(name, wanted, repr(value))
-
-
-def _verify_known_method(name: str) -> None:
-    """Refuse a name that no server has, also with `enabled: false`: it is a typing error."""
-    if name not in METHODS:
-        raise _unexpected("method", f"one of {', '.join(METHODS)}", f"{name!r}{suggest(name, METHODS)}")
 
 
 def _verify_asks_for_nothing(given: Mapping[str, Any]) -> None:

@@ -7,12 +7,12 @@ A *control token* steers the model (turn borders, end of text). Written in a raw
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.text.added_tokens import Segment
+from fastdeploy_sd.text.added_tokens import Segment, cut, token_pattern
 from fastdeploy_sd.text.tokenizer_files import TokenizerFiles
 
 
@@ -64,6 +64,15 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes a token adds in the middle of a text, None where that depends on its neighbours."""
         ...
+
+
+def output_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Return a function that gives the ids with which a model writes a text; it raises what `encode_segments` does.
+
+    Control tokens that generated text shows, such as <tool_call>, act in it; others are text.
+    """
+    shown = token_pattern(text for text, i in tokenizer.control_tokens.items() if i not in tokenizer.hidden_ids)
+    return lambda text: tokenizer.encode_segments([Segment(*part) for part in cut(shown, text)])
 
 
 def load_tokenizer(directory: Path, backend: str = "auto") -> Tokenizer:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, F64, I8, I32, I64, U8, U16, U64, Bytes, Rows, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, DraftTokens, LogprobArrays
-from fastdeploy_sd.types.kv_description import KvDescription
-from fastdeploy_sd.types.models import ModelInfo, SpeculationInfo
+from fastdeploy_sd.types.models import KvDescription, ModelInfo, SpeculationInfo
 from fastdeploy_sd.types.requests import (
     DraftCounts,
     DraftLogprob,
@@ -36,42 +35,9 @@ from fastdeploy_sd.types.steps import (
 )
 
 __all__ = [
-    "EMPTY_I32",
-    "F32",
-    "F64",
-    "I8",
-    "I32",
-    "I64",
-    "MADE_ON_DEVICE",
-    "U8",
-    "U16",
-    "U64",
-    "Bytes",
-    "Calibration",
-    "ChoiceReport",
-    "DraftCounts",
-    "DraftLogprob",
-    "DraftSource",
-    "DraftTokens",
-    "FinishReason",
-    "KvDescription",
-    "KvSource",
-    "LogprobArrays",
-    "ModelInfo",
-    "NewRequest",
-    "Request",
-    "RequestDelta",
-    "RequestId",
-    "RequestMetrics",
-    "RequestOutput",
-    "Rows",
-    "SamplingArrays",
-    "SchedulerOutput",
-    "Speculation",
-    "SpeculationInfo",
-    "StepResult",
-    "StepView",
-    "TokenLogprob",
-    "VerifyResult",
-    "offsets",
-]
+    "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "MADE_ON_DEVICE", "U8", "U16", "U64", "Bytes", "Calibration",
+    "ChoiceReport", "DraftCounts", "DraftLogprob", "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
+    "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "Request", "RequestDelta", "RequestId", "RequestMetrics",
+    "RequestOutput", "Rows", "SamplingArrays", "SchedulerOutput", "Speculation", "SpeculationInfo", "StepResult",
+    "StepView", "TokenLogprob", "VerifyResult", "offsets",
+]  # fmt: skip

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
-from fastdeploy_sd.text.added_tokens import output_encoder
-from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer
+from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer, output_encoder
 
 WORDS = "words"
 # A word is cut at six letters; a space belongs to the word after it; everything else, digits too, is one token each.

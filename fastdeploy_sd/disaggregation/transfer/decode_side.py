@@ -23,7 +23,7 @@ from fastdeploy_sd.disaggregation.transports.ipc import IpcReceiver
 from fastdeploy_sd.disaggregation.transports.rdma import RdmaReceiver
 from fastdeploy_sd.disaggregation.transports.tcp import TcpReceiver
 from fastdeploy_sd.disaggregation.transports.transport import ReceiverEnd, TransportError, window_slots
-from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.types.models import mismatch
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.wire.sockets import Connection, Hub, is_loopback
 

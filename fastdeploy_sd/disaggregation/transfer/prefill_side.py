@@ -20,7 +20,7 @@ from fastdeploy_sd.disaggregation.transports.ipc import DescriptorInbox, IpcSend
 from fastdeploy_sd.disaggregation.transports.rdma import RdmaSender
 from fastdeploy_sd.disaggregation.transports.tcp import TcpSender
 from fastdeploy_sd.disaggregation.transports.transport import Sender, TransportError
-from fastdeploy_sd.types.kv_description import mismatch
+from fastdeploy_sd.types.models import mismatch
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.wire.sockets import Hub, Listener, SendResult
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, GenerationBody, ResponseBody
-from fastdeploy_sd.text.answer_parts import AnswerParser
+from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.reasoning import ThoughtSplitter
 from fastdeploy_sd.text.reasoning_formats import ReasoningOptions
 from fastdeploy_sd.text.tool_calls.formats import ToolOptions

@@ -16,7 +16,8 @@ from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.text.answer_parts import AnswerParser, PartsDelta, ToolCallDelta, tool_call_id
+from fastdeploy_sd.text.answer_parser import AnswerParser
+from fastdeploy_sd.text.answer_parts import PartsDelta, ToolCallDelta, tool_call_id
 from fastdeploy_sd.text.output_processor import Completion, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, RequestMetrics

@@ -18,8 +18,8 @@ from fastdeploy_sd.entrypoints.openai.response_output import COMPLETED, IN_PROGR
 from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.text.answer_parser import TokenAligner
 from fastdeploy_sd.text.output_processor import Completion, TextDelta
-from fastdeploy_sd.text.token_alignment import TokenAligner
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, TokenLogprob
 from fastdeploy_sd.wire.http.error_format import json_pieces, to_json

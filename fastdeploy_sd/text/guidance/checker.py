@@ -11,7 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.text.guidance.limits import library_error, limits_of
-from fastdeploy_sd.text.guidance.vocabulary import TokenTable, VocabularyError, make_vocabulary
+from fastdeploy_sd.text.guidance.vocabulary import VocabularyError, make_vocabulary
+from fastdeploy_sd.text.tokenizer import Tokenizer
 
 # A shorter one cannot have too many alternatives at one place from its beginning.
 _MIN_TRIED_CHARS = 1_000
@@ -34,7 +35,7 @@ class GrammarChecker:
         self._vocabulary, self._reason = vocabulary, reason
 
     @classmethod
-    def of(cls, tokenizer: TokenTable) -> GrammarChecker:
+    def of(cls, tokenizer: Tokenizer) -> GrammarChecker:
         """Return the checker for a model, whose vocabulary is taken to be the tokenizer's."""
         try:
             return cls(make_vocabulary(tokenizer, tokenizer.num_ids, ()))

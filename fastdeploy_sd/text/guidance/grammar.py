@@ -121,14 +121,9 @@ def json_grammar(schema: Mapping[str, Any], field: str, outputs: StructuredOutpu
     Raises:
         BadRequest: the schema is too large, or not one whose words can all be kept.
     """
-    return f"start: {json_block(schema, field, outputs)}"
-
-
-def json_block(schema: Mapping[str, Any], field: str, outputs: StructuredOutputs | None = None) -> str:
-    """Return the same as an expression that a rule of a grammar can have; arguments and errors as `json_grammar`."""
     verify_schema(schema, field)
     text = json.dumps({**schema, _OPTIONS: _spaces(outputs)}, allow_nan=False)
-    return f"%json {text}"
+    return f"start: %json {text}"
 
 
 def verify_schema(schema: Mapping[str, Any], field: str) -> None:

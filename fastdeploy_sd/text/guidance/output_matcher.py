@@ -25,6 +25,9 @@ class OutputMatcher:
         matcher: in the state before the first output token.
         end_token_ids: those that end the request; not empty.
         renewed: makes such a matcher with new automata: those of a grammar's matchers grow together up to a limit.
+
+    Attributes:
+        error: why the output cannot go on, in words for a client; "" = it can, perhaps after `renew`.
     """
 
     def __init__(self, matcher: LLMatcher, end_token_ids: tuple[int, ...], renewed: Callable[[], LLMatcher]) -> None:
@@ -34,13 +37,8 @@ class OutputMatcher:
         self._forced: list[int] = []
         self._next_forced = 0
         self._ends = frozenset(end_token_ids)
-        self._first_end, self._refused = end_token_ids[0], ""
+        self._first_end, self.error = end_token_ids[0], ""
         self._has_ended = False
-
-    @property
-    def error(self) -> str:
-        """Why the output cannot go on, in words for a client; "" = it can, perhaps after `renew`."""
-        return self._refused
 
     def consume(self, token_ids: list[int]) -> None:
         """Continue after output, up to an id that ends the request; a token that is not allowed makes `error` say so.
@@ -48,14 +46,14 @@ class OutputMatcher:
         Raises:
             WornError: nothing was taken. It can be after `renew`.
         """
-        if self._refused or self._has_ended:
+        if self.error or self._has_ended:
             return
         try:
             num_taken = self._matcher.try_consume_tokens(token_ids)
             is_whole = num_taken == len(token_ids) or not self._ends.isdisjoint(token_ids[: num_taken + 1])
             is_worn = not is_whole and self._is_worn()
         except Exception as error:  # the library promises that it raises none
-            self._refused = library_error(repr(error))
+            self.error = library_error(repr(error))
             return
         if is_worn:
             raise WornError
@@ -65,14 +63,14 @@ class OutputMatcher:
         if num_taken < len(token_ids) and not self._has_ended:
             self._has_ended = self._is_end(self._matcher, token_ids[num_taken])
             if not self._has_ended:
-                self._refused = f"token {token_ids[num_taken]} of the output is none that the grammar allows"
+                self.error = f"token {token_ids[num_taken]} of the output is none that the grammar allows"
 
     def states(self, token_ids: Sequence[int]) -> Iterator[LLMatcher | None]:
         """Make matchers after zero, one ... of the tokens, up to the first that is not allowed.
 
         The last one is None after an id that ends the request; raises WornError where it is not known what may follow.
         """
-        if self._refused or self._has_ended:
+        if self.error or self._has_ended:
             return
         last = self._matcher.deep_copy()
         yield last
@@ -106,7 +104,7 @@ class OutputMatcher:
             probe = self._matcher.deep_copy()
             probe.compute_bitmask()
             reason = library_error(probe.get_error())
-        self._refused = self._refused or reason or "it cannot be followed any further"
+        self.error = self.error or reason or "it cannot be followed any further"
 
     def num_allowed(self, token_ids: list[int]) -> int:
         """Return how many of these tokens may follow the output, one after the other, as far as is known."""
@@ -121,7 +119,7 @@ class OutputMatcher:
 
         Where the grammar forces a text, others may spell it too. A complete output is followed by the first ending id.
         """
-        if max_tokens <= 0 or self._refused or self._has_ended:
+        if max_tokens <= 0 or self.error or self._has_ended:
             return []
         if len(self._forced) - self._next_forced < max_tokens:
             self._forced, self._next_forced = self._matcher.deep_copy().compute_ff_tokens(), 0

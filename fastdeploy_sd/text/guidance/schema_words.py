@@ -52,7 +52,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_schemas(value: object) -> bool:
+def _is_filled_list(value: object) -> bool:
     return isinstance(value, list) and bool(value)
 
 
@@ -77,13 +77,13 @@ _TEXT: tuple[str, Callable[[Any], bool]] = ("a string", lambda value: isinstance
 # Word -> what it must be, in words and as a rule.
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(MAPS, _MAP),
-    **dict.fromkeys(LISTS, ("a list of schemas that is not empty", _is_schemas)),
+    **dict.fromkeys(LISTS, ("a list of schemas that is not empty", _is_filled_list)),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _COUNT),
     **dict.fromkeys(("minimum", "maximum"), _BOUND),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _EXCLUSIVE_BOUND),
     **dict.fromkeys(("pattern", "format", "$schema", "$id", "$anchor"), _TEXT),
     "multipleOf": ("a number greater than 0", lambda value: _is_number(value) and value > 0),
-    "enum": ("a list that is not empty", lambda value: isinstance(value, list) and bool(value)),
+    "enum": ("a list that is not empty", _is_filled_list),
     "required": ("a list of strings", _is_names),
     "type": ("one of " + ", ".join(_TYPES) + ", or a list of them", _is_type),
     "$ref": ('a place in this schema ("#" or "#/...")', _is_reference),

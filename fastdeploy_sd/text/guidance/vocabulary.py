@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from fastdeploy_sd.errors import ConfigError, FdsdError
-from fastdeploy_sd.text.added_tokens import SegmentEncoder, output_encoder
+from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer, output_encoder
 
 # One of them is written before a text, so that no rule for the beginning of a text applies to it.
 _GUARDS = ("\n", "x")
@@ -19,19 +18,7 @@ class VocabularyError(ConfigError):
     """The model's vocabulary cannot be used for structured output; the message says why."""
 
 
-class TokenTable(SegmentEncoder, Protocol):
-    """What is read of a tokenizer; see text.tokenizer.Tokenizer."""
-
-    @property
-    def num_ids(self) -> int: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    def token_bytes(self, token_id: int) -> bytes | None: ...
-
-
-def make_vocabulary(tokenizer: TokenTable, vocab_size: int, eos_token_ids: Iterable[int]) -> LLTokenizer:
+def make_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> LLTokenizer:
     """Return the vocabulary of a model.
 
     A token that text does not show, or that ends a request, has no bytes: only a grammar that names it (`<|im_start|>`,
@@ -63,8 +50,6 @@ def make_vocabulary(tokenizer: TokenTable, vocab_size: int, eos_token_ids: Itera
 
 def load_vocabulary(directory: Path, backend: str, vocab_size: int, eos_token_ids: Iterable[int]) -> LLTokenizer:
     """Return the vocabulary of a checkpoint; raises VocabularyError, also where no tokenizer loads."""
-    from fastdeploy_sd.text.tokenizer import load_tokenizer
-
     try:
         tokenizer = load_tokenizer(directory, backend)
     except FdsdError as error:
@@ -79,7 +64,7 @@ class _Tokens:
     vocabulary: LLTokenizer
 
     def __init__(
-        self, tokenizer: TokenTable, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int
+        self, tokenizer: Tokenizer, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int
     ) -> None:
         self._encode = output_encoder(tokenizer)
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id

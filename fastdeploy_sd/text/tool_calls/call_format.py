@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fastdeploy_sd.text.answer_parts import ToolParser
 from fastdeploy_sd.text.tool_calls.scanner import Reader, Scanner, Sink
 
 
@@ -35,14 +34,14 @@ class ParameterText:
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """How calls are written: each with text around its name and its arguments, all with text around them.
+    """How calls are written, as JSON objects by default: text around each name and arguments, and around all calls.
 
     `parameters` is of each parameter; None = the arguments are a JSON object.
     """
 
-    before_name: str
-    before_arguments: str
-    after: str
+    before_name: str = '{"name": "'
+    before_arguments: str = '", "arguments": '
+    after: str = "}"
     between: str = "\n"
     before_all: str = ""
     after_all: str = ""
@@ -77,7 +76,7 @@ class CallFormat:
 
     def parser(
         self, functions: Sequence[CallableFunction], read_bare: Read | None = None, *, ends_after_calls: bool = False
-    ) -> ToolParser:
+    ) -> Scanner:
         """Return what finds calls of these functions in one answer.
 
         Args:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ConfigError, suggest
-from fastdeploy_sd.text.answer_parts import ToolParser
 from fastdeploy_sd.text.tool_calls.call_format import (
     BARE_OPENINGS,
     CallableFunction,
@@ -26,6 +25,7 @@ from fastdeploy_sd.text.tool_calls.json_calls import (
     read_json,
     read_mistral,
 )
+from fastdeploy_sd.text.tool_calls.scanner import Scanner
 from fastdeploy_sd.text.tool_calls.tagged_calls import read_glm, read_qwen3_coder
 
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
@@ -92,14 +92,7 @@ FORMATS: Mapping[str, CallFormat] = {
         models="Mistral",
         openings=("[TOOL_CALLS]",),
         read=read_mistral,
-        text=CallText(
-            before_name='{"name": "',
-            before_arguments='", "arguments": ',
-            after="}",
-            between=", ",
-            before_all="[TOOL_CALLS][",
-            after_all="]",
-        ),
+        text=CallText(between=", ", before_all="[TOOL_CALLS][", after_all="]"),
         markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         signs=(("[TOOL_CALLS]",),),
     ),
@@ -107,9 +100,7 @@ FORMATS: Mapping[str, CallFormat] = {
         models="Qwen2.5, Qwen3, Hermes, ERNIE with thinking; any model whose template knows no tools",
         openings=_TOOL_CALL[:1],
         read=read_hermes,
-        text=CallText(
-            before_name='<tool_call>\n{"name": "', before_arguments='", "arguments": ', after="}\n</tool_call>"
-        ),
+        text=CallText(before_name='<tool_call>\n{"name": "', after="}\n</tool_call>"),
         markers=_TOOL_CALL,
         signs=(("<tool_call>",),),
     ),
@@ -117,7 +108,7 @@ FORMATS: Mapping[str, CallFormat] = {
         models="Llama 3.1 and later",
         openings=("<|python_tag|>", "{"),
         read=read_json,
-        text=CallText(before_name='{"name": "', before_arguments='", "parameters": ', after="}", between="; "),
+        text=CallText(before_arguments='", "parameters": ', between="; "),
         only_first=True,
         markers=("<|python_tag|>",),
         signs=(("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")),
@@ -126,14 +117,7 @@ FORMATS: Mapping[str, CallFormat] = {
         models="models that write JSON, bare or in a Markdown fence",
         openings=BARE_OPENINGS,
         read=read_bare,
-        text=CallText(
-            before_name='{"name": "',
-            before_arguments='", "arguments": ',
-            after="}",
-            between=", ",
-            before_all="[",
-            after_all="]",
-        ),
+        text=CallText(between=", ", before_all="[", after_all="]"),
         only_first=True,
     ),
 }
@@ -202,7 +186,7 @@ class ToolOptions:
     is_legacy: bool = False
     ends_after_calls: bool = False
 
-    def parser(self) -> ToolParser:
+    def parser(self) -> Scanner:
         """Return what finds calls in one answer."""
         form = FORMATS[self.format]
         if not self.reads_bare:

@@ -102,7 +102,7 @@ class Sink:
 
 
 class Scanner:
-    """The state of one answer; a `ToolParser`.
+    """Finds calls in what the model says; the state of one answer.
 
     White space before a call is part of its format, and so is what ends the text after one.
 
@@ -112,6 +112,9 @@ class Scanner:
         names: of the functions that may be called.
         only_first: those openings that begin a call only in front of all content, or right after another call.
         ends_after_calls: content after a call is none: it ends the answer.
+
+    Attributes:
+        is_over: a call that equals an earlier one came: the answer ends before it.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseOutputMessage, ResponseTextDeltaEvent, ResponseTextDoneEvent
 
+from fastdeploy_sd.text.answer_parser import TokenAligner
 from fastdeploy_sd.text.answer_parts import AnswerPart, Content, ToolCallDelta
-from fastdeploy_sd.text.token_alignment import TokenAligner
 from fastdeploy_sd.types import FinishReason
 from tests.unit.entrypoints.scripted_app import CHAT, EOS, Script, ScriptedApp
 from tests.unit.text.vocabularies import golden_tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.response_output import COMPLETED, ResponseOutput
+from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.answer_parts import (
-    AnswerParser,
     AnswerPart,
     Content,
     PartsDelta,

@@ -7,6 +7,7 @@ import select
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from typing import cast
 
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -15,6 +16,7 @@ from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.text.guidance import compiler
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.text.guidance.vocabulary import make_vocabulary
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from tests.unit.text.guidance.test_vocabulary import Spelled
 
 DEADLINE_MS = 120_000
@@ -23,7 +25,7 @@ A, B = 'start: "a"', 'start: "b"'
 
 @pytest.fixture(scope="module")
 def vocabulary() -> LLTokenizer:
-    return make_vocabulary(Spelled(), 5, ())
+    return make_vocabulary(cast(Tokenizer, Spelled()), 5, ())
 
 
 @pytest.fixture

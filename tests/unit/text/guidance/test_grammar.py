@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -22,6 +22,7 @@ from fastdeploy_sd.text.guidance.grammar import (
 )
 from fastdeploy_sd.text.guidance.limits import library_error, limits_of
 from fastdeploy_sd.text.guidance.vocabulary import load_vocabulary
+from fastdeploy_sd.text.tokenizer import Tokenizer
 from tests.unit.text.guidance.test_vocabulary import DEMO, Spelled
 
 FIELD = "structured_outputs"
@@ -206,7 +207,7 @@ def test_a_tokenizer_that_cannot_be_used_refuses_all_with_the_reason() -> None:
         tokens = (b"</s>", None)
 
     with pytest.raises(BadRequest, match="guided_json: not supported: structured output: expected a tokenizer whose"):
-        GrammarChecker.of(Wrong()).verify("start: ", "guided_json")
+        GrammarChecker.of(cast(Tokenizer, Wrong())).verify("start: ", "guided_json")
 
 
 def test_errors_are_one_line_of_a_bounded_length() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 import fastdeploy_sd
 from fastdeploy_sd.text.added_tokens import Segment
 from fastdeploy_sd.text.guidance.vocabulary import VocabularyError, load_vocabulary, make_vocabulary
-from fastdeploy_sd.text.tokenizer import load_tokenizer
+from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer
 
 DEMO = Path(fastdeploy_sd.__file__).parent / "demo_model"
 VOCAB_SIZE = 4100  # some more ids than the tokenizer has
@@ -73,7 +74,7 @@ def test_ids_without_a_token_are_never_allowed(vocabulary: LLTokenizer) -> None:
 
 
 def test_every_end_of_the_model_and_of_the_tokenizer_ends_a_grammar() -> None:
-    vocabulary = make_vocabulary(Spelled(), 6, (2,))
+    vocabulary = make_vocabulary(cast(Tokenizer, Spelled()), 6, (2,))
     matcher = LLMatcher(vocabulary, 'start: "a"')
     assert matcher.consume_token(1)
     assert allowed(matcher) == [0, 2]
@@ -84,7 +85,7 @@ def test_a_tokenizer_that_joins_forced_text_with_what_stands_before_is_done_with
         def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
             return [4]
 
-    assert LLMatcher(make_vocabulary(Joining(), 5, ()), 'start: "aab"').compute_ff_tokens() == [1, 4]
+    assert LLMatcher(make_vocabulary(cast(Tokenizer, Joining()), 5, ()), 'start: "aab"').compute_ff_tokens() == [1, 4]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_tokenizer_that_joins_forced_text_with_what_stands_before_is_done_with
 )
 def test_an_unusable_vocabulary_is_an_error_that_says_why(fields: dict[str, object], message: str) -> None:
     with pytest.raises(VocabularyError, match=message):
-        make_vocabulary(type("Wrong", (Spelled,), fields)(), 5, ())
+        make_vocabulary(cast(Tokenizer, type("Wrong", (Spelled,), fields)()), 5, ())
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_an_error_that_says_why(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Assigns the tokens of an answer to its parts. Knows no log-probabilities and no HTTP."""
+"""Splits the text of an answer into its parts, and assigns its tokens to them. Knows no log-probabilities and no HTTP.
+
+A parser is a function of the text: its output after n characters does not depend on the pieces in which they came. So a
+stream adds up to the whole, and another instance can continue it from the shown text. No character is lost.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,45 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from fastdeploy_sd.text.answer_parts import AnswerParser, AnswerPart, Content, Reasoning
+from fastdeploy_sd.text.answer_parts import AnswerPart, Content, Reasoning
+from fastdeploy_sd.text.reasoning import ThoughtSplitter
+from fastdeploy_sd.text.tool_calls.scanner import Scanner
 
 T = TypeVar("T")
 AlignedPart = tuple[AnswerPart, list[T]]
+
+
+class AnswerParser:
+    """State of one answer: first what was thought is taken out of its text, then the calls."""
+
+    def __init__(self, splitter: ThoughtSplitter | None = None, tools: Scanner | None = None) -> None:
+        self._splitter = splitter
+        self._tools = tools
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a call that equals an earlier one has ended the answer; see Scanner."""
+        return self._tools is not None and self._tools.is_over
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """Take more text; return the parts that became certain, in order."""
+        if self._splitter is None:
+            return self._said(text)
+        return self._split(*self._splitter.push(text))
+
+    def finish(self) -> list[AnswerPart]:
+        """Return what was held back at the end of the text."""
+        parts = [] if self._splitter is None else self._split(*self._splitter.finish())
+        return parts + ([] if self._tools is None else self._tools.finish())
+
+    def _split(self, thought: str, said: str) -> list[AnswerPart]:
+        parts: list[AnswerPart] = [Reasoning(thought)] if thought else []
+        return parts + self._said(said)
+
+    def _said(self, text: str) -> list[AnswerPart]:
+        if self._tools is not None:
+            return self._tools.push(text)
+        return [Content(text)] if text else []
 
 
 @dataclass(slots=True)

@@ -66,11 +66,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life, or the last one of a session.
-
-    Attributes:
-        number: higher in each message of a session.
-    """
+    """A sign of life, or the last one of a session; `number`: higher in each message of a session."""
 
     session: str
     number: int

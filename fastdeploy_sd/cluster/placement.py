@@ -57,10 +57,8 @@ def choose(
 
 
 class PrefixTable:
-    """Beginnings of prompts and the instances that got them last; the oldest ones are forgotten.
-
-    Args:
-        max_entries: beginnings it holds at most.
+    """Beginnings of prompts and the instances that got them last; the oldest ones are forgotten. `max_entries`:
+    beginnings it holds at most.
     """
 
     def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
@@ -69,10 +67,8 @@ class PrefixTable:
         self._instances: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
     def keys_of(self, prompt: bytes | memoryview, salt: str = "") -> list[bytes]:
-        """Return a key per whole block of a prompt, each of everything up to there.
-
-        Args:
-            salt: prompts with another one share nothing.
+        """Return a key per whole block of a prompt, each of everything up to there; `salt`: prompts with another one
+        share nothing.
         """
         keys: list[bytes] = []
         digest = hashlib.blake2b(salt.encode(), key=self._secret, digest_size=_DIGEST_BYTES)

@@ -15,8 +15,8 @@ from typing import Protocol
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.disaggregation.layer_sender import LayerSender, Signals
 from fastdeploy_sd.disaggregation.transfer.events import Event, PrefillCancelled, PrefillWanted, Sent, TransferId
-from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.commit import commit_result
+from fastdeploy_sd.engine.connector_chain import ArrivalFds
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.engine.requests.request_state import RequestStatus

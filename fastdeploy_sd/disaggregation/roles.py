@@ -43,10 +43,8 @@ class KvOwner(Protocol):
 
 @contextmanager
 def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
-    """Make an engine with what its role needs; ports and threads are given back at the end.
-
-    Raises:
-        ConfigError: the executor's KV cannot be exchanged, or the connector cannot be made as configured.
+    """Make an engine with what its role needs; ports and threads are given back at the end. ConfigError: the executor's
+    KV cannot be exchanged, or the connector cannot be made as configured.
     """
     role = config.splitwise.splitwise_role
     if role == "mixed":

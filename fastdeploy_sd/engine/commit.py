@@ -5,17 +5,27 @@ The rows' numbers are plain lists until they go into the counters; see `result_r
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from operator import add
 
-from fastdeploy_sd.engine.logprobs import slice_draft_logprobs, slice_logprobs
 from fastdeploy_sd.engine.requests.request_pool import RequestPool
 from fastdeploy_sd.engine.result_rules import ResultRows, verify_result
 from fastdeploy_sd.engine.stopping import Stop, find_stop
-from fastdeploy_sd.types import DraftTokens, FinishReason, RequestId, RequestOutput, SchedulerOutput, StepResult
+from fastdeploy_sd.types import (
+    DraftLogprob,
+    DraftTokens,
+    FinishReason,
+    LogprobArrays,
+    RequestId,
+    RequestOutput,
+    SchedulerOutput,
+    StepResult,
+    TokenLogprob,
+)
 
 
 def commit_result(pool: RequestPool, plan: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
@@ -162,3 +172,36 @@ class _Commit:
             return replace(output, finish_reason=FinishReason.ERROR, error=error, metrics=metrics)
         metrics = self._pool.close(state, stop.reason, self._now)
         return replace(output, finish_reason=stop.reason, stop_reason=stop.stop_reason, metrics=metrics)
+
+
+def slice_logprobs(
+    arrays: LogprobArrays, begin: int, token_ids: Sequence[int], num_alternatives: int
+) -> tuple[TokenLogprob, ...]:
+    """Pick a row's log-probabilities out of a step's, with as many alternatives as the request asked for."""
+    end = begin + len(token_ids)
+    return tuple(
+        TokenLogprob(token_id, logprob, rank, tuple(top_ids), tuple(top_logprobs))
+        for token_id, logprob, rank, top_ids, top_logprobs in zip(
+            token_ids,
+            arrays.logprobs[begin:end].tolist(),
+            arrays.ranks[begin:end].tolist(),
+            arrays.top_token_ids[begin:end, :num_alternatives].tolist(),
+            arrays.top_logprobs[begin:end, :num_alternatives].tolist(),
+            strict=True,
+        )
+    )
+
+
+def slice_draft_logprobs(
+    drafts: DraftTokens, row: int, num_accepted: int, num_alternatives: int
+) -> tuple[DraftLogprob, ...]:
+    """Pick the drafts of a row that have a log-probability; those of methods without a model have none."""
+    if drafts.logprobs is None:
+        return ()
+    begin = int(drafts.cu_num_draft[row])
+    entries = slice_logprobs(drafts.logprobs, begin, drafts.row(row).tolist(), num_alternatives)
+    return tuple(
+        DraftLogprob(entry, position, position < num_accepted)
+        for position, entry in enumerate(entries)
+        if not math.isnan(entry.logprob)
+    )

@@ -1,14 +1,28 @@
-"""Two KV connectors in a row: the second is asked for what the first does not bring. Knows neither."""
+"""Several KV connectors as one: two in a row, and their descriptors as one to wait for. Knows no connector."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import select
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival, KVConnector
 from fastdeploy_sd.types import I32, Request, RequestId
+
+
+class ArrivalFds:
+    """The descriptors that are there, as one `fd` that is readable while any of them is; None = there are none."""
+
+    def __init__(self, fds: Iterable[int | None]) -> None:
+        given = [fd for fd in fds if fd is not None]
+        self._poll: select.epoll | None = None
+        self.fd = given[0] if given else None
+        if len(given) > 1:
+            self._poll = select.epoll()
+            for fd in given:
+                self._poll.register(fd, select.EPOLLIN)
+            self.fd = self._poll.fileno()
 
 
 class _Waiting(NamedTuple):

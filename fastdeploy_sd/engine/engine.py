@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.engine.arrival_fds import ArrivalFds
 from fastdeploy_sd.engine.async_scheduler import AsyncScheduler
 from fastdeploy_sd.engine.commit import commit_result
+from fastdeploy_sd.engine.connector_chain import ArrivalFds
 from fastdeploy_sd.engine.interfaces.executor import Executor, FallibleExecutor, LaunchingExecutor
 from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
 from fastdeploy_sd.engine.requests.request_state import RequestState

@@ -20,10 +20,8 @@ _NUM_NUMBERS = 1 << 31  # results are numbered in i32, a server's steps may be m
 
 
 class PendingDrafts:
-    """The results whose drafts may still be used. A row that a step left out keeps an earlier step's drafts.
-
-    Attributes:
-        skip_draft_steps: nothing is drafted after so many of the next steps, if no request starts; see `StepResult`.
+    """The results whose drafts may still be used. A row that a step left out keeps an earlier step's drafts;
+    `skip_draft_steps`: nothing is drafted after so many of the next steps, if no request starts; see `StepResult`.
     """
 
     def __init__(self, counters: RequestCounters) -> None:

@@ -37,10 +37,8 @@ _MAX_REMOVALS = 100
 
 @contextmanager
 def private_address() -> Iterator[str]:
-    """Yield an address that only this user can reach, in a directory of mode 0700 that is removed afterwards.
-
-    Raises:
-        ConfigError: the system's directory for temporary files cannot be used.
+    """Yield an address that only this user can reach, in a directory of mode 0700 that is removed afterwards;
+    ConfigError: the system's directory for temporary files cannot be used.
     """
     parent = tempfile.gettempdir()
     path = os.path.join(parent, f"{_PREFIX}{'x' * 8}", "engine")  # as long as the real one
@@ -126,10 +124,8 @@ class ServerChannel:
         self._poller.unregister(fd)
 
     def wait(self, timeout_s: float | None) -> set[int]:
-        """Block until a frame or a watched descriptor is readable, or the time is over (None = no limit, 0 = no wait).
-
-        Returns:
-            The readable descriptors among the watched ones.
+        """Block until a frame or a watched descriptor is readable, or the time is over (None = no limit, 0 = no wait);
+        returns the readable descriptors among the watched ones.
         """
         timeout_ms = None if timeout_s is None else max(0, round(timeout_s * 1000))
         ready = self._poller.poll(timeout_ms)

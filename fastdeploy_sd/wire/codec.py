@@ -30,29 +30,17 @@ class ProtocolError(InternalError):
 
 
 def pack(value: Any) -> bytes:
-    """Return the bytes of a dataclass.
-
-    Raises:
-        ProtocolError: a value has no wire form.
-    """
+    """Return the bytes of a dataclass; ProtocolError: a value has no wire form."""
     return pack_values(type(value), value)
 
 
 def unpack(cls: type[T], frame: bytes) -> T:
-    """Return the dataclass that `pack` was given.
-
-    Raises:
-        ProtocolError: the frame holds something else.
-    """
+    """Return the dataclass that `pack` was given; ProtocolError: the frame holds something else."""
     return decode_values(cls, unpack_values(frame, cls.__name__))
 
 
 def pack_values(cls: type[Any], value: Any, *before: int) -> bytes:
-    """Return the bytes of a dataclass, with integers before its fields.
-
-    Raises:
-        ProtocolError: a value has no wire form.
-    """
+    """Return the bytes of a dataclass, with integers before its fields; ProtocolError: a value has no wire form."""
     hint: Any = cls
     encode = codec_of(hint).encode
     assert encode is not None, "dataclass codecs always encode"
@@ -63,21 +51,13 @@ def pack_values(cls: type[Any], value: Any, *before: int) -> bytes:
 
 
 def decode_values(cls: type[T], values: Any) -> T:
-    """Return the dataclass of what msgpack found.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """Return the dataclass of what msgpack found; ProtocolError: it is none."""
     hint: Any = cls
     return cast(T, codec_of(hint).decode(values))
 
 
 def unpack_values(frame: bytes | memoryview, name: str) -> Any:
-    """Return what msgpack finds in the bytes of `name`.
-
-    Raises:
-        ProtocolError: they are no msgpack.
-    """
+    """Return what msgpack finds in the bytes of `name`; ProtocolError: they are no msgpack."""
     try:
         return msgpack.unpackb(frame, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:

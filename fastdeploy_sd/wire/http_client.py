@@ -75,18 +75,12 @@ class Exchange:
         self._connection.abort()
 
     async def read(self) -> bytes:
-        """Return the next piece of the body, b"" at its end.
-
-        Raises:
-            BrokenError: the connection ended first.
-        """
+        """Return the next piece of the body, b"" at its end; BrokenError: the connection ended first."""
         return await self._connection.read_body()
 
     async def read_all(self, max_bytes: int) -> bytes:
-        """Return the body, or as many bytes of it, and some more, as tell that it has more than `max_bytes`.
-
-        Raises:
-            BrokenError: the connection ended first.
+        """Return the body, or as many bytes of it, and some more, as tell that it has more than `max_bytes`;
+        BrokenError: the connection ended first.
         """
         pieces: list[bytes] = []
         num_bytes = 0
@@ -97,11 +91,7 @@ class Exchange:
 
 
 class HttpClient:
-    """Asks servers, from one event loop.
-
-    Args:
-        connect_timeout_s: how long a connection may take to come about.
-    """
+    """Asks servers, from one event loop; `connect_timeout_s`: how long a connection may take to come about."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s

@@ -38,10 +38,8 @@ class Protocol:
         self._tags = {cls: tag for tag, cls in self._types.items()}
 
     def encode(self, message: Any) -> bytes:
-        """Message -> frame.
-
-        Raises:
-            ProtocolError: a value has no wire form (an integer beyond 64 bits, a NumPy scalar in place of an int).
+        """Message -> frame; ProtocolError: a value has no wire form (an integer beyond 64 bits, a NumPy scalar in place
+        of an int).
         """
         cls = type(message)
         return self._version_byte + pack_values(cls, message, self._tags[cls])
@@ -97,10 +95,8 @@ class SignedCodec:
         self._protocol, self._key, self._scope, self._max_bytes = protocol, key, scope, max_bytes
 
     def encode(self, place: str, message: Any) -> bytes:
-        """Return the signed frame of a message, which counts at one place.
-
-        Raises:
-            ProtocolError: a value has no wire form, or the frame would be too long.
+        """Return the signed frame of a message, which counts at one place; ProtocolError: a value has no wire form, or
+        the frame would be too long.
         """
         frame = self._protocol.encode(message)
         size = NUM_MAC_BYTES + len(frame)

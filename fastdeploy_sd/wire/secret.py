@@ -22,9 +22,7 @@ _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 
 def deployment_secret(config: SplitwiseConfig) -> bytes:
     """Return the secret: `pd_secret`, or that of a file in this user's state folder, which the first one to ask makes.
-
-    Raises:
-        ConfigError: the file cannot be made or read, is no secret, or is not this user's alone.
+    ConfigError: the file cannot be made or read, is no secret, or is not this user's alone.
     """
     if config.pd_secret is not None:
         return config.pd_secret.encode()

@@ -55,11 +55,7 @@ class SendResult(enum.Enum):
 
 
 class Hub:
-    """The sockets of one thread, their allow-list, and waiting for all of them.
-
-    Args:
-        keys: of the deployment.
-    """
+    """The sockets of one thread, their allow-list, and waiting for all of them; `keys`: of the deployment."""
 
     def __init__(self, keys: CurveKeys) -> None:
         self._context = zmq.Context()
@@ -243,10 +239,8 @@ def is_loopback(address: str) -> bool:
 
 
 def resolve(host: str) -> str:
-    """Return a host as ZeroMQ binds it: a numeric address, in brackets if it is one of IPv6. May take seconds.
-
-    Raises:
-        OSError: the name is unknown.
+    """Return a host as ZeroMQ binds it: a numeric address, in brackets if it is one of IPv6. May take seconds. OSError:
+    the name is unknown.
     """
     address = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
     return f"[{address}]" if ":" in address else address

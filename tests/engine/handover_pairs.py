@@ -14,7 +14,7 @@ from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import ParallelConfig, SplitwiseConfig
 from fastdeploy_sd.device import library
-from fastdeploy_sd.disaggregation.decode_connector import DecodeConnector
+from fastdeploy_sd.disaggregation.decode_engine import DecodeConnector
 from fastdeploy_sd.disaggregation.prefill_engine import PrefillEngine
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine

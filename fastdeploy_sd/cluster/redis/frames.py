@@ -83,10 +83,8 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An output of a request.
-
-    Attributes:
-        position: tokens of this request that were in outputs before this one, under the same handle.
+    """An output of a request; `position`: tokens of this request that were in outputs before this one, under the same
+    handle.
     """
 
     handle: int

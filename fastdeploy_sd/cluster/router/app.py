@@ -20,12 +20,10 @@ from fastdeploy_sd.cluster.router.registry import Registry
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
-from fastdeploy_sd.wire.http.error_format import JsonResponse
+from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
-from fastdeploy_sd.wire.http.middleware import add_middleware, routes_of
-from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
+from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, routes_of
 from fastdeploy_sd.wire.http.request_body import BodyReader
-from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
 from fastdeploy_sd.wire.http_client import Ask
 
 _GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH)

@@ -1,18 +1,60 @@
-"""What a client gets, as instances' answers come: heads and bodies as they are, or an error in our form."""
+"""What a client gets as instances' answers come, and which of these are failures of an instance."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Send
 
+from fastdeploy_sd.cluster.route import NOT_AUTHENTIC
 from fastdeploy_sd.cluster.stream_metadata import StreamEvent
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.wire.http.auth import client_of
-from fastdeploy_sd.wire.http.error_format import to_fdsd_error
-from fastdeploy_sd.wire.http.stream_errors import failed_end
+from fastdeploy_sd.wire.http.error_format import failed_end, to_fdsd_error
 from fastdeploy_sd.wire.http_client import Headers
+
+# Answers that say that the instance cannot, not that the request is wrong.
+INSTANCE_STATUSES = frozenset({429, 502, 503, 504})
+# Codes of a 403 that is no client's doing.
+AGAINST_ROUTERS = frozenset({NOT_AUTHENTIC, "host_not_allowed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request failed at an instance, and may go on elsewhere; else a client is told the error.
+
+    `is_refusal`: the instance answered, and said that it cannot.
+    """
+
+    error: FdsdError
+    is_refusal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An instance's answer that it cannot."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def error_of(body: bytes) -> tuple[str, str]:
+    """Return code and message of an instance's error, "" where it has none."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["code"]), str(error["message"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return "", ""
+
+
+def is_stream(headers: Headers) -> bool:
+    """Whether an answer is a stream of events."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
 
 # Of an instance's answer; the router's own server writes others.
 _OWN_HEADERS = frozenset({b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding"})

@@ -16,10 +16,10 @@ from fastdeploy_sd.cluster.membership import DECODE
 from fastdeploy_sd.cluster.messages import Clock
 from fastdeploy_sd.cluster.route import ROUTE_HEADER, Recipient, make_route
 from fastdeploy_sd.cluster.router.choice import Chooser, Placement, RoutingHints
-from fastdeploy_sd.cluster.router.delivery import Delivery
-from fastdeploy_sd.cluster.router.failures import (
+from fastdeploy_sd.cluster.router.delivery import (
     AGAINST_ROUTERS,
     INSTANCE_STATUSES,
+    Delivery,
     Failure,
     Refusal,
     error_of,

@@ -12,14 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from fastdeploy_sd.disaggregation.transfer import messages as m
-from fastdeploy_sd.disaggregation.transfer.context import TransferContext
 from fastdeploy_sd.disaggregation.transfer.counters import Counters
 from fastdeploy_sd.disaggregation.transfer.decode_side import DecodeSide
 from fastdeploy_sd.disaggregation.transfer.events import Event, EventQueue, TransferId
 from fastdeploy_sd.disaggregation.transfer.incoming import IncomingTable
 from fastdeploy_sd.disaggregation.transfer.pages import Pages
 from fastdeploy_sd.disaggregation.transfer.prefill_side import PrefillSide
-from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
+from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings, TransferContext
 from fastdeploy_sd.disaggregation.transports.rdma import NUM_WINDOWS, RdmaEngine
 from fastdeploy_sd.disaggregation.transports.transport import TransportError, window_slots
 from fastdeploy_sd.errors import ConfigError, DeviceLost, device_lost_as_error

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 from fastdeploy_sd.disaggregation.transfer import messages as m
-from fastdeploy_sd.disaggregation.transfer.context import TransferContext
 from fastdeploy_sd.disaggregation.transfer.counters import Failure, Refusal
 from fastdeploy_sd.disaggregation.transfer.events import TransferId
 from fastdeploy_sd.disaggregation.transfer.incoming import IncomingTable
 from fastdeploy_sd.disaggregation.transfer.pages import Bytes
+from fastdeploy_sd.disaggregation.transfer.settings import TransferContext
 from fastdeploy_sd.disaggregation.transports.cuda import CudaReceiver, forget_windows
 from fastdeploy_sd.disaggregation.transports.ipc import IpcReceiver
 from fastdeploy_sd.disaggregation.transports.rdma import RdmaReceiver

@@ -20,10 +20,8 @@ from fastdeploy_sd.types.stats import WayStats
 
 @dataclass(slots=True)
 class _Transfer:
-    """A transfer that is waited for. arrived[layer * num_blocks + i] says whether page i of a layer is written.
-
-    Attributes:
-        progress: when a page was written last, or its source was told to have computed something.
+    """A transfer that is waited for. arrived[layer * num_blocks + i] says whether page i of a layer is written;
+    `progress`: when a page was written last, or its source was told to have computed something.
     """
 
     source: str

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from fastdeploy_sd.disaggregation.transfer import messages as m
-from fastdeploy_sd.disaggregation.transfer.context import TransferContext
 from fastdeploy_sd.disaggregation.transfer.counters import Refusal
 from fastdeploy_sd.disaggregation.transfer.events import PrefillCancelled, PrefillWanted, Sent, TransferId
 from fastdeploy_sd.disaggregation.transfer.outgoing import Outgoing, Peer
+from fastdeploy_sd.disaggregation.transfer.settings import TransferContext
 from fastdeploy_sd.disaggregation.transports.cuda import CudaSender
 from fastdeploy_sd.disaggregation.transports.ipc import DescriptorInbox, IpcSender
 from fastdeploy_sd.disaggregation.transports.rdma import RdmaSender

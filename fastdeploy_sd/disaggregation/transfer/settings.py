@@ -1,4 +1,4 @@
-"""What a connector is started with: addresses, keys and limits. Knows no socket."""
+"""What a connector is started with, and what its two sides share. Knows no socket."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import socket
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.disaggregation.transfer.counters import Counters
+from fastdeploy_sd.disaggregation.transfer.events import EventQueue
+from fastdeploy_sd.disaggregation.transfer.pages import Pages
+from fastdeploy_sd.disaggregation.transports.rdma import RdmaEngine
+from fastdeploy_sd.types import KvDescription
 from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 
 _RENEW_S = 2.0
@@ -72,3 +77,21 @@ class ConnectorSettings:
             is_local=splitwise.pd_secret is None,
             renew_s=min(_RENEW_S, splitwise.pd_timeout_s / 3),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferContext:
+    """What a connector has one of; `rdma` is None where that protocol is not used."""
+
+    settings: ConnectorSettings
+    description: KvDescription
+    pages: Pages
+    events: EventQueue
+    counters: Counters
+    rdma: RdmaEngine | None
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Those that work here, the preferred first. Where KV is in a GPU's memory, ipc is cuda if it can be."""
+        found = tuple(p for p in self.settings.protocols if p != "rdma" or self.rdma is not None)
+        return ("cuda", *found) if "ipc" in found and self.pages.port is not None else found

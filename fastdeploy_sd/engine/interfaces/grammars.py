@@ -27,10 +27,8 @@ from fastdeploy_sd.types.stats import GrammarStats
 
 
 class Grammars(Protocol):
-    """Compiles grammars. Called by the thread that steps the engine.
-
-    Attributes:
-        fd: readable as long as `take_prepared` or `take_masked` has something to return.
+    """Compiles grammars. Called by the thread that steps the engine; `fd`: readable as long as `take_prepared` or
+    `take_masked` has something to return.
     """
 
     fd: int

@@ -46,10 +46,8 @@ class KvArrival:
 
 
 class KVConnector(Protocol):
-    """Brings KV of requests' leading tokens into their blocks. Called by the thread that steps the engine.
-
-    Attributes:
-        fd: readable as long as `arrivals` has something to return or to do, even if no request waits; None = never.
+    """Brings KV of requests' leading tokens into their blocks. Called by the thread that steps the engine; `fd`:
+    readable as long as `arrivals` has something to return or to do, even if no request waits; None = never.
     """
 
     fd: int | None

@@ -7,10 +7,10 @@ from array import array
 
 import numpy as np
 
-from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
 from fastdeploy_sd.engine.kvcache.block_table import BlockTable
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
+from fastdeploy_sd.engine.stats_recorder import DraftCounter
 from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput, SpeculationInfo

@@ -21,11 +21,9 @@ from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.stats import EngineStats
-from fastdeploy_sd.wire.http.error_format import JsonResponse
-from fastdeploy_sd.wire.http.middleware import add_middleware, routes_of
+from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse
+from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, routes_of
 from fastdeploy_sd.wire.http.model_names import resolve_model
-from fastdeploy_sd.wire.http.refused_routes import add_refused_routes
-from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
 
 
 def create_app(

@@ -21,8 +21,8 @@ from fastdeploy_sd.text.answer_parts import PartsDelta, ToolCallDelta, tool_call
 from fastdeploy_sd.text.output_processor import Completion, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, RequestMetrics
+from fastdeploy_sd.wire.http.error_format import chunk_error
 from fastdeploy_sd.wire.http.event_stream import DONE
-from fastdeploy_sd.wire.http.stream_errors import chunk_error
 
 
 class ChoiceFormat(AnswerFormat):

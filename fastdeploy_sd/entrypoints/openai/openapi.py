@@ -17,7 +17,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     ResponseBody,
     TokenizeBody,
 )
-from fastdeploy_sd.wire.http.stream_errors import RESPONSES_PATH
+from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH
 
 BODIES: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatCompletionBody,

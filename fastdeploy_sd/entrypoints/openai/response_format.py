@@ -22,8 +22,7 @@ from fastdeploy_sd.text.answer_parser import TokenAligner
 from fastdeploy_sd.text.output_processor import Completion, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, TokenLogprob
-from fastdeploy_sd.wire.http.error_format import json_pieces, to_json
-from fastdeploy_sd.wire.http.stream_errors import response_error
+from fastdeploy_sd.wire.http.error_format import json_pieces, response_error, to_json
 
 _INCOMPLETE = "incomplete"
 # OpenAI's word for a limit, be it the request's or the context's.

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 
 import h11
 import uvicorn
@@ -29,7 +30,38 @@ from fastdeploy_sd.errors import (
 )
 from fastdeploy_sd.metrics import HttpStats
 from fastdeploy_sd.wire.http.error_format import error_json, to_json
-from fastdeploy_sd.wire.http.gathered_writes import GatheredWrites
+
+
+class GatheredWrites:
+    """A transport whose `write` waits for the end of the turn. All else is the transport's own.
+
+    What comes together is bounded by what one turn writes; from then on the transport's own flow control holds.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._pieces: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the bytes, after those of this turn before them."""
+        if data:
+            if not self._pieces:
+                self._loop.call_soon(self._flush)
+            self._pieces.append(data)
+
+    def close(self) -> None:
+        """Close when everything written has been sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if pieces and not self._transport.is_closing():
+            self._transport.write(b"".join(pieces))
+
 
 # A body may come slowly, but not for ever: beyond the first `timeout_body` seconds its mean rate is at least this.
 MIN_BODY_BYTES_PER_S = 1024

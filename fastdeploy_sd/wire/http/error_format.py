@@ -1,10 +1,10 @@
-"""Errors -> OpenAI's JSON, status and headers. The one shape of every error this server sends."""
+"""Errors as OpenAI's JSON, status and headers, and as the last event of a stream."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -19,6 +19,7 @@ from fastdeploy_sd.errors import (
     MisframedRequest,
     Unauthorized,
 )
+from fastdeploy_sd.wire.http.event_stream import DONE
 from fastdeploy_sd.wire.http.request_record import record_of
 
 logger = logging.getLogger(__name__)
@@ -63,10 +64,8 @@ def to_json(value: object) -> str:
 
 
 def json_pieces(value: object, depth: int) -> Iterator[str]:
-    """Yield what `to_json` returns in pieces, none of which takes long, as the interpreter makes a piece in one go.
-
-    Args:
-        depth: how deep lists and maps are split.
+    """Yield what `to_json` returns in pieces, none of which takes long, as the interpreter makes a piece in one go;
+    `depth`: how deep lists and maps are split.
     """
     if depth and isinstance(value, dict):
         opening = "{"
@@ -106,3 +105,25 @@ class _ErrorResponse(JsonResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record_of(scope).reason = self._reason
         await super().__call__(scope, receive, send)
+
+
+RESPONSES_PATH = "/v1/responses"
+StreamError = Callable[[FdsdError, int], str]
+
+
+def chunk_error(error: FdsdError, num_events: int) -> str:
+    """Return the event of a stream of chunks, whose events have no numbers."""
+    return f"data: {to_json(error_json(error))}\n\n"
+
+
+def response_error(error: FdsdError, num_events: int) -> str:
+    """Return the event of a stream of /v1/responses; `num_events`: that were sent before it."""
+    value = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
+    return f"event: error\ndata: {to_json(value | {'sequence_number': num_events})}\n\n"
+
+
+def failed_end(path: str) -> StreamError:
+    """Return what makes the end of a failed stream of a route: the error, and what follows all events."""
+    if path == RESPONSES_PATH:
+        return response_error
+    return lambda error, num_events: chunk_error(error, num_events) + DONE

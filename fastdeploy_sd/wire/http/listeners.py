@@ -32,11 +32,7 @@ class Listeners:
         return iter([self.api] if self.metrics is None else [self.api, self.metrics])
 
     def listen(self, server: ServerConfig) -> None:
-        """Take connections from now on.
-
-        Raises:
-            ConfigError: another process has bound an address too, and was first.
-        """
+        """Take connections from now on; ConfigError: another process has bound an address too, and was first."""
         for listener, port, name in zip(self, _ports(server), ("port", "metrics_port"), strict=False):
             try:
                 listener.listen(_BACKLOG)
@@ -60,10 +56,8 @@ class Listeners:
 
 @contextlib.contextmanager
 def bound(server: ServerConfig) -> Iterator[Listeners]:
-    """Reserve the configured addresses until the end of the block.
-
-    Raises:
-        ConfigError: host or a port cannot be used; the text names both.
+    """Reserve the configured addresses until the end of the block; ConfigError: host or a port cannot be used; the text
+    names both.
     """
     with contextlib.ExitStack() as stack:
         names = ("port", "metrics_port")

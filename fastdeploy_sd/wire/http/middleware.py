@@ -1,4 +1,4 @@
-"""The middleware of our applications, and the one form of their errors. Knows no route."""
+"""The middleware of our applications, the one form of their errors, and the routes that all refuse."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd.config import ServerConfig
-from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, MethodNotAllowed, NotFound
+from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, MethodNotAllowed, NotFound, shown
 from fastdeploy_sd.metrics import HttpStats
 from fastdeploy_sd.wire.http.auth import BearerAuth
-from fastdeploy_sd.wire.http.error_format import error_response, to_fdsd_error
+from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, error_response, to_fdsd_error
 from fastdeploy_sd.wire.http.origins import OriginGate
 from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
 
@@ -84,3 +84,28 @@ def _nearest(path: str, routes: Sequence[str]) -> str:
 def routes_of(app: FastAPI) -> list[str]:
     """Method and path of every route, in the order they were added."""
     return [f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in sorted(r.methods or ())]
+
+
+def add_refused_routes(app: FastAPI) -> None:
+    """Add them: each is a 400 or 404, which no client tries again, and says why."""
+    app.add_api_route("/v1/embeddings", _embeddings, methods=["POST"], name="embeddings")
+    app.add_api_route(f"{RESPONSES_PATH}/{{response_id}}", _stored, methods=["GET", "DELETE"], name="stored_response")
+
+
+async def _embeddings() -> Response:
+    """Refused: the model generates text and embeds none."""
+    raise BadRequest(
+        "embeddings: not supported: the model generates text; serve an embedding model elsewhere, and give the client"
+        " its address",
+        param="model",
+        code="not_supported",
+    )
+
+
+async def _stored(response_id: str) -> Response:
+    """Refused: no Response is stored."""
+    raise NotFound(
+        f"response: expected none by its id, as none is stored, got {shown(response_id)}",
+        param="response_id",
+        code="response_not_found",
+    )

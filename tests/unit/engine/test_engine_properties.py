@@ -10,9 +10,9 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.draft_counter import DraftCounter
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP
+from fastdeploy_sd.engine.stats_recorder import DraftCounter
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
 from fastdeploy_sd.types import DraftSource, FinishReason, Request, RequestOutput, SchedulerOutput, Speculation

@@ -3,8 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from fastdeploy_sd.engine.draft_counter import DraftCounter
-from fastdeploy_sd.engine.stats_recorder import StatsRecorder
+from fastdeploy_sd.engine.stats_recorder import DraftCounter, StatsRecorder
 from fastdeploy_sd.types import DraftCounts, DraftSource, FinishReason, RequestMetrics
 from fastdeploy_sd.types.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, SourceCounts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.engine.step_time import StepTime
+from fastdeploy_sd.engine.prompt_budget import StepTime
 from fastdeploy_sd.types import DraftTokens, SchedulerOutput, StepResult, VerifyResult
 from tests.doubles.bench import Bench
 from tests.doubles.engines import toy_request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.wire.http.gathered_writes import GatheredWrites
+from fastdeploy_sd.wire.http.connection import GatheredWrites
 
 
 class Noted:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.cluster.redis.access import access_arguments
-from fastdeploy_sd.cluster.redis.store import Store, StoreDown
+from fastdeploy_sd.cluster.redis.store import Store, StoreDown, access_arguments
 from fastdeploy_sd.config import RedisConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.metrics import RedisStats

@@ -37,7 +37,6 @@ class Member:
 
     @classmethod
     def of(cls, config: Config, model: ModelInfo, instance_id: str, fingerprint: str) -> Self:
-        """Describe the instance of this process."""
         role = config.splitwise.splitwise_role
         return cls(instance_id, role, fingerprint, model.max_request_tokens, model.kv_address, model.kv)
 
@@ -81,7 +80,6 @@ class InstanceLoad:
 
     @classmethod
     def of(cls, client: EngineClient) -> Self:
-        """Return the load of this process's engine, as far as it is known."""
         try:
             client.verify_takes_requests()
             takes_requests = True

@@ -38,7 +38,6 @@ class Clock:
 
     @classmethod
     def now(cls) -> Self:
-        """Return the clocks of this machine."""
         return cls(time.monotonic(), time.time())
 
 

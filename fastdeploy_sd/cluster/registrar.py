@@ -47,7 +47,6 @@ class Registrar:
         self._is_leaving = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to register."""
         self._tasks = [asyncio.create_task(self._keep_registered(router)) for router in self._routers]
 
     def begin_leaving(self) -> None:

@@ -156,5 +156,4 @@ class DecodeEngine(Engine):
         return replace(super().model_info, kv=self._connector.description)
 
     def stats(self) -> EngineStats:
-        """As Engine.stats, with what came from other instances."""
         return replace(super().stats(), transfers=self._connector.stats())

@@ -213,7 +213,6 @@ class PrefillEngine(Engine):
         return own
 
     def _hold(self, transfer_id: TransferId, block_ids: Sequence[int]) -> None:
-        """Keep the prompt's blocks until Sent."""
         export = self._exports[transfer_id]
         assert export.block_ids is None, f"{transfer_id} runs again"
         export.block_ids = block_ids[: export.end_block]

@@ -150,7 +150,6 @@ class _Commit:
                 state.drafts.add(sources[begin : begin + num_draft], num_accepted, rows.num_output[r])
 
     def _report(self, output: RequestOutput, r: int) -> RequestOutput:
-        """Add the log-probabilities that the request asked for."""
         state, verified = self._states[r], self._result.verified
         logprobs, draft_logprobs = None, None
         num_top = state.request.sampling.logprobs
@@ -164,7 +163,6 @@ class _Commit:
         return replace(output, logprobs=logprobs, draft_logprobs=draft_logprobs)
 
     def _close(self, output: RequestOutput, r: int) -> RequestOutput:
-        """End a request; returns its output with what the last one carries."""
         state, stop = self._states[r], self._stops.get(r)
         if stop is None:
             metrics = self._pool.close(state, FinishReason.ERROR, self._now)

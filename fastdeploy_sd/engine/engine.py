@@ -47,7 +47,6 @@ class Engine:
 
     @property
     def model_info(self) -> ModelInfo:
-        """What the executor has loaded."""
         return self._executor.model_info
 
     def submit(self, request: Request) -> None:
@@ -129,7 +128,6 @@ class Engine:
             poll.poll(timeout_s * 1e3)
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters, gauges and histograms."""
         return self._scheduler.stats()
 
     def check_integrity(self) -> None:

@@ -30,12 +30,10 @@ class InFlightRows:
         self._num_held = 0
 
     def begin(self, states: Sequence[RequestState]) -> None:
-        """Note that a step of these requests was started."""
         for state in states:
             self._rows.setdefault(state, _Row()).num_steps += 1
 
     def end(self, states: Sequence[RequestState]) -> None:
-        """Note that it is over."""
         for state in states:
             row = self._rows[state]
             row.num_steps -= 1

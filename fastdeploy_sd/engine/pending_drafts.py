@@ -58,7 +58,6 @@ class PendingDrafts:
         c.draft_result[row] = self._number(drafts)
 
     def _number(self, drafts: DraftTokens) -> int:
-        """Keep a result; returns its number."""
         self._last = (self._last + 1) % _NUM_NUMBERS
         self._results[self._last] = drafts
         return self._last

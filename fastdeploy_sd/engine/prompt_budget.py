@@ -47,7 +47,6 @@ class StepTime:
         return min(max(found - found % _ROUND_TO, _ROUND_TO), most)
 
     def observe(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Learn from a step that has run."""
         if not self._max_step_ms:
             return
         ms = sum(result.timings_ms.values()) - result.timings_ms.get("idle", 0.0)

@@ -79,7 +79,6 @@ def verify_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequenc
 
 
 def _lengths(cu: I32) -> list[int]:
-    """How long the parts between these offsets are."""
     offsets = cu.tolist()
     return list(map(sub, offsets[1:], offsets))
 
@@ -93,7 +92,6 @@ def _leave_out_failed(plan: SchedulerOutput, result: StepResult, is_due: list[bo
 
 
 def _wrong_outputs(plan: SchedulerOutput, rows: ResultRows, is_due: list[bool]) -> Failures:
-    """The rows whose output breaks a rule."""
     wrong: Failures = {}
     for r, (due, num_output, num_accepted) in enumerate(zip(is_due, rows.num_output, rows.num_accepted, strict=True)):
         if num_output != (num_accepted + 1) * due or num_accepted > rows.num_draft[r]:
@@ -104,7 +102,6 @@ def _wrong_outputs(plan: SchedulerOutput, rows: ResultRows, is_due: list[bool]) 
 
 
 def _verify_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> Failures:
-    """The rows with more drafts than the plan allows."""
     if len(drafts.token_ids) != drafts.cu_num_draft[-1]:
         raise InternalError(f"step result: expected {drafts.cu_num_draft[-1]} drafts, got {len(drafts.token_ids)}")
     if len(drafts.token_ids) == 0:

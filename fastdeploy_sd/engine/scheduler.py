@@ -162,18 +162,15 @@ class Scheduler:
         )
 
     def stats(self) -> EngineStats:
-        """Counters, histograms and gauges of this moment. O(requests)."""
         stats = snapshot_of(self.pool)
         return stats if self._swap is None else replace(stats, swap=self._swap.stats())
 
     def check_integrity(self) -> None:
-        """Verify every invariant between two steps."""
         verify_pool(self.pool)
         if self._swap is not None:
             self._swap.check_integrity()
 
     def observe(self, plan: SchedulerOutput, result: StepResult) -> None:
-        """Learn from the times of a step that has run."""
         self._prompts.time.observe(plan, result)
 
     @property

@@ -34,7 +34,6 @@ class DraftCounter:
         self._num_of_outcome[outcome] = self._num_of_outcome.get(outcome, 0) + 1
 
     def merge(self, other: DraftCounter) -> None:
-        """Count what another one has counted."""
         for outcome, count in other._num_of_outcome.items():
             self._num_of_outcome[outcome] = self._num_of_outcome.get(outcome, 0) + count
 
@@ -71,7 +70,6 @@ class DraftCounter:
 
 
 def _trimmed(positions: list[tuple[int, int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Three columns up to the last position with drafts."""
     while positions and not positions[-1][0]:
         positions.pop()
     return tuple(zip(*positions, strict=True)) if positions else ((), (), ())
@@ -120,7 +118,6 @@ class StatsRecorder:
         self._histograms = {name: _HistogramRecorder(bounds) for name, bounds in HISTOGRAM_BOUNDS.items()}
 
     def record_step(self, timings_ms: Mapping[str, float]) -> None:
-        """Count an executed step and add up its phases."""
         self.num_steps += 1
         for phase, milliseconds in timings_ms.items():
             self._timings_ms[phase] = self._timings_ms.get(phase, 0.0) + milliseconds
@@ -146,7 +143,6 @@ class StatsRecorder:
             self._num_supplied_tokens[origin] = self._num_supplied_tokens.get(origin, 0) + num_tokens
 
     def record_drafts(self, method: str, drafts: DraftCounter) -> None:
-        """Count what became of the drafts of a request that ended."""
         self._drafts.setdefault(method, DraftCounter()).merge(drafts)
 
     def record_finish(

@@ -15,7 +15,6 @@ from fastdeploy_sd.types import I32
 
 
 def preempt(pool: RequestPool, step: StepBuilder, victim: RequestState) -> None:
-    """Preempt a request and take its row out of the step."""
     pool.preempt(victim)
     step.remove(victim)
     step.preempted.append(victim)

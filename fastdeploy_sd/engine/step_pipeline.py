@@ -57,7 +57,6 @@ class StepPipeline:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step is in flight."""
         return self._current is not None
 
     def advance(self) -> list[RequestOutput]:
@@ -91,7 +90,6 @@ class StepPipeline:
         return None if plan is None else self._start(plan)
 
     def _start(self, plan: SchedulerOutput) -> _InFlightStep | None:
-        """Start a step, if it has rows."""
         if not plan.request_ids:
             return None
         states = tuple(self._pool.find(plan.request_ids)[0])

@@ -26,12 +26,10 @@ class StopRule:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Every token that may end the request."""
         return self.eos_token_ids | self.stop_token_ids
 
     @staticmethod
     def of(request: Request) -> StopRule:
-        """The rule of a validated request."""
         sampling = request.sampling
         eos = frozenset[int]() if sampling.ignore_eos else frozenset(request.eos_token_ids)
         return StopRule(eos, frozenset(sampling.stop_token_ids) - eos, sampling.min_tokens, request.max_tokens)

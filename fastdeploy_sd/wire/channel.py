@@ -116,7 +116,6 @@ class ServerChannel:
         self._poller.register(self._socket, zmq.POLLIN)
 
     def watch(self, fd: int) -> None:
-        """Make `wait` return also when this file descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:

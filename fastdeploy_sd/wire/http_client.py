@@ -140,7 +140,6 @@ class HttpClient:
             connection.abort()
 
     def close(self) -> None:
-        """End the connections that wait."""
         for connections in self._idle.values():
             for _, connection in connections:
                 connection.abort()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import typing
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +14,10 @@ import msgpack  # type: ignore[import-untyped]
 
 from fastdeploy_sd.errors import shown
 from fastdeploy_sd.wire.codec import ProtocolError, decode_values, pack_values, unpack_values
-from fastdeploy_sd.wire.signing import NUM_MAC_BYTES, is_mac, mac
 
 T = TypeVar("T")
 
+NUM_MAC_BYTES = hashlib.sha256().digest_size
 _MAX_INTEGER_BYTES = 9
 
 
@@ -82,6 +84,11 @@ class Protocol:
         return value if type(value) is int else None
 
 
+def mac(key: bytes, purpose: str, content: bytes) -> bytes:
+    """Return the HMAC-SHA256 of `content`; one for another purpose is another one."""
+    return hmac.digest(key, purpose.encode() + b"\0" + content, hashlib.sha256)
+
+
 class SignedCodec:
     """Frames of a protocol that prove who wrote them and where they belong: an HMAC-SHA256 before the frame.
 
@@ -114,7 +121,7 @@ class SignedCodec:
         if len(signed) > self._max_bytes:
             raise ProtocolError(f"{place}: expected a frame of at most {self._max_bytes} bytes, got {len(signed)}")
         signature, frame = signed[:NUM_MAC_BYTES], signed[NUM_MAC_BYTES:]
-        if not is_mac(self._key, f"{self._scope}\0{place}", frame, signature):
+        if not hmac.compare_digest(mac(self._key, f"{self._scope}\0{place}", frame), signature):
             raise SignatureError(f"{place}: expected the signature of this deployment's secret, got another one")
         return typing.cast(T, self._protocol.decode(frame, (cls,)))
 

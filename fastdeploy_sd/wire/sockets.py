@@ -69,7 +69,6 @@ class Hub:
         self._poller.register(self._zap, zmq.POLLIN)
 
     def watch(self, source: int | zmq.Socket[bytes]) -> None:
-        """Make `wait` return when this becomes readable."""
         self._poller.register(source, zmq.POLLIN)
 
     def unwatch(self, source: int | zmq.Socket[bytes]) -> None:
@@ -77,7 +76,6 @@ class Hub:
         self._poller.unregister(source)
 
     def socket(self, kind: int) -> zmq.Socket[bytes]:
-        """Return a socket with what all have in common."""
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
@@ -90,7 +88,6 @@ class Hub:
             self._judge(self._zap.recv_multipart(zmq.NOBLOCK))
 
     def close(self) -> None:
-        """Close everything at once; what is queued is dropped."""
         self._context.destroy(linger=0)
 
     def _judge(self, question: list[bytes]) -> None:
@@ -158,7 +155,6 @@ class Listener:
         return SendResult.QUEUED
 
     def close(self) -> None:
-        """Close."""
         self._hub.unwatch(self._socket)
         self._socket.close(0)
 
@@ -218,7 +214,6 @@ class Connection:
         return lost
 
     def close(self) -> None:
-        """Close."""
         self._hub.unwatch(self._socket)
         self._hub.unwatch(self._monitor)
         self._close_sockets()

@@ -13,8 +13,8 @@ import pytest
 
 from fastdeploy_sd.cluster import messages as m
 from fastdeploy_sd.cluster.membership import InstanceLoad
+from fastdeploy_sd.wire.protocol import mac
 from fastdeploy_sd.wire.secret import derive_key
-from fastdeploy_sd.wire.signing import mac
 from tests.doubles.ports import free_port
 from tests.server.router_process import Fleet, Router, kill, wait_until
 from tests.server.toy_process import WAIT_S, complete

@@ -237,7 +237,6 @@ class ClusterClient(EngineClient):
 
 
 def _resumed(request: Request, tokens: list[int]) -> Request:
-    """The request as it goes on after the tokens that have come."""
     if not tokens:
         return request
     given = np.array(tokens, dtype=request.output_token_ids.dtype)

@@ -63,7 +63,6 @@ class ClusterView:
         return Candidate(record.member, replace(record.load, num_waiting=record.load.num_waiting + len(since)))
 
     def note_assigned(self, instance: str) -> None:
-        """An instance has been given a request."""
         self._assigned.setdefault(instance, []).append(self._now())
 
     def forget(self, instance: str) -> None:
@@ -71,7 +70,6 @@ class ClusterView:
         self._records.pop(instance, None)
 
     async def close(self) -> None:
-        """Read no more."""
         if self._reading is not None:
             await end_tasks([self._reading])
 

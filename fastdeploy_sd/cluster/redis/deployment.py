@@ -51,7 +51,6 @@ class LeaseConfig:
 
     @classmethod
     def of(cls, config: Config) -> LeaseConfig:
-        """The lease of a configuration."""
         return cls(config.redis.expire_period_ms / 1000, float(config.redis.ttl_s))
 
 

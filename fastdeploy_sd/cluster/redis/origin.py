@@ -69,7 +69,6 @@ class RemoteRequest:
             self._outputs.put_nowait(replace(item.output, request_id=self._request_id))
 
     def fail(self, error: FdsdError) -> None:
-        """Note that no more comes, and why."""
         self._outputs.put_nowait(copy.copy(error))  # each is raised, and so changed, on its own
 
 
@@ -89,7 +88,6 @@ class Origin:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_idle(self) -> None:
-        """Wait until no request is elsewhere."""
         await self._is_idle.wait()
 
     async def submit(self, instance: str, request: Request, max_queued: int) -> RemoteRequest:

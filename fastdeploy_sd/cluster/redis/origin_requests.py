@@ -78,7 +78,6 @@ class OriginRequests:
         return [self._engine_id(handle) for handle in stopped]
 
     async def flushed(self) -> None:
-        """Wait until everything has been sent."""
         await self._is_empty.wait()
 
     async def close(self) -> None:

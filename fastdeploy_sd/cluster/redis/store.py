@@ -53,7 +53,6 @@ class Store:
         self._asking: set[asyncio.Future[Any]] = set()
 
     def key(self, name: str) -> str:
-        """The full name of a key."""
         return f"{self._topic}.{name}"
 
     async def verify(self) -> None:
@@ -130,11 +129,9 @@ class Store:
         return named, seconds + micros / 1e6
 
     async def remove_records(self, table: str, names: list[str]) -> None:
-        """Remove entries of a table."""
         await self._do("remove_records", _typed(self._redis.hdel(self.key(table), *names)))
 
     async def remove(self, name: str) -> None:
-        """Remove a list."""
         await self._do("remove", _typed(self._redis.unlink(self.key(name))))
 
     def _note_end(self, asking: asyncio.Future[Any]) -> None:
@@ -143,7 +140,6 @@ class Store:
             asking.exception()  # no other task may be left to read it
 
     async def close(self) -> None:
-        """Close the connections."""
         await end_tasks(self._asking)
         for connection in (self._redis, self._waiting):
             await connection.aclose()
@@ -184,7 +180,6 @@ _FAILURES = (RedisError, OSError, TimeoutError, ValueError)
 
 
 def _kind(error: Exception) -> str:
-    """The kind of a failure, as RedisStats names it."""
     if isinstance(error, (redis.exceptions.TimeoutError, TimeoutError)):
         return "timeout"
     if isinstance(error, (ResponseError, AuthenticationError, AuthorizationError)):

@@ -143,7 +143,6 @@ class RouterApp:
         }
 
     async def instances(self) -> Response:
-        """Every registered instance, with what it said last."""
         return JsonResponse({"instances": [self._described(instance) for instance in self._registry.instances]})
 
     def _described(self, instance: Instance) -> dict[str, object]:
@@ -182,7 +181,6 @@ class RouterApp:
         return Response(body, media_type=content_type)
 
     async def challenge(self) -> Response:
-        """A word that a registration must name."""
         return JsonResponse({"challenge": self._registry.challenge()})
 
     async def register(self, request: HttpRequest) -> Response:
@@ -197,7 +195,6 @@ class RouterApp:
         return JsonResponse({"session": session, "time": time.time()})
 
     async def heartbeat(self, request: HttpRequest) -> Response:
-        """Take a heartbeat of an instance, with its load."""
         await self._hear(request, self._registry.heartbeat)
         return JsonResponse({})
 

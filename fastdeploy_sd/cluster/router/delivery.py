@@ -52,7 +52,6 @@ def error_of(body: bytes) -> tuple[str, str]:
 
 
 def is_stream(headers: Headers) -> bool:
-    """Whether an answer is a stream of events."""
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
@@ -79,7 +78,6 @@ class Delivery:
         await self.send(b"".join(event.data for event in events))
 
     async def send_whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send an answer that is complete."""
         await self.start(status, headers)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -33,7 +33,6 @@ class Circuit:
         return self._num_failures >= _MAX_FAILURES and (self._is_trying or time.monotonic() < self._backoff_until)
 
     def begin(self) -> None:
-        """A request is given to the instance."""
         self._is_trying = self._num_failures >= _MAX_FAILURES
 
     def note(self, is_failure: bool) -> None:
@@ -68,18 +67,15 @@ class Instance:
         self.report(said.load, said.clock)
 
     def report(self, load: InstanceLoad, clock: Clock) -> None:
-        """Take a sign of life."""
         self.load = load
         self._clock_then = clock
         self.last_seen = time.monotonic()
         self._num_given_then = self._num_given  # when it said so
 
     def begin(self) -> None:
-        """A request is given to it."""
         self._num_given += 1
 
     def end(self) -> None:
-        """A request that was given to it has ended there."""
         self._num_given -= 1
 
     @property
@@ -94,7 +90,6 @@ class Instance:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since its last sign of life."""
         return time.monotonic() - self.last_seen
 
     @property

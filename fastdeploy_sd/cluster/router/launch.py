@@ -66,7 +66,6 @@ class _Router:
         self._num_signals = 0
 
     async def run(self) -> int:
-        """Route until a signal; return the exit status."""
         stop_on_signals(self._stop)
         watching = asyncio.create_task(self._registry.watch())
         shared = Connections(self._config.server, self._http_stats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 import time
@@ -16,8 +17,7 @@ from fastdeploy_sd.cluster.router.options import RouterConfig
 from fastdeploy_sd.config import is_this_machine
 from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound, shown
 from fastdeploy_sd.wire.codec import ProtocolError
-from fastdeploy_sd.wire.protocol import SignatureError
-from fastdeploy_sd.wire.signing import Challenges
+from fastdeploy_sd.wire.protocol import SignatureError, mac
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,39 @@ M = TypeVar("M")
 
 _SWEEP_S = 0.25
 _FORGET_S = 60.0
+_CHALLENGE_LIFE_S = 30.0
+
+
+class Challenges:
+    """Words that a registration must name, so that one for another router, or an earlier one, is worth nothing.
+
+    A word says itself when it was made, under a key that only this object has. Only used words are remembered, and only
+    while they would be valid, so asking for many costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._used: dict[str, float] = {}
+
+    def make(self) -> str:
+        text = f"{time.monotonic():.6f}.{secrets.token_hex(16)}"
+        return f"{text}.{self._signature(text)}"
+
+    def use(self, word: str) -> bool:
+        """Whether a word is ours, young and new; it is not the next time. Call it for authenticated messages only."""
+        text, _, signature = word.rpartition(".")
+        if not hmac.compare_digest(self._signature(text).encode(), signature.encode("utf-8", "replace")):
+            return False
+        now = time.monotonic()
+        self._used = {used: made for used, made in self._used.items() if now - made < _CHALLENGE_LIFE_S}
+        made = float(text.rpartition(".")[0])
+        if now - made >= _CHALLENGE_LIFE_S or word in self._used:
+            return False
+        self._used[word] = made
+        return True
+
+    def _signature(self, text: str) -> str:
+        return mac(self._key, "challenge", text.encode("utf-8", "replace")).hex()
 
 
 class Registry:
@@ -47,7 +80,6 @@ class Registry:
         return [i for i in self._by_session.values() if i.may_take(self._routing.silent_s)]
 
     def challenge(self) -> str:
-        """Return a word for a registration."""
         return self._challenges.make()
 
     def register(self, frame: bytes, host: str) -> str:

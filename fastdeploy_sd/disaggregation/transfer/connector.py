@@ -77,7 +77,6 @@ class KvConnector:
             return [] if self._is_closed else self._table.take_events()
 
     def stats(self) -> TransferStats:
-        """Return what has been moved and refused so far."""
         return self.counters.stats()
 
     def fetch(
@@ -123,7 +122,6 @@ class KvConnector:
         self._command(lambda: prefill.end(m.TransferDone(transfer_id, drafts)))
 
     def fail(self, transfer_id: TransferId, reason: str) -> None:
-        """End a transfer without its pages."""
         prefill = self._prefill_side()
         self._command(lambda: prefill.end(m.TransferFailed(transfer_id, reason)))
 
@@ -179,7 +177,6 @@ class KvConnector:
         return len(self._table) > 0 or (self._prefill is not None and self._prefill.num_transfers > 0)
 
     def _obey_engine(self) -> bool:
-        """Do what the engine asked for; False when it closes."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         for _ in range(self._commands.qsize()):

@@ -44,13 +44,10 @@ class Counters:
 
     received: dict[str, WayStats] = field(default_factory=_ways)
     sent: dict[str, WayStats] = field(default_factory=_ways)
-    num_cancelled: int = 0
     num_unsent: int = 0
-    num_failed: Counter[Failure] = field(default_factory=Counter)
     num_refused: Counter[Refusal] = field(default_factory=Counter)
 
     def stats(self) -> TransferStats:
-        """Return a copy of what leaves the process."""
         return TransferStats(
             {protocol: replace(way) for protocol, way in self.received.items()},
             {protocol: replace(way) for protocol, way in self.sent.items()},

@@ -98,7 +98,6 @@ class DecodeSide:
             self._say(source, m.Cancel(transfer_id))
 
     def turn(self) -> None:
-        """Do everything that can be done now."""
         for source in list(self._sources.values()):
             for parts in source.link.receive():
                 if not self._obey(source, parts):
@@ -131,7 +130,6 @@ class DecodeSide:
         forget_windows()  # an instance that was suspended may close one long after it was lost
 
     def close(self) -> None:
-        """Close all connections."""
         for source in list(self._sources.values()):
             self._close(source)
 
@@ -152,7 +150,6 @@ class DecodeSide:
         return source
 
     def _obey(self, source: _Source, parts: list[memoryview]) -> bool:
-        """Handle a message; False when the source is gone afterwards."""
         source.asked = None
         try:
             message = m.decode_from_prefill(bytes(parts[0]))

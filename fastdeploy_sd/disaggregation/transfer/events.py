@@ -89,10 +89,8 @@ class EventQueue:
             return events
 
     def drop(self, transfer_id: TransferId) -> None:
-        """Remove what waits about a transfer."""
         with self._lock:
             self._events = [event for event in self._events if event.transfer_id != transfer_id]
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.fd)

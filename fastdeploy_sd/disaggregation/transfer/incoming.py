@@ -66,7 +66,6 @@ class IncomingTable:
             self._pages.end_writes()
             self._events.drop(transfer_id)
             transfer = self._transfers.pop(transfer_id, None)
-            self._counters.num_cancelled += transfer is not None
             return None if transfer is None else transfer.source
 
     def take_events(self) -> list[Event]:
@@ -148,7 +147,6 @@ class IncomingTable:
         self.fail(transfer_id, missing, Failure.INCOMPLETE)
 
     def give_up(self, transfer_id: TransferId, source: str, reason: str) -> None:
-        """Note that the source gives a transfer up."""
         with self._lock:
             transfer = self._transfers.get(transfer_id)
             if transfer is None or transfer.source != source:
@@ -160,23 +158,19 @@ class IncomingTable:
         """End a transfer without its pages, if it is still waited for."""
         with self._lock:
             if self._transfers.pop(transfer_id, None) is not None:
-                self._counters.num_failed[failure] += 1
                 self._events.put(FetchFailed(transfer_id, reason, failure))
 
     def fail_source(self, source: str, reason: str, failure: Failure) -> None:
-        """End all transfers from a source."""
         for transfer_id in self.of_source(source):
             self.fail(transfer_id, reason, failure)
 
     def fail_all(self, reason: str) -> None:
-        """End all transfers."""
         with self._lock:
             sources = {transfer.source for transfer in self._transfers.values()}
         for source in sources:
             self.fail_source(source, reason, Failure.LOST)
 
     def of_source(self, source: str) -> list[TransferId]:
-        """The transfers that are waited for from a source."""
         with self._lock:
             return [transfer_id for transfer_id, t in self._transfers.items() if t.source == source]
 
@@ -201,7 +195,6 @@ class IncomingTable:
         return [(transfer_id, transfer.source) for transfer_id, transfer in late]
 
     def waits_for(self, transfer_id: TransferId) -> bool:
-        """Whether a transfer is still waited for."""
         with self._lock:
             return transfer_id in self._transfers
 

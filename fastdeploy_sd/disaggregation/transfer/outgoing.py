@@ -56,7 +56,6 @@ class Outgoing:
         return layer, tuple(blocks), tuple(block_ids)
 
     def fail(self, reason: str) -> None:
-        """Send no more pages, and say so."""
         self.pages.clear()
         self.end = TransferFailed(self.transfer_id, reason)
 
@@ -91,7 +90,6 @@ class Peer:
         self._free = list(range(num_slots))
 
     def add_pages(self, transfer: Outgoing, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
-        """Queue pages."""
         was_waiting = bool(transfer.pages)
         transfer.add(layer, first_block, block_ids)
         if transfer.pages and not was_waiting:
@@ -136,7 +134,6 @@ class Peer:
         return True
 
     def close(self) -> None:
-        """Close the window."""
         self._turns.clear()
         if self.sender is not None:
             self.sender.close()

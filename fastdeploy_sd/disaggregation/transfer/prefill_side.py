@@ -49,7 +49,6 @@ class PrefillSide:
         self._mentioned: dict[str, str] = {}  # instance -> why it is refused, which is logged once
 
     def send(self, transfer_id: TransferId, layer: int, first_block: int, block_ids: Sequence[int]) -> None:
-        """Queue pages."""
         peer = self._owner.get(transfer_id)
         if peer is None:
             return  # it was cancelled, or its receiver is gone
@@ -68,7 +67,6 @@ class PrefillSide:
         self._settle(peer, transfer)
 
     def turn(self) -> None:
-        """Do everything that can be done now."""
         if self._inbox is not None:
             self._inbox.accept()
         for identity, frame in self._listener.receive():
@@ -93,11 +91,9 @@ class PrefillSide:
 
     @property
     def num_transfers(self) -> int:
-        """Transfers that have not ended."""
         return len(self._owner)
 
     def close(self) -> None:
-        """End every transfer and close everything."""
         for peer in list(self._peers.values()):
             self._drop(peer, "this instance ends")
         if self._inbox is not None:

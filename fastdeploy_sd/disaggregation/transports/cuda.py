@@ -60,7 +60,6 @@ class CudaSender(PlacedAtOnce):
         self._finished.append(batch)
 
     def close(self) -> None:
-        """Close the window, and say so."""
         self._window = None
         self._lifeline.close()
 
@@ -123,7 +122,6 @@ class CudaReceiver:
         self._port.finish()
 
     def close(self) -> None:
-        """Give the window back as soon as no process has it open."""
         with contextlib.suppress(ValueError, DeviceLost):  # which steps meet too; nothing writes any more then
             self._port.finish()
         self._theirs.close()

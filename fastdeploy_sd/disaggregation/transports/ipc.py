@@ -22,7 +22,13 @@ import numpy as np
 
 from fastdeploy_sd.disaggregation.transfer.messages import Receiver
 from fastdeploy_sd.disaggregation.transfer.pages import Bytes, Pages
-from fastdeploy_sd.disaggregation.transports.transport import Batch, PlacedAtOnce, TransportError, gather
+from fastdeploy_sd.disaggregation.transports.transport import (
+    Batch,
+    CopyingReceiver,
+    PlacedAtOnce,
+    TransportError,
+    gather,
+)
 
 TOKEN_BYTES = 32
 _DESCRIPTOR = struct.Struct("i")
@@ -51,7 +57,6 @@ class DescriptorInbox:
         return fd
 
     def close(self) -> None:
-        """Close the socket and what was not taken."""
         self._socket.close()
         for fd in self._waiting.values():
             os.close(fd)
@@ -106,42 +111,26 @@ class IpcSender(PlacedAtOnce):
         self._finished.append(batch)
 
     def close(self) -> None:
-        """Unmap the window."""
         self._window = None
         self._memory.close()
 
 
-class IpcReceiver:
+class IpcReceiver(CopyingReceiver):
     """Makes the window, and copies pages out of it before they are read."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
-        self.offer = Receiver(num_slots, slot_bytes, token=secrets.token_hex(TOKEN_BYTES // 2))
         self._fd = os.memfd_create("fdsd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, num_slots * slot_bytes)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
         self._memory = mmap.mmap(self._fd, num_slots * slot_bytes)
-        self._window: Bytes | None = np.frombuffer(self._memory, np.uint8)
-        self._page = np.empty(slot_bytes, np.uint8)
+        offer = Receiver(num_slots, slot_bytes, token=secrets.token_hex(TOKEN_BYTES // 2))
+        super().__init__(offer, np.frombuffer(self._memory, np.uint8))
 
     def hand_over(self, name: str) -> None:
         """Send the window to the abstract socket of this name, without waiting; raises as the function `hand_over`."""
         hand_over(name, self.offer.token, self._fd)
 
-    def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
-        """See ReceiverEnd."""
-        window, size = self._window, self.offer.slot_bytes
-        assert window is not None, "the receiver is open"
-        if payload is not None or not 0 <= slot < self.offer.num_slots or num_bytes > size:
-            return None
-        page = self._page[:num_bytes]
-        np.copyto(page, window[slot * size : slot * size + num_bytes])
-        return page
-
-    def settle(self) -> None:
-        """See ReceiverEnd: they are copied."""
-
     def close(self) -> None:
-        """Unmap and close the window."""
         self._window = None
         self._memory.close()
         os.close(self._fd)

@@ -21,7 +21,7 @@ import numpy as np
 
 from fastdeploy_sd.disaggregation.transfer.messages import Receiver
 from fastdeploy_sd.disaggregation.transfer.pages import Bytes, Pages
-from fastdeploy_sd.disaggregation.transports.transport import Batch, TransportError, gather
+from fastdeploy_sd.disaggregation.transports.transport import Batch, CopyingReceiver, TransportError, gather
 
 _RDMA_DEVICES = "/sys/class/infiniband"
 NUM_WINDOWS = 4  # of a decode instance: further prefill instances send by another protocol
@@ -140,26 +140,13 @@ class RdmaSender:
         self._engine.unregister(self._memory)
 
 
-class RdmaReceiver:
+class RdmaReceiver(CopyingReceiver):
     """A window that another engine writes to, and copies of its pages."""
 
     def __init__(self, engine: RdmaEngine, num_slots: int, slot_bytes: int) -> None:
         self._engine = engine
-        self._number, self._window = engine.take_window()
-        self.offer = Receiver(num_slots, slot_bytes, session=engine.session, base=self._window.ctypes.data)
-        self._page = np.empty(slot_bytes, np.uint8)
-
-    def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
-        """See ReceiverEnd."""
-        size = self.offer.slot_bytes
-        if payload is not None or not 0 <= slot < self.offer.num_slots or num_bytes > size:
-            return None
-        page = self._page[:num_bytes]
-        np.copyto(page, self._window[slot * size : slot * size + num_bytes])
-        return page
-
-    def settle(self) -> None:
-        """See ReceiverEnd: they are copied."""
+        self._number, window = engine.take_window()
+        super().__init__(Receiver(num_slots, slot_bytes, session=engine.session, base=window.ctypes.data), window)
 
     def close(self) -> None:
         """Give the window back. What a lost peer still writes there has another checksum than what is read next."""

@@ -80,6 +80,27 @@ class ReceiverEnd(Protocol):
         """Give back everything."""
 
 
+class CopyingReceiver:
+    """What receivers share that copy pages out of a window before they are read; see ReceiverEnd."""
+
+    def __init__(self, offer: Receiver, window: Bytes) -> None:
+        self.offer = offer
+        self._window: Bytes | None = window
+        self._page = np.empty(offer.slot_bytes, np.uint8)
+
+    def page(self, slot: int, num_bytes: int, payload: Bytes | None) -> Bytes | None:
+        window, size = self._window, self.offer.slot_bytes
+        assert window is not None, "the receiver is open"
+        if payload is not None or not 0 <= slot < self.offer.num_slots or num_bytes > size:
+            return None
+        page = self._page[:num_bytes]
+        np.copyto(page, window[slot * size : slot * size + num_bytes])
+        return page
+
+    def settle(self) -> None:
+        """See ReceiverEnd: they are copied."""
+
+
 def window_slots(slot_bytes: int, window_bytes: int) -> int:
     """Return how many slots of this size a window has: at least two, so that one is filled while one is read."""
     return min(_MAX_SLOTS, max(2, window_bytes // slot_bytes))

@@ -88,7 +88,6 @@ class EngineClient:
         channel.close(linger_s=_FLUSH_S if is_alive else 0)
 
     async def wait_ended(self) -> None:
-        """Wait until the engine is gone, however that comes about."""
         await self._ended.wait()
 
     async def wait_answered(self) -> None:

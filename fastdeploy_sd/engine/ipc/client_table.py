@@ -27,11 +27,9 @@ class ClientTable:
         return identity in self._requests
 
     def identities(self) -> tuple[bytes, ...]:
-        """All clients, oldest first."""
         return tuple(self._requests)
 
     def request_ids(self) -> tuple[RequestId, ...]:
-        """All unfinished requests, in the order they came."""
         return tuple(self._owner)
 
     def add(self, identity: bytes, pid: int) -> int:
@@ -43,7 +41,6 @@ class ClientTable:
         return fd
 
     def fd_of(self, identity: bytes) -> int:
-        """The descriptor that `add` returned."""
         return self._fd[identity]
 
     def ended(self, readable_fds: Iterable[int]) -> list[bytes]:
@@ -75,6 +72,5 @@ class ClientTable:
         return [requests[handle] for handle in handles if handle in requests]
 
     def release(self, request_id: RequestId) -> None:
-        """Note that a request has ended."""
         identity, handle = self._owner.pop(request_id)
         del self._requests[identity][handle]

@@ -268,7 +268,6 @@ class EngineLoop:
             gone += [identity for identity, frame in self._channel.receive() if frame == _BYE]
 
     def _broadcast(self, message: m.Message) -> list[bytes]:
-        """Send to every client; return those that are gone."""
         frame = m.encode(message)
         return [i for i in self._clients.identities() if not self._channel.send(i, frame)]
 

@@ -66,7 +66,6 @@ def open_alone(config: Config, executor: Executor) -> Iterator[Engine]:
 
 
 def main() -> int:
-    """Entry point of the child process."""
     start = read_start()
     end_with_parent(functools.partial(remove_directory, directory_of(start["address"])))
     try:

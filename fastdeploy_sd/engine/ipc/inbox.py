@@ -58,6 +58,5 @@ class Inbox:
         return [frame for frame in found if frame is not None]
 
     def drop(self, identity: bytes) -> None:
-        """Forget what waits of a client that is gone."""
         for key in [key for key in self._submissions if key[0] == identity]:
             del self._submissions[key]

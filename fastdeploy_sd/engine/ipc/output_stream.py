@@ -22,7 +22,6 @@ class OutputStream:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether `next` would wait forever."""
         return self.is_ended and self._queue.empty()
 
     def put(self, item: RequestOutput | FdsdError, is_last: bool) -> None:

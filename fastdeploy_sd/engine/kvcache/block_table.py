@@ -67,7 +67,6 @@ class BlockTable:
     failed_admission: FailedAdmission | None = None
 
     def add_groups(self, count: int) -> None:
-        """Have so many groups."""
         while len(self.groups) < count:
             self.groups.append(GroupBlocks())
 
@@ -109,7 +108,6 @@ class PrefixMatch:
 
     @property
     def shared_block_ids(self) -> list[int]:
-        """The cached blocks of all groups."""
         return [block_id for ids in self.block_ids for block_id in ids if block_id != NO_BLOCK]
 
 

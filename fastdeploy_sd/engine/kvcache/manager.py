@@ -54,7 +54,6 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks without content."""
         return self._pool.num_free_blocks
 
     @property
@@ -226,7 +225,6 @@ class KVCacheManager:
                 own.verify(f"request {table.request_id}", self._prefix_cache, self._prefix_cache.root(table.salt, g))
 
     def _counts_of(self, match: PrefixMatch, num_tokens: int) -> list[int]:
-        """How many blocks of each group `admit` allocates."""
         ids, known = match.block_ids or ((),) * len(self.groups), match.num_tokens
         return [
             max(group.num_blocks(group.admitted_tokens(known, num_tokens)) - len(matched), 0)
@@ -234,14 +232,12 @@ class KVCacheManager:
         ]
 
     def _counts_for(self, table: BlockTable, num_tokens: int) -> list[int]:
-        """How many blocks of each group `extend` allocates."""
         if len(self.groups) == 1:  # for speed, here and below
             return [-(-num_tokens // self.block_size) - len(table.groups[0].block_ids)]
         groups = zip(self.groups, table.groups, strict=True)
         return [max(group.num_blocks(num_tokens) - len(own.block_ids), 0) for group, own in groups]
 
     def _grow(self, table: BlockTable, counts: Sequence[int]) -> None:
-        """Append so many blocks to each group, which are there."""
         block_ids, num_slots, begin = self._allocate(sum(counts)), list[int](), 0
         if len(counts) == 1:
             table.groups[0].block_ids += block_ids

@@ -46,14 +46,12 @@ class PrefixCache:
         self._content: dict[int, CachedBlock] = {}
 
     def __len__(self) -> int:
-        """Number of blocks with reusable content."""
         return len(self._content)
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._content
 
     def __iter__(self) -> Iterator[int]:
-        """The blocks with reusable content."""
         return iter(self._content)
 
     @staticmethod
@@ -68,7 +66,6 @@ class PrefixCache:
         return hashlib.blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
 
     def has_hash(self, block_hash: bytes) -> bool:
-        """Whether some block's prefix hashes to this."""
         return block_hash in self._block_of_hash
 
     def block_of(self, block_hash: bytes) -> int | None:
@@ -76,7 +73,6 @@ class PrefixCache:
         return self._block_of_hash.get(block_hash)
 
     def find(self, block_hash: bytes, parent: bytes, tokens: bytes) -> int | None:
-        """The block with exactly this content, or None."""
         block_id = self._block_of_hash.get(block_hash)
         if block_id is None:
             return None
@@ -98,7 +94,6 @@ class PrefixCache:
             del self._block_of_hash[content.hash]
 
     def content(self, block_id: int) -> CachedBlock | None:
-        """What is known of a block's content."""
         return self._content.get(block_id)
 
     def check_integrity(self, block_sizes: Collection[int]) -> None:

@@ -54,7 +54,6 @@ class SwapIndex:
 
     @property
     def num_used_slots(self) -> int:
-        """Slots that are not free."""
         return self.num_slots - len(self._free)
 
     def has(self, block_hash: bytes) -> bool:

@@ -10,7 +10,6 @@ from fastdeploy_sd.types.stats import EngineStats
 
 
 def snapshot_of(pool: RequestPool) -> EngineStats:
-    """Counters, histograms and gauges of this moment. O(requests)."""
     return replace(
         pool.stats.snapshot((state.method, state.drafts) for state in pool.states.values()),
         speculation=pool.speculation,

@@ -30,7 +30,6 @@ class PreparingRequests:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Prompt tokens of the requests together."""
         return sum(state.num_prompt_tokens for state in self)
 
     def hold(self, request: Request) -> bool:
@@ -51,18 +50,15 @@ class PreparingRequests:
         return self._grammars.is_ready(grammar)
 
     def drop(self, request: Request) -> None:
-        """End what `hold` began."""
         if request.grammar:
             assert self._grammars is not None, "it was held"
             self._grammars.release(request.grammar)
 
     def add(self, state: RequestState) -> None:
-        """Keep a request until its grammar is ready."""
         state.status = RequestStatus.PREPARING
         self._waiting.setdefault(state.request.grammar, {})[state.request_id] = state
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out, for its end."""
         group = self._waiting[state.request.grammar]
         del group[state.request_id]
         if not group:
@@ -86,7 +82,6 @@ class PreparingRequests:
         return ready, failed
 
     def stats(self) -> GrammarStats:
-        """What has been compiled."""
         return GrammarStats() if self._grammars is None else self._grammars.stats()
 
     @property
@@ -107,7 +102,6 @@ class HeldRequests:
         self.request_ids: set[RequestId] = set()
 
     def add(self, request_ids: Iterable[RequestId]) -> None:
-        """Hold requests from now on."""
         self.request_ids.update(request_ids)
 
     def forget(self, request_id: RequestId) -> None:

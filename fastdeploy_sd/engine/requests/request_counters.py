@@ -53,7 +53,6 @@ class RequestCounters:
         return row
 
     def free(self, row: int) -> None:
-        """Give a row back."""
         self._free.append(row)
 
     def read(self, rows: Rows) -> list[list[int]]:

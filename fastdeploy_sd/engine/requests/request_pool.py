@@ -96,7 +96,6 @@ class RequestPool:
         return self._index_running()[1]
 
     def find(self, request_ids: tuple[RequestId, ...]) -> tuple[list[RequestState], Rows]:
-        """The requests with these ids and their rows of the counters, in this order."""
         if request_ids == self.running_ids:
             return self.running, self.running_rows
         states = [self.states[request_id] for request_id in request_ids]
@@ -104,7 +103,6 @@ class RequestPool:
 
     @property
     def num_free_seats(self) -> int:
-        """How many more requests may be admitted."""
         return self.max_num_seqs - len(self.running) - len(self.admitted)
 
     def enter(self, state: RequestState, *, is_prepared: bool = True) -> None:
@@ -150,7 +148,6 @@ class RequestPool:
             state.num_cached_tokens += num_swapped
 
     def ready(self) -> list[RequestState]:
-        """The admitted requests that may run, by key."""
         return sorted((state for state in self.admitted.values() if state.is_ready), key=_key)
 
     def start(self, state: RequestState) -> None:

@@ -100,7 +100,6 @@ class RequestState:
 
     @property
     def num_tokens(self) -> int:
-        """Committed tokens."""
         return int(self._counters.num_tokens[self.counter_row])
 
     @property
@@ -115,7 +114,6 @@ class RequestState:
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed tokens after the prompt."""
         return self.num_tokens - self.num_prompt_tokens
 
     def admit(self, num_computed_tokens: int) -> None:
@@ -148,12 +146,10 @@ class RequestState:
         self.num_preemptions += 1
 
     def finish(self) -> None:
-        """Have ended; the counters are gone."""
         self.status = RequestStatus.FINISHED
         self._counters.free(self.counter_row)
 
     def verify_running(self, block_size: int) -> None:
-        """Verify what holds between steps for a request that runs."""
         name, c, row = f"request {self.request_id}", self._counters, self.counter_row
         self._verify_blocks(block_size)
         num_tokens, num_computed, num_drafts = self.num_tokens, self.num_computed_tokens, self.num_drafts

@@ -28,7 +28,6 @@ class WaitingQueue:
         return iter(self._by_length)
 
     def push(self, state: RequestState) -> None:
-        """Add a request that is not in the queue."""
         insort(self.clients.setdefault(state.client, []), state, key=_key)
         insort(self._by_length, state, key=_length)
         self.num_prompt_tokens += state.num_prompt_tokens
@@ -39,7 +38,6 @@ class WaitingQueue:
         return min(heads)[2] if heads else None
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out, wherever it stands."""
         waiting = self.clients[state.client]
         del waiting[bisect_left(waiting, state.key, key=_key)]
         if not waiting:

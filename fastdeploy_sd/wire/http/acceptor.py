@@ -133,7 +133,6 @@ class Acceptor:
             accepted.recv(_DISCARDED_BYTES)  # closing with unread bytes would take the answer back
 
     async def _serve(self, accepted: socket.socket, key: str) -> None:
-        """Hand a connection to its protocol."""
         connection = self._make(lambda: self._count_out(key))
         try:
             accepted.setblocking(False)

@@ -41,7 +41,6 @@ class BearerAuth:
         self._keys = [key.encode("ascii") for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401 or pass the request on (ASGI)."""
         if scope["type"] != "http" or not self._keys or self._is_open(scope):
             await self._app(scope, receive, send)
             return

@@ -53,7 +53,6 @@ class GatheredWrites:
             self._pieces.append(data)
 
     def close(self) -> None:
-        """Close when everything written has been sent."""
         self._flush()
         self._transport.close()
 
@@ -124,13 +123,11 @@ class Connection(H11Protocol):
     # ---- what asyncio and uvicorn call ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
         super().connection_made(GatheredWrites(transport, self.loop))  # type: ignore[arg-type]
         self._shared.waiting[self] = None
         self._time_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget about it."""
         super().connection_lost(exc)
         self._shared.waiting.pop(self, None)
         self._stop_timer()

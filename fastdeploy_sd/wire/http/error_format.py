@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 def error_json(error: FdsdError) -> dict[str, Any]:
-    """Return {"error": {message, type, param, code}}."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
@@ -91,7 +90,6 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        """Return the body."""
         return to_json(content).encode("utf-8")
 
 

@@ -62,7 +62,6 @@ class EventStream(Response):
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream (ASGI)."""
         try:
             await until_disconnected(receive, self._send_all(send))
         except (ClientDisconnect, OSError):

@@ -50,7 +50,6 @@ class Listeners:
 
     @classmethod
     def from_start(cls, start: Mapping[str, str]) -> Listeners:
-        """Return the sockets of the parent process."""
         return cls(*(socket.socket(fileno=int(start[name])) for name in (_API, _METRICS) if name in start))
 
 

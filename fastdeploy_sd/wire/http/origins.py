@@ -39,7 +39,6 @@ class OriginGate:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 403 or pass the request on (ASGI)."""
         refusal = self._refusal(scope) if scope["type"] == "http" and "*" not in self._allowed else None
         if refusal is None:
             await self._app(scope, receive, send)

@@ -52,7 +52,6 @@ class RequestMiddleware:
         self._has_log = has_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +71,6 @@ class RequestMiddleware:
             self._close(record, inner, scope["method"])
 
     async def _error_of(self, scope: Scope, receive: Receive, send: Send) -> FdsdError | None:
-        """Run the application; return the error that it raised, if any."""
         try:
             _verify_head(scope)
             _verify_encoding(scope)

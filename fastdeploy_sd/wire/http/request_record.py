@@ -32,7 +32,6 @@ class RequestRecord:
 
 
 def begin_record(scope: Scope) -> RequestRecord:
-    """Attach a new record to a request and return it."""
     record: RequestRecord = RequestRecord()
     scope[_KEY] = record
     return record

@@ -10,7 +10,7 @@ import pytest
 from fastdeploy_sd.cluster import route as r
 from fastdeploy_sd.errors import Forbidden
 from fastdeploy_sd.types import KvSource
-from fastdeploy_sd.wire.signing import mac
+from fastdeploy_sd.wire.protocol import mac
 
 KEY, BODY = b"k" * 32, b'{"prompt": "a"}'
 PROGRESS = r.Progress("cmpl-1", 7, (1, 1 << 62), (r.ChoiceProgress((5, 6), True, 3), r.ChoiceProgress()))

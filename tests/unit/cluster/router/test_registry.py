@@ -11,8 +11,7 @@ import pytest
 from fastdeploy_sd.cluster import messages as m
 from fastdeploy_sd.cluster.membership import DECODE, PREFILL, InstanceLoad
 from fastdeploy_sd.errors import BadRequest, Forbidden, NotFound
-from fastdeploy_sd.wire.protocol import Protocol
-from fastdeploy_sd.wire.signing import mac
+from fastdeploy_sd.wire.protocol import Protocol, mac
 from tests.unit.cluster.router.registrations import KEY, KV, LOCAL, NOW, SAID, register, registry_of, said, signed
 
 LOAD = InstanceLoad(num_running=3, max_num_seqs=8)

@@ -22,12 +22,7 @@ MAX_MESSAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The clocks of an instance when it wrote a message, in seconds.
-
-    Attributes:
-        monotonic: by which it judges the age of routes; all its processes share it, and it is never set.
-        wall: since the epoch, for logs only.
-    """
+    """The clocks of an instance: `monotonic` judges the age of routes, `wall` (since the epoch) is for logs only."""
 
     monotonic: float
     wall: float
@@ -43,15 +38,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """An instance.
-
-    Attributes:
-        challenge: of the router.
-        member: the instance; the host of its kv_address may be "", as below.
-        host: where its API listens; "" = where the router sees it.
-        served_names: of the model; the first stands for an unnamed one.
-        created: when its model was loaded, in seconds since the epoch.
-    """
+    """An instance; its host, and that of its kv_address, may be "" = where the router sees it."""
 
     challenge: str
     member: Member

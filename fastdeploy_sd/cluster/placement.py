@@ -80,9 +80,7 @@ class PrefixTable:
     def choose(self, loads: Mapping[str, InstanceLoad], keys: Sequence[bytes], home: str | None = None) -> str | None:
         """Return the instance that takes a prompt, as `choose` does, and note that it gets it; None = there is none.
 
-        Args:
-            keys: of the prompt. The instance that has seen the longest part is preferred.
-            home: comes before others that have seen as much, and after those that have seen more.
+        The one that has seen the longest part is preferred, `home` before others that have seen as much.
         """
         chosen = choose(loads, self._preferred(keys, home))
         if chosen is not None:
@@ -98,10 +96,7 @@ class PrefixTable:
     ) -> tuple[str, str | None] | None:
         """Return the instance that takes a prompt, and the one that computes its KV; None = there is none.
 
-        Args:
-            able: that may take it.
-            others: that may compute its KV, where the instance is a decode instance that takes theirs.
-            keys, home: as `choose`.
+        `able` may take it, `others` compute its KV where that is a decode instance which takes theirs.
         """
         name = self.choose({name: found.load for name, found in able.items()}, keys, home)
         if name is None:

@@ -50,15 +50,7 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the client has got of a stream.
-
-    Attributes:
-        job_id, created: of every chunk.
-        seeds: of every prompt, resolved.
-        choices: one per sequence.
-        is_counted: the chunk with its usage has been sent.
-        num_events: that have been sent.
-    """
+    """What the client has got of a stream; `is_counted`: the chunk with its usage has been sent."""
 
     job_id: str
     created: int

@@ -19,13 +19,7 @@ _SOURCES = frozenset(map(int, DraftSource))
 
 
 class ResultRows(NamedTuple):
-    """What a step did to each row of its plan.
-
-    Attributes:
-        ends: tokens the row had run after it: computed before + new.
-        num_draft: drafts that were verified.
-        num_output, num_accepted: as in VerifyResult.
-    """
+    """What a step did to each row of its plan; `ends`: tokens the row had run after it."""
 
     ends: list[int]
     num_draft: list[int]
@@ -43,11 +37,7 @@ def verify_result(plan: SchedulerOutput, result: StepResult, num_tokens: Sequenc
     outputs, at most one more than it had drafts, or none as its request is held; any other row has none; at most
     `max_draft_len` drafts follow, in a chain, each with a known source.
 
-    Returns:
-        The result's numbers, and the requests of rows that break a rule, without output, as in `StepResult.failed`.
-
-    Raises:
-        InternalError: the result as a whole does not answer the plan; names the rule and the numbers.
+    Returns the result's numbers, and the requests of rows that break a rule, without output, as in `StepResult.failed`.
     """
     num_rows, verified = len(plan.request_ids), result.verified
     if result.step_id != plan.step_id or result.request_ids != plan.request_ids:

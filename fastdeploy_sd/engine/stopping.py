@@ -37,12 +37,7 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where and why a request ended.
-
-    Attributes:
-        num_tokens: how many of the new tokens belong to the output, the one that ended it included.
-        stop_reason: the stop token id that matched; None for an EOS or a length.
-    """
+    """Where and why a request ended: how many new tokens are output, and the stop token, if that matched."""
 
     num_tokens: int
     reason: FinishReason

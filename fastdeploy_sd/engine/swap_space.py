@@ -33,13 +33,9 @@ LOAD_DEADLINE_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """What a request waits for.
+    """What a request waits for: blocks in the order of its tokens, of which the first `num_good` are or may be written.
 
-    Attributes:
-        num_cached_tokens: whose KV was there before.
-        block_ids: to be written, in the order of the tokens.
-        num_good: leading ones of them that are written, or may still be.
-        pending: commands that have not ended -> position in `block_ids`.
+    `pending` maps commands that have not ended to positions in `block_ids`.
     """
 
     num_cached_tokens: int

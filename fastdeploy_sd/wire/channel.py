@@ -92,14 +92,7 @@ def directory_of(address: str) -> str:
 
 
 class ServerChannel:
-    """The engine's end. Used by one thread.
-
-    Args:
-        max_message_bytes: a peer that sends a longer one is disconnected before it takes memory; -1 = no limit.
-
-    Raises:
-        OSError: the address cannot be bound.
-    """
+    """The engine's end, for one thread; a peer that sends more than `max_message_bytes` (-1 = no limit) is cut."""
 
     def __init__(self, address: str, max_message_bytes: int = -1) -> None:
         self._context = zmq.Context()

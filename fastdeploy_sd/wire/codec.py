@@ -66,12 +66,7 @@ def unpack_values(frame: bytes | memoryview, name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Codec:
-    """How values of one type travel.
-
-    Attributes:
-        encode: value -> what msgpack can pack; None when values can be packed as they are.
-        decode: unpacked value -> value; raises ProtocolError.
-    """
+    """How values of one type travel; without `encode` they are packed as they are. `decode` raises ProtocolError."""
 
     encode: Convert | None
     decode: Convert

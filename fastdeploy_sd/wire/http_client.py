@@ -58,12 +58,7 @@ class Ask:
 
 
 class Exchange:
-    """One request and its answer on a connection. Close it, whatever happens; `abort` may be called by others.
-
-    Attributes:
-        status: of the answer.
-        headers: of the answer, names in lower case.
-    """
+    """One request and its answer on a connection. Close it, whatever happens; `abort` may be called by others."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -101,12 +96,7 @@ class HttpClient:
         """Send a request and return when the answer's headers are here. The caller must give it to `finish`.
 
         A connection that has served before may have been closed at this very moment; then there is another one.
-
-        Args:
-            exchanges: holds the exchange from before the first byte on, for a task that wants to abort it.
-
-        Raises:
-            BrokenError: there is no connection, or it ended before the answer began.
+        `exchanges` holds the exchange from before the first byte on, for a task that wants to abort it.
         """
         while True:
             kept = self._take_idle(target)

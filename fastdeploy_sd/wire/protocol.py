@@ -22,14 +22,10 @@ _MAX_INTEGER_BYTES = 9
 
 
 class Protocol:
-    """The messages of one wire.
+    """The messages of one wire, in unions of types, usually one per direction; a type may be in several.
 
     A frame is a version byte and the msgpack list `[tag, fields...]`. The tag is a message's place in the protocol, so
     any change of the messages needs another version.
-
-    Args:
-        version: of all messages, 0..255.
-        unions: of message types, usually one per direction; a type may be in several.
     """
 
     def __init__(self, version: int, *unions: Any) -> None:
@@ -47,14 +43,7 @@ class Protocol:
         return self._version_byte + pack_values(cls, message, self._tags[cls])
 
     def decode(self, frame: bytes | memoryview, types: tuple[type[Any], ...] = ()) -> Any:
-        """Frame -> message.
-
-        Args:
-            types: that are expected; () = all of the protocol.
-
-        Raises:
-            ProtocolError: another version, an unexpected tag, a malformed or surplus value; nothing else is raised.
-        """
+        """Frame -> message, one of `types` or any; raises nothing but ProtocolError, also for another version."""
         version = bytes(frame[:1])
         if version != self._version_byte:
             raise ProtocolError(f"frame: expected version {self.version}, got {version.hex() or 'an empty frame'}")
@@ -92,10 +81,7 @@ def mac(key: bytes, purpose: str, content: bytes) -> bytes:
 class SignedCodec:
     """Frames of a protocol that prove who wrote them and where they belong: an HMAC-SHA256 before the frame.
 
-    Args:
-        key: that all who write and read share.
-        scope: of the frames; those of another one are refused.
-        max_bytes: of a signed frame; a longer one is refused unread.
+    Frames of another `scope` are refused, and longer ones than `max_bytes` unread.
     """
 
     def __init__(self, protocol: Protocol, key: bytes, scope: str, max_bytes: int) -> None:
@@ -112,12 +98,7 @@ class SignedCodec:
         return mac(self._key, f"{self._scope}\0{place}", frame) + frame
 
     def decode(self, place: str, cls: type[T], signed: bytes) -> T:
-        """Return the message of a signed frame that was found at a place.
-
-        Raises:
-            SignatureError: it is not signed with this key, for this scope and place.
-            ProtocolError: it is too long, of another version, or no such message.
-        """
+        """Return the message of a signed frame that was found at a place; raises SignatureError or ProtocolError."""
         if len(signed) > self._max_bytes:
             raise ProtocolError(f"{place}: expected a frame of at most {self._max_bytes} bytes, got {len(signed)}")
         signature, frame = signed[:NUM_MAC_BYTES], signed[NUM_MAC_BYTES:]

@@ -98,18 +98,10 @@ class Hub:
 
 
 class Listener:
-    """Takes connections of those who know the secret.
+    """Takes connections of those who know the secret, at `address`; ConfigError: it cannot be bound.
 
-    Args:
-        max_frame_bytes: a peer that sends a longer frame is disconnected before it takes memory.
-        max_queued: messages that may wait, per peer, in each direction.
-        option: what says the port, for the error.
-
-    Attributes:
-        address: what it is bound to, "tcp://host:port".
-
-    Raises:
-        ConfigError: the address cannot be bound.
+    A peer that sends more than `max_frame_bytes` is disconnected before it takes memory. `max_queued` messages may wait
+    per peer in each direction.
     """
 
     def __init__(
@@ -160,14 +152,7 @@ class Listener:
 
 
 class Connection:
-    """A connection to one listener. It is not made anew when it is lost.
-
-    Args:
-        max_frame_bytes, max_queued: as Listener's.
-
-    Raises:
-        OSError: the address is none.
-    """
+    """A connection to one listener, which is not made anew when it is lost; OSError: the address is none."""
 
     def __init__(self, hub: Hub, address: str, max_frame_bytes: int, max_queued: int) -> None:
         self._hub = hub

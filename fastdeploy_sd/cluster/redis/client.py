@@ -36,13 +36,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a request runs.
-
-    Attributes:
-        instance: its name; _HERE = the own engine.
-        max_queued: messages that may wait for it.
-        kv_source: who computes the prompt's KV; None = the instance itself.
-    """
+    """Where a request runs, and who computes its prompt's KV; None = the instance itself."""
 
     instance: str
     max_queued: int = 0

@@ -25,10 +25,7 @@ _ON_ITS_WAY_S = 0.1
 class ClusterView:
     """The records in Redis, read again when a request is to be placed and they are older than a period.
 
-    Args:
-        fingerprint: of those instances that can take this server's requests; "" = none can.
-        period_s: for so long what was read is used.
-        expire_s: an older record counts no more.
+    Instances with another `fingerprint` cannot take this server's requests, and a record older than `expire_s` is void.
     """
 
     def __init__(self, store: Store, codec: SignedCodec, fingerprint: str, period_s: float, expire_s: float) -> None:

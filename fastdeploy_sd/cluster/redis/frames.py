@@ -65,13 +65,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """From an origin to an instance.
-
-    Attributes:
-        origin: where the answers go.
-        beat: number of the origin's beat, with which `waiting` is a question; 0 = it is none.
-        waiting: all requests the origin waits for at this instance, of those up to handle `newest`.
-    """
+    """From an origin to an instance; with a `beat` > 0, `waiting` is a question for requests up to `newest`."""
 
     origin: str
     submissions: tuple[Submission, ...] = ()
@@ -102,12 +96,7 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """From an instance to an origin.
-
-    Attributes:
-        beat: the question that is answered; 0 = none.
-        unknown: of the requests that the origin asked for, those that are not here.
-    """
+    """From an instance to an origin; `unknown`: of the requests that the origin asked for in `beat`, those not here."""
 
     instance: str
     items: tuple[Item, ...] = ()

@@ -34,12 +34,7 @@ class LostError(Unavailable):
 
 
 class RemoteRequest:
-    """A request at another instance.
-
-    Attributes:
-        heard_at: when it was sent, by the monotonic clock.
-        sent_in_beat: the origin's beat when Redis had taken the submission; None = it has not yet.
-    """
+    """A request at another instance; `sent_in_beat`: the origin's beat when Redis took it, None = it has not yet."""
 
     def __init__(self, handle: int, instance: str, request: Request) -> None:
         self.handle, self.instance, self._request_id = handle, instance, request.request_id
@@ -91,13 +86,7 @@ class Origin:
         await self._is_idle.wait()
 
     async def submit(self, instance: str, request: Request, max_queued: int) -> RemoteRequest:
-        """Send a request to an instance for which at most `max_queued` messages may wait; `leave` it in the end.
-
-        Raises:
-            StoreDown: Redis did not take it.
-            Overloaded: too many wait there.
-            ProtocolError: the request is too long.
-        """
+        """Send a request to an instance for which at most `max_queued` messages may wait; `leave` it in the end."""
         self._newest += 1
         remote = RemoteRequest(self._newest, instance, request)
         frame = self._seal(instance, Orders(self.name, (Submission(remote.handle, request),)))

@@ -83,12 +83,7 @@ class Registry:
         return self._challenges.make()
 
     def register(self, frame: bytes, host: str) -> str:
-        """Take an instance in; return its session.
-
-        Raises:
-            Forbidden: it did not prove to be of this deployment, or said what was said before.
-            BadRequest: this router has no use for it.
-        """
+        """Take an instance in; return its session. Forbidden: not of this deployment, BadRequest: no use for it."""
         said = self._read(m.Registration, m.REGISTER, frame)
         if self._is_local and not is_this_machine(host):
             raise Forbidden(f"pd_secret: expected it to be set, as others than this machine ({host}) may register")

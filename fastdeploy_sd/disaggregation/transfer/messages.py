@@ -138,12 +138,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The answer to Renew.
-
-    Attributes:
-        num_steps: that the prefill instance has computed since its start; while it grows there is progress.
-        transfer_ids: those of Renew that it works on, or that wait for their turn.
-    """
+    """The answer to Renew: steps computed since the start, which are progress, and which of its transfers go on."""
 
     num_steps: int = 0
     transfer_ids: tuple[str, ...] = ()
@@ -151,14 +146,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Pages of one layer.
-
-    Attributes:
-        receiver: the rank's place in Open.
-        blocks: places in the prompt, block 0 holds its first tokens.
-        slots: where the bytes of each page lie.
-        checksums: XXH64 of each page; 0 of one that is in GPUs' memory only.
-    """
+    """Pages of one layer: places in the prompt, slots of a receiver's window, XXH64 checksums (0 in GPUs' memory)."""
 
     transfer_id: str
     receiver: int

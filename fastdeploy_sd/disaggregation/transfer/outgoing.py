@@ -66,14 +66,7 @@ class Outgoing:
 
 
 class Peer:
-    """A decode instance, as a prefill instance sees it.
-
-    Attributes:
-        num_layers: that it wants of every prompt.
-        last_seen: when it last said something, in seconds.
-        sender: None until its window is open, and after `close`. protocol: by which it sends.
-        transfers: that have not ended.
-    """
+    """A decode instance, as a prefill instance sees it; it has a `sender` while its window is open."""
 
     def __init__(self, identity: bytes, instance_id: str, num_layers: int, last_seen: float) -> None:
         self.identity, self.instance_id, self.num_layers, self.last_seen = identity, instance_id, num_layers, last_seen

@@ -36,11 +36,7 @@ class Window(Protocol):
 class DevicePort(Protocol):
     """Pages in a device's memory that go to, and come from, memory that devices of other processes reach.
 
-    One thread calls it. Pages are read and written after the steps that were started at the last `follow_steps`, as by
-    Pages.
-
-    Attributes:
-        unit_bytes: places are multiples of it from the begin of a window.
+    For one thread; as Pages after the last `follow_steps`. Places in a window are multiples of `unit_bytes`.
     """
 
     unit_bytes: int

@@ -34,10 +34,7 @@ class EngineClient:
     `stats` raises Unavailable at once and `is_alive` turns False for good.
 
     With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
-    long counts as ended.
-
-    Attributes:
-        on_silence: called when the engine has given no sign of life for so long.
+    long counts as ended, and `on_silence` is called.
     """
 
     def __init__(self, address: str, engine_pid: int, timeout_s: float | None = None) -> None:
@@ -132,12 +129,8 @@ class EngineClient:
         """Run a request and yield what each step adds to it; the last output carries the finish_reason.
 
         Closing the iterator early (`aclose`) or cancelling the task that awaits it aborts the request at once; its id
-        is free again immediately.
-
-        Raises:
-            FdsdError: of the class that tells the user what happened: BadRequest or Overloaded when the engine does not
-                take it, Unavailable when the engine shuts down, dies or falls silent, InternalError when this request's
-                computation broke. An output with FinishReason.ERROR is raised as the error it carries, never yielded.
+        is free again immediately. Raises the FdsdError that tells the user what happened: BadRequest or Overloaded
+        when the engine does not take it, Unavailable when that ends or falls silent, InternalError when it broke.
         """
         self.verify_takes_requests()
         handle = next(self._serials)

@@ -17,9 +17,7 @@ from fastdeploy_sd.wire.channel import ServerChannel
 class Inbox:
     """Frames in the order of their arrival; one client's submissions are known by their handles.
 
-    Args:
-        max_frame_bytes: of any frame; a longer one is taken as unreadable, without reading it.
-        receive_s: how long one `receive` may take; what is left then stays in the socket.
+    A frame longer than `max_frame_bytes` is taken as unreadable, without reading it; `receive_s` bounds one `receive`.
     """
 
     def __init__(self, channel: ServerChannel, max_frame_bytes: int, receive_s: float) -> None:

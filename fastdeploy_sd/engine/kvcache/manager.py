@@ -183,9 +183,7 @@ class KVCacheManager:
     def free(self, table: BlockTable, *, discard: bool = False) -> None:
         """Take a table's blocks back; the table can be admitted again. Nothing happens if it has none.
 
-        Args:
-            discard: the KV is suspect: none of the request's blocks may be found by another request from now on, those
-                it shares or gave back included.
+        `discard`: the KV is suspect, and none may find its blocks from now on, those it shares or gave back included.
         """
         for own in table.groups:
             if discard:

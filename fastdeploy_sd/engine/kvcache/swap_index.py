@@ -12,13 +12,7 @@ from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A slot's content.
-
-    Attributes:
-        last_used: the index's clock then.
-        num_pins: copies from or to the slot that have not ended.
-        is_ready: whether the bytes are there. is_dropped: whether it may not be found again; only pins keep the slot.
-    """
+    """A slot's content; copies that have not ended pin it, and only they keep one that is dropped."""
 
     slot: int
     content: CachedBlock

@@ -81,13 +81,7 @@ def raw_answer(error: FdsdError) -> bytes:
 
 @dataclass(slots=True)
 class Connections:
-    """What the connections of a process share.
-
-    Attributes:
-        server: limits and timeouts.
-        stats: counts what happens to connections.
-        waiting: those without a request in progress, the one that has waited longest first.
-    """
+    """What the connections of a process share; `waiting` have no request in progress, the longest first."""
 
     server: ServerConfig
     stats: HttpStats

@@ -20,12 +20,7 @@ DONE = "data: [DONE]\n\n"
 
 
 async def until_disconnected(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`, whose request body has been read.
-
-    Raises:
-        ClientDisconnect: the client left first; `work` has been cancelled and has ended.
-        Exception: whatever `work` raised.
-    """
+    """Return the result of `work`; ClientDisconnect: the client left first, and `work` was cancelled and has ended."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_wait_disconnected(receive))
     try:
@@ -40,12 +35,8 @@ async def until_disconnected(receive: Receive, work: Awaitable[T]) -> T:
 class EventStream(Response):
     """A `text/event-stream` whose generators are closed the moment the client leaves, or when it ends.
 
-    A slow client only delays its own generator: `send` waits while the connection's buffer is full.
-
-    Args:
-        events: complete events, each ending in an empty line.
-        source: what `events` reads from; closed even if `events` was never started.
-        headers: in addition to those of every stream.
+    A slow client only delays its own generator: `send` waits while the buffer is full. `source`, which `events`
+    read from, is closed even if these were never started.
     """
 
     media_type = "text/event-stream"

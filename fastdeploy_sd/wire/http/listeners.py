@@ -18,12 +18,7 @@ _EXAMPLE_BODY = '{"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Sockets that are bound; connections are refused until they listen.
-
-    Attributes:
-        api: answers everything.
-        metrics: answers what monitoring asks for; None = there is no port of its own for that.
-    """
+    """Sockets that are bound, one for `metrics` if that has a port of its own; until they listen they refuse."""
 
     api: socket.socket
     metrics: socket.socket | None = None

@@ -25,12 +25,7 @@ _MIN_LIKENESS = 0.9
 
 
 def add_middleware(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Collection[str] = ()) -> None:
-    """Have every error answered in our form, and put in front of the routes what every request passes.
-
-    Args:
-        stats: counts requests.
-        open_paths: need no key, in addition to those of health.
-    """
+    """Have every error answered in our form, and put in front of the routes what every request passes."""
     app.add_exception_handler(FdsdError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     # The last one added is the first one passed.

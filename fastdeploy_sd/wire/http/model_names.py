@@ -11,15 +11,7 @@ _UNNAMED = (None, "", "default", "null")
 
 
 def resolve_model(asked: str | None, served: Sequence[str]) -> str:
-    """Return the served name that a request means, which its response then bears.
-
-    Args:
-        asked: value of `model`.
-        served: names, the first of which stands for an unnamed model.
-
-    Raises:
-        NotFound: another model.
-    """
+    """Return the served name that a request means; the first stands for an unnamed model. NotFound: another model."""
     if asked is not None and asked in served:
         return asked
     if asked in _UNNAMED:

@@ -23,11 +23,6 @@ class OriginGate:
 
     A preflight request of an origin that is not allowed is refused. Without keys every request of such an origin is,
     and on a loopback address also one to a Host that may be a name of the Internet, unless an allowed origin has it.
-
-    Args:
-        allowed: origins; "*" = any.
-        is_open: the server has no keys.
-        host: the address the server listens on.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], is_open: bool, host: str) -> None:

@@ -14,12 +14,7 @@ _SMALL_BYTES = 1 << 16
 
 
 class BodyReader:
-    """Reads the bodies of one process.
-
-    Args:
-        max_body_bytes: of one body.
-        max_largest: so many bodies of the largest size may be in the process at once, received or being prepared.
-    """
+    """Reads the bodies of one process, of which `max_largest` of the largest size may be there at once."""
 
     def __init__(self, max_body_bytes: int, max_largest: int = 4) -> None:
         self._max_bytes = max_body_bytes
@@ -29,13 +24,8 @@ class BodyReader:
     async def read(self, request: HttpRequest, num_more_bytes: int = 0) -> AsyncGenerator[bytes, None]:
         """Read a body, which counts against the limit of all until the end of the block.
 
-        Args:
-            num_more_bytes: that it may have beyond the limit of each, because a router added them.
-
-        Raises:
-            PayloadTooLarge: it is too long; also when it comes in chunks without a declared length.
-            Overloaded: too many large bodies are here already.
-            ClientDisconnect: the client left.
+        `num_more_bytes` may it have beyond the limit of each, because a router added them. Raises PayloadTooLarge,
+        Overloaded where too many large bodies are here, or ClientDisconnect.
         """
         declared = request.headers.get("content-length", "")
         max_bytes = self._max_bytes + num_more_bytes

@@ -40,10 +40,6 @@ class RequestMiddleware:
     """Answers every exception, counts every request and, where wanted, logs a line for each.
 
     HEAD is answered as GET without the body; a target with scheme and host (RFC 9112, 3.2.2) as its path alone.
-
-    Args:
-        stats: where requests are counted.
-        has_log: a line per request.
     """
 
     def __init__(self, app: ASGIApp, stats: HttpStats, has_log: bool) -> None:

@@ -38,18 +38,10 @@ async def serve_http(
     ended: Coroutine[Any, Any, None],
     answered: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
-    """Answer HTTP on listening sockets, which are closed at the end, until `ended` returns.
+    """Answer HTTP on listening sockets, which are closed at the end, until `ended` returns; return the exit status.
 
-    Answers that are complete by then, if only with an error, still reach readers that fetch them within a few
-    seconds.
-
-    Args:
-        apps: the application of each socket.
-        shared: what the connections have in common.
-        answered: waited for then, while requests that came before are still answered.
-
-    Returns:
-        The exit status: 0 when `ended` was first, as it should.
+    Then `answered` is waited for while requests that came before are answered. Answers that are complete by then, if
+    only with an error, still reach readers that fetch them within a few seconds.
     """
     configs = [_uvicorn_config(app) for app in apps]
     server = _Server(configs[0])

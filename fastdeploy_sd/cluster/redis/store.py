@@ -30,6 +30,7 @@ _ANSWER_S = 2.0
 _WAIT_S = 1.0
 _CANCEL_S = 0.1
 _MS = 1000
+_MAX_PASSWORD_BYTES = 4096
 _LOGIN_FAULTS = ("WRONGPASS", "NOAUTH", "invalid password", "invalid username", "called without any password")
 
 
@@ -206,13 +207,8 @@ def _typed(answer: Any) -> Awaitable[Any]:
     return cast(Awaitable[Any], answer)
 
 
-_MAX_PASSWORD_BYTES = 4096
-
-
 def access_arguments(config: RedisConfig) -> dict[str, Any]:
-    """Return the arguments of redis-py's client that say how to get in; ConfigError: a file cannot be used; the text
-    names the option.
-    """
+    """Return the arguments of redis-py's client that say how to get in; ConfigError names a file that is of no use."""
     arguments: dict[str, Any] = {"password": _password(config)}
     if config.tls:
         _verify_files(config)

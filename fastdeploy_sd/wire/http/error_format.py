@@ -24,6 +24,9 @@ from fastdeploy_sd.wire.http.request_record import record_of
 
 logger = logging.getLogger(__name__)
 
+RESPONSES_PATH = "/v1/responses"
+StreamError = Callable[[FdsdError, int], str]
+
 
 def error_json(error: FdsdError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
@@ -103,10 +106,6 @@ class _ErrorResponse(JsonResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record_of(scope).reason = self._reason
         await super().__call__(scope, receive, send)
-
-
-RESPONSES_PATH = "/v1/responses"
-StreamError = Callable[[FdsdError, int], str]
 
 
 def chunk_error(error: FdsdError, num_events: int) -> str:

@@ -1,4 +1,4 @@
-"""Finds the rows on which a computation fails, by bisection. Does not know what the rows are."""
+"""Finds the rows on which a computation fails, by bisection."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """Rows begin .. end - 1 and their result; several rows only if none failed.
-
-    Attributes:
-        result: None when the row failed.
-        error: what it raised, None when it did not.
-    """
+    """Rows begin .. end - 1 and their result; a failed row is alone, with what it raised."""
 
     begin: int
     end: int

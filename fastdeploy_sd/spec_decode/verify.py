@@ -1,7 +1,6 @@
-"""Verifying a step's drafts: the one logits pipeline for naive and speculative decoding.
+"""Verifying a step's drafts: the one logits pipeline for plain and speculative decoding.
 
-A request without drafts is a request with zero of them, so plain decoding runs this code and nothing else. Knows the
-step's memory and its logits; knows no model, no scheduler and no proposer.
+A request without drafts is a request with zero of them, so plain decoding runs this code and nothing else.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ class Verifier:
 
     Args:
         memory: of the steps; output goes there.
-        sampling: the request table's columns and the memory's masks, whole.
         logits: f32[L, V], whole: row l belongs to token logits_indices[l] of the memory.
         buffers: of these arrays, where the logits are on a device.
     """

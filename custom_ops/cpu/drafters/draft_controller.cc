@@ -5,8 +5,8 @@
 #include <iterator>
 #include <utility>
 
-#include "asked_drafters.h"
-#include "draft_wants.h"
+#include "draft_offers.h"
+#include "draft_policy.h"
 
 namespace fdsd {
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-// What a method that drafts from texts knows of its draft, from which it is estimated how much will be accepted.
+// What methods that draft from texts know of a draft: the evidence for its acceptance, and its longest length.
 #include <algorithm>
 #include <cstdint>
 
@@ -20,5 +20,12 @@ struct DraftEvidence {
     if (to != nullptr) std::copy_n(&matched, kNumFields, to);
   }
 };
+
+// At most `max_factor` drafts per matched token, and at most `budget`.
+inline int32_t MaxDrafts(double max_factor, int32_t match_length, int32_t budget) {
+  // A product that should be whole may come out a little below.
+  constexpr double kRounding = 1e-9;
+  return static_cast<int32_t>(std::min<double>(budget, match_length * max_factor + kRounding));
+}
 
 }  // namespace fdsd

@@ -1,18 +1,42 @@
 #pragma once
 // Decides in every step which of the drafts that several sources offer are verified. Knows no drafting rule, no model
 // and no clock.
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "acceptance_model.h"
-#include "asked_drafters.h"
 #include "draft_fill.h"
 #include "draft_offers.h"
 #include "fdsd/controller.h"
-#include "growing_array.h"
 
 namespace fdsd {
+
+// An array that grows and is emptied in every step.
+// Keeps its memory, and sets no element that is added: a std::vector sets all of them.
+template <typename T>
+class GrowingArray {
+ public:
+  // Add elements at the end, whose values are anything. Returns the first; others may lie elsewhere afterwards.
+  T* Extend(size_t count) {
+    const size_t first = size_;
+    size_ += count;
+    if (memory_.size() < size_) memory_.resize(2 * size_);
+    return memory_.data() + first;
+  }
+  void Cut(size_t size) { size_ = size; }
+
+  size_t size() const { return size_; }
+  T* data() { return memory_.data(); }
+  const T* data() const { return memory_.data(); }
+  const T& operator[](size_t i) const { return memory_[i]; }
+
+ private:
+  std::vector<T> memory_;
+  size_t size_ = 0;
+};
+
 
 // Outputs do not depend on drafts. So what a source offered at some place of a text is compared with the text once that
 // is committed, whether it was verified or not: what is learned is not biased by what was decided, and a source that is
@@ -151,5 +175,16 @@ class DraftPolicy {
   std::vector<RowSource> best_;       // of rows with many offers, those that are looked at
   std::vector<int32_t> waiting_;      // rows with offers that wait to be scored
 };
+
+// Whether a source that takes time to be asked is worth it in a step, for which rows, and how far.
+//
+// What the other sources offer is known, from DraftPolicy::Offer. The source's own drafts are not: of each it is
+// assumed that it is right as often as the request's latest ones were. With these assumed chains the step is filled as
+// it would be, once for every number of drafts per row, the time of the call being part of the step's:
+//
+//   rate(k) = expected tokens / (time of the step + time of a call for k drafts of the rows that take them)
+//
+// The best k is wanted if its rate is above that of a step without the call.
+Error DraftWants(const DraftPolicy& policy, const ControllerWantsParams& p);
 
 }  // namespace fdsd

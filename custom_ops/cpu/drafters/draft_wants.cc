@@ -1,4 +1,4 @@
-#include "draft_wants.h"
+#include "draft_policy.h"
 
 #include <algorithm>
 #include <cmath>

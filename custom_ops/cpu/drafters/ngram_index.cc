@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "draft_evidence.h"
-#include "draft_length.h"
 #include "for_each_row.h"
 #include "random_multiplier.h"
 
@@ -219,7 +218,7 @@ CallStatus NgramCreate(const NgramCreateParams& p) {
   if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
   if (p.min_n < 1 || p.max_n < p.min_n) return "min_n: expected 1 <= min_n <= max_n, got another order";
   if (!(p.max_factor > 0) || std::isinf(p.max_factor)) return "max_factor: expected a finite number > 0, got another";
-  *p.index = new NgramIndex(p.num_table_rows, {p.min_n, p.max_n, p.max_factor, p.follows_copies != 0});
+  *p.drafter = new NgramIndex(p.num_table_rows, {p.min_n, p.max_n, p.max_factor, p.follows_copies != 0});
   return nullptr;
 }
 

@@ -6,7 +6,6 @@
 
 #include "fdsd/draft.h"
 #include "predicted_text.h"
-#include "prediction_follower.h"
 
 namespace fdsd {
 

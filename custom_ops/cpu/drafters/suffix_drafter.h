@@ -7,7 +7,6 @@
 
 #include "fdsd/draft.h"
 #include "suffix_cache.h"
-#include "suffix_copy.h"
 #include "suffix_draft.h"
 
 namespace fdsd {

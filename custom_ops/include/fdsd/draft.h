@@ -46,7 +46,7 @@ struct NgramCreateParams {
   int32_t max_n;
   double max_factor;
   int32_t follows_copies;  // 0 or 1
-  NgramIndex** index;      // [1], to be destroyed with fdsd_ngram_destroy
+  NgramIndex** drafter;    // [1], to be destroyed with fdsd_ngram_destroy
 };
 CallStatus NgramCreate(const NgramCreateParams& p);
 

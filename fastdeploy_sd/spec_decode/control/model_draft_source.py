@@ -158,7 +158,7 @@ class ModelDraftSource:
         Args:
             how: speed, acceptance prior, most drafts, outputs of the step without drafts.
         """
-        speed, min_acceptance_prior, max_drafts, num_outputs = how
+        speed, accept_prior, max_drafts, num_outputs = how
         if self._wants is None:
             params = struct_type("ControllerWantsParams")(
                 controller=policy.handle, source=source, max_num_chosen=MAX_STEP_DRAFTS, outcome=address(self._outcome)
@@ -168,12 +168,8 @@ class ModelDraftSource:
         found, num_rows = np.zeros(len(x.table_rows), np.int32), len(x.table_rows)
         catch_up = self._num_unfilled(x) * call.row
         p = self._wants.params
-        p.num_rows, p.num_outputs, p.max_drafts, p.min_acceptance_prior = (
-            num_rows,
-            num_outputs,
-            max_drafts,
-            min_acceptance_prior,
-        )
+        p.num_rows, p.num_outputs = num_rows, num_outputs
+        p.max_drafts, p.min_acceptance_prior = max_drafts, accept_prior
         p.table_rows = pointer("table_rows", x.table_rows, (num_rows,), np.int32)
         p.max_draft_len = pointer("max_draft_len", limits, (num_rows,), np.int32)
         p.catch_up = pointer("catch_up", catch_up, (num_rows,), np.float64)

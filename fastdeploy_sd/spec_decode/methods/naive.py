@@ -19,5 +19,4 @@ class NaiveProposer(Proposer):
         del config, context
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """No drafts for any row."""
         return DraftTokens.none(len(x.request_ids))

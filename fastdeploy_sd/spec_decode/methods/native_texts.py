@@ -28,17 +28,16 @@ class NativeTexts:
 
     Args:
         kind: of the drafter: `fdsd_<kind>_create` makes it.
-        handle_field: of the params of that call, where the handle is written to.
-        fields: its other params.
+        fields: of the params of that call.
 
     Raises:
         ValueError: a field is out of range.
     """
 
-    def __init__(self, kind: str, handle_field: str = "drafter", **fields: Any) -> None:
+    def __init__(self, kind: str, **fields: Any) -> None:
         self._kind, self._handle = kind, ctypes.c_void_p()
         create = struct_type(f"{kind.capitalize()}CreateParams")
-        call(f"{kind}_create", create(**fields, **{handle_field: ctypes.addressof(self._handle)}))
+        call(f"{kind}_create", create(**fields, drafter=ctypes.addressof(self._handle)))
         weakref.finalize(self, getattr(library(), f"fdsd_{kind}_destroy"), self._handle)
         self.drafter = NativeDrafter(f"{kind}_propose", self._handle)
         self._call = BoundCall(self.drafter.op, struct_type("DraftProposeParams")(drafter=self._handle))

@@ -42,7 +42,6 @@ class NgramIndex(NativeTexts):
     def __init__(self, num_table_rows: int, min_n: int, max_n: int, max_factor: float, *, follows_copies: bool) -> None:
         super().__init__(
             "ngram",
-            "index",
             num_table_rows=num_table_rows,
             min_n=min_n,
             max_n=max_n,

@@ -1,7 +1,4 @@
-"""Drafts from texts seen before: the request's own, and outputs of other requests with its salt. Knows no model.
-
-The automata are in the kernel library; here are the options, the salts and the file that outlives the server.
-"""
+"""Drafts from texts seen before: the request's own, and outputs of other requests with its salt."""
 
 from __future__ import annotations
 
@@ -83,11 +80,9 @@ class SuffixProposer(TextProposer):
             logger.error("suffix_decoding_cache_file: expected to write %s: %s", self._file, error)
 
     def stats(self) -> SuffixStats:
-        """Return what the shared cache holds."""
         return self._drafter.stats()
 
     def check_integrity(self) -> None:
-        """Check the automata; see SuffixDrafter.check_integrity."""
         self._drafter.check_integrity()
 
 

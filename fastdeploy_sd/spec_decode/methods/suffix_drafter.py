@@ -1,4 +1,4 @@
-"""Suffix decoding in the kernel library: automata of texts and drafts from them. Knows table rows and salt digests."""
+"""Suffix decoding in the kernel library: automata of texts, and drafts from them."""
 
 from __future__ import annotations
 

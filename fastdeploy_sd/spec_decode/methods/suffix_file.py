@@ -1,4 +1,4 @@
-"""The file that keeps outputs to draft from over a restart. Knows tokens, not how they are searched.
+"""The file that keeps outputs to draft from over a restart.
 
 Little-endian throughout: magic, u32 version, u32 vocab_size, u64 Q, u64 N, a digest, then u8[Q, 16] salt digests,
 i64[Q+1] offsets and i32[N] tokens of Q outputs, oldest first. The digest is blake2b of everything else. The texts are

@@ -18,10 +18,9 @@ import numpy as np
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.ops.batch import TARGET_STEP
 from fastdeploy_sd.ops.mtp import MTP_HOLD, MTP_PLAN
-from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory, StepPlan
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
-from fastdeploy_sd.spec_decode.model_based.step_plan import StepPlan
 from fastdeploy_sd.spec_decode.proposer import PendingStep, ProposeInput
 from fastdeploy_sd.types import I32, MADE_ON_DEVICE, DraftSource, DraftTokens
 
@@ -120,11 +119,9 @@ class AsyncPasses:
             self._begun.upload(row, row + 1)
 
     def restart(self) -> None:
-        """See AsyncDrafter: the device's state may differ from the host's."""
         self._is_stale = True
 
     def start(self, step: PendingStep) -> None:
-        """See AsyncDrafter."""
         if self._is_stale:
             self._slots.upload()
             self._is_stale = False
@@ -156,7 +153,6 @@ class AsyncPasses:
         return [num_tokens + layer * num_drafting[layer] for layer in range(self._num_layers)], num_drafting
 
     def finish(self, x: ProposeInput) -> DraftTokens:
-        """See AsyncDrafter."""
         assert x.target is not None, "a draft model reads what the target ran"
         self._replay.make(x, x.target)
         cu = self._replayed.cu_num_draft[: len(x.table_rows) + 1].copy()

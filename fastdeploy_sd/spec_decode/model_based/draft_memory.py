@@ -1,7 +1,4 @@
-"""The memory of a drafting step of a model, for its largest size: inputs of the passes, and the drafts they write.
-
-As in step_memory.py, nothing is allocated in a step and no address changes. Knows no pass.
-"""
+"""The memory of a drafting step of a model, and the host's plan: which KV slots it fills, how many drafts it makes."""
 
 from __future__ import annotations
 
@@ -9,16 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN
+from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.types import F32, I32
 
 
 class DraftMemory:
-    """Arrays and counts of a drafting step.
-
-    Args:
-        num_requests: R at most.
-        num_layers: draft layers.
-        num_steps: drafts per request at most.
+    """Arrays and counts of a drafting step of at most R requests; nothing is allocated in a step.
 
     Attributes:
         columns: i32[n], one piece of memory: num_read entries of columns that passes read, then those that they write.
@@ -81,3 +75,62 @@ class DraftMemory:
     def offsets(self) -> Mapping[str, I32]:
         """The columns that begin with 0 and have one value more."""
         return {name: getattr(self, name) for name in ("cu_num_draft", "cu_hidden", "draft_start_loc")}
+
+
+class StepPlan:
+    """Plans step after step, and notes in `next_slot` what was filled; see MTP_PLAN."""
+
+    def __init__(self, memory: DraftMemory, next_slot: I32, num_begun: I32, num_steps: int, block_size: int) -> None:
+        m = self._memory = memory
+        num_layers = len(m.ends)
+        drafts = {"cu_num_draft": m.cu_num_draft, "draft_token_ids": m.draft_token_ids}
+        self._plan = MTP_PLAN.bind(
+            **drafts,
+            table_rows=m.table_rows,
+            num_committed=m.num_committed,
+            max_draft_len=m.max_draft_len,
+            num_computed=m.hidden_begin,
+            num_valid=m.num_valid,
+            num_kv_slots=m.num_kv_slots,
+            next_slot=next_slot,
+            num_begun=num_begun,
+            num_steps=num_steps,
+            max_position=0,
+            block_size=block_size,
+            begin=m.begin,
+            ends=m.ends,
+            num_wanted=m.num_wanted,
+            draft_start_loc=m.draft_start_loc,
+            num_filling=m.counts[:1],
+            num_tokens=m.counts[1 : 1 + num_layers],
+            num_drafting=m.counts[1 + num_layers :],
+        )
+        self._collect = MTP_COLLECT.bind(
+            **drafts,
+            table_rows=m.table_rows,
+            begin=m.begin,
+            end=m.ends[0],
+            next_slot=next_slot,
+            draft_prob=m.draft_prob,
+            kept=m.kept,
+        )
+
+    def make(self, x: ProposeInput, step: TargetStep) -> bool:
+        """Write the plan of the draft layers into the memory; returns whether they compute anything."""
+        m, n = self._memory, len(x.table_rows)
+        limits = x.max_draft_len
+        if x.prefix is not None:
+            limits = np.where(np.diff(x.prefix.cu_num_draft) == 0, limits, 0).astype(np.int32)
+        m.count = n
+        m.table_rows[:n], m.num_committed[:n], m.max_draft_len[:n] = x.table_rows, x.num_tokens, limits
+        m.hidden_begin[:n], m.cu_hidden[: n + 1] = step.num_computed_tokens, step.query_start_loc
+        m.num_valid[:n], m.num_kv_slots[:n] = step.num_valid, step.num_kv_slots
+        params = self._plan.params
+        params.num_requests, params.max_position = n, x.token_table.shape[1]
+        self._plan.run()
+        return m.take_counts()
+
+    def collect(self) -> None:
+        """Note which slots are filled, and close the gaps of drafts that were not made."""
+        self._collect.params.num_requests = self._memory.count
+        self._collect.run()

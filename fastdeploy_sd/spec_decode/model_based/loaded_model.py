@@ -1,4 +1,4 @@
-"""What the worker has loaded for a method that runs a model. Knows no worker; see DraftMethod.needs_model."""
+"""What the worker has loaded for a method that runs a model."""
 
 from __future__ import annotations
 

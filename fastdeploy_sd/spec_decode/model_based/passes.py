@@ -114,18 +114,12 @@ class DraftPasses(Protocol):
 
 
 class EagerPasses:
-    """Calls the ops one by one.
-
-    Args:
-        memory: of the steps.
-        min_prob: see DraftBatch.
-    """
+    """Calls the ops one by one."""
 
     def __init__(self, target: LoadedDraftModel, memory: DraftMemory, min_prob: float) -> None:
         self._target, self._memory, self._min_prob = target, memory, min_prob
 
     def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
-        """See DraftPasses.run."""
         target, m = self._target, self._memory
         arrays: dict[str, Any] = {name: column[: m.count] for name, column in m.per_request().items()}
         arrays |= {name: column[: m.count + 1] for name, column in m.offsets().items()}

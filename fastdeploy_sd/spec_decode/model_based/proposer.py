@@ -25,16 +25,11 @@ import numpy as np
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.spec_decode.model_based.async_passes import AsyncPasses
-from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
+from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory, StepPlan
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.model_based.passes import DraftPasses, EagerPasses
 from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
-from fastdeploy_sd.spec_decode.model_based.step_plan import StepPlan
-from fastdeploy_sd.spec_decode.proposer import (
-    DraftRequest,
-    ProposeInput,
-    ProposerContext,
-)
+from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
 
 if TYPE_CHECKING:
@@ -49,13 +44,6 @@ _LEAST = float(np.finfo(np.float32).tiny)
 class ModelProposer:
     """See the module. State per table row: the first KV slot of the draft layers that is not filled, and
     how many tokens there were when it was begun.
-
-    Args:
-        config: `num_model_steps` bounds the drafts per request and step.
-        model: that drafts.
-
-    Attributes:
-        async_drafter: drafts on the device after in-flight steps; None where that is not possible.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext, model: LoadedDraftModel) -> None:
@@ -68,11 +56,7 @@ class ModelProposer:
             EagerPasses(self._model, self._memory, config.draft_p_min)
             if self._model.enforce_eager
             else RecordedPasses(
-                self._model,
-                self._memory,
-                config.draft_p_min,
-                self._num_steps,
-                has_logits=config.enable_draft_logprob,
+                model, self._memory, config.draft_p_min, self._num_steps, has_logits=config.enable_draft_logprob
             )
         )
         # Several layers each have a pass over the step's tokens anyway, so no draft can end early.
@@ -94,7 +78,6 @@ class ModelProposer:
         return self._num_steps
 
     def is_async(self, table_rows: I32) -> bool:
-        """See DraftsAsync."""
         return self.async_drafter is not None
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:

@@ -65,7 +65,6 @@ class RecordedPasses:
         self._logits = {key: [next(logits) for _ in program.outputs] for key, program in self._programs.items()}
 
     def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
-        """See DraftPasses.run."""
         m = self._memory
         is_short = m.num_steps < len(m.num_tokens)
         key = m.num_steps if is_short else self._max_steps, wants_logits

@@ -22,7 +22,7 @@ def i32(values: Sequence[int]) -> I32:
 
 
 class Follower:
-    """custom_ops/cpu/drafters/prediction_follower.h, from its description."""
+    """custom_ops/cpu/drafters/predicted_text.h, from its description."""
 
     def __init__(self, text: Sequence[int]) -> None:
         self.text, self.output = list(text), list[int]()

@@ -1,8 +1,6 @@
-#include "asked_drafters.h"
+#include "draft_offers.h"
 
 #include <algorithm>
-
-#include "draft_evidence.h"
 
 namespace fdsd {
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.gpu_peers import AttentionWork, LinearWork, SamplingWork, Work
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program.declaration import BF16, ELEMENT_BYTES
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION, FIND_SHARED_PREFIXES

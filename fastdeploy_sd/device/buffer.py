@@ -42,10 +42,7 @@ class Fetcher:
         """Start the copy after the calls so far."""
 
     def take(self) -> None:
-        """Wait for the copy, but for no later call, and put it in the host's array.
-
-        Raises ValueError: a kernel before it failed.
-        """
+        """Wait for the copy, but for no later call, and put it in the host's array."""
 
 
 class Event:
@@ -59,10 +56,7 @@ class Event:
         self._time = time.perf_counter()
 
     def wait(self) -> None:
-        """Wait until the device reaches the event; returns at once if it was never recorded.
-
-        Raises ValueError: a kernel before it failed.
-        """
+        """Wait until the device reaches the event, if it was recorded; raises ValueError: a kernel before it failed."""
 
     def seconds_since(self, other: Event) -> float:
         """Return the time between another event of this device and this one. The device has reached both."""

@@ -91,12 +91,12 @@ class Communicator:
         on_error: Callable[[Exception], None],
         local: Communicator | None = None,
     ) -> Communicator:
-        """Return an end over something that exchanges bytes between nodes, such as hosts.
+        """Return an end over something that exchanges bytes between nodes, such as hosts; both are closed after this.
 
         Args:
-            exchange: of the first rank of each node, closed after this; None = this rank is not the first.
+            exchange: of the first rank of each node; None = this rank is not the first.
             on_error: told what it raised; the op fails.
-            local: this rank's end of its node's group, closed after this one; None = a node is one rank.
+            local: this rank's end of its node's group; None = a node is one rank.
         """
         num_nodes = size if local is None else size // local.size
 

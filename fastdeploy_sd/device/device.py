@@ -13,8 +13,8 @@ from paddle import Tensor
 
 from fastdeploy_sd.device import tensors
 from fastdeploy_sd.device.buffer import Event, HostDeviceBuffer
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program import arena
-from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.program.program import Inputs, Program, Recording
 

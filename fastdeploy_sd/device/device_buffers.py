@@ -1,8 +1,4 @@
-"""The device's copies of the host arrays that the calls of a step read and write.
-
-The host prepares a step in its own arrays and reads the output there, wherever the model runs. Knows no op and no
-device; needs no Paddle.
-"""
+"""The device's copies of the host arrays that the calls of a step read and write. Knows no op; needs no Paddle."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.types import F32, I32, Rows
 
@@ -20,11 +16,7 @@ Logprobs = tuple[F32, I32, I32, F32]
 
 
 class Output:
-    """The output tokens of an in-flight step. On the host they are there at once.
-
-    Attributes:
-        idle_s: idle time of the device before the step, once it is known; 0 on the host.
-    """
+    """The output tokens of an in-flight step; `idle_s` is the device's idle time before it, 0 on the host."""
 
     idle_s = 0.0
 
@@ -32,7 +24,7 @@ class Output:
         """Count the calls started since as part of the step: the device is idle only after them."""
 
     def take(self) -> None:
-        """Wait for the tokens and put them in the host's arrays. Raises ValueError: a kernel failed."""
+        """Wait for the tokens and put them in the host's arrays."""
 
 
 _OUTPUT = Output()
@@ -41,7 +33,8 @@ _OUTPUT = Output()
 class DeviceBuffers:
     """Host arrays as arguments of calls, and the copies between host and device: here the host, which copies nothing.
 
-    A copy runs after the calls before it and before the calls after it.
+    The host prepares a step in its own arrays and reads the output there, wherever the model runs. A copy runs after
+    the calls before it and before the calls after it.
     """
 
     def of(self, array: npt.NDArray[Any]) -> Any:

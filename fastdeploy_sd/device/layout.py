@@ -27,12 +27,9 @@ _C_TYPES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a struct, or of a struct in it.
+    """A field of a struct, or of a struct in it: `eps`, `cache.k`.
 
-    Attributes:
-        path: as C++ names it: `eps`, `cache.k`.
-        offset: in the outermost struct, in bytes.
-        type: int32, int64, uint64, float32 or float64, or a pointer: `const float32*`, `void*`.
+    Its type is int32, int64, uint64, float32 or float64, or a pointer, as `const float32*`; the offset is in bytes.
     """
 
     path: str

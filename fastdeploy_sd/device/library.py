@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from fastdeploy_sd.device.library_sources import other_source
+from fastdeploy_sd import __version__
 from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.errors import ConfigError
 
 ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
+# Where a checkout has the sources.
+SOURCES = pathlib.Path(__file__).resolve().parents[2] / "custom_ops"
 LIBRARY_PATH = pathlib.Path(__file__).resolve().parent.parent / "lib" / "libfdsd.so"
 
 
@@ -64,6 +67,23 @@ def load(path: pathlib.Path) -> ctypes.CDLL:
     return lib
 
 
+def other_source(listed: str) -> str | None:
+    """Return the first source that a library was compiled from and that is not what is here, None if all is the same.
+
+    Args:
+        listed: the package's version, then a line `path SHA-256` for every source, by its path below custom_ops/.
+            Without sources the version is compared.
+    """
+    version, *sources = listed.splitlines()
+    if not SOURCES.joinpath("include", "fdsd").is_dir():
+        return None if version == __version__ else f"fastdeploy_sd {version}, not {__version__}"
+    for name, digest in map(str.split, sources):
+        path = SOURCES / name
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            return f"another {path}"
+    return None
+
+
 def _set_isa(lib: ctypes.CDLL, name: str) -> None:
     if name not in ISA_LEVELS:
         raise ConfigError(f"FDSD_ISA: expected one of {', '.join(ISA_LEVELS)}, got {name!r}")
@@ -98,6 +118,25 @@ def call(name: str, params: CParams) -> None:
     error = function(name)(ctypes.byref(params))
     if error:
         raise ValueError(f"{name}: {error.decode()}")
+
+
+class BoundCall:
+    """One op and its params; what these point to is kept alive. Counts are written to `params` before a run."""
+
+    def __init__(self, op: str, params: CParams, arrays: object = None) -> None:
+        self._op, self._function = op, function(op)
+        self.params: Any = params
+        self._arrays = arrays
+        self._reference = ctypes.byref(params)
+
+    def run(self) -> None:
+        """Run the op, or start it where the device runs in its own time.
+
+        Raises ValueError: the kernel refused its arguments; the text names op and argument.
+        """
+        error = self._function(self._reference)
+        if error:
+            raise ValueError(f"{self._op}: {error.decode()}")
 
 
 def isa() -> str:

@@ -14,7 +14,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.decoder_layer import RmsNorm
-from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.float16_range import verify_float16
@@ -55,7 +55,7 @@ class Decoder:
     Attributes:
         config: the architecture, whatever this rank has of it.
         dtype: of the activations.
-        final_norm: before the head; draft layers may share it.
+        embed, final_norm: draft layers may share them.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Decoder:
         weights.verify()
         packer = WeightPacker(source) if packer is None else packer
         builder = LayerBuilder(config, scheme, packer, group)
-        self._embedding = Embedding(weights.embedding(), scheme)
+        self.embed = Embedding(weights.embedding(), scheme)
         self._layers = [builder.layer(weights, i) for i in range(config.num_layers)]
         self.final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
         self.lm_head_format = scheme.lm_head
@@ -83,15 +83,11 @@ class Decoder:
 
     def forward(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
         """Run the step's tokens i32[T], store their KV, and return the hidden rows after the final norm [T, H]."""
-        x, residual = self._embedding(input_ids), None
+        x, residual = self.embed(input_ids), None
         for layer, cache in zip(self._layers, caches, strict=True):
             x, residual = layer(x, residual, cache, inputs)
         hidden, _ = self.final_norm(x, residual)
         return hidden
-
-    def embed(self, input_ids: Tensor | I32) -> Tensor:
-        """i32[T] -> [T, H] in the model's dtype."""
-        return self._embedding(input_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, H] -> f32[L, V]."""

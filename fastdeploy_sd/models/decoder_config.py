@@ -16,12 +16,7 @@ MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Self-attention of a layer.
-
-    Attributes:
-        qk_norm: RMS norm of every q and k head before the rotary embedding.
-        window: tokens that a token attends to, itself included; None = all tokens before it.
-    """
+    """Self-attention of a layer; `window`: tokens that a token attends to, itself included, None = all before it."""
 
     num_heads: int
     num_kv_heads: int
@@ -87,7 +82,6 @@ class DecoderConfig:
     Attributes:
         dense, moe: the feed-forward networks that config.json describes. Each layer has one of them, draft layers too.
         max_position: the longest context, with what rotary scaling adds.
-        rope_scaling: None = plain.
         rope_interleaved: pairs (2i, 2i+1) instead of (i, i + rotary_dim / 2).
     """
 
@@ -114,7 +108,6 @@ class DecoderConfig:
 
 
 def integer_fields(low: int, high: int, *names: str) -> dict[str, Integer]:
-    """Return required fields of one range."""
     return dict.fromkeys(names, Integer(low, high))
 
 

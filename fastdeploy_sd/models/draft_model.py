@@ -29,11 +29,9 @@ FINAL_NORM = "final_norm"
 
 
 class DraftWeights(Protocol):
-    """The weights of a draft model: found, and not read yet.
+    """The weights of a draft model: found, and not read yet. The checkpoint may be the target's.
 
     Attributes:
-        checkpoint: that holds them; may be the target's.
-        config: of its decoder layers.
         reads: the target's hidden rows that it reads besides token ids, by name; () = none.
     """
 

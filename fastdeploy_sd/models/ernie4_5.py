@@ -1,7 +1,6 @@
 """ERNIE 4.5, dense and mixture of experts: interleaved rotary layout, experts chosen with a selection bias.
 
-Keys of training alone (losses, capacities, fused operators, recomputation, parallelism) say nothing about what a
-trained model computes, and are not read.
+Keys of training alone, such as losses and parallelism, say nothing about what a model computes, and are not read.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, RmsNorm
-from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear
+from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
 from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, MoeMlp, Router, SwigluMlp
-from fastdeploy_sd.models.layers.tp_group import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
 from fastdeploy_sd.models.weights.decoder_weights import LayerWeights, expert_parts

@@ -22,8 +22,7 @@ from fastdeploy_sd.models.draft_model import DraftOutput, TargetParts
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, DecoderLayer, RmsNorm
-from fastdeploy_sd.models.layers.linear import LinearLayer
-from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
@@ -86,10 +85,7 @@ def build_mtp_model(
     num_steps: int,
     group: TpGroup = ALONE,
 ) -> MtpModel:
-    """Build this rank's part of the draft layers that `num_steps` steps use, sharing with the target what is the same.
-
-    Raises CheckpointError: a tensor is missing or has another shape.
-    """
+    """Build this rank's part of the draft layers that `num_steps` steps use; what is the same is shared."""
     builder = _MtpBuilder(target, weights, scheme, packer, group)
     return MtpModel(
         [builder.layer(j) for j in range(weights.num_kv_layers(num_steps))], feeds_normed=weights.feeds_normed

@@ -194,9 +194,7 @@ def open_mtp_weights(target: ModelSource, target_config: DecoderConfig, director
 
     They are in `directory`; None = in `<target>/mtp` if that exists, else inside the target's checkpoint.
 
-    Raises:
-        ConfigError: `directory` is none, or there are no such weights where they were looked for.
-        CheckpointError: the checkpoint is malformed, or does not fit the target's geometry.
+    Raises ConfigError: there are none where they were looked for; CheckpointError: they are malformed, or do not fit.
     """
     checkpoint, places = _choose(target, directory)
     names = find_names(checkpoint)

@@ -11,14 +11,10 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 
 @dataclass(frozen=True, slots=True)
 class QuantScheme:
-    """Formats of a model's linear layers.
+    """Formats of a model's linear layers; `dtype` is that of activations, unquantised weights and, unless of bytes, KV.
 
     wint8 and wint4 also quantise activations inside the multiplication (int8, per row and group of 128), and so does
     fp8 (e4m3), which only GPUs multiply. Routers, norms and the embedding table keep their type.
-
-    Attributes:
-        dtype: of activations and unquantised weights, and of the KV cache unless that is of bytes.
-        linear: format of attention and feed-forward layers, shared experts included.
     """
 
     dtype: Activations

@@ -1,8 +1,7 @@
 """What a rank of tensor parallel has of a decoder: the one place with the rules. Knows sizes, no tensors.
 
-Heads, experts, the inner width of feed-forward networks and the vocabulary are shared out; all else every rank has for
-itself. Where a sum runs over what is shared out, its slices follow from the model alone, not from the number of ranks:
-see types/ranges.py.
+Heads, experts, the inner width of feed-forward networks and the vocabulary are shared out; all else every rank has.
+Where a sum runs over what is shared out, its slices follow from the model alone: see types/ranges.py.
 """
 
 from __future__ import annotations

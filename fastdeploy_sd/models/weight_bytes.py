@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
+from fastdeploy_sd.models.sharding import DecoderShard, SumPart
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
-from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 
@@ -22,8 +19,7 @@ def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | N
     """
     if any(isinstance(layer.mlp, MoeConfig) for layer in config.layers):
         return None
-    shapes = [shape for layer in config.layers for shape in layer_shapes(config.hidden_size, layer)]
-    layers = sum(packed_bytes(k, n, scheme.linear, slices) for k, n, slices in shapes)
+    layers = sum(layer_bytes(config, scheme, layer) for layer in config.layers)
     return layers + packed_bytes(config.hidden_size, config.vocab_size, scheme.lm_head)
 
 
@@ -67,12 +63,3 @@ def _dense_bytes(hidden_size: int, fmt: LinearFormat, own: SumPart) -> int:
     """Of a feed-forward network of which a rank has a part of the inner width."""
     size = len(own.inputs)
     return packed_bytes(hidden_size, 2 * size, fmt) + packed_bytes(size, hidden_size, fmt, own.slices)
-
-
-def layer_shapes(hidden_size: int, layer: LayerConfig) -> Iterator[tuple[int, int, SliceRule]]:
-    """Yield inputs, outputs and slices of the linear layers of a dense decoder layer."""
-    attention, size = layer.attention, layer.mlp.intermediate_size
-    yield hidden_size, attention.qkv_size, WHOLE
-    yield attention.q_size, hidden_size, attention_slices(attention)
-    yield hidden_size, 2 * size, WHOLE
-    yield size, hidden_size, feed_forward_slices(size)

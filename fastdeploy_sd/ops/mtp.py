@@ -1,8 +1,7 @@
-"""What runs before and after a draft layer: mtp_preprocess, mtp_postprocess_ and keep_hidden_.
+"""What runs before and after a draft layer, and before and after the passes of a step.
 
-And before and after the passes of a step: MTP_PLAN, MTP_COLLECT and MTP_HOLD, bound to the memory of the steps. The
-meaning of each op is the function of its name in `reference.mtp`; what contradicts itself is refused before anything is
-written. Hidden rows and logits stay where they are; columns and tables are arrays of the host, or tensors.
+The meaning of each op is the function of its name in `reference.mtp`; what contradicts itself is refused before
+anything is written. Hidden rows stay where they are; columns and tables are arrays of the host, or tensors.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.cost import CostModel
 from fastdeploy_sd.spec_decode.control.profile import CostProfile

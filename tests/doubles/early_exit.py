@@ -13,7 +13,7 @@ from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftOutput, DraftWeigh
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
-from fastdeploy_sd.models.layers.tp_group import TpGroup
+from fastdeploy_sd.models.layers.linear import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_bytes import layer_bytes
 from fastdeploy_sd.models.weights.packer import WeightPacker

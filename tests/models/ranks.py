@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fastdeploy_sd.device.communicator import Communicator, shared_segment
-from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 
 T = TypeVar("T")
 

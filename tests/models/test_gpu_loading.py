@@ -131,6 +131,6 @@ def test_a_table_of_embeddings_is_converted_piece_by_piece(
     config = Config(ModelConfig(str(golden_dir / "llama-tiny"), dtype="float32"), device="gpu")
     with gpu_device(EMULATED):
         model = loaded(config)
-        got = device().read(model.decoder._embedding._table)
+        got = device().read(model.decoder.embed._table)
     table = Checkpoint(golden_dir / "llama-tiny").tensor("model.embed_tokens.weight", got.shape)
     np.testing.assert_array_equal(got, (table.astype(np.uint32) << 16).view(np.float32))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program.program import Program
 from fastdeploy_sd.spec_decode.model_based.proposer import ModelProposer
 from fastdeploy_sd.types import SchedulerOutput, StepResult

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.ops import sampling as native
-from fastdeploy_sd.ops.reference.philox import philox4x32, philox_uniform
+from fastdeploy_sd.ops.reference.sampling import philox4x32, philox_uniform
 
 # Random123's kat_vectors for philox4x32 with 10 rounds: counter, key, result.
 Words = tuple[int, int, int, int]

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from custom_ops import build, cuda_build
-from fastdeploy_sd.device import library_sources
+from fastdeploy_sd.device import library as host_library
 from fastdeploy_sd.device.cuda.library import cuda_refusal
 from fastdeploy_sd.device.library import LIBRARY_PATH
 
@@ -18,7 +18,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.
     """A copy of what the emulated library was compiled from, which is what the checkout has."""
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
     copy = shutil.copytree(build.ROOT, tmp_path / "custom_ops", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(library_sources, "SOURCES", copy)
+    monkeypatch.setattr(host_library, "SOURCES", copy)
     assert cuda_refusal() is None
     return copy
 
@@ -41,7 +41,7 @@ def test_the_emulation_is_no_source_of_kernels(sources: pathlib.Path) -> None:
 def test_without_sources_the_version_must_be_the_same(sources: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(sources)
     assert cuda_refusal() is None
-    monkeypatch.setattr(library_sources, "__version__", "9.9")
+    monkeypatch.setattr(host_library, "__version__", "9.9")
     assert "is of fastdeploy_sd 0.1.0, not 9.9" in str(cuda_refusal())
 
 

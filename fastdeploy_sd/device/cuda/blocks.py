@@ -148,10 +148,7 @@ class StagedBatch(CopyBatch):
 
 
 class CopyStream:
-    """A stream of copies between blocks and staged batches.
-
-    Raises MemoryError: the device or the host has none for them.
-    """
+    """A stream of copies between blocks and staged batches."""
 
     def __init__(self, blocks: CudaBlocks, batch_bytes: int, num_batches: int) -> None:
         self._blocks, self._device = blocks, blocks.device

@@ -34,9 +34,7 @@ NUM_STAGING = 4
 class CudaBuffer(HostDeviceBuffer):
     """A buffer of a GPU.
 
-    Raises:
-        ValueError: the array is not contiguous, has no whole number of 4-byte words, or elements that tensors lack.
-        MemoryError: the device has no memory for it.
+    Raises ValueError: the array is not contiguous, has no whole number of 4-byte words, or elements that tensors lack.
     """
 
     def __init__(self, transfers: CudaTransfers, array: Array, tensor: DeviceTensor) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
-from fastdeploy_sd.device.library import CParams
+from fastdeploy_sd.device.library import BoundCall, CParams
 from fastdeploy_sd.device.memory import DeviceMemory
-from fastdeploy_sd.device.program.bound_call import BoundCall
 from fastdeploy_sd.device.program.native_program import create_params
 
 if TYPE_CHECKING:
@@ -38,10 +37,7 @@ class Workspace:
 
 
 def dry_run(library: CudaLibrary, program: int, workspace: int, stream: int) -> None:
-    """Capture a program's calls without running them or keeping the graph: what one refuses shows, kernels are loaded.
-
-    Raises ValueError: an op refuses its arguments; the text names it.
-    """
+    """Capture a program's calls without running them: kernels are loaded; raises ValueError where an op refuses."""
     graph = library.made("program_capture", program, workspace, stream)
     library.functions.fdsd_cuda_graph_destroy(ctypes.c_void_p(graph))
 
@@ -49,9 +45,7 @@ def dry_run(library: CudaLibrary, program: int, workspace: int, stream: int) -> 
 class DeviceCall(BoundCall):
     """One op and its params over a GPU's memory: of whole arrays, usually the most there will be.
 
-    Raises:
-        ValueError: the op refuses its arguments; the text names them.
-        MemoryError: the GPU has none for its workspace.
+    Raises ValueError: the op refuses its arguments; MemoryError: the GPU has none for its workspace.
     """
 
     def __init__(self, device: CudaDevice, op: str, params: CParams, arrays: Mapping[str, Any]) -> None:

@@ -1,8 +1,4 @@
-"""What collective ops of ranks on GPUs exchange values through: memory of every GPU that the others read.
-
-The host's communicator, over memory that the ranks share, stays what begins, fails and ends attempts: GPUs that wait
-for one another look at its flags.
-"""
+"""What collective ops of ranks on GPUs exchange values through: memory of every GPU that the others read."""
 
 from __future__ import annotations
 
@@ -29,14 +25,13 @@ class GpuCommunicator:
     """One rank's end of a group whose ranks have a GPU each; see Communicator. `begin` is put on the stream.
 
     A GPU cannot refuse: where a rank has failed or does not come, a pass ends with wrong values, and `verify` says so.
-    It is called when the pass has been waited for, before anything of it is used.
+    It is called when the pass has been waited for, before anything of it is used. The host's communicator begins, fails
+    and ends attempts: GPUs that wait for one another look at its flags.
 
     Args:
         local: this rank's end of the host's group, which is closed after this one.
         timeout_s: how long a GPU waits for another rank's.
         exchange: gives bytes to all ranks, and returns those of all in their order; called once.
-
-    Raises ValueError: GPUs cannot share memory.
     """
 
     def __init__(

@@ -13,8 +13,7 @@ import pathlib
 from typing import Any
 
 from fastdeploy_sd.device.layout import layout, read_layout
-from fastdeploy_sd.device.library import LIBRARY_PATH, CParams
-from fastdeploy_sd.device.library_sources import other_source
+from fastdeploy_sd.device.library import LIBRARY_PATH, CParams, other_source
 from fastdeploy_sd.errors import ConfigError, DeviceLost
 
 _NAME = "libfdsd_cuda.so"
@@ -113,10 +112,7 @@ class CudaLibrary:
         return hasattr(self.functions, f"fdsd_cuda_{op}_workspace_bytes")
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call `fdsd_cuda_<name>`.
-
-        Args:
-            arguments: Python integers are addresses; other numbers come as ctypes objects.
+        """Call `fdsd_cuda_<name>`. Python integers are addresses; other numbers come as ctypes objects.
 
         Raises ValueError: it failed; the text says why; DeviceLost: nor can anything else succeed from now on.
         """

@@ -1,8 +1,7 @@
 """Memory of a GPU and pinned memory of the host. A piece is given back when nothing over it is left.
 
-The driver allocates slowly and rounds sizes up. Small requests are therefore cut out of larger pieces, one after the
-other; a large request has a piece of its own. Freed memory is not cut up again: small allocations live as long as the
-server.
+The driver allocates slowly and rounds sizes up, so small requests are cut out of larger pieces. Freed memory is not
+cut up again: small allocations live as long as the server.
 """
 
 from __future__ import annotations
@@ -81,8 +80,6 @@ class StagingMemory:
     Attributes:
         host: u8[num_bytes], pinned.
         event: the user records it after each use of the memory, and waits for it before the next.
-
-    Raises MemoryError: there is no pinned memory, or none of the GPU's.
     """
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, num_bytes: int) -> None:

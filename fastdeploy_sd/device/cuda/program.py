@@ -15,8 +15,7 @@ import paddle
 from fastdeploy_sd.device.arrays import Array, address
 from fastdeploy_sd.device.cuda.call import Workspace, dry_run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows
-from fastdeploy_sd.device.cuda.sizes import rounded, sizes_up_to
+from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows, rounded, sizes_up_to
 from fastdeploy_sd.device.device_tensor import DeviceTensor, dtype_name
 from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.device.program.native_program import Patch, create_params
@@ -42,10 +41,8 @@ class CudaProgram(Program):
     again and launched from then on: one call for all. A count that a call computes for later calls is not looked
     at, as the host does not wait: they run on as many rows as the run was given.
 
-    Raises:
-        ConfigError: there is no kernel for an op.
-        ValueError: as Program; or an op refuses its arguments at some size; the text names call and op.
-        MemoryError: the GPU has none for the ops' workspace.
+    Raises as Program; or ConfigError: an op has no kernel; ValueError: an op refuses its arguments at some size;
+    MemoryError: the GPU has none for the ops' workspace.
     """
 
     _place = "the GPU"

@@ -1,4 +1,7 @@
-"""Memory of GPUs that processes of one host share, and how many GPUs there are. Knows no tensors and no ranks."""
+"""Memory of GPUs that processes of one host share, and how many GPUs there are. Knows no tensors and no ranks.
+
+Every function raises ValueError where the driver or the system refuses.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,14 @@ from fastdeploy_sd.device.memory import DeviceMemory
 
 
 def num_devices(library: CudaLibrary) -> int:
-    """Return how many GPUs this process sees. Raises ValueError: the driver does not say."""
+    """Return how many GPUs this process sees."""
     count = ctypes.c_int64()
     library.call("num_devices", ctypes.byref(count))
     return count.value
 
 
 def reaches(library: CudaLibrary, device: int, other: int) -> bool:
-    """Return whether a GPU can read and write another one's memory, both by their numbers.
-
-    Raises ValueError: there is no such GPU.
-    """
+    """Return whether a GPU can read and write another one's memory, both by their numbers."""
     can_access = ctypes.c_int64()
     library.call("reaches", ctypes.c_int32(device), ctypes.c_int32(other), ctypes.byref(can_access))
     return can_access.value != 0
@@ -29,8 +29,7 @@ def reaches(library: CudaLibrary, device: int, other: int) -> bool:
 def take_shareable(library: CudaLibrary, num_bytes: int) -> DeviceMemory:
     """Return memory that `handle_of` can give to other processes; nothing else is in the blocks that it has of CUDA's.
 
-    What is there is anything. It must live for longer than any process uses it. Raises ValueError: the GPU has not that
-    much.
+    What is there is anything. It must live for longer than any process uses it.
     """
     block = library.number("share_block_bytes")
     size = -(-num_bytes // block) * block
@@ -39,10 +38,7 @@ def take_shareable(library: CudaLibrary, num_bytes: int) -> DeviceMemory:
 
 
 def handle_of(library: CudaLibrary, memory: DeviceMemory) -> bytes:
-    """Return what `open_shared` in another process of this host takes for such memory.
-
-    Raises ValueError: the GPU or the system shares no memory.
-    """
+    """Return what `open_shared` in another process of this host takes for such memory."""
     handle = ctypes.create_string_buffer(library.number("share_handle_bytes"))
     library.call("share", memory.address, handle)
     return handle.raw

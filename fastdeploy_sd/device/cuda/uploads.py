@@ -22,10 +22,7 @@ _SHARE_BYTES = 4 << 20
 
 
 class CudaUploads:
-    """Large things on their way to a GPU, in order with all that runs on its stream; small models take small pieces.
-
-    Raises MemoryError: there is no pinned memory, or none of the GPU's.
-    """
+    """Large things on their way to a GPU, in order with all that runs on its stream; small models take small pieces."""
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int, num_bytes: int) -> None:
         self._library, self._memory, self._stream = library, memory, stream
@@ -70,7 +67,7 @@ class CudaUploads:
             self.copy(to + begin * row_bytes, host)
 
     def close(self) -> None:
-        """Wait for all that was sent, and give the pieces back. Raises ValueError: a kernel or a copy failed."""
+        """Wait for all that was sent, and give the pieces back."""
         try:
             self._library.call("stream_synchronize", self._stream)
         finally:

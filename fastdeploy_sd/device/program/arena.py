@@ -1,7 +1,4 @@
-"""One piece of memory for buffers that live for a while: where each lies, reusing what is free, and the piece itself.
-
-Knows no tensors of a pass and no ops.
-"""
+"""One piece of memory for buffers that live for a while: where each lies, and the piece itself. Knows no op."""
 
 from __future__ import annotations
 

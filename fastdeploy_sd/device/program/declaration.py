@@ -110,14 +110,12 @@ Look = Callable[[str, Any], tuple[str, tuple[Any, ...]]]
 
 
 class Declaration:
-    """An op's declaration.
+    """An op's declaration; raises ValueError: a size cannot be computed or solved for.
 
     Attributes:
         name: of the C function without fdsd_; its struct is the same in CamelCase + Params.
         per_row: the size that counts rows which do not depend on one another; None = there is none.
         steps: array -> its dimensions.
-
-    Raises ValueError: a size cannot be computed or solved for.
     """
 
     def __init__(self, name: str, per_row: str | None, parts: Mapping[str, Part]) -> None:
@@ -171,9 +169,7 @@ class Declaration:
     def read(self, given: Mapping[str, Any], look: Look, names: Mapping[str, In]) -> Reading:
         """Look at the arguments of a call, of these names, in the order of their declaration; a missing one is None.
 
-        Raises:
-            TypeError: an argument is unknown.
-            ValueError: naming op and argument, when one is missing or not as declared.
+        Raises TypeError: an argument is unknown; ValueError: one is missing or not as declared.
         """
         declared: dict[str, Part] = {**self.arrays, **self.attributes}
         if given.keys() - declared.keys():

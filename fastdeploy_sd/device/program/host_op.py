@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.device.layout import layout, struct_type
-from fastdeploy_sd.device.library import CParams
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall, CParams
 from fastdeploy_sd.device.program.declaration import BF16, Declaration, Look, Part, Reading
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from fastdeploy_sd.device.arrays import address
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.library import CParams, call, library
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall, CParams, call, library
 from fastdeploy_sd.types import I64
 
 
@@ -83,10 +82,7 @@ class NativeProgram:
 def create_params(
     calls: Sequence[tuple[str, CParams]], patches: Sequence[Patch], num_symbols: int, counts: Sequence[Count] = ()
 ) -> Any:
-    """Return the params that make a program, but for where it goes; arguments as NativeProgram's.
-
-    Raises ValueError: two patches of the same bytes.
-    """
+    """Return the params that make a program, but for where it goes; arguments as NativeProgram's."""
     _check_disjoint(patches)
     call_type: type[Any] = struct_type("ProgramCall")
     patch_type: type[Any] = struct_type("ProgramPatch")

@@ -1,9 +1,8 @@
 """The file with the Paddle operators: where it is looked for, and how it is compiled. Imports no Paddle.
 
-A source text (see operator_source.py) becomes one shared object that registers `fdsd_*` operators with Paddle
-and calls the kernel library. The file's name holds a digest of the text, the headers it includes, flags and Paddle's
-version, so that one that is there fits. A wheel that was built where Paddle is installed brings it; else it is compiled
-once, under a file lock, into a folder of the user.
+A source text (see operator_source.py) becomes one shared object that registers `fdsd_*` operators with Paddle. Its
+name holds a digest of the text, headers, flags and Paddle's version, so one that is there fits. A wheel may bring it;
+else it is compiled once, under a file lock, into a folder of the user.
 """
 
 from __future__ import annotations
@@ -119,11 +118,9 @@ def include_flags(root: pathlib.Path, paddle: PaddleInstall) -> list[str]:
 def compile_operators(
     compiler: str, paddle: PaddleInstall, text: str, library: pathlib.Path, out: pathlib.Path, *, library_folder: str
 ) -> None:
-    """Compile a source text into `out`, which appears at once or not at all.
+    """Compile a source text into `out`, which appears at once or not at all, linked with a library.
 
-    Args:
-        library: the kernel library to link with.
-        library_folder: where the loader looks for it, a path or BESIDE.
+    The loader looks for that in library_folder, a path or BESIDE.
 
     Raises ConfigError: the compiler fails; the log has its output; OSError: `out` cannot be written.
     """

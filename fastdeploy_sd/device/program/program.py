@@ -41,9 +41,8 @@ class Recording:
         padding: how to fill inputs that a device wants to be longer than a run's sizes say, so that fewer sizes come
             up; None = sizes must stay as they are. Of every input whose first dimension is a size.
 
-    Raises:
-        RecordingError: an output is an input, or of another recording.
-        ValueError: a size has no bound, or padding does not name the inputs that it must.
+    Raises RecordingError: an output is an input, or of another recording; ValueError: a size has no bound, or padding
+    does not name the inputs that it must.
     """
 
     def __init__(
@@ -90,9 +89,8 @@ class Program:
     Attributes:
         outputs: the recording's, as large as they can be: a run writes the first rows of each.
 
-    Raises:
-        ValueError: an input is missing, unknown, or of another dtype, shape or device, or a constant is.
-        ConfigError: Paddle's slices are set to be copies, or the system has no memory for the arena.
+    Raises ValueError: an input or a constant is missing, unknown, or not as declared; ConfigError: no memory for it, or
+    Paddle's slices are set to be copies.
     """
 
     _place = "the host"

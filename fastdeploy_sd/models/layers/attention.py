@@ -18,9 +18,7 @@ from fastdeploy_sd.types import I32
 class OutputRows:
     """The rows whose output is wanted, where the others only fill the KV cache: at most the last one of each request.
 
-    Attributes:
-        indices: i32[n], n >= 1, rising, among the step's T rows; on the host or a tensor.
-        query_start_loc: i32[R+1], request r owns wanted rows [q[r], q[r+1]).
+    `indices` i32[n], n >= 1, rise; they may be the host's. Request r owns rows [q[r], q[r+1]) of query_start_loc.
     """
 
     indices: Tensor | I32

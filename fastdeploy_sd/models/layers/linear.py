@@ -9,10 +9,25 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.layers.tp_group import TpGroup
-from fastdeploy_sd.ops.collective import all_gather, all_reduce
+from fastdeploy_sd.ops.collective import AnyCommunicator, all_gather, all_reduce
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import PackedLinear
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
+
+
+class TpGroup:
+    """One rank's view of its group. A rank that is alone has no communicator."""
+
+    def __init__(self, communicator: AnyCommunicator | None = None) -> None:
+        self.shard = WHOLE_MODEL if communicator is None else Shard(communicator.rank, communicator.size)
+        self.communicator = communicator
+
+    @property
+    def is_alone(self) -> bool:
+        return self.shard.size == 1
+
+
+ALONE = TpGroup()
 
 
 class LinearLayer(Protocol):

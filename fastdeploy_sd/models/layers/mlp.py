@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.models.layers.linear import LinearLayer
-from fastdeploy_sd.models.layers.tp_group import TpGroup
+from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts

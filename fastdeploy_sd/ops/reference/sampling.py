@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.candidates import NOT_DRAWN, DraftedRows
-from fastdeploy_sd.ops.reference.philox import philox_uniform
 from fastdeploy_sd.types import EMPTY_I32, F32, F64, I32, I64, DraftTokens, Rows, SamplingArrays
 
 IN_PROMPT = 1 << 30
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+WORD = 0xFFFFFFFF
 
 
 def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
@@ -219,3 +222,27 @@ def token_logprobs(logits: F32, rows: Rows, token_ids: I32, num_top: int) -> tup
         top_token_ids.astype(np.int32),
         np.take_along_axis(logprobs, top_token_ids, axis=1).astype(np.float32),
     )
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return four random 32-bit words, by Philox4x32-10.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.
+    """
+    c0, c1, c2, c3 = counter
+    for r in range(ROUNDS):
+        k0, k1 = ((k + r * w) & WORD for k, w in zip(key, WEYL, strict=True))
+        high0, low0 = divmod(MULTIPLIERS[0] * c0, 1 << 32)
+        high1, low1 = divmod(MULTIPLIERS[1] * c2, 1 << 32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+    return c0, c1, c2, c3
+
+
+def philox_uniform(seed: int, position: int) -> float:
+    """Return the number in [0, 1) that draws the token at `position` of a request with `seed`.
+
+    The key is the seed, low word first; the counter is the position. The first two words, the first one high, give the
+    53 bits of the fraction.
+    """
+    high, low, _, _ = philox4x32((position, 0, 0, 0), (seed & WORD, seed >> 32))
+    return float(((high << 32 | low) >> 11) / (1 << 53))

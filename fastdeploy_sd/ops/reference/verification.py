@@ -28,8 +28,7 @@ def verify_draft_tokens(
     kept, but emitted as the sampled token that it equals, and the next step fails.
 
     Returns:
-        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R]. A failed request has no output and no accepted
-        draft.
+        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R]: nothing of a failed request.
 
     Source: FastDeploy, op verify_draft_tokens (topp and its window); there, verifying skips the row after a window.
     """

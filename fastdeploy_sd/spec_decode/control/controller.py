@@ -12,8 +12,7 @@ import numpy as np
 
 from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.library import call, function_address, library
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall, call, function_address, library
 from fastdeploy_sd.spec_decode.control.decision import (
     MAX_STEP_DRAFTS,
     Decision,

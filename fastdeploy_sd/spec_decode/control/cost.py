@@ -11,7 +11,7 @@ import numpy as np
 
 from fastdeploy_sd.device.arrays import address
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.decision import F64, MAX_STEP_DRAFTS, DraftTimes

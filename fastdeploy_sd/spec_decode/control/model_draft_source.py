@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.spec_decode.control.controller import DraftController
 from fastdeploy_sd.spec_decode.control.cost import CallTimes, DraftCost
 from fastdeploy_sd.spec_decode.control.decision import MAX_STEP_DRAFTS, DraftTimes

@@ -10,8 +10,7 @@ import numpy as np
 
 from fastdeploy_sd.device.arrays import address, pointer
 from fastdeploy_sd.device.layout import struct_type
-from fastdeploy_sd.device.library import call, library
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall, call, library
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens
 

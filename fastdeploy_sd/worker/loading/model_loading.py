@@ -11,7 +11,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights, TargetParts
-from fastdeploy_sd.models.layers.tp_group import ALONE, TpGroup
+from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights

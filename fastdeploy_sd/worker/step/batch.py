@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH

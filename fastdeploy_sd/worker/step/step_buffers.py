@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fastdeploy_sd.device.buffer import HostDeviceBuffer
 from fastdeploy_sd.device.device import Device
 from fastdeploy_sd.device.device_buffers import DeviceBuffers, Output, RowsOnDevice
-from fastdeploy_sd.device.program.bound_call import BoundCall
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.worker.step.request_table import RequestTable

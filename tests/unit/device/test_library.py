@@ -9,7 +9,7 @@ import pytest
 
 from custom_ops import build
 from fastdeploy_sd.cli import inspection
-from fastdeploy_sd.device import library_sources
+from fastdeploy_sd.device import library as host_library
 from fastdeploy_sd.device.library import LIBRARY_PATH, load
 from fastdeploy_sd.errors import ConfigError
 
@@ -45,9 +45,9 @@ def test_a_library_of_other_declarations_is_refused(
 
 
 def test_without_sources_the_version_must_be_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setattr(library_sources, "SOURCES", tmp_path)
+    monkeypatch.setattr(host_library, "SOURCES", tmp_path)
     load(LIBRARY_PATH)
-    monkeypatch.setattr(library_sources, "__version__", "9.9")
+    monkeypatch.setattr(host_library, "__version__", "9.9")
     with pytest.raises(ConfigError, match=r"got one of fastdeploy_sd 0\.1\.0, not 9\.9; run"):
         load(LIBRARY_PATH)
 

@@ -46,7 +46,11 @@ def fetch(wanted: WantedModel) -> Path:
         if folder is not None and not missing_files(folder):
             return folder
         if is_offline:
-            raise _not_cached(wanted, folder)
+            raise ConfigError(
+                f"model: {_in_cache(wanted, folder)}, and nothing is fetched now (offline, HF_HUB_OFFLINE, or a command"
+                " that loads nothing); start a server once without that, or give a directory",
+                param="model",
+            )
     try:
         info = HfApi().model_info(wanted.name, revision=wanted.revision, timeout=_ASK_TIMEOUT_S, files_metadata=True)
     except Exception as error:
@@ -165,14 +169,6 @@ def _refusal(wanted: WantedModel, error: Exception) -> ConfigError:
     else:
         text = f"model: asking {constants.ENDPOINT} for {name!r} failed ({_cause(error)})"
     return ConfigError(text, param="model")
-
-
-def _not_cached(wanted: WantedModel, folder: Path | None) -> ConfigError:
-    return ConfigError(
-        f"model: {_in_cache(wanted, folder)}, and nothing is fetched now (offline, HF_HUB_OFFLINE, or a command that"
-        " loads nothing); start a server once without that, or give a directory",
-        param="model",
-    )
 
 
 def _in_cache(wanted: WantedModel, folder: Path | None) -> str:

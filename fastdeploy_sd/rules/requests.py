@@ -121,14 +121,10 @@ class RequestRules:
         prompt, max_tokens = request.prompt_token_ids, request.max_tokens
         if len(prompt) == 0:
             raise BadRequest("prompt: expected at least one token, got none", param="prompt")
-        # The extremes, not a Python object per token.
-        verify_token_ids("prompt_token_ids", (int(prompt.min()), int(prompt.max())), self.vocab_size)
-        outputs = request.output_token_ids
-        if len(outputs):
-            verify_token_ids("output_token_ids", (int(outputs.min()), int(outputs.max())), self.vocab_size)
-        predicted = request.prediction_token_ids
-        if len(predicted):
-            verify_token_ids("prediction", (int(predicted.min()), int(predicted.max())), self.vocab_size)
+        outputs, predicted = request.output_token_ids, request.prediction_token_ids
+        for name, ids in (("prompt_token_ids", prompt), ("output_token_ids", outputs), ("prediction", predicted)):
+            if len(ids):  # the extremes, not a Python object per token
+                verify_token_ids(name, (int(ids.min()), int(ids.max())), self.vocab_size)
         verify_prediction_length(len(predicted), self.max_model_len)
         if len(outputs) >= max_tokens:
             raise BadRequest(
@@ -158,13 +154,9 @@ def context_limit(info: ModelInfo) -> tuple[int, str]:
 
 
 def prompt_too_long(limit: int, got: object, source: str = "", param: str = "prompt") -> BadRequest:
-    """Return the error of a prompt that does not fit into `limit` tokens.
+    """Return the error of a prompt of `got` tokens, or words about them, that does not fit into `limit` tokens.
 
     Clients look for these words and compact the conversation or choose another model then.
-
-    Args:
-        got: the prompt's tokens, or words about them.
-        source: what sets the limit; "" = not said.
     """
     text = f"prompt is too long: expected at most {limit - 1} tokens, as {_context_length(limit, source)}, got {got}"
     return BadRequest(text, param=param, code=_TOO_LONG)

@@ -105,8 +105,6 @@ def apply_borders(
     """Return the segments with each token's whitespace taken from its neighbours, without empty ones.
 
     Args:
-        segments: control = a text that is a key of `tokens`.
-        tokens: by text.
         whitespace: the characters a token takes with it, None = all that Python's strip() does.
         touches: whether a neighbouring character makes a `single_word` token ordinary text.
     """
@@ -131,14 +129,8 @@ def apply_borders(
 def encode_spelled_out(text: str, pattern: re.Pattern[str], encode: Callable[[str], list[int] | None]) -> list[int]:
     """Return the ids of a text that contains tokens' texts, encoded in parts in which no token is found.
 
-    It is cut after the first character of each occurrence. Where a normalizer makes a token of other characters, the
-    part is cut into halves.
-
-    Args:
-        encode: gives the ids of a part, None where a token is among them.
-
-    Raises:
-        BadRequest: a single character is such a token.
+    It is cut after the first character of each occurrence; where a normalizer makes a token, the part is halved.
+    `encode` returns None where a token is in a part; a single character that is a token raises BadRequest.
     """
     ids: list[int] = []
     parts = [*reversed(split_inside(text, pattern))]

@@ -149,13 +149,9 @@ class RequestBuilder:
         cache_salt: str = "",
         speculation: SpeculationOptions = None,
     ) -> RequestGroup:
-        """Return the requests for `params.n` sequences of every prompt.
+        """Return the requests for `params.n` sequences of every prompt int[P], of one at least.
 
-        Args:
-            prompts: int[P] each, at least one.
-            params: `max_tokens` None means all that fits; `seed` None means the default.
-            priority: lower runs first.
-            cache_salt: prompts share cached prefixes only with the same salt.
+        `max_tokens` None means all that fits. Prompts share cached prefixes only with the same salt.
 
         Raises:
             BadRequest: a token id is outside the vocabulary, a prompt is empty, prompt and max_tokens exceed

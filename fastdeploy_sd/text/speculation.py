@@ -23,10 +23,7 @@ def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> S
     """Return the options as the engine takes them.
 
     A request for no drafts (`enabled` false or method "naive") is granted by every server, so that a client may send
-    one body everywhere. Any other options need a server that speculates.
-
-    Args:
-        options: fields of Speculation by name, None = not given; or a Speculation, whose defaults are not given either.
+    one body everywhere. A field None, or a default of Speculation, is not given.
 
     Raises:
         BadRequest: a field is unknown, of the wrong type, or beyond what `info` offers; the text names it.

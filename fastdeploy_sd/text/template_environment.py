@@ -56,12 +56,9 @@ class Shield:
         return f"{self._open}{self._nonce}:{name}{self._close}"
 
     def cover(self, value: Any) -> Any:
-        """Return a JSON value with each control token in each of its texts replaced by a placeholder.
+        """Return a JSON value with each control token in its texts replaced by a placeholder; raises BadRequest.
 
         The beginning of a token at the end of a text is replaced too, as the next text could complete it.
-
-        Raises:
-            BadRequest: there are more than the limit.
         """
         if isinstance(value, str):
             return type(value)(self._cover_end(self._control.sub(self._cover_match, value)))

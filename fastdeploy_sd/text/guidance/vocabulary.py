@@ -19,15 +19,10 @@ class VocabularyError(ConfigError):
 
 
 def make_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> LLTokenizer:
-    """Return the vocabulary of a model.
+    """Return the vocabulary of a model, which may have more ids than the tokenizer, or fewer.
 
     A token that text does not show, or that ends a request, has no bytes: only a grammar that names it (`<|im_start|>`,
     `<[151645]>`) allows it, and the end of a grammar each of the latter.
-
-    Args:
-        tokenizer: it is kept, to write forced text as the model was taught to.
-        vocab_size: of the model, which may have more ids than the tokenizer, or fewer.
-        eos_token_ids: the model's; the tokenizer's own count too.
 
     Raises:
         VocabularyError: what bytes a token stands for depends on its neighbours, or nothing ends a request.

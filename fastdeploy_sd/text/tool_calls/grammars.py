@@ -49,7 +49,6 @@ def tool_grammar(
     """Return the grammar that a guided answer follows.
 
     Args:
-        use: what is offered and wanted; the schemas are valid.
         hidden_ids: text -> id of the tokens that text does not show.
         content: the grammar of an answer that calls nothing, where that is guided too.
         reads_bare: see ToolOptions; only where arguments are JSON.

@@ -51,23 +51,12 @@ def together_note(num_events: int) -> str:
     return _line(TOGETHER, num_events)
 
 
-def ended_note() -> str:
-    """Return the line in front of the last events of a stream without [DONE]."""
-    return _line(ENDED, None)
-
-
-def counted_note() -> str:
-    """Return the line in front of the usage of all choices."""
-    return _line(COUNTED, None)
-
-
-def failed_note() -> str:
-    """Return the line in front of an error that another instance need not have."""
-    return _line(FAILED, None)
-
-
 def _line(word: str, value: object) -> str:
     return f"{_PREFIX}{word} {json.dumps(value, separators=(',', ':'))}\n"
+
+
+# In front of the last events of a stream without [DONE], of all choices' usage, of an error that others need not have.
+ENDED_NOTE, COUNTED_NOTE, FAILED_NOTE = (_line(word, None) for word in (ENDED, COUNTED, FAILED))
 
 
 @dataclass(frozen=True, slots=True)

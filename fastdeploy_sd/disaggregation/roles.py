@@ -22,14 +22,7 @@ from fastdeploy_sd.types import KvDescription
 class Identity(Protocol):
     """What KV an executor has; see kv.kv_identity.KvIdentity."""
 
-    device: str
-    fingerprint: str
-    draft_fingerprint: str
-    kv_format: str
-    block_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    def describe(self, page_bytes: tuple[int, ...]) -> KvDescription: ...
 
 
 @runtime_checkable
@@ -55,7 +48,9 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
             f"splitwise_role: expected mixed, as the KV of this executor is not in one process, got {role}",
             param="splitwise_role",
         )
-    pages, description = executor.kv_pages, describe(executor)
+    pages = executor.kv_pages
+    page_bytes = tuple(pages.page_bytes(layer) for layer in range(pages.num_layers))
+    description = executor.kv_identity.describe(page_bytes)
     connector = KvConnector(ConnectorSettings.of(config), description, pages)
     try:
         if role == "prefill":
@@ -70,19 +65,3 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
             yield DecodeEngine(config, executor, connector, pages.num_layers - description.num_layers)
     finally:
         connector.close()
-
-
-def describe(owner: KvOwner) -> KvDescription:
-    """Return what instances must agree on before KV goes from one to another."""
-    pages, identity = owner.kv_pages, owner.kv_identity
-    return KvDescription(
-        device=identity.device,
-        model_fingerprint=identity.fingerprint,
-        block_size=identity.block_size,
-        kv_format=identity.kv_format,
-        num_layers=identity.num_layers,
-        num_kv_heads=identity.num_kv_heads,
-        head_dim=identity.head_dim,
-        page_bytes=tuple(pages.page_bytes(layer) for layer in range(pages.num_layers)),
-        draft_fingerprint=identity.draft_fingerprint,
-    )

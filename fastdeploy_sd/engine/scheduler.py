@@ -77,9 +77,7 @@ class Scheduler:
     ) -> None:
         """Make a scheduler without requests; `model_info`, not `config`, says how large the cache is."""
         limits = config.scheduler
-        self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._prompts = PromptBudget(limits)
-        self._policy = limits.policy
         self._drafts_for_others = config.splitwise.splitwise_role == "prefill"
         self._rules = AdmissionRules(limits, model_info)
         self._speculation = model_info.speculation
@@ -111,7 +109,7 @@ class Scheduler:
             raise BadRequest(f"request_id: expected one not in use, got {shown(name)}", param="request_id")
         waiting, preparing = self.pool.waiting, self.pool.preparing
         self._rules.verify(request)
-        client = request.client if self._policy == "fair" else ""
+        client = request.client if self._limits.policy == "fair" else ""
         num_tokens = waiting.num_prompt_tokens + preparing.num_prompt_tokens
         own = waiting.clients.get(client, ())
         self._rules.verify_queue(
@@ -122,7 +120,7 @@ class Scheduler:
             num_clients=len(waiting.clients) + (not own),
         )
         is_prepared = preparing.hold(request)
-        key = (request.priority if self._policy == "priority" else 0, self._num_arrived)
+        key = (request.priority if self._limits.policy == "priority" else 0, self._num_arrived)
         self._num_arrived += 1
         state = RequestState(request, key, time.time(), self._speculation, self.pool.counters, client)
         self.pool.enter(state, is_prepared=is_prepared)
@@ -191,7 +189,7 @@ class Scheduler:
         num_new = list(map(add, num_own, num_draft))  # drafts are only after the last token of a request
         num_prompts = len(num_own) - num_own.count(1)
         prompt_budget = self._prompts.max_tokens(is_decoding=num_prompts < len(num_own))
-        step = StepBuilder(self._max_num_batched_tokens, states, rows, num_new, num_draft, prompt_budget)
+        step = StepBuilder(self._limits.max_num_batched_tokens, states, rows, num_new, num_draft, prompt_budget)
         if num_prompts:
             step.share_prompts(self._prompts, self._waiting_by_length())
             _, num_computed, num_slots, _ = pool.counters.read(step.counter_rows)  # rows may have been taken out
@@ -249,7 +247,7 @@ class Scheduler:
         return not state.is_ready or self._start(state, step)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:
-        return victims(self.pool, state, self._policy, has_seat=has_seat)
+        return victims(self.pool, state, self._limits.policy, has_seat=has_seat)
 
     def _start(self, state: RequestState, step: StepBuilder) -> bool:
         """Let an admitted request run from this step on, if the budget allows, with the drafts that find room."""
@@ -281,5 +279,5 @@ class Scheduler:
             num_next = min(pool.num_free_seats, len(waiting))
             num_left += min(waiting.num_prompt_tokens * num_next // len(waiting), num_next * self._prompts.max_chunk)
         return min(
-            num_left, self._prompts.max_tokens(is_decoding=True), self._max_num_batched_tokens - len(step.states)
+            num_left, self._prompts.max_tokens(is_decoding=True), self._limits.max_num_batched_tokens - len(step.states)
         )

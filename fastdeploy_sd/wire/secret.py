@@ -28,13 +28,8 @@ def deployment_secret(config: SplitwiseConfig) -> bytes:
         return config.pd_secret.encode()
     path = _state_folder() / _FILE_NAME
     try:
-        return _read(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise _error(path, error.strerror or str(error)) from None
-    try:
-        _make(path)
+        if not path.exists():
+            _make(path)
         return _read(path)
     except OSError as error:
         raise _error(path, error.strerror or str(error)) from None

@@ -71,9 +71,6 @@ class Launcher(Protocol):
             plan counts all drafts of this one as right, and a token more for each row that is due: a row that gets
             fewer runs as many positions earlier. What it gives for a row that has failed, or has ended with its tokens,
             is nothing.
-
-        Raises:
-            Exception: as `Executor.execute`.
         """
 
     def finish(self) -> StepResult:

@@ -6,7 +6,7 @@ Knows no socket and no message; identities are opaque.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fastdeploy_sd.types import RequestId
 
@@ -21,7 +21,6 @@ class ClientTable:
         self._requests: dict[bytes, dict[int, RequestId]] = {}
         self._owner: dict[RequestId, tuple[bytes, int]] = {}
         self._fd: dict[bytes, int] = {}
-        self._identity_of_fd: dict[int, bytes] = {}
 
     def __contains__(self, identity: bytes) -> bool:
         return identity in self._requests
@@ -34,24 +33,20 @@ class ClientTable:
 
     def add(self, identity: bytes, pid: int) -> int:
         """Enter a client; returns a descriptor that is readable when process `pid` ends. OSError: it is gone."""
-        fd = os.pidfd_open(pid)
+        self._fd[identity] = fd = os.pidfd_open(pid)
         self._requests[identity] = {}
-        self._fd[identity] = fd
-        self._identity_of_fd[fd] = identity
         return fd
 
     def fd_of(self, identity: bytes) -> int:
         return self._fd[identity]
 
-    def ended(self, readable_fds: Iterable[int]) -> list[bytes]:
+    def ended(self, readable_fds: Collection[int]) -> list[bytes]:
         """Clients whose descriptor is among the readable ones."""
-        return [self._identity_of_fd[fd] for fd in readable_fds if fd in self._identity_of_fd]
+        return [identity for identity, fd in self._fd.items() if fd in readable_fds] if readable_fds else []
 
     def remove(self, identity: bytes) -> list[RequestId]:
         """Forget a client, close its descriptor, and return its unfinished requests."""
-        fd = self._fd.pop(identity)
-        del self._identity_of_fd[fd]
-        os.close(fd)
+        os.close(self._fd.pop(identity))
         request_ids = list(self._requests.pop(identity).values())
         for request_id in request_ids:
             del self._owner[request_id]

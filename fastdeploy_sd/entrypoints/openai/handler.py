@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd.cluster.route import Route, read_content
-from fastdeploy_sd.cluster.stream_metadata import counted_note, ended_note, failed_note
+from fastdeploy_sd.cluster.stream_metadata import COUNTED_NOTE, ENDED_NOTE, FAILED_NOTE
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
@@ -173,14 +173,14 @@ async def _events(
             item = await anext(deltas.rest, None)
         ending = form.ending(usage)
         if ending:
-            yield ("" if notes is None else counted_note()) + ending
+            yield ("" if notes is None else COUNTED_NOTE) + ending
     except Exception as failure:
         error = to_fdsd_error(failure, request)
         part = form.error(error)
         note = ""
         if notes is not None:
             is_ours = isinstance(error, Unavailable | Overloaded)
-            note = failed_note() if is_ours else ended_note() if part.is_last else ""
+            note = FAILED_NOTE if is_ours else ENDED_NOTE if part.is_last else ""
         yield note + part.text
     if form.stream_end:
         yield form.stream_end

@@ -10,7 +10,7 @@ from collections import defaultdict
 from starlette.datastructures import Headers
 
 from fastdeploy_sd.cluster.route import NOT_AUTHENTIC, ROUTE_HEADER, Route, RouteReader
-from fastdeploy_sd.cluster.stream_metadata import begun_note, ended_note, logprobs_note, shown_note, together_note
+from fastdeploy_sd.cluster.stream_metadata import ENDED_NOTE, begun_note, logprobs_note, shown_note, together_note
 from fastdeploy_sd.entrypoints.openai.answer_format import StreamPart
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.errors import Forbidden
@@ -77,4 +77,4 @@ class StreamMetadata:
             self._logprobs.clear()
         if part.num_events > 1:
             notes += together_note(part.num_events)
-        return notes + (ended_note() if part.is_last else "")
+        return notes + (ENDED_NOTE if part.is_last else "")

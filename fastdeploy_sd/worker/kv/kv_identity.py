@@ -14,6 +14,7 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.spec_decode.verify import VerifyRule
+from fastdeploy_sd.types import KvDescription
 from fastdeploy_sd.worker.loading.draft_formats import own_scheme
 from fastdeploy_sd.worker.loading.weights_digest import weights_digest
 
@@ -81,6 +82,20 @@ class KvIdentity:
             target.num_layers,
             target.layers[0].attention.num_kv_heads,
             target.layers[0].attention.head_dim,
+        )
+
+    def describe(self, page_bytes: tuple[int, ...]) -> KvDescription:
+        """Return what instances must agree on before KV goes from one to another."""
+        return KvDescription(
+            self.device,
+            self.fingerprint,
+            self.block_size,
+            self.kv_format,
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_dim,
+            page_bytes,
+            self.draft_fingerprint,
         )
 
     def output_fingerprint(self, rule: VerifyRule) -> str:

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from fastdeploy_sd.cluster.route import ChoiceProgress, Progress
 from fastdeploy_sd.cluster.stream_metadata import (
+    COUNTED_NOTE,
+    ENDED_NOTE,
+    FAILED_NOTE,
     EventSplitter,
     ResumeState,
     begun_note,
-    counted_note,
-    ended_note,
-    failed_note,
     shown_note,
     together_note,
 )
@@ -23,7 +23,7 @@ EVENTS = [
     begun_note("cmpl-1", 7, [3, 1 << 62], 2) + shown_note(0, [5], False, 16) + 'data: {"a":"\u20ac"}\n\n',
     shown_note(1, [7, 8], False, 0) + "data: {}\n\n",
     shown_note(0, [6], True, 99) + "data: {}\n\n",
-    counted_note() + "data: {}\n\n",
+    COUNTED_NOTE + "data: {}\n\n",
     "data: [DONE]\n\n",
 ]
 STREAM = "".join(EVENTS).encode("utf-8")
@@ -54,7 +54,7 @@ def test_half_an_event_counts_for_nothing() -> None:
 @given(st.integers(0, 200))
 def test_events_that_belong_together_are_shown_together(cut: int) -> None:
     begin = begun_note("resp_1", 7, [3], 1) + shown_note(0, [5], False, 0) + together_note(2)
-    parts = [begin + "event: a\ndata: {}\n\nevent: b\ndata: {}\n\n", shown_note(0, [6], True, 0), ended_note()]
+    parts = [begin + "event: a\ndata: {}\n\nevent: b\ndata: {}\n\n", shown_note(0, [6], True, 0), ENDED_NOTE]
     stream = ("".join(parts) + "event: c\ndata: {}\n\n").encode()
     splitter, record, taken = EventSplitter(), ResumeState(), []
     for piece in (stream[:cut], stream[cut:]):
@@ -66,7 +66,7 @@ def test_events_that_belong_together_are_shown_together(cut: int) -> None:
 
 
 def test_a_failure_is_told_apart() -> None:
-    events = list(EventSplitter().feed((failed_note() + 'data: {"error":{}}\n\ndata: {"error":{}}\n\n').encode()))
+    events = list(EventSplitter().feed((FAILED_NOTE + 'data: {"error":{}}\n\ndata: {"error":{}}\n\n').encode()))
     assert [ResumeState().take(event) for event in events] == [True, False]
 
 

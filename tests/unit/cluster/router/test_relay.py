@@ -22,7 +22,7 @@ from fastdeploy_sd.cluster.router.delivery import Delivery
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RoutingConfig
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
-from fastdeploy_sd.cluster.stream_metadata import begun_note, ended_note, failed_note, shown_note, together_note
+from fastdeploy_sd.cluster.stream_metadata import ENDED_NOTE, FAILED_NOTE, begun_note, shown_note, together_note
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.metrics import RouterStats
 from fastdeploy_sd.wire.http_client import Ask, HttpClient
@@ -183,7 +183,7 @@ async def test_a_stream_goes_on_behind_its_last_whole_event(add: Add, broken: by
 
 async def test_an_error_that_is_the_instances_own_is_no_event(add: Add) -> None:
     world = World()
-    await add(world, FIRST + chunk(failed_note() + 'data: {"error":{}}\n\n') + chunk(DONE) + b"0\r\n\r\n")
+    await add(world, FIRST + chunk(FAILED_NOTE + 'data: {"error":{}}\n\n') + chunk(DONE) + b"0\r\n\r\n")
     await add(world, RESUMED, num_running=5)
     await world.relay()
     assert world.body == "data: one\n\ndata: two\n\n" + DONE
@@ -192,7 +192,7 @@ async def test_an_error_that_is_the_instances_own_is_no_event(add: Add) -> None:
 async def test_a_stream_without_done_ends_where_it_says_so_or_in_an_event_of_its_own(add: Add) -> None:
     begun = begun_note("resp_1", 7, [3], 1) + shown_note(0, [5], False, 0)
     opening = STREAM_HEAD + chunk(begun + together_note(2) + "event: a\ndata: {}\n\nevent: b\ndata: {}\n\n")
-    half = chunk(shown_note(0, [6], True, 0) + together_note(2) + ended_note() + "event: c\ndata: {}\n\n")
+    half = chunk(shown_note(0, [6], True, 0) + together_note(2) + ENDED_NOTE + "event: c\ndata: {}\n\n")
     world = World()
     await add(world, opening + half + chunk("event: d\ndata: {}\n\n") + b"0\r\n\r\n")
     await world.relay("/v1/responses")

@@ -89,7 +89,6 @@ class Registrar:
         return str(answer.get("session"))
 
     async def _beat(self, router: Target, session: str) -> None:
-        """Send heartbeats until the instance leaves, then that it does."""
         number = 0
         while not self._is_leaving.is_set():
             number += 1

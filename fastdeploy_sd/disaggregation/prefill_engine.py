@@ -236,7 +236,6 @@ class PrefillEngine(Engine):
         return _Pages(transfer_id, begin, export.block_ids[begin : export.next_block])
 
     def _execute(self, plan: SchedulerOutput, pages: Sequence[_Pages]) -> tuple[StepResult, int]:
-        """Run the step; returns its result, and the layers whose pages are sent already."""
         if self._layers is None or not pages:
             return self._executor.execute(plan), 0
         self._layers.begin(pages)
@@ -255,7 +254,6 @@ class PrefillEngine(Engine):
         self._connector.send(pages.transfer_id, layer, pages.first_block, pages.block_ids)
 
     def _finish(self, output: RequestOutput, drafts: tuple[int, ...]) -> None:
-        """End an order that has got its first token, or failed."""
         transfer_id = output.request_id
         export = self._exports[transfer_id]
         if output.error is not None:

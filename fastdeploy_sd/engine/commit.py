@@ -70,7 +70,6 @@ class _Commit:
         return outputs
 
     def _append(self) -> list[RequestOutput]:
-        """Append every row's output, up to the token that ends its request, and note the ends."""
         verified, failed, stats = self._result.verified, self._failed, self._pool.stats
         token_ids, outputs = verified.token_ids.tolist(), list[RequestOutput]()
         for r, (state, (begin, end)) in enumerate(

@@ -6,19 +6,11 @@ still writes to its blocks, so no other request gets them earlier.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.requests.request_state import RequestState
-
-
-@dataclass(slots=True)
-class _Row:
-    """In how many steps in flight a request is, and the name that holds its blocks; "" = it has not ended."""
-
-    num_steps: int = 0
-    held: str = ""
 
 
 class InFlightRows:
@@ -26,26 +18,24 @@ class InFlightRows:
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
-        self._rows: dict[RequestState, _Row] = {}
+        self._num_steps: Counter[RequestState] = Counter()
+        self._held: dict[RequestState, str] = {}  # the name that holds the blocks of one that has ended
         self._num_held = 0
 
     def begin(self, states: Sequence[RequestState]) -> None:
-        for state in states:
-            self._rows.setdefault(state, _Row()).num_steps += 1
+        self._num_steps.update(states)
 
     def end(self, states: Sequence[RequestState]) -> None:
+        self._num_steps.subtract(states)
         for state in states:
-            row = self._rows[state]
-            row.num_steps -= 1
-            if not row.num_steps:
-                del self._rows[state]
-                if row.held:
-                    self._kv.release(row.held)
+            if not self._num_steps[state]:
+                del self._num_steps[state]
+                if state in self._held:
+                    self._kv.release(self._held.pop(state))
 
     def hold(self, state: RequestState) -> None:
         """Keep the blocks of a request that ends, if a step has it; before they are freed."""
-        row = self._rows.get(state)
-        if row is not None:
+        if state in self._num_steps:
             self._num_held += 1
-            row.held = f"ended in flight: {self._num_held}"
-            self._kv.hold(row.held, state.table.block_ids)
+            self._held[state] = f"ended in flight: {self._num_held}"
+            self._kv.hold(self._held[state], state.table.block_ids)

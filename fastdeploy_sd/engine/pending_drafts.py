@@ -25,7 +25,6 @@ class PendingDrafts:
     """
 
     def __init__(self, counters: RequestCounters) -> None:
-        """Start without drafts; `counters` says who has which."""
         self._counters = counters
         self._results: dict[int, DraftTokens] = {}
         self._last = self.skip_draft_steps = 0

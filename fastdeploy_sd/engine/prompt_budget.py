@@ -122,7 +122,6 @@ class PromptBudget:
 
 
 def _give(shares: list[int], wanted: list[int], order: Iterable[int], room: int) -> int:
-    """Give what is wanted in this order while there is room; returns what is left."""
     for i in order:
         share = min(wanted[i] - shares[i], room)
         shares[i] += share

@@ -178,7 +178,6 @@ class Scheduler:
         return head is not None and bool(self._victims(head, has_seat=True))
 
     def _begin_with_running(self, running: tuple[list[RequestState], Rows] | None) -> StepBuilder:
-        """Begin a step with the running requests in their order, as far as budget and blocks go."""
         pool = self.pool
         states, rows = running or (list(pool.running), pool.running_rows)
         num_tokens, num_computed, num_slots, num_draft = pool.counters.read(rows)
@@ -225,7 +224,6 @@ class Scheduler:
                 break
 
     def _admit(self, state: RequestState, step: StepBuilder) -> bool:
-        """Give a waiting request a seat and blocks, if budget and blocks allow, and start it if it is ready."""
         if self._kv.is_still_refused(state.table):
             return False  # nor has anyone come to a seat since whom it may preempt, as none overtakes it
         has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
@@ -250,7 +248,6 @@ class Scheduler:
         return victims(self.pool, state, self._limits.policy, has_seat=has_seat)
 
     def _start(self, state: RequestState, step: StepBuilder) -> bool:
-        """Let an admitted request run from this step on, if the budget allows, with the drafts that find room."""
         num_new = state.num_tokens - state.num_computed_tokens
         room = step.room_for(num_new)
         if not self._prompts.may_start(num_new, room):

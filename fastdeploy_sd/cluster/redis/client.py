@@ -191,7 +191,6 @@ class ClusterClient(EngineClient):
         )
 
     def _mention_mismatches(self, member: Member, others: Iterable[Candidate]) -> None:
-        """Log once which prefill instances a decode instance takes no KV of."""
         if member.role != DECODE or member.kv is None:
             return
         for source in (other.member for other in others if other.member.computes_kv and other.member.kv is not None):

@@ -118,7 +118,6 @@ class RequestConsumer:
                     await self._store.remove(results_of(origin))
 
     async def _beat(self) -> None:
-        """Write the record at every beat, and in between when the load has changed."""
         written, load, clock = 0.0, InstanceLoad(), time.monotonic
         while True:
             try:

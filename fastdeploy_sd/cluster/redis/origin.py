@@ -158,7 +158,6 @@ class Origin:
                 self._take(frame)
 
     async def _ask(self) -> None:
-        """At every beat ask each instance for the requests it has of this origin; give up those that fell silent."""
         while True:
             await self._has_requests.wait()
             await asyncio.sleep(self._lease.beat_s)

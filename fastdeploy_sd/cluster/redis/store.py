@@ -75,7 +75,6 @@ class Store:
             raise self._down(error) from None
 
     def _verify_tls(self, error: Exception) -> None:
-        """Raise what a failure of TLS says about the options."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ssl.SSLError):
             cause = cause.__cause__ or cause.__context__

@@ -259,7 +259,6 @@ class DecodeSide:
             self._lose(source, "it reads nothing", Failure.LOST)
 
     def _lose(self, source: _Source, why: str, failure: Failure) -> None:
-        """End a connection and everything ordered over it."""
         if self._sources.get(source.address) is not source:
             return
         is_known = failure is Failure.REFUSED and self._mentioned.get(source.address) == why

@@ -223,7 +223,6 @@ class PrefillSide:
             self._settle(peer, transfer)
 
     def _settle(self, peer: Peer, transfer: Outgoing) -> None:
-        """Say the end of a transfer when it is its turn."""
         if not transfer.is_over or transfer.transfer_id not in peer.transfers:
             return
         assert transfer.end is not None, "only an end is settled"

@@ -178,7 +178,6 @@ class EngineLoop:
         self._clients.own(request.request_id, identity, handle)
 
     def _reject_waiting(self, error: FdsdError) -> None:
-        """Answer the submissions that wait without reading them."""
         while self._inbox:
             identity, frame = self._inbox.next_submission()
             handle = m.handle_of_submit(frame)
@@ -242,7 +241,6 @@ class EngineLoop:
         return self._deadline is not None and not self._engine.has_work()
 
     def _audit(self) -> int:
-        """Verify the engine's books when its last request has ended; return the exit status."""
         try:
             self._engine.check_integrity()
         except AssertionError:

@@ -26,7 +26,6 @@ class Inbox:
         self._submissions: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
 
     def __bool__(self) -> bool:
-        """Whether a submission waits."""
         return bool(self._submissions)
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:

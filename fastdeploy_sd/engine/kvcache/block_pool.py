@@ -21,7 +21,6 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        """Make a pool of blocks 0 .. num_blocks - 1, all free. num_blocks >= 1."""
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; block 0 is given away first

@@ -37,7 +37,6 @@ class SwapIndex:
     """
 
     def __init__(self, num_slots: int) -> None:
-        """Make an index of slots 0 .. num_slots - 1, all free."""
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))  # a stack; slot 0 is used first
         self._by_hash: dict[bytes, _Entry] = {}

@@ -273,7 +273,6 @@ class RequestPool:
         return self._rows, self._running_ids
 
     def _withdraw(self, state: RequestState) -> None:
-        """Take a request out of the admitted ones; its blocks are not written to afterwards."""
         del self.admitted[state.request_id]
         if not state.is_ready:
             self._connector.cancel(state.request_id)

@@ -78,7 +78,6 @@ def example_request(server: ServerConfig, listener: socket.socket) -> str:
 
 
 def _ports(server: ServerConfig) -> list[int]:
-    """The API's port, and that of metrics where it is another one."""
     port = server.metrics_port
     return [server.port] if port is None or (port == server.port and port > 0) else [server.port, port]
 

@@ -37,7 +37,8 @@ class Engine:
         self._scheduler = Scheduler(config, executor.model_info, connector, executor.block_store, executor.grammars)
         self._kv_connector = self._scheduler.connector
         self._arrival_fds = ArrivalFds([self._kv_connector.fd, self._scheduler.pool.preparing.fd])
-        self._is_stalled = False
+        # Whether `step` would run nothing until requests change or something makes `arrival_fd` readable.
+        self.is_stalled = False
         self._pool = self._scheduler.pool
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
         self._pipeline: StepPipeline | None = None
@@ -52,14 +53,14 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a validated request; raises as Scheduler.add."""
         self._scheduler.add(request)
-        self._is_stalled = False
+        self.is_stalled = False
 
     def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
         """End requests before the next step; what a step in flight gives for them is dropped. Unknown ids are ignored.
 
         Returns their last outputs, without tokens. The reason is STOP when a stop string has completed them.
         """
-        self._is_stalled = False
+        self.is_stalled = False
         return self._pool.abort(request_ids, reason)
 
     def step(self) -> list[RequestOutput]:
@@ -73,11 +74,11 @@ class Engine:
         refused = self._take_prepared()
         if self._pipeline is not None:
             outputs = self._pipeline.advance()
-            self._is_stalled = not self._pipeline.is_running
+            self.is_stalled = not self._pipeline.is_running
             return refused + outputs
         plan = self._scheduler.schedule()
-        self._is_stalled = not plan.request_ids
-        if self._is_stalled:
+        self.is_stalled = not plan.request_ids
+        if self.is_stalled:
             return refused
         return refused + self._run(plan)
 
@@ -106,11 +107,6 @@ class Engine:
         return bool(self._pool.states) or (self._pipeline is not None and self._pipeline.is_running)
 
     @property
-    def is_stalled(self) -> bool:
-        """Whether `step` would run nothing until requests change or something makes `arrival_fd` readable."""
-        return self._is_stalled
-
-    @property
     def failure_fd(self) -> int | None:
         """Readable once nothing can be computed any more; None = only a step tells."""
         return self._executor.failure_fd if isinstance(self._executor, FallibleExecutor) else None
@@ -122,7 +118,7 @@ class Engine:
 
     def wait_for_arrival(self, timeout_s: float) -> None:
         """Sleep while `is_stalled`, until `arrival_fd` is readable; for callers that wait for nothing else."""
-        if self._is_stalled and self.has_work() and self.arrival_fd is not None:
+        if self.is_stalled and self.has_work() and self.arrival_fd is not None:
             poll = select.poll()
             poll.register(self.arrival_fd, select.POLLIN)
             poll.poll(timeout_s * 1e3)

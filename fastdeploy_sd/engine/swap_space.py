@@ -61,7 +61,7 @@ class SwapSpace:
             num_slots=store.num_slots, block_bytes=store.block_bytes, num_restored=self._index.num_used_slots
         )
         self.fd: int | None = store.fd
-        kv.listen(self)
+        kv.listener = self
 
     def published(self, block_id: int, content: CachedBlock) -> None:
         """Store the block, unless a slot has its content or every slot is being copied."""

@@ -87,7 +87,7 @@ class ClusterClient(EngineClient):
         if self._origin is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.server.shutdown_timeout_s):
-                    await self._origin.wait_idle()
+                    await self._origin.is_idle.wait()
 
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
         """As EngineClient, wherever the requests run."""

@@ -68,7 +68,10 @@ class RemoteRequest:
 
 
 class Origin:
-    """Sends requests to instances and hands out what comes back. Belongs to one event loop; `close` it at the end."""
+    """Sends requests to instances and hands out what comes back. Belongs to one event loop; `close` it at the end.
+
+    `is_idle` is set while no request is elsewhere.
+    """
 
     def __init__(self, store: Store, codec: SignedCodec, lease: LeaseConfig, batch_size: int) -> None:
         self.name = secrets.token_hex(16)
@@ -78,12 +81,9 @@ class Origin:
         self._beat = 0
         self._heard: dict[str, float] = {}
         self._endings: dict[str, list[Ending]] = defaultdict(list)
-        self._has_requests, self._has_endings, self._is_idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._is_idle.set()
+        self._has_requests, self._has_endings, self.is_idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.is_idle.set()
         self._tasks: list[asyncio.Task[None]] = []
-
-    async def wait_idle(self) -> None:
-        await self._is_idle.wait()
 
     async def submit(self, instance: str, request: Request, max_queued: int) -> RemoteRequest:
         """Send a request to an instance for which at most `max_queued` messages may wait; `leave` it in the end."""
@@ -113,7 +113,7 @@ class Origin:
             self.end(remote, FinishReason.ABORT)
         if not self._requests:
             self._has_requests.clear()
-            self._is_idle.set()
+            self.is_idle.set()
 
     async def close(self) -> None:
         """Wait for nothing any more, and leave nothing in Redis as far as it can be reached."""
@@ -129,7 +129,7 @@ class Origin:
     def _enter(self, remote: RemoteRequest) -> None:
         self._requests[remote.handle] = remote
         self._has_requests.set()
-        self._is_idle.clear()
+        self.is_idle.clear()
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._keep(run)) for run in (self._read, self._ask, self._end)]
 

@@ -43,7 +43,7 @@ class EngineClient:
         self._timeout_s = timeout_s
         self.on_silence: Callable[[], None] = lambda: None
         self._heart: LivenessProbe | None = None
-        self._last_stats: EngineStats | None = None
+        self.last_stats: EngineStats | None = None  # None = it has not told any yet
         self._channel: ClientChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ModelInfo] | None = None
@@ -106,11 +106,6 @@ class EngineClient:
     def silence_s(self) -> float:
         """Seconds since the engine's last sign of life; of a loaded engine that works or waits, one or two at most."""
         return 0.0 if self._heart is None else self._heart.signs.age_s
-
-    @property
-    def last_stats(self) -> EngineStats | None:
-        """The engine's latest known statistics, None = it has not told any yet."""
-        return self._last_stats
 
     def begin_drain(self) -> None:
         """Take no new requests from now on, also before the engine has announced its drain."""
@@ -197,7 +192,7 @@ class EngineClient:
             case m.Rejected(handle, error):
                 self._put(handle, error.to_exception(), is_last=True)
             case m.StatsReply(serial, stats):
-                self._last_stats = stats
+                self.last_stats = stats
                 _resolve(self._stats.get(serial), stats)
             case m.EngineReady(model_info):
                 _resolve(self._ready, model_info)

@@ -42,11 +42,7 @@ class KVCacheManager:
         self._num_publications = 0
         self._tables: dict[RequestId, BlockTable] = {}
         self._held: dict[str, Sequence[int]] = {}
-        self._listener: CacheListener | None = None
-
-    def listen(self, listener: CacheListener) -> None:
-        """Tell a listener about every block that is published, lost or discarded from now on."""
-        self._listener = listener
+        self.listener: CacheListener | None = None  # is told of every block that is published, lost or discarded
 
     @property
     def num_blocks(self) -> int:
@@ -164,8 +160,8 @@ class KVCacheManager:
                 content = self.prefixes.describe_block(table, token_ids, i, g)
                 if self._prefix_cache.insert(own.block_ids[i], content):
                     self._num_publications += 1
-                    if self._listener is not None:
-                        self._listener.published(own.block_ids[i], content)
+                    if self.listener is not None:
+                        self.listener.published(own.block_ids[i], content)
             own.num_published = num_full
 
     def free_before_windows(self, table: BlockTable, num_computed_tokens: int) -> None:
@@ -249,8 +245,8 @@ class KVCacheManager:
 
     def _allocate(self, count: int) -> list[int]:
         block_ids = self._pool.allocate(count)
-        if self._listener is not None:
-            self._listener.lost(block_ids)
+        if self.listener is not None:
+            self.listener.lost(block_ids)
         for block_id in block_ids:
             self._prefix_cache.remove(block_id)
         return block_ids
@@ -262,9 +258,9 @@ class KVCacheManager:
         """Let no request find a request's blocks, those that it gave back included."""
         given_back = [self._prefix_cache.block_of(block_hash) for block_hash in own.hashes[: own.num_freed]]
         suspect = [block_id for block_id in given_back if block_id is not None] + own.block_ids[own.num_freed :]
-        if self._listener is not None:
-            self._listener.lost(suspect)
-            self._listener.discarded(own.hashes)
+        if self.listener is not None:
+            self.listener.lost(suspect)
+            self.listener.discarded(own.hashes)
         self._pool.share(suspect)
         for block_id in suspect:
             self._prefix_cache.remove(block_id)

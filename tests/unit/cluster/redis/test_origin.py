@@ -152,4 +152,4 @@ async def test_nothing_waits_for_a_closed_origin(redis: RedisServer) -> None:
         await side.origin.close()
         with pytest.raises(Unavailable, match="the server shut down"):
             await remote.next(WAIT_S)
-        await asyncio.wait_for(side.origin.wait_idle(), WAIT_S)
+        await asyncio.wait_for(side.origin.is_idle.wait(), WAIT_S)

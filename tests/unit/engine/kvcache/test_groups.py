@@ -169,7 +169,7 @@ def test_any_order_of_calls_keeps_and_finds_what_it_should(seed: int) -> None:
     others = [WINDOW, WIDE, KvGroup(4, 1, STEP), KvGroup(4), KvGroup(8, 3, STEP)]
     groups = (FULL, *rng.sample(others, rng.randint(1, 3)))
     kv, findable = KVCacheManager(rng.randint(20, 90), groups, enable_prefix_caching=True), Findable()
-    kv.listen(findable)
+    kv.listener = findable
     running: dict[str, tuple[BlockTable, I32, int]] = {}
     num_hits = 0
     for turn in range(120):

@@ -1,4 +1,4 @@
-"""Makes drafting methods, and drafts for every request with its method. Knows methods only by their entries."""
+"""Makes drafting methods, and drafts for every request with its method."""
 
 from __future__ import annotations
 

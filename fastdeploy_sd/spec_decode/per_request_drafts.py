@@ -66,7 +66,6 @@ class PerRequestDrafts:
         return head
 
     def forget(self, table_rows: I32) -> None:
-        """Forget the table rows in the methods that serve them; raises nothing."""
         if self._num_served == 0:
             return
         for guard, served in zip(self._guards, self._served, strict=True):

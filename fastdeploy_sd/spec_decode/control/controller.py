@@ -107,10 +107,7 @@ class DraftController:
         self._rows = BoundRows(params, len(self.sources), num_table_rows)
 
     def take_costs(self, profile: CostProfile, max_num_rows: int) -> None:
-        """Use measured times for the model's part of a step. Before, a draft is assumed to take a tenth of a step.
-
-        Args:
-            max_num_rows: of a step, drafts included; at least 1.
+        """Use measured times for steps of 1 .. max_num_rows rows. Before, a draft is assumed to take a tenth of a step.
 
         Raises:
             ValueError: a number is out of range.
@@ -125,19 +122,11 @@ class DraftController:
         call("controller_take_costs", params)
 
     def begin(self, table_rows: I32) -> None:
-        """Begin new requests in these table rows, i32[n].
-
-        Raises:
-            ValueError: a table row is out of range.
-        """
+        """Begin new requests in these table rows, i32[n]; raises ValueError where one is out of range."""
         self._call_rows("controller_begin", table_rows)
 
     def forget(self, table_rows: I32) -> None:
-        """Forget the requests of these table rows, i32[n]; one that was not begun is ignored.
-
-        Raises:
-            ValueError: a table row is out of range.
-        """
+        """Forget the requests of these table rows, i32[n], as far as they were begun; raises as `begin`."""
         self._call_rows("controller_forget", table_rows)
 
     def observe_and_decide(self, stats: StepStats, *, goes_on: bool, decides: bool = False) -> StepForecast:

@@ -1,7 +1,6 @@
 """A source of drafts that runs a model: called only for rows whose drafts are expected to be worth the call.
 
-Offers of a look-up are scored in every step, chosen or not; a model is scored only in steps in which it runs. So a
-source that was not worth its time is tried again, with exponential backoff. Knows no method by name.
+A model is scored only in steps in which it runs. So one that was not worth its time is tried again, with backoff.
 """
 
 from __future__ import annotations
@@ -120,13 +119,10 @@ class ModelDraftSource:
         """Return how many drafts of each row are worth asking for, and the acceptance probability at which they end.
 
         Args:
-            x: the rows that the policy has offers for.
+            x: the rows that the controller has offers for.
             source: the plane of this source.
             times: of the next step, in ms; steps take `speed` times as long now as when they were measured.
             num_outputs: see DraftController.decide.
-
-        Raises:
-            ValueError: a shape or dtype disagrees, or the rows are not those of the latest offers.
         """
         num_steps, self._num_skipped = max(self._num_skipped, 1), 0
         limits = self.limits(x)
@@ -153,11 +149,7 @@ class ModelDraftSource:
         how: tuple[float, float, int, int],
         limits: I32,
     ) -> tuple[I32, float, float, int]:
-        """Return drafts per row, the expected gain, the least acceptance probability, and the drafts of other sources.
-
-        Args:
-            how: speed, acceptance prior, most drafts, outputs of the step without drafts.
-        """
+        """Return drafts per row, the expected gain, the least acceptance probability, and other sources' drafts."""
         speed, accept_prior, max_drafts, num_outputs = how
         if self._wants is None:
             params = struct_type("ControllerWantsParams")(
@@ -198,9 +190,6 @@ class ModelDraftSource:
 
         Returns:
             The drafts, and f32[D], how probable each is; valid until the next call.
-
-        Raises:
-            Exception: as Proposer.propose.
         """
         begin = time.perf_counter()
         target = _target(x)

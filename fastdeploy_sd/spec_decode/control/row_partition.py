@@ -1,6 +1,6 @@
 """Splits a step's rows for a model source: rows that the controller chooses for, and rows that chose the source.
 
-One call per step does both, and fills the KV of all other rows. Knows no controller.
+One call per step does both, and fills the KV of all other rows.
 """
 
 from __future__ import annotations

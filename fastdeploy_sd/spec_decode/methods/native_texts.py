@@ -44,11 +44,7 @@ class NativeTexts:
         self._token_table: I32 | None = None
 
     def forget(self, table_rows: I32) -> None:
-        """Free the texts of these table rows, i32[n]; one that was not begun is ignored.
-
-        Raises:
-            ValueError: a table row is out of range.
-        """
+        """Free the texts of these table rows, i32[n], as far as begun; raises ValueError where one is out of range."""
         self._call_rows("forget", table_rows)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
@@ -106,9 +102,7 @@ class TextProposer(Proposer):
         return self._texts.drafter
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """See NativeTexts.propose."""
         return self._texts.propose(x)
 
     def forget(self, table_rows: I32) -> None:
-        """See NativeTexts.forget."""
         self._texts.forget(table_rows)

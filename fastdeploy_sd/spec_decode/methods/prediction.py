@@ -65,7 +65,6 @@ class PredictionProposer(TextProposer):
         return self
 
     def serves(self, request: DraftRequest) -> bool:
-        """Whether the client predicts anything."""
         return len(request.prediction_token_ids) > 0
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:

@@ -45,12 +45,7 @@ class SuffixLimits:
 
 @dataclass(frozen=True, slots=True)
 class SuffixEnd:
-    """Where a text ends, though its table row may have more tokens: at the first end token that is not too early.
-
-    Attributes:
-        token_ids: any of these ends it.
-        first: index of the first token that may end it.
-    """
+    """A text ends at the first of these tokens from index `first` on, though its table row may have more tokens."""
 
     token_ids: tuple[int, ...] = ()
     first: int = 0
@@ -82,17 +77,11 @@ class SuffixStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SuffixSequences:
-    """Pieces of outputs as they were cached, the oldest first; most outputs are one piece.
+    """Pieces of outputs as cached, the oldest first; sequence q has tokens cu_tokens[q] .. cu_tokens[q + 1] - 1."""
 
-    Attributes:
-        salt_digests: u8[Q, 16].
-        cu_tokens: i64[Q+1]; sequence q owns `token_ids[cu_tokens[q]:cu_tokens[q+1]]`.
-        token_ids: i32[N].
-    """
-
-    salt_digests: npt.NDArray[np.uint8]
-    cu_tokens: I64
-    token_ids: I32
+    salt_digests: npt.NDArray[np.uint8]  # [Q, 16]
+    cu_tokens: I64  # [Q+1]
+    token_ids: I32  # [N]
 
 
 class SuffixDrafter(NativeTexts):
@@ -136,7 +125,7 @@ class SuffixDrafter(NativeTexts):
         Args:
             num_private: leading tokens that are no new output: the prompt, and output that was shared before. Their
                 last `max_context` are shared as the context of the first new token.
-            salt_digest: 16 bytes that stand for the salt.
+            salt_digest: of 16 bytes.
             end: the token that ends the text is the last one to be shared.
 
         Raises:

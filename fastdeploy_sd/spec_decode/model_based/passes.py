@@ -98,7 +98,6 @@ class DraftStep:
         )
 
     def first_pass(self) -> MtpPass:
-        """What layer 0 computes, from the target's hidden rows."""
         return MtpPass(self.begin, self.ends[0], 0, self.hidden_begin, self.cu_hidden, self.num_tokens[0])
 
     def later_pass(self, layer: int, cu_hidden: Any) -> MtpPass:
@@ -189,7 +188,6 @@ class _Passes:
         return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, cache, maps)
 
     def store_kv(self, layer: int, inputs: MtpInputs) -> None:
-        """Only fill a layer's KV."""
         maps, cache = self._maps(inputs, None), self._target.caches[layer]
         self._target.model.store_kv(layer, inputs.input_ids, inputs.hidden, cache, maps)
 

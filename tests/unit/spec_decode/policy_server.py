@@ -30,7 +30,7 @@ def rows_of(
 
 
 def by_drafts(times: Sequence[float]) -> DraftTimes:
-    """Times of a step with 0, 1, .. drafts beside two rows, a part of them in what every step takes."""
+    """Times of a step with 0, 1, .. drafts and two other rows, a part of them in what every step takes."""
     return DraftTimes(np.array([9.0, 9.0, *times], np.float64) - 0.5, 2, 0.5)
 
 

@@ -233,7 +233,7 @@ class Reference:
         while len(tokens) < max_tokens:
             token = text.best(string)
             if token is None and tail and text.ends(string) == text.ends(tail):
-                # The end of the own text: go on behind its longest end that has a continuation.
+                # The end of the own text: continue after its longest end that has a continuation.
                 string = next((end for end in text.shorter(string) if text.best(end) is not None), ())
                 token = text.best(string) if string else None
                 is_open = True

@@ -1,4 +1,4 @@
-"""The method `auto` beside certain drafts: these stay, and say nothing of guesses."""
+"""The method `auto` with certain drafts: these stay, and say nothing of guesses."""
 
 from __future__ import annotations
 

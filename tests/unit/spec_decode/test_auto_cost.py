@@ -20,7 +20,7 @@ def profile(*steps: tuple[int, int, int, float]) -> CostProfile:
     return CostProfile({}, {}, tuple(StepSample(*step) for step in steps))
 
 
-# A stair between 4 and 5 rows, and every row behind 8 costs the same.
+# A stair between 4 and 5 rows, and every row after 8 costs the same.
 STAIR = profile((1, 1, 10, 1.0), (4, 1, 10, 1.0), (5, 1, 10, 2.0), (8, 1, 10, 2.0), (16, 1, 10, 4.0))
 
 
@@ -40,7 +40,7 @@ def test_a_stair_is_where_it_was_measured() -> None:
     times = FollowedCost(STAIR, 40).times(1, 1, 10).array(19)
     assert times[:4].tolist() == [1.0] * 4
     assert times[4:8].tolist() == [2.0] * 4
-    # In between, and on behind the last one as since half of its rows.
+    # In between, and beyond the last one as since half of its rows.
     assert times[11] == pytest.approx(3.0)
     assert times[19] == pytest.approx(5.0)
 
@@ -62,7 +62,7 @@ def test_more_rows_than_were_measured(steps: list[tuple[int, int, int, float]], 
     assert FollowedCost(profile(*steps), 200).times(1, 1, 64).array(135)[135] == pytest.approx(expected)
 
 
-def test_drafts_beside_other_rows_cost_what_they_cost_there() -> None:
+def test_drafts_with_other_rows_cost_what_they_cost_there() -> None:
     model = FollowedCost(STAIR, 40)
     assert model.times(4, 1, 10).array(2).tolist() == [1.0, 2.0, 2.0]
     assert np.diff(model.times(16, 1, 10).array(4)) == pytest.approx([0.25] * 4)
@@ -149,7 +149,7 @@ def test_a_single_measured_time_is_a_flat_line() -> None:
 
 @pytest.mark.parametrize("read", [0.0, 0.4])
 def test_what_drafts_read_of_the_context_is_learned(read: float) -> None:
-    # A context of 1,010 tokens takes 1 ms to read, and a draft beside its request's token reads a part of it again.
+    # A context of 1,010 tokens takes 1 ms to read, and a draft reads a part of it again.
     model = FollowedCost(profile((1, 1, 10, 1.0), (8, 1, 10, 1.7), (16, 1, 10, 2.5), (1, 1, 1010, 2.0)), 40)
     before = model.times(1, 1, 1010).array(7)
     for step in range(400):
@@ -171,7 +171,7 @@ def test_a_few_noisy_steps_say_little_of_what_drafts_read() -> None:
 
 
 @pytest.mark.parametrize(("measured_ms", "true_ms", "best"), [(140.0, 121.0, (7, 8)), (121.0, 160.0, (0,))])
-def test_steps_that_nobody_ran_are_tried_and_found_out(
+def test_steps_that_never_ran_are_tried_and_found_out(
     measured_ms: float, true_ms: float, best: tuple[int, ...]
 ) -> None:
     """Sixteen requests, each with eight drafts that are right, of which so many are verified as seem worth it.

@@ -28,7 +28,7 @@ def test_what_repeats_is_drafted_at_length_and_counted() -> None:
 
 @pytest.fixture
 def asking_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock is 50 us behind the one before."""
+    """The clock is 50 us later at every call."""
     looks = itertools.count(1)
     monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 5e-5 * next(looks))
 
@@ -67,7 +67,7 @@ def test_look_ups_that_others_cover_are_left_out_while_asking_takes_long(monkeyp
 
 
 @pytest.mark.usefixtures("asking_takes_long")
-def test_where_nobody_has_a_draft_it_is_looked_for_one_before_everything_is_asked(
+def test_where_no_source_has_a_draft_a_probe_comes_before_everything_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []
@@ -94,7 +94,7 @@ def test_where_nobody_has_a_draft_it_is_looked_for_one_before_everything_is_aske
 
 
 @pytest.mark.usefixtures("asking_takes_long")
-def test_where_nobody_knows_knows_anything_most_steps_do_not_ask() -> None:
+def test_where_no_source_knows_anything_most_steps_do_not_ask() -> None:
     server = Server([random_text()])
     server.step(200)
     assert server.num_tokens[0] == 24 + 200
@@ -203,7 +203,7 @@ def test_requests_that_forbid_drafts_keep_no_step_from_rest(methods: list[str]) 
     assert server.step_stats.report.reason == ("no_drafter" if "" in methods else "request")
 
 
-def test_drafts_that_lose_are_found_out_beside_requests_that_forbid_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_lose_are_found_out_among_requests_that_forbid_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts take twenty times what is expected: the detector compares all tokens of a step, of whatever request."""
     monkeypatch.setattr("fastdeploy_sd.spec_decode.control.method.time.perf_counter", lambda: 0.0)
     text = [t for i in range(200) for t in (*PHRASE[:2], 100 + i)]  # two of three tokens repeat themselves

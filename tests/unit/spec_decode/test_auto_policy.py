@@ -76,7 +76,7 @@ def test_decides_as_the_definition_does(num_rows: int, num_steps: int) -> None:
 
 
 def test_offering_and_choosing_apart_decides_the_same() -> None:
-    """As somebody does who writes a plane in between; here the last source's, which offers nothing."""
+    """As a caller does that writes a plane in between; here the last source's, which offers nothing."""
     rng, rows, table = random.Random(5), i32([0, 1, 2]), np.zeros((3, MAX_LEN), np.int32)
     phrase = [rng.randrange(40) for _ in range(25)]
     for row in table:
@@ -106,7 +106,7 @@ def test_offering_and_choosing_apart_decides_the_same() -> None:
 
 
 def test_of_more_offers_than_are_looked_at_those_that_were_asked_for_are() -> None:
-    """A look-up's match of two tokens beside a model's draft, which has matched nothing; half of the rows have both."""
+    """A look-up's match of two tokens and a model's draft, which has matched nothing; half of the rows have both."""
     num_rows, num_both, token_id = 90, 45, 80
     text = [1, 2, 3, *range(50, 75), 1, 2]
     table, rows = np.tile(i32(text), (num_rows, 1)), i32(range(num_rows))
@@ -171,7 +171,7 @@ def test_the_likeliest_drafts_of_all_rows_fill_a_stair() -> None:
 
 @pytest.mark.parametrize(("share_right", "wants_all"), [(0.97, True), (0.4, False)])
 def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wants_all: bool) -> None:
-    # Any drafts beside 8 rows make the step 6.1 times as long. What is a tenth better with 64 of them must not be
+    # Any drafts with 8 rows make the step 6.1 times as long. What is a tenth better with 64 of them must not be
     # lost for what they take in themselves.
     rng = random.Random(1)
     server = PolicyServer([list(range(1 + 40 * r, 391 + 40 * r)) for r in range(8)], [DraftSource.NGRAM], 8)
@@ -185,7 +185,7 @@ def test_drafts_that_pay_only_together_are_taken_together(share_right: float, wa
     assert decision.num_tokens / decision.time >= 8.0
 
 
-def test_many_rows_beside_a_row_make_its_drafts_not_worth_it() -> None:
+def test_many_other_rows_make_the_drafts_of_a_row_not_worth_it() -> None:
     # The same draft, in a step that a token more makes longer by a little, and by much.
     offer = ([5], [0.5], (5, 5, 0))
     cheap, model_source = (PolicyServer([[1]], [DraftSource.NGRAM]) for _ in range(2))

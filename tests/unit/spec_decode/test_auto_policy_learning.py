@@ -83,7 +83,7 @@ def test_learns_from_what_was_never_verified() -> None:
     assert 0 <= stats.squared_error / stats.num_scored < 0.25
 
 
-def test_what_requests_leave_behind_does_not_hide_what_the_next_ones_show() -> None:
+def test_what_earlier_requests_showed_does_not_hide_what_the_next_ones_show() -> None:
     """Each copies its prompt but for some tokens of its own: which these are is known from its own text alone.
 
     After hundreds of requests every place that is kept for that has been another's, and what all of them have in common
@@ -121,7 +121,7 @@ def test_the_agreeing_source_of_two_is_trusted_more() -> None:
 
 
 def test_what_is_expected_of_chosen_drafts_comes_to_what_they_bring() -> None:
-    # Eight rows are guessed at, and the best of the guesses chosen, though nobody can know which are right.
+    # Eight rows are guessed at, and the best of the guesses chosen, though none can know which are right.
     rng = random.Random(4)
     server = PolicyServer([[rng.randrange(50) for _ in range(390)] for _ in range(8)], [DraftSource.NGRAM])
     expected, brought = [0.0, 0.0], [0, 0]

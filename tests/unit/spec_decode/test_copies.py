@@ -1,4 +1,4 @@
-"""Copies with changes: n-gram and suffix decoding go on behind a replaced token, and learn where that does not help."""
+"""Copies with changes: n-gram and suffix decoding continue after a replaced token, and learn where it does not help."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def draft(request: pytest.FixtureRequest) -> Draft:
     return run
 
 
-def test_a_copy_goes_on_behind_a_replaced_token(draft: Draft) -> None:
+def test_a_copy_continues_after_a_replaced_token(draft: Draft) -> None:
     text = [*SOURCE, 1, *SOURCE[:8], 99]
     assert draft(text) == SOURCE[9:12]
     assert draft([*text, SOURCE[9]], 5) == SOURCE[10:15], "as far as before the change"
     assert draft(text, follow_copies=False) == []
 
 
-def test_a_copy_goes_on_behind_every_replaced_token(draft: Draft) -> None:
+def test_a_copy_continues_after_every_replaced_token(draft: Draft) -> None:
     assert draft([*SOURCE, 1, *SOURCE[:8], 99, *SOURCE[9:11], 98, SOURCE[12], 97]) == SOURCE[14:17]
 
 
@@ -75,7 +75,7 @@ def test_two_replaced_tokens_end_a_copy(draft: Draft) -> None:
 def test_a_match_elsewhere_that_says_more_is_preferred(draft: Draft) -> None:
     assert draft([*SOURCE, 6, 99, 41, 1, *SOURCE[:8], 99], 1) == [SOURCE[9]], "a single token elsewhere says less"
     assert draft([*SOURCE, 5, 6, 99, 41, 2, *SOURCE[:8], SOURCE[8], 5, 6, 99], 1) == [41]
-    assert draft([*SOURCE, SOURCE[7], 99, 41, 1, *SOURCE[:8], 99], 1) == [41], "two tokens against none behind it"
+    assert draft([*SOURCE, SOURCE[7], 99, 41, 1, *SOURCE[:8], 99], 1) == [41], "two tokens against none after it"
 
 
 def test_changes_that_are_no_replaced_tokens_use_up_the_credit(draft: Draft) -> None:
@@ -101,7 +101,7 @@ def test_credit_is_limited(draft: Draft, num_inserted: int, is_drafted: bool) ->
 @pytest.mark.parametrize(
     ("changed", "num_left_out"), [([99, 98], 0), ([99, 98], 1), ([99, 98], 2), ([99, 98, 97, 96], 3), ([99], 0)]
 )
-def test_ngram_rejoins_a_copy_behind_a_few_changed_tokens(changed: list[int], num_left_out: int) -> None:
+def test_ngram_rejoins_a_copy_after_a_few_changed_tokens(changed: list[int], num_left_out: int) -> None:
     """One token is enough: it is looked for where the copy broke only. Without that, two of them are looked up."""
     text = [SOURCE[8 + num_left_out], 400, *SOURCE, 401, *SOURCE[:8], *changed, SOURCE[8 + num_left_out]]
     assert Text("ngram").draft(text, 3) == SOURCE[9 + num_left_out : 12 + num_left_out]
@@ -109,7 +109,7 @@ def test_ngram_rejoins_a_copy_behind_a_few_changed_tokens(changed: list[int], nu
 
 
 @pytest.mark.parametrize(("changed", "num_left_out"), [([99, 98, 97, 96, 95], 0), ([99, 98], 4)])
-def test_ngram_does_not_rejoin_a_copy_behind_many_changed_tokens(changed: list[int], num_left_out: int) -> None:
+def test_ngram_does_not_rejoin_a_copy_after_many_changed_tokens(changed: list[int], num_left_out: int) -> None:
     place = 8 + num_left_out
     text = [*SOURCE, SOURCE[place], 400, 401, 402, *SOURCE[:8], *changed, SOURCE[place]]
     assert Text("ngram").draft(text, 3) == [400, 401]

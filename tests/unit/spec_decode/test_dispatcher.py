@@ -193,7 +193,7 @@ def test_a_method_without_rows_in_the_step_is_not_asked() -> None:
     assert rows_of(router.propose(step_input([], []))) == []
 
 
-def test_methods_nobody_asked_for_are_not_made() -> None:
+def test_methods_that_no_request_names_are_not_made() -> None:
     router = create_proposer(SpeculativeConfig(method="mtp"), CONTEXT)
     begin(router, {0: "", 1: "ngram"})
     assert (len(MtpRecorder.made), len(SuffixRecorder.made)) == (1, 0)

@@ -71,7 +71,7 @@ def test_what_any_draft_costs_is_found_out_within_a_few_steps() -> None:
         for _ in range(3):
             steps.run(0)
         steps.run(num_drafts, 0.4)
-    assert steps.times.any_draft == 0  # in the step behind one with drafts
+    assert steps.times.any_draft == 0  # in the step after one with drafts
     steps.run(0)
     assert 0.15 < steps.times.any_draft < 0.45  # some of it is taken for what rows take
     ms = steps.ms()
@@ -87,7 +87,7 @@ def test_steps_that_were_interrupted_say_nothing() -> None:
 
 @pytest.mark.parametrize("num_plain", [1, 6])
 def test_a_machine_that_became_slower_says_nothing_of_drafts(num_plain: int) -> None:
-    """Plain steps are of the time before, and those with drafts of the time behind."""
+    """Plain steps are of the time before, and those with drafts of the time after."""
     steps = Steps()
     for slowness in (1.0, 1.7, 1.0, 3.0):
         for _ in range(20):
@@ -152,7 +152,7 @@ def test_where_nothing_was_measured_a_draft_takes_a_tenth_of_a_step_of_one_row()
 
 
 def around_ms(steps: Steps, num_requests: int, host_s: float = 0.0, *, num_drafts: int = 0) -> float:
-    """What a step takes besides the model's part, on the machine of now; behind one with this engine's part, if any."""
+    """What a step takes besides the model's part, on the machine of now; after one with this engine's part, if any."""
     steps.step_stats.host_seconds = host_s
     found = steps.run(num_drafts, num_requests=num_requests, goes_on=host_s > 0)
     return steps.times.fixed * found.speed
@@ -177,7 +177,7 @@ def test_loads_are_apart_and_one_that_was_not_seen_takes_the_latest() -> None:
     assert around_ms(steps, 64) == pytest.approx(4.0)
 
 
-def test_the_engines_part_behind_drafts_is_a_cost_of_drafts_and_at_most_twice_the_other() -> None:
+def test_the_engines_part_after_drafts_is_a_cost_of_drafts_and_at_most_twice_the_other() -> None:
     steps = Steps()
     for _ in range(20):
         around_ms(steps, 1, 0.001)
@@ -245,7 +245,7 @@ def test_what_is_certain_says_nothing_of_guesses() -> None:
 
 
 def test_of_skipped_steps_only_the_last_is_known() -> None:
-    """It brought a token, however many those before it did, and nobody predicted it."""
+    """It brought a token, however many those before it did, and none predicted it."""
     steps = Steps()
     for step in range(60):
         is_plain = step % 6 == 0

@@ -14,9 +14,8 @@ from paddle import Tensor
 from fastdeploy_sd.device import tensors
 from fastdeploy_sd.device.buffer import Event, HostDeviceBuffer
 from fastdeploy_sd.device.library import BoundCall
-from fastdeploy_sd.device.program import arena
 from fastdeploy_sd.device.program.host_op import HostOp
-from fastdeploy_sd.device.program.program import Inputs, Program, Recording
+from fastdeploy_sd.device.program.program import Inputs, Program, Recording, allocate_arena
 
 # Who writes rows makes copies of them.
 _ROWS_AT_ONCE = 1024
@@ -97,7 +96,7 @@ class Device:
 
         Raises ConfigError: the device has not that much.
         """
-        return arena.allocate_arena(num_bytes)
+        return allocate_arena(num_bytes)
 
     def program(self, recording: Recording, inputs: Inputs, arena: Tensor | None = None) -> Program:
         """Return a recording made ready to run; see Program."""
@@ -130,7 +129,6 @@ _chosen = _HOST
 
 
 def device() -> Device:
-    """Return the process's device."""
     return _chosen
 
 

@@ -38,7 +38,6 @@ class Field:
 
     @property
     def is_pointer(self) -> bool:
-        """Whether it holds an address."""
         return self.type.endswith("*")
 
 

@@ -50,7 +50,6 @@ def feed_forward_slices(size: int) -> SliceRule:
 
 
 def expert_slices(num_experts: int) -> SliceRule:
-    """Return how the sum over the experts is cut."""
     return SliceRule(_largest_count(num_experts))
 
 

@@ -51,7 +51,6 @@ def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat, slices:
 
 
 def as_matrix(weight: Array | WeightMatrix) -> WeightMatrix:
-    """Return an array as a matrix of one part."""
     return weight if isinstance(weight, WeightMatrix) else WeightMatrix.whole(weight)
 
 

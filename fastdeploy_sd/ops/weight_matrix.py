@@ -109,7 +109,6 @@ class WeightMatrix:
 
     @classmethod
     def whole(cls, data: Array, name: str = "weight") -> WeightMatrix:
-        """Return a matrix of one part [N, K] of numbers."""
         return cls((FloatPart(name, data),))
 
     @property

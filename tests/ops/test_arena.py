@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.program.arena import ALIGNMENT, Lifetime, place
+from fastdeploy_sd.device.program.program import ALIGNMENT, Lifetime, place
 
 pytestmark = pytest.mark.slow
 

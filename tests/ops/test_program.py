@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy_sd.device.program import arena
+from fastdeploy_sd.device.program import program as programs
 from fastdeploy_sd.device.program.program import Program, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, RecordingError, Size
 from fastdeploy_sd.errors import ConfigError
@@ -107,14 +107,14 @@ def test_an_arena_that_the_system_has_no_memory_for_is_refused_when_a_program_is
     def refuse(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(arena, "aligned_zeros", refuse)
+    monkeypatch.setattr(programs, "aligned_zeros", refuse)
     with pytest.raises(ConfigError, match=r"expected steps that the system has memory for, got \d+ bytes"):
         ChosenRows(recorder)
 
 
 def test_programs_of_two_recordings_may_share_an_arena() -> None:
     recordings = [recording_of(Recorder()) for _ in range(2)]
-    shared = arena.allocate_arena(max(recording.num_bytes for recording in recordings))
+    shared = programs.allocate_arena(max(recording.num_bytes for recording in recordings))
     steps = [ChosenRows(Recorder(), shared) for _ in recordings]
     for turn, num_tokens in enumerate((3, 200, 3, 1000)):
         x, indices = rows(num_tokens, seed=turn), np.zeros(2, np.int32)

@@ -66,7 +66,6 @@ class CudaBlocks:
 
     @property
     def block_bytes(self) -> int:
-        """Length of a packed block."""
         return self.begins[-1]
 
     @property

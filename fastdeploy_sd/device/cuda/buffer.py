@@ -81,12 +81,10 @@ class Piece:
 
     @property
     def address(self) -> int:
-        """Address on the device."""
         return self.tensor.address + self.begin
 
     @property
     def num_bytes(self) -> int:
-        """Length in bytes."""
         return self.end - self.begin
 
 

@@ -230,7 +230,6 @@ class Declaration:
         return numbers | {name: DTYPE_CODES[reading.dtypes[of]] for name, of in self.dtype_codes.items()}
 
     def error(self, name: str, expected: str, got: object) -> ValueError:
-        """Return the error about one argument."""
         return ValueError(f"{self.name}: {name}: expected {expected}, got {got}")
 
 

@@ -53,7 +53,6 @@ def source_root() -> pathlib.Path:
 
 
 def headers(root: pathlib.Path) -> list[pathlib.Path]:
-    """Return the headers of the ops, in order."""
     return sorted((root / "include" / "fdsd").glob("*.h"))
 
 

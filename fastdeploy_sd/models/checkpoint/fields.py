@@ -95,7 +95,6 @@ class FieldReader:
                 raise self.error(name, f"{expected} (nothing else is supported)", value)
 
     def error(self, name: str, expected: str, value: object) -> CheckpointError:
-        """Return the error for a key's value."""
         got = "nothing" if value is None else shown(value)
         return CheckpointError(f"{self.where}: {name}: expected {expected}, got {got}")
 

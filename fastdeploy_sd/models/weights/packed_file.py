@@ -61,7 +61,6 @@ class PackedFile:
 
     @property
     def matrices(self) -> Mapping[str, Bytes]:
-        """Name -> u8[n], read-only."""
         return self._matrices
 
     def _read(self, key: Key) -> dict[str, Bytes]:

@@ -117,5 +117,4 @@ class ModelSource(WeightSource):
         """Return the ids that end generation; raises CheckpointError where they are no token ids."""
 
     def config_digest(self) -> str:
-        """Return a digest of the config's values."""
         return hashlib.blake2b(json.dumps(self.config).encode(), digest_size=16).hexdigest()

@@ -112,7 +112,6 @@ def _sum_of_squares(error: F32) -> F32:
 
 
 def dequantize_rows(q: I8 | F32, scale: F32, width: int) -> F32:
-    """Return q * scale as f32[rows, width]."""
     rows, groups, group = q.shape
     return (q * scale[..., None]).astype(np.float32).reshape(rows, groups * group)[:, :width]
 

@@ -42,7 +42,6 @@ def described_storage(description: Mapping[str, Any]) -> Storage | None:
 
 
 def has_weight(source: WeightSource, weight: str) -> bool:
-    """Whether a source has a weight in any storage."""
     return any(storage.holds(source, weight) for storage in STORAGES)
 
 

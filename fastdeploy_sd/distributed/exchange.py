@@ -1,8 +1,7 @@
 """Exchanges the bytes of sums between nodes: the first rank of each other node is connected to rank 0.
 
 Every node sends its bytes to rank 0, and gets all nodes' bytes from it. Only the first node listens, so a firewall must
-know two ports of one address. Every wait ends: by the message of a failed node, a closed connection, an abort, or a
-deadline.
+know two ports of one address.
 """
 
 from __future__ import annotations
@@ -27,11 +26,7 @@ class ExchangeError(Exception):
 
 
 class _NodeExchange:
-    """The common part of both ends; see device.communicator.Exchange.
-
-    Args:
-        timeout_s: of one exchange, in seconds in which this process runs.
-    """
+    """The common part of both ends; see device.communicator.Exchange. timeout_s: while this process runs."""
 
     def __init__(self, keys: CurveKeys, timeout_s: float) -> None:
         self._hub = Hub(keys)
@@ -74,14 +69,10 @@ class _NodeExchange:
 
 
 class FirstExchange(_NodeExchange):
-    """Rank 0's end.
+    """Rank 0's end, which listens at host and port; raises ConfigError where these cannot be bound.
 
     Args:
-        host, port: what is listened at, nothing else.
         group: a text that the others must name.
-
-    Raises:
-        ConfigError: the address cannot be bound.
     """
 
     def __init__(self, keys: CurveKeys, host: str, port: int, group: str, num_nodes: int, timeout_s: float) -> None:
@@ -96,11 +87,7 @@ class FirstExchange(_NodeExchange):
             raise
 
     def wait_connected(self) -> None:
-        """Wait until all nodes are connected.
-
-        Raises:
-            ExchangeError: one is not in time.
-        """
+        """Wait until all nodes are connected; raises ExchangeError where one is late."""
         self._wait(
             lambda: self._receive() or len(self._identities) == self._num_nodes - 1,
             lambda: f"the connection of {self._names(self._identities)}",
@@ -160,12 +147,7 @@ class FirstExchange(_NodeExchange):
 
 
 class OtherExchange(_NodeExchange):
-    """The end of the first rank of another node; `connect` comes before everything else.
-
-    Args:
-        address: of rank 0, "tcp://host:port".
-        group: see FirstExchange.
-    """
+    """The end of the first rank of another node, to rank 0 at "tcp://host:port"; `connect` comes first."""
 
     def __init__(self, keys: CurveKeys, address: str, group: str, node: int, timeout_s: float) -> None:
         super().__init__(keys, timeout_s)
@@ -174,11 +156,7 @@ class OtherExchange(_NodeExchange):
         self._got: bytes | None = None
 
     def connect(self) -> None:
-        """Connect to rank 0; connections fail while it still loads its part.
-
-        Raises:
-            ExchangeError: rank 0 has not answered in time.
-        """
+        """Connect to rank 0, which may still be loading; raises ExchangeError where it does not answer in time."""
         self._wait(self._is_greeted, lambda: f"an answer of node 0 at {self._address}")
         self._got = None
 

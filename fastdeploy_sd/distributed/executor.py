@@ -83,11 +83,7 @@ class MultiProcessExecutor:
         return self._first.layer_signals
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
-        """See Executor.execute.
-
-        Raises:
-            InternalError: a rank has ended or hangs.
-        """
+        """See Executor.execute; raises InternalError where a rank has ended or hangs."""
         try:
             return self._first.execute(plan)
         except GroupEnded as end:
@@ -105,8 +101,7 @@ class MultiProcessExecutor:
 def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
     """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
 
-    For a method that chooses drafts by their cost, the times of steps are measured unless a file has them. A prefill
-    instance measures nothing, as it does not draft.
+    For a method that chooses drafts by their cost, the times of steps are measured unless a file has them.
 
     Raises:
         CheckpointError, ConfigError: the model cannot be loaded as configured.
@@ -144,16 +139,11 @@ def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
 
 
 def start_ranks(config: Config, create_first: CreateFirst, rank_worker: str) -> MultiProcessExecutor:
-    """Start the other ranks, and load rank 0's part of the model meanwhile.
+    """Start the other ranks, and load rank 0's part of the model meanwhile; raises as `create_executor`.
 
     Args:
         create_first: makes rank 0's executor.
         rank_worker: see RankProcesses.
-
-    Raises:
-        CheckpointError, ConfigError: a rank cannot load the model as configured.
-        InternalError: a rank broke while loading.
-        Unavailable: another node has not joined in time.
     """
     if config.device == "auto":  # one decides for all
         from fastdeploy_sd.worker.loading.device_choice import choose_device  # brings in Paddle

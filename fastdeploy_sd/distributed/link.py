@@ -1,7 +1,4 @@
-"""Connected sockets between rank 0 and another rank, or a relay of their bytes to another host. Knows no message.
-
-The sockets have no name: no other process can find them, and no file remains.
-"""
+"""Connected sockets between rank 0 and another rank, or a relay of their bytes to another host; they have no name."""
 
 from __future__ import annotations
 
@@ -32,11 +29,7 @@ class RankLink:
         return RankLink(ours), theirs
 
     def send(self, frame: bytes) -> None:
-        """Send a frame.
-
-        Raises:
-            LinkClosedError: the other end is gone.
-        """
+        """Send a frame; raises LinkClosedError where the other end is gone."""
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(f"frame: expected at most {MAX_FRAME_BYTES} bytes, got {len(frame)}")
         try:
@@ -45,11 +38,7 @@ class RankLink:
             raise LinkClosedError(str(error)) from None
 
     def receive(self) -> bytes:
-        """Wait for a frame.
-
-        Raises:
-            LinkClosedError: the other end is gone, or `shut` was called.
-        """
+        """Wait for a frame; raises LinkClosedError where the other end is gone, or `shut` was called."""
         header = self._take(_LENGTH.size)
         return self._take(_LENGTH.unpack(header)[0])
 

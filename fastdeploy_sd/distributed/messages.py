@@ -1,4 +1,4 @@
-"""The messages between rank 0 and the other ranks, as a Protocol. Knows no socket.
+"""The messages between rank 0 and the other ranks, as a Protocol.
 
 A frame to a rank is a list of orders; a frame from a rank holds one reply.
 
@@ -78,11 +78,7 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDone:
-    """An attempt has ended.
-
-    Attributes:
-        failure: why it failed; "" = it did not.
-    """
+    """An attempt has ended. failure: why it failed; "" = it did not."""
 
     failure: str = ""
 
@@ -112,9 +108,5 @@ def frame_of(messages: Sequence[bytes]) -> bytes:
 
 
 def decode(frame: bytes) -> list[Order | Reply]:
-    """Frame -> its messages.
-
-    Raises:
-        ProtocolError: the frame holds something else.
-    """
+    """Return the messages of a frame; raises ProtocolError where it holds something else."""
     return [_PROTOCOL.decode(message) for message in unpack(_Frame, frame).messages]

@@ -61,11 +61,7 @@ class _EndingError(Exception):
 
 
 def run(config: Config, rank_worker: str = DEFAULT_RANK_WORKER) -> int:
-    """Run as one of the nodes until the first one ends; return the exit status. A failure writes a line to stderr.
-
-    Args:
-        rank_worker: as in RankProcesses.
-    """
+    """Run as one of the nodes until the first one ends; return the exit status. A failure writes a line to stderr."""
     configure_logging("node")
     stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
     try:
@@ -209,12 +205,7 @@ class _Node:
     # ---- while ranks run --------------------------------------------------------------------------------------------
 
     def _turn(self, timeout_s: float) -> list[FromFirst]:
-        """Wait for something to read, and return the first node's messages.
-
-        Raises:
-            ConnectionError: it is gone.
-            _EndingError: a signal, or the first node is gone.
-        """
+        """Wait for something to read, and return the first node's messages; raises as `_lose`, and for a signal."""
         assert self._link is not None
         self._hub.wait(timeout_s)
         self._look_for_signal()

@@ -42,11 +42,7 @@ _SECTIONS = ("model", "cache", "scheduler", "parallel")
 
 
 def describe(config: Config) -> dict[str, str]:
-    """Return the values that all nodes must share, name -> text. The weights are read once, see `weights_digest`.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or malformed.
-    """
+    """Return the values that all nodes must share, name -> text; raises CheckpointError for a bad checkpoint."""
     names = [opt.name for opt in OPTIONS if opt.section in _SECTIONS and opt.name not in _OWN_OPTIONS]
     options = loads(to_json(config))["options"]
     alike = {name: dumps(options[name]) for name in names}
@@ -77,11 +73,7 @@ def mismatch(own: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
 
 
 def node_keys(config: Config) -> CurveKeys:
-    """Return the keys of the sockets between nodes.
-
-    Raises:
-        ConfigError: there is no secret.
-    """
+    """Return the keys of the sockets between nodes; raises ConfigError where there is no secret."""
     secret = deployment_secret(config.splitwise)
     return CurveKeys.of(derive_key(secret, "nodes server"), derive_key(secret, "nodes client"))
 

@@ -1,4 +1,4 @@
-"""The messages between the first node and the others, as frames of a Protocol. Knows no socket.
+"""The messages between the first node and the others, as frames of a Protocol.
 
 A node joins with a description of its model. When all have joined, each node starts its ranks. From then on the bytes
 of their links travel unchanged, with heartbeats in both directions.
@@ -45,12 +45,7 @@ class FirstNodeHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class NodeHeartbeat:
-    """A heartbeat of another node.
-
-    Attributes:
-        cpu_s: processor time of its ranks so far, in seconds.
-        stopped: ranks that a signal has stopped.
-    """
+    """A heartbeat of another node: seconds that its ranks have computed, and ranks that a signal has stopped."""
 
     cpu_s: float
     stopped: tuple[int, ...]

@@ -53,10 +53,6 @@ class Nodes:
 
     A node without a heartbeat for `timeout_rank` seconds, in which this process runs, is lost.
 
-    Attributes:
-        ranks: of the other nodes; they are started when `start` is called.
-        exchange: rank 0's end of the exchange of sums.
-
     Raises:
         ConfigError: the address cannot be bound, or there is no secret.
         CheckpointError: the model cannot be read.

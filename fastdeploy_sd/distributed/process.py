@@ -60,11 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankComputation(Protocol):
-    """The worker of a rank; see ranks.rank_worker.RankWorker.
-
-    Attributes:
-        collectives: to begin and fail attempts.
-    """
+    """The worker of a rank; see ranks.rank_worker.RankWorker."""
 
     collectives: Collectives
 
@@ -155,22 +151,13 @@ class _Session:
         return order.value
 
     def agree(self) -> None:
-        """See RankGroup.agree.
-
-        Raises:
-            RankError: another rank has failed.
-        """
+        """See RankGroup.agree; raises RankError where another rank has failed."""
         self._end_attempt("")
         if not self._outcome():
             raise RankError("another rank could not run the draft layers")
 
     def serve(self, rank_worker: RankComputation) -> None:
-        """Follow rank 0's orders until StopRank.
-
-        Raises:
-            ProtocolError: an order may not come between two attempts.
-            LinkClosedError: rank 0 is gone.
-        """
+        """Follow rank 0's orders until StopRank; raises LinkClosedError where rank 0 is gone."""
         while True:
             order = self._next()
             match order:

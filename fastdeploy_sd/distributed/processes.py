@@ -55,10 +55,6 @@ class RankProcesses:
 
     Args:
         rank_worker: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
-
-    Attributes:
-        communicator: rank 0's end of what the ranks exchange.
-        kv_files: see RankGroup.
     """
 
     def __init__(self, config: Config, rank_worker: str) -> None:
@@ -115,11 +111,7 @@ class RankProcesses:
         return value
 
     def wait_ready(self) -> None:
-        """Wait until all have loaded; from now on they must answer in time.
-
-        Raises:
-            GroupEnded: a rank could not load.
-        """
+        """Wait until all have loaded, or raise GroupEnded; from now on they must answer in time."""
         self._receive_all(RankReady)
         if self._nodes is not None:
             try:
@@ -194,11 +186,7 @@ class RankProcesses:
                 raise self._ended(rank) from None
 
     def _receive_all(self, kind: type[ReplyT]) -> dict[int, ReplyT]:
-        """Return one reply of each rank.
-
-        Raises:
-            GroupEnded: a rank has ended, or sent another reply.
-        """
+        """Return one reply of each rank; raises GroupEnded where one has ended, or sent another reply."""
         awaited, replies = self._all, dict[int, ReplyT]()
         for rank, link in self._links.items():
             self._watch.expect(awaited, is_idle_otherwise=True)

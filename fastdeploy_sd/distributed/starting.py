@@ -44,12 +44,7 @@ class ExchangeStart:
 
 
 class RankStarter:
-    """Starts processes of the ranks of this node, until `close`.
-
-    Args:
-        rank_worker: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
-        exchange: for the first rank of another node than the first.
-    """
+    """Starts processes of the ranks of this node, until `close`; `exchange` is for the first rank of a later node."""
 
     def __init__(self, config: Config, rank_worker: str, exchange: ExchangeStart | None = None) -> None:
         parallel = config.parallel
@@ -64,20 +59,13 @@ class RankStarter:
             os.close(self._segment)
 
     def local_communicator(self, rank: int) -> Communicator | None:
-        """Return this process's end of the communicator of this node's ranks, as that rank; None = it is the only one.
-
-        The processes that are started here open the same.
-        """
+        """Return a rank's end of the communicator of this node's ranks; None = it is the only one."""
         if self._segment is None:
             return None
         return Communicator.shared(self._segment, rank % self._per_node, self._per_node, self._timeout_s)
 
     def start_linked(self, rank: int, kv_file: int | None = None) -> tuple[ChildProcess, RankLink]:
-        """Start a rank that is linked with this process.
-
-        Args:
-            kv_file: see RankGroup.kv_files.
-        """
+        """Start a rank that is linked with this process; kv_file: see RankGroup.kv_files."""
         link, theirs = RankLink.pair()
         with theirs:
             return self._start(rank, theirs, kv_file), link
@@ -114,10 +102,7 @@ class RankStarter:
 
 
 def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExchange | None]:
-    """Return the communicator of a process that a RankStarter has started, and the exchange that must be connected.
-
-    Closes the segment.
-    """
+    """Return the communicator of a process that a RankStarter has started, and the exchange that must be connected."""
     rank, size, per_node = int(start["rank"]), int(start["size"]), int(start["per_node"])
     timeout_s = float(start["timeout_s"])
     local = None
@@ -134,8 +119,7 @@ def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExch
 
 
 def exchange_timeout_s(parallel: ParallelConfig) -> float:
-    """Return how long a rank waits for others in a sum. The watch, which tells hung ranks from slow ones, ends hung
-    ones much earlier."""
+    """Return how long a rank waits for others in a sum: longer than the watch, which ends hung ranks."""
     return COMPUTING_TIMEOUTS * parallel.rank_timeout_s
 
 
@@ -145,9 +129,5 @@ def log_exchange_error(error: Exception) -> None:
 
 
 def threads_per_rank(size: int) -> int:
-    """Return a rank's share of the threads that this host's processors are worth, at least one.
-
-    Args:
-        size: ranks of this host.
-    """
+    """Return a rank's share of this host's processors, at least one thread; size: ranks of this host."""
     return max(1, own_processors().num_threads // size)

@@ -1,8 +1,7 @@
-"""Detects ranks that end or hang, on any host. Knows no message.
+"""Detects ranks that end or hang, on any host.
 
-The kernel reports the end of a process at once. Silence does not show that a rank hangs: a step over a long prompt may
-take minutes. But then some rank computes. When none computes although answers are awaited, the ranks wait for one that
-is stopped or deadlocked.
+Silence does not show that a rank hangs: a step over a long prompt may take minutes. But then some rank computes. When
+none computes although answers are awaited, the ranks wait for one that is stopped or deadlocked.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ class WatchedRank(Protocol):
         """Return whether a signal has stopped it."""
         ...
 
-    def kill(self) -> None:
-        """Kill it."""
-        ...
+    def kill(self) -> None: ...
 
 
 class LocalRank:
@@ -81,7 +78,6 @@ class RankWatch:
     """Watches from a thread of its own, until `close`.
 
     Args:
-        ranks: rank -> process.
         timeout_s: the longest time without computation of any rank while answers are awaited.
         on_end: called once, in that thread, when the first rank has ended, with how it ended.
 
@@ -110,11 +106,7 @@ class RankWatch:
         self._thread.start()
 
     def expect(self, ranks: frozenset[int], *, is_idle_otherwise: bool) -> None:
-        """Set the ranks whose answers are awaited from now on.
-
-        Args:
-            is_idle_otherwise: whether this process only waits.
-        """
+        """Set the ranks whose answers are awaited from now on, and whether this process only waits."""
         self._awaited, self._is_idle_otherwise = ranks, is_idle_otherwise
 
     def failure(self, timeout_s: float) -> str | None:
@@ -123,7 +115,6 @@ class RankWatch:
         return self._failure
 
     def close(self) -> None:
-        """End the watch."""
         os.close(self._close_write)
         self._thread.join()
         for fd in (self._close_read, self.fd, self._failure_write):

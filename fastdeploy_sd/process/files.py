@@ -1,7 +1,6 @@
 """Reads files from other programs: regular files only, within a size. Writes files whole or not at all.
 
-Opening a FIFO or a device waits, or never ends; here both are refused before a byte is read. Knows no format but JSON
-objects.
+Opening a FIFO or a device waits, or never ends; here both are refused before a byte is read.
 """
 
 from __future__ import annotations
@@ -90,12 +89,9 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces the one at `path` when the block ends well. A crash leaves one of the two, whole.
+    """Open a file that replaces the one at `path` when the block ends well; raises OSError.
 
-    A process that is killed in the block leaves an unfinished file next to it: see `remove_unfinished`.
-
-    Raises:
-        OSError: the folder is missing, cannot be written, or is full.
+    A crash leaves one of the two, whole, and perhaps an unfinished file: see `remove_unfinished`.
     """
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_unfinished_prefix(path), delete=False) as file:
         try:
@@ -116,11 +112,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed processes left of attempts to write a file. No other process may be writing it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Remove what killed processes left of attempts to write a file; no other process may be writing it."""
     for unfinished in path.parent.glob(glob.escape(_unfinished_prefix(path)) + "*"):
         unfinished.unlink(missing_ok=True)
 
@@ -133,8 +125,7 @@ def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """Return the JSON object of a checkpoint's file; {} where there is none and `missing_ok`.
 
     Raises:
-        CheckpointError: it is no regular file, unreadable, too large, not JSON, nested too deeply, not an object,
-            or has text that is none.
+        CheckpointError: it is no regular file, unreadable, too large, or not a JSON object.
     """
     try:
         text = read_text(path, MAX_JSON_BYTES)
@@ -154,10 +145,7 @@ def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
 
 
 def describe(error: Exception) -> str:
-    """Return an error of reading a file as one short line.
-
-    What the system raises repeats the path, and what libraries raise may repeat the file: neither is wanted.
-    """
+    """Return an error of reading a file as one short line, without the path and the file that libraries repeat."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     line = " ".join(text.split())
     return line if len(line) <= MAX_SHOWN_CHARS else line[: MAX_SHOWN_CHARS - 3] + "..."

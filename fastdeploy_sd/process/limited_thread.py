@@ -19,10 +19,8 @@ class TimeLimitError(BaseException):
 async def run_within(cpu_s: float, function: Callable[[], T]) -> T:
     """Return the result of `function`, which runs in a thread and is stopped after `cpu_s` of processor time.
 
-    Cancelling stops it too. A call of native code is not interrupted: the stop takes effect when it returns.
-
-    Raises:
-        TimeLimitError: the function was stopped.
+    Cancelling stops it too. A call of native code is not interrupted: the stop takes effect when it returns, as a
+    TimeLimitError.
     """
     run = _Run(function)
     future = asyncio.get_running_loop().run_in_executor(None, run)

@@ -1,4 +1,4 @@
-"""Detects a process that makes no progress. Knows no message and no engine.
+"""Detects a process that makes no progress.
 
 Silence alone is no proof: a step over a long prompt may take minutes in which no request is answered. But then
 the process computes, or waits for memory from a disk; one that is stopped or deadlocked does neither.
@@ -39,11 +39,9 @@ class CpuClock:
 class WorkClock:
     """Whether processes have worked, and how much time has passed, since the last probe.
 
-    Time counts only while this process itself runs, so that one that was suspended as a whole goes on as if nothing
-    had been.
+    Time counts only while this process itself runs, so that one that was suspended as a whole loses nothing.
 
     Args:
-        read_cpu_s: returns the seconds that the processes have computed so far.
         share: processes that work spend at least this share of the time on a processor.
         pause_s: about how often `probe` is called.
     """
@@ -62,14 +60,7 @@ class WorkClock:
 
 
 class LivenessClock:
-    """How long a process has given no sign of life: something it said, or work that it did.
-
-    Args:
-        pause_s: about how often `probe` is called.
-
-    Attributes:
-        age_s: seconds since the last sign, as of the last probe.
-    """
+    """How long (`age_s`) a process has given no sign of life: something it said, or work that it did."""
 
     def __init__(self, pid: int, pause_s: float) -> None:
         self._pid, self._clock = pid, WorkClock(CpuClock(pid).read, _WORKING_SHARE, pause_s)
@@ -77,7 +68,6 @@ class LivenessClock:
         self.age_s = 0.0
 
     def note(self) -> None:
-        """It has said something."""
         self.age_s = 0.0
 
     def probe(self) -> None:
@@ -93,10 +83,8 @@ class LivenessProbe:
     """Keeps asking a process, one question at a time, and notices when it falls silent.
 
     Args:
-        pid: of the process.
         ask: asks it anything and waits for the answer; raises Unavailable when there will be none.
-        timeout_s: a process without a sign of life for longer is silent.
-        on_silence: called then, once, with the seconds without a sign; nothing is asked any more.
+        on_silence: called once after `timeout_s` without a sign of life, with the seconds; nothing is asked any more.
     """
 
     def __init__(
@@ -110,7 +98,6 @@ class LivenessProbe:
         self._tasks = [asyncio.create_task(self._question()), asyncio.create_task(self._watch())]
 
     async def stop(self) -> None:
-        """Ask nothing any more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,7 +1,4 @@
-"""Runs hostile work in forked worker processes, under limits on memory and time; the client's side.
-
-Blocks its caller and may be used from several threads. Knows nothing of what the calls do.
-"""
+"""Runs hostile work in forked worker processes, under limits on memory and time; the client's side, for any thread."""
 
 from __future__ import annotations
 
@@ -43,9 +40,8 @@ class Sandbox:
     """The process that workers are forked from. It is started by `start` or the first fork, and again if it ends.
 
     Args:
-        loader: "module:function" of a `sandbox_worker.Loader`.
+        loader: "module:function" of a `sandbox_worker.Loader`, which gets `config`.
         name: of the process, in its log lines.
-        config: for the loader.
     """
 
     def __init__(self, loader: str, name: str, config: str) -> None:
@@ -58,27 +54,15 @@ class Sandbox:
 
     @property
     def pid(self) -> int | None:
-        """The process, None while there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process unless it runs.
-
-        Raises:
-            SandboxEndedError: the sandbox is closed.
-        """
+        """Start the process unless it runs; raises SandboxEndedError where the sandbox is closed."""
         with self._lock:
             self._started()
 
     def fork(self, limits: WorkerLimits, setup: bytes = b"") -> Worker:
-        """Return a new worker; waits while the process still loads.
-
-        Args:
-            setup: for the worker's `sandbox_worker.Setup`.
-
-        Raises:
-            SandboxEndedError: see there.
-        """
+        """Return a new worker, with `setup` for its `sandbox_worker.Setup`; raises SandboxEndedError."""
         for _ in range(2):  # the process may have been killed, which shows when it is asked
             with self._lock:
                 control = self._started()
@@ -134,14 +118,7 @@ class Sandbox:
 
 
 class Worker:
-    """A forked worker, called by one thread at a time.
-
-    Args:
-        pid: process id.
-        process_fd: of the process.
-        connection: for calls.
-        lifeline: tells how the process ended.
-    """
+    """A forked worker, called by one thread at a time; the lifeline tells how the process ended."""
 
     def __init__(self, pid: int, process_fd: int, connection: socket.socket, lifeline: socket.socket) -> None:
         self.pid = pid
@@ -156,11 +133,7 @@ class Worker:
             self._connection.sendall(payload)
 
     def call(self, name: str, payload: bytes) -> bytes:
-        """Return the result of a call.
-
-        Raises:
-            WorkerEndedError: the worker ended instead, or was stuck; close it.
-        """
+        """Return the result of a call; raises WorkerEndedError where the worker ended instead, or was stuck."""
         note = ""
         try:
             self.send(name, payload)

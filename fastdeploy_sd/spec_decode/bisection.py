@@ -22,15 +22,12 @@ class Part(Generic[T]):
 def run_in_parts(run: Callable[[int, int], T], begin: int, end: int) -> list[Part[T]]:
     """Run a computation over rows begin .. end - 1; where that raises, over the halves, down to single rows.
 
-    With f failing rows among n, that is at most about 2 f log2(n) runs. A computation that fails only on too many rows
-    at once, such as one that runs out of memory, succeeds in smaller parts.
+    With f failing rows among n, that is at most about 2 f log2(n) runs. Where only too many rows at once fail, as for
+    lack of memory, smaller parts succeed.
 
     Args:
         run: (begin, end) -> result. It changes nothing if it raises. A row's result does not depend on the other rows,
             and stays valid after later runs.
-
-    Returns:
-        The parts in the order of the rows, all rows together.
     """
     if begin == end:
         return []

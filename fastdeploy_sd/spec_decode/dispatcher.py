@@ -44,11 +44,7 @@ def available_methods(config: SpeculativeConfig) -> tuple[str, ...]:
 
 
 def create_method(name: str, config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make one drafting method.
-
-    Raises:
-        ConfigError: no method has that name, it needs a model and none is loaded, or it cannot be made as configured.
-    """
+    """Make one drafting method; raises ConfigError where it is unknown, lacks its model or cannot be made."""
     if name not in METHODS:
         wanted, near = f"one of {', '.join(sorted(METHODS))}", suggest(name, METHODS)
         raise ConfigError(
@@ -70,11 +66,7 @@ def create_method(name: str, config: SpeculativeConfig, context: ProposerContext
 
 
 def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """Make the server's proposer: NaiveProposer for `naive`, else a dispatcher to every method that requests may name.
-
-    Raises:
-        ConfigError: as `create_method`.
-    """
+    """Make the server's proposer, for all methods that requests may name; raises as `create_method`."""
     return create_method(NAIVE, config, context) if config.method == NAIVE else MethodDispatcher(config, context)
 
 
@@ -82,14 +74,8 @@ class MethodDispatcher:
     """Hands every request to its own method, and merges the drafts of all methods.
 
     A method sees only its own requests. One that writes KV gets all rows of the step, as the model ran them, and may
-    draft only in its own. The configured method and methods with a model are made at once, the others at their first
-    request. Each has its own guard: a second try for a row must not repeat the work of another method.
-
-    `ProposerContext.per_request_methods` and predicted outputs draft first; the request's method drafts after them.
-    A method that chooses gets these first drafts as a prefix. It may shorten them, so it returns whole rows.
-
-    Raises:
-        ConfigError: the configured method cannot be made.
+    draft only in its own. Per-request methods and predicted outputs draft first; the request's method drafts after
+    them. A method that chooses gets these first drafts as a prefix. It may shorten them, so it returns whole rows.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
@@ -140,11 +126,7 @@ class MethodDispatcher:
         return set(self._method_of_row.take(table_rows).tolist()) <= {self._configured, self._naive, _NO_METHOD}
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Hand every request to the method it names, the configured one if it names none.
-
-        Raises:
-            InternalError: a request names a method that is not available here.
-        """
+        """Hand every request to its method; raises InternalError for a method that is not available here."""
         self._only = None
         groups: dict[int, list[DraftRequest]] = {}
         methods = [self._index_of(request) for request in requests]
@@ -156,11 +138,7 @@ class MethodDispatcher:
         self._per_request.begin(requests, [self._chooses.item(method) for method in methods])
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Let every method draft for its requests, after the drafts of per-request methods.
-
-        Raises:
-            InternalError: a table row was not begun.
-        """
+        """Let every method draft for its requests, after the drafts of per-request methods."""
         if self._only is not None and self._only[0] is x:
             return self._only[1].propose(x)
         owners, present = self._methods_of(x.table_rows)

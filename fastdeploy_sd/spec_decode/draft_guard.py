@@ -17,12 +17,10 @@ logger = logging.getLogger(__name__)
 class DraftGuard:
     """Calls a method. When it raises, finds the failing rows by drafting for the others without them.
 
-    The failing requests get no more drafts; their tokens are those of plain decoding. Other requests keep their drafts.
-    A method that raises must have changed nothing, or have given up the rows that it cannot draft for again. So a
-    method that composes others guards each of them.
+    The failing requests get no more drafts. A method that raises must have changed nothing, or have given up the rows
+    that it cannot draft for again. So a method that composes others guards each of them.
 
     Args:
-        method: not called for rows that it lost.
         source: of its drafts, where these do not name one; None = CUSTOM.
     """
 
@@ -36,7 +34,7 @@ class DraftGuard:
         return self.method.num_lookahead_slots
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Begin all requests, or each by itself where that fails; raises nothing."""
+        """Begin all requests, or each by itself where that fails."""
         self._lost.difference_update(request.table_row for request in requests)
         try:
             self.method.begin(requests)
@@ -46,7 +44,7 @@ class DraftGuard:
                 self._begin_alone(request)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Return the method's drafts, none for rows that it lost; raises nothing."""
+        """Return the method's drafts, none for rows that it lost."""
         if self._lost and not self._lost.isdisjoint(x.table_rows.tolist()):
             drafts = self._propose_in_parts(x)
         else:
@@ -67,7 +65,6 @@ class DraftGuard:
             self._lose(request_id, table_row)
 
     def forget(self, table_rows: I32) -> None:
-        """Forget the table rows; raises nothing."""
         self._lost.difference_update(table_rows.tolist())
         self._forget(table_rows)
 

@@ -14,10 +14,7 @@ from fastdeploy_sd.types import I32, DraftTokens
 
 
 class PerRequestDrafts:
-    """Asks partial methods, one after the other, for the rows that they serve.
-
-    Each has its own guard: where one fails on a request, the others still draft for it.
-    """
+    """Asks partial methods, one after the other, for the rows that they serve; each has its own guard."""
 
     def __init__(self, methods: Sequence[PerRequestMethod], max_num_seqs: int) -> None:
         self._methods = list(methods)
@@ -27,11 +24,7 @@ class PerRequestDrafts:
         self._num_served = self._num_asked = 0
 
     def begin(self, requests: Sequence[DraftRequest], chooses: Sequence[bool]) -> None:
-        """Begin every request in the methods that serve it; raises nothing.
-
-        Args:
-            chooses: for each request, whether its method chooses; then it gets only certain drafts.
-        """
+        """Begin every request in the methods that serve it; where its method `chooses`, it gets only certain drafts."""
         for method, guard, served, asked in zip(self._methods, self._guards, self._served, self._asked, strict=True):
             own = [
                 (request, choice) for request, choice in zip(requests, chooses, strict=True) if method.serves(request)
@@ -48,11 +41,7 @@ class PerRequestDrafts:
         return self._num_asked == 0
 
     def propose(self, x: ProposeInput) -> DraftTokens | None:
-        """Return the drafts of partial methods for all rows of a step; raises nothing.
-
-        Returns:
-            At most `max_draft_len[r]` drafts in row r, with their sources; None = no source serves any row.
-        """
+        """Return the partial methods' drafts for all rows, with their sources; None = no source serves any row."""
         if self._num_asked == 0:
             return None
         num_rows, head = len(x.table_rows), None

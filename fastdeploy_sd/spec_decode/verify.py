@@ -1,7 +1,4 @@
-"""Verifying a step's drafts: the one logits pipeline for plain and speculative decoding.
-
-A request without drafts is a request with zero of them, so plain decoding runs this code and nothing else.
-"""
+"""Verifying a step's drafts: the one logits pipeline; plain decoding is a step with zero drafts."""
 
 from __future__ import annotations
 
@@ -29,20 +26,15 @@ ACCEPT_POLICIES = {
 
 @dataclass(frozen=True, slots=True)
 class VerifyRule:
-    """How a server verifies drafts, for all its requests.
+    """How a server verifies drafts; raises ConfigError for a value that it does not know.
 
     Attributes:
-        strategy: which drafts are accepted. "target_match": the token that plain decoding draws there, so the output
-            is that of plain decoding. "greedy": the most likely token, at any temperature; the token after the drafts
-            is also the most likely. "topp": one of the most likely tokens that together reach the request's top_p;
-            the token after the drafts is drawn from them too. At temperature 0 the output is that of plain decoding.
-        accept_policy: "normal" verifies; "accept_all" and "reject_all" do not verify, to measure the cost and the
-            highest gain of drafting.
+        strategy: "target_match" accepts the token that plain decoding draws there, "greedy" the most likely one at any
+            temperature, "topp" one of the most likely tokens that together reach the request's top_p. At temperature 0
+            each gives the output of plain decoding.
+        accept_policy: "accept_all" and "reject_all" do not verify, to measure the cost and the most gain of drafts.
         max_candidate_len: "topp" only: how many of the most likely tokens are candidates at most.
         verify_window: "topp" only: how many most likely drafts must follow a second-best one for it to be accepted.
-
-    Raises:
-        ConfigError: an unknown strategy or policy, max_candidate_len below 1, or verify_window below 0.
     """
 
     strategy: Literal["target_match", "greedy", "topp"] = "target_match"
@@ -74,7 +66,6 @@ class Verifier:
     """Verifies the drafts of step after step by the server's rule.
 
     Args:
-        memory: of the steps; output goes there.
         logits: f32[L, V], whole: row l belongs to token logits_indices[l] of the memory.
         buffers: of these arrays, where the logits are on a device.
     """
@@ -135,12 +126,9 @@ class Verifier:
     def start(self) -> Output:
         """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 
-        The token at absolute position p of a request is drawn with the uniform of (seed, p). Penalties count the drafts
-        before it as output. So row j gets the token that plain decoding draws once the first j drafts are accepted.
-        Under "target_match" only that token is accepted, so the output never depends on the drafts. For other
-        strategies and policies see VerifyRule. Log-probabilities are of the raw logits.
-
-        The output may continue after a token that ends its request: the caller decides where a request ends.
+        The token at absolute position p is drawn with the uniform of (seed, p), and penalties count the drafts before
+        it as output. So row j gets the token that plain decoding draws once the first j drafts are accepted.
+        Log-probabilities are of the raw logits. The output may go on after a token that ends its request.
 
         Raises:
             ValueError: an offset or a parameter is out of its range; the text names it.
@@ -156,19 +144,14 @@ class Verifier:
     def finish(
         self, output: Output, num_requests: int, cu_num_logits: I32, *, has_reports: bool = True
     ) -> tuple[VerifyResult, tuple[int, ...]]:
-        """Wait for the output of `start`.
+        """Wait for the output of `start`; return the result and the rows of failed requests; may raise ValueError.
+
+        A request fails where a used logits row had no valid distribution: it has no output and no accepted draft.
+        Verifying by equality uses no row after a wrong draft, so it fails where plain decoding fails.
 
         Args:
             num_requests, cu_num_logits: of that step, R and i32[R+1].
             has_reports: False = no request wants log-probabilities. Else the memory still has that step.
-
-        Returns:
-            The result, and the rows of failed requests: one of their used logits rows had no valid distribution. A
-            failed row has no output and no accepted draft. Verifying by equality uses no row after a wrong draft, so a
-            request fails where plain decoding fails. Under other rules it fails on any such row.
-
-        Raises:
-            ValueError: a kernel failed.
         """
         output.take()
         m = self._memory
@@ -183,10 +166,7 @@ class Verifier:
         return result, _failed_rows(cu_num_logits, cu_num_output) if m.num_failed.item(0) else ()
 
     def _logprobs(self, wanted: I32, result: VerifyResult) -> LogprobArrays:
-        """Log-probabilities of the output tokens of requests that asked; other outputs have NaN and rank 0.
-
-        There are as many alternatives as the request with most wants, at most the vocabulary.
-        """
+        """Log-probabilities of the output tokens of requests that asked; other outputs have NaN and rank 0."""
         counts = np.diff(result.cu_num_output)
         first_rows = self._memory.cu_num_logits[: len(counts)] - result.cu_num_output[:-1]
         rows = np.repeat(first_rows, counts) + np.arange(len(result.token_ids))

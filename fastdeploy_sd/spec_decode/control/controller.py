@@ -38,22 +38,17 @@ _PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.PREDICTION: 1.5}
 
 
 class DraftController:
-    """Predicts step times, and chooses source and draft length of every row, step by step.
+    """Predicts step times, and chooses source and draft length of every row; raises ValueError for a bad number.
 
     Args:
         max_draft_len: drafts per row at most, 1 .. 64.
         sources: of the planes of the offers.
-        drafters: of sources that the controller asks itself; the caller keeps them alive, and writes the planes of the
-            other sources.
+        drafters: of sources that the controller asks itself; the caller keeps them alive, and writes the other planes.
         covered: sources whose drafts other sources mostly have: not asked where asking takes more than 0.03 of a step.
 
     Attributes:
         params: of decisions; `observe_and_decide` writes the times of the next step there.
-        prediction: of the step ahead, written by the caller after a decision: asking_s, lookup_s, choosing_s, time,
-            plain_time and is_certain of ControllerStepParams.
-
-    Raises:
-        ValueError: a number is out of range.
+        prediction: of the step ahead, which the caller writes after a decision; see ControllerStepParams.
     """
 
     def __init__(
@@ -107,11 +102,7 @@ class DraftController:
         self._rows = BoundRows(params, len(self.sources), num_table_rows)
 
     def take_costs(self, profile: CostProfile, max_num_rows: int) -> None:
-        """Use measured times for steps of 1 .. max_num_rows rows. Before, a draft is assumed to take a tenth of a step.
-
-        Raises:
-            ValueError: a number is out of range.
-        """
+        """Use measured times for steps of 1 .. max_num_rows rows; until then, a draft takes a tenth of a step."""
         columns = [(s.rows, s.requests, s.context) for s in profile.steps]
         rows, requests, contexts = np.array(columns, np.int32).T.copy()
         ms = np.array([s.ms for s in profile.steps], np.float64)
@@ -161,14 +152,12 @@ class DraftController:
         """Score earlier offers, ask the drafters, and choose from the new offers.
 
         Args:
-            offers: room for the drafters' offers, and the offers of other sources.
             times: of the next step; None = `params` has them, and the arguments after this one.
             num_outputs: requests that get a token in the next step even without drafts.
             least_gain: >= 1, the least expected gain of guesses: tokens per time over those of a plain step.
 
         Raises:
-            ValueError: a shape or dtype disagrees, a count or a row is out of range, a row was not begun, times do
-                not rise, or a drafter refused the rows. Nothing has been scored or chosen then.
+            ValueError: an argument is invalid, a row was not begun or a drafter refused; nothing has been scored then.
         """
         self.bind(x, offers)
         self._bind_times(times, num_outputs, least_gain)

@@ -32,8 +32,7 @@ class StepTimes(Protocol):
 
         Args:
             num_rows: tokens of the step without drafts: one of each request, and parts of prompts.
-            num_requests: that get a token.
-            num_kv_tokens: in the contexts of all of them.
+            num_kv_tokens: in the contexts of all requests that get a token.
         """
         ...
 
@@ -48,7 +47,6 @@ class LinearCost:
         self._curve = self._up_to(1)
 
     def times(self, num_rows: int, num_requests: int, num_kv_tokens: int) -> DraftTimes:
-        """See StepTimes.times."""
         if num_rows + MAX_STEP_DRAFTS >= len(self._curve):
             self._curve = self._up_to(2 * num_rows)
         return DraftTimes(self._curve, num_rows, 1.0)
@@ -58,11 +56,7 @@ class LinearCost:
 
 
 class CostModel:
-    """Measured times, interpolated as in StepCost of custom_ops/cpu/drafters.
-
-    Raises:
-        ValueError: a number is out of range; max_num_rows, drafts included, is at least 1.
-    """
+    """Measured times, interpolated as in StepCost of custom_ops/cpu/drafters; raises ValueError for a bad number."""
 
     def __init__(self, profile: CostProfile, max_num_rows: int) -> None:
         self._controller = DraftController(0, 1, (DraftSource.NGRAM,))

@@ -18,10 +18,9 @@ class SourceStats(NamedTuple):
     """How well the drafts of a source were judged.
 
     Attributes:
-        num_scored: drafts compared with the text, after right ones only.
-        expected, observed: how many of them were expected to be right, and were.
+        num_scored: drafts compared with the text, after right ones only; `observed` of `expected` were right.
         squared_error: sum of the squared differences between probability and outcome.
-        num_wanted: drafts in steps; `wanted_expected` of them were expected to be accepted, `wanted_accepted` were.
+        num_wanted: drafts in steps; `wanted_accepted` of `wanted_expected` were accepted.
     """
 
     num_scored: int
@@ -59,8 +58,6 @@ class DraftTimes(NamedTuple):
     Attributes:
         curve: f64[N], by rows of a step; rising from num_rows on. Its owner may change it after a step.
         num_rows: of the step without drafts, < N.
-        fixed: > -curve[num_rows].
-        per_draft, any_draft: >= 0.
     """
 
     curve: F64
@@ -83,7 +80,6 @@ class StepForecast(NamedTuple):
     Attributes:
         least_gain, is_off, is_worth_asking, gain: see RegressionDetector in custom_ops/cpu/drafters.
         speed: time of steps over their time in the profile: 1.7 = they take 1.7 times as long.
-        predicted_s, measured_s: of all steps that were predicted.
         is_decode_only: the finished step had only rows that drafts are chosen for, and rows that forbid drafts.
         is_decided: drafts of the next step are chosen.
     """

@@ -1,7 +1,4 @@
-"""The method `auto` of a server: the controller learns from step times, and chooses the next step's drafts.
-
-Where nothing is worth drafting, most steps skip it, so they cost as much as plain decoding.
-"""
+"""The method `auto` of a server: the controller learns from step times, and chooses the next step's drafts."""
 
 from __future__ import annotations
 
@@ -43,11 +40,7 @@ _MOST_PROBES = 7
 
 
 class Backoff:
-    """Counts the steps that asked for drafts in vain, and says how many to skip.
-
-    Attributes:
-        num_probes: how many probes are left before everything is asked again.
-    """
+    """Counts the steps that asked for drafts in vain, and says how many to skip."""
 
     def __init__(self) -> None:
         self._num_plain = self.num_probes = 0
@@ -78,10 +71,7 @@ def _longest(seconds: float, step_s: float) -> int:
 
 
 class AutoMethod(Proposer):
-    """Chooses among the server's methods, by request and step; see DraftController.
-
-    Where draft layers are loaded, it also draws drafts from them for requests that chose that method; see RowPartition.
-    """
+    """Chooses among the server's methods, by request and step; loaded draft layers are asked by a RowPartition."""
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         drafters = [m for m in METHODS.values() if m.source is not None and not m.needs_model]
@@ -110,7 +100,6 @@ class AutoMethod(Proposer):
         self._step_stats.report = ChoiceReport()
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Begin the requests in every method and in the controller; those that chose the draft layers there only."""
         self._latest = self._rows = None  # another request in the same table row is not the one before it
         if self._model_source is not None:
             requests = self._model_source.begin(requests)
@@ -129,16 +118,12 @@ class AutoMethod(Proposer):
         """The server owns the methods, and closes them."""
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Return the drafts that are worth their time, with the worthwhile part of each row's prefix.
-
-        A prefix must name its sources, and is taken as certain.
-        """
+        """Return the drafts that are worth their time, with the worthwhile part of each row's certain prefix."""
         if self._model_source is None:
             return self._propose(x)
         return self._model_source.propose(x, self._propose)
 
     def _propose(self, x: ProposeInput) -> DraftTokens:
-        """Draft for the rows that the controller chooses for."""
         begin = time.perf_counter()
         if self._may_probe(x) and self._auto.controller.ask_again() == 0:
             self._note_empty_probe(time.perf_counter() - begin)
@@ -171,7 +156,7 @@ class AutoMethod(Proposer):
         return self._backoff.num_probes > 0 and x is self._asked and x is self._latest and self._is_decode_only(x)
 
     def _note_empty_probe(self, seconds: float) -> None:
-        """A probe of this time found no draft: the next step counts as skipped."""
+        """The next step counts as skipped."""
         self._next.asking_s += seconds
         self._step_stats.num_skipped_steps += 1
         self._step_stats.skip_draft_steps = self._backoff.note_probe(seconds, self._step_stats.seconds)
@@ -237,17 +222,13 @@ class AutoMethod(Proposer):
         return 0.0 if self._model_source is None else self._model_source.source.seconds
 
     def _take_costs(self, profile: CostProfile) -> None:
-        """Take the times that were measured when the server started."""
         self._auto.controller.take_costs(profile, _MAX_NUM_ROWS)
         if self._model_source is not None:
             self._model_source.take_costs(profile.drafts)
         self._has_costs = True
 
     def _observe(self, x: ProposeInput) -> StepForecast:
-        """Learn from the finished step, and return the forecast of the next one.
-
-        Without a model source, the same call chooses the next step's drafts.
-        """
+        """Learn from the finished step; without a model source, the same call chooses the next step's drafts."""
         b = self._step_stats
         if b.profile is not None and not self._has_costs:
             self._take_costs(b.profile)

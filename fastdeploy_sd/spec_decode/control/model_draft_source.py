@@ -1,7 +1,4 @@
-"""A source of drafts that runs a model: called only for rows whose drafts are expected to be worth the call.
-
-A model is scored only in steps in which it runs. So one that was not worth its time is tried again, with backoff.
-"""
+"""A source of drafts that runs a model: called only for rows whose drafts are expected to be worth the call."""
 
 from __future__ import annotations
 
@@ -66,7 +63,6 @@ class ModelDraftSource:
     be filled along a prompt, and before a block is full.
 
     Attributes:
-        cost: of its calls.
         seconds: of drafting since this was last set to 0, without the time that KV needs anyway.
     """
 
@@ -84,7 +80,7 @@ class ModelDraftSource:
 
     @property
     def num_lookahead_slots(self) -> int:
-        """See Proposer.num_lookahead_slots; also the most drafts of a row."""
+        """The most drafts of a row."""
         return self._max_draft_len
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -119,7 +115,6 @@ class ModelDraftSource:
         """Return how many drafts of each row are worth asking for, and the acceptance probability at which they end.
 
         Args:
-            x: the rows that the controller has offers for.
             source: the plane of this source.
             times: of the next step, in ms; steps take `speed` times as long now as when they were measured.
             num_outputs: see DraftController.decide.
@@ -184,7 +179,6 @@ class ModelDraftSource:
         """Draft for a whole step, and fill the KV of its other rows where that is due.
 
         Args:
-            x: with `target`.
             limits: i32[R], drafts of each row at most.
             min_survival: f32[R], see DraftProbabilities.
 
@@ -211,10 +205,7 @@ class ModelDraftSource:
         return np.asarray(np.maximum(x.num_tokens - 1 - self._num_filled[x.table_rows], 0), np.int32)
 
     def _note_filled(self, x: ProposeInput, ran: npt.NDArray[np.bool_]) -> None:
-        """As far as the target has run, and the newest token; see ModelProposer, which decides it for itself.
-
-        KV cannot wait along a prompt, and when the next block is full.
-        """
+        """Note what is filled; along a prompt and when the next block is full, a call is due."""
         t, rows = _target(x), x.table_rows[ran]
         end = np.minimum(np.minimum(t.num_valid + 1, x.num_tokens), t.num_kv_slots)[ran]
         self._num_filled[rows] = end

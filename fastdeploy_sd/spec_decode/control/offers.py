@@ -23,8 +23,7 @@ class DraftOffer:
         cu_num_draft: i32[R+1].
         evidence: i32[R, 3]: tokens of the text's end that agreed; of them, those after the last replaced one; the
             origin: 0 = the request's own text, 1 = other requests' outputs. 0 where nothing was drafted.
-        draft_prob: f32[D]: count of the token / (count of all continuations + 1); 0.5 from a drafter that does not
-            count.
+        draft_prob: f32[D]: count of the token / (count of all continuations + 1); 0.5 where nothing is counted.
     """
 
     token_ids: I32
@@ -80,11 +79,7 @@ class BoundRows:
         self._max_draft_len: I32 | None = None
 
     def bind(self, x: ProposeInput, offers: OfferTable) -> None:
-        """Write these rows and offers.
-
-        Raises:
-            ValueError: a shape or dtype disagrees.
-        """
+        """Write these rows and offers; raises ValueError where a shape or dtype disagrees."""
         p, num_rows = self._params, len(x.table_rows)
         if offers is not self._offers:
             planes = offers.planes

@@ -1,7 +1,5 @@
 """Measured times of steps and drafting on a machine, and the file that keeps them between starts.
 
-Does not measure or compute: a cost model is made from a profile, and corrects it by the times of real steps.
-
 The file is a JSON object:
 
     {"version": 5, "machine": {"cpu": "..", ..}, "model": {"fingerprint": "..", ..},
@@ -32,13 +30,12 @@ Sample = TypeVar("Sample", "StepSample", "DraftSample")
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The time of one target step, drafting left out.
+    """The milliseconds, > 0, of one target step, drafting left out.
 
     Attributes:
         rows: tokens of the step, of all requests together.
         requests: with equally many rows each; 0 = the rows are one part of a prompt, without an output token.
         context: tokens of each request before its rows.
-        ms: milliseconds, > 0.
     """
 
     rows: int
@@ -75,15 +72,10 @@ class CostProfile:
     drafts: tuple[DraftSample, ...] = ()
 
     def fits(self, machine: Key, model: Key) -> bool:
-        """Whether it was measured on this machine with this model."""
         return dict(self.machine) == dict(machine) and dict(self.model) == dict(model)
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all, in place of an older one.
-
-        Raises:
-            OSError: the folder is missing, cannot be written, or is full.
-        """
+        """Write the file, whole or not at all, in place of an older one; raises OSError."""
         values = {"version": VERSION, "machine": dict(self.machine), "model": dict(self.model)}
         lists = {name: [asdict(sample) for sample in getattr(self, name)] for name in _SAMPLES}
         with replacing(path) as file:
@@ -91,12 +83,7 @@ class CostProfile:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ConfigError: it cannot be read, or is no such file; the text names the field.
-        """
+        """Read a file; raises FileNotFoundError for none, and ConfigError for any other that is no such file."""
         try:
             found = json.loads(read_text(path, _MAX_BYTES))
         except FileNotFoundError:
@@ -127,7 +114,7 @@ def profile_name(machine: Key, model: Key) -> str:
 
 
 class _FieldError(Exception):
-    """A field of the file is wrong; the text names it."""
+    """The text names the field that is wrong."""
 
 
 def _object(where: str, found: object, names: Sequence[str]) -> Mapping[str, Any]:

@@ -54,11 +54,7 @@ class AutoProposer(Proposer):
         return self.decide(x).drafts
 
     def decide(self, x: ProposeInput) -> Decision:
-        """Return the drafts that are worth their time, with what is expected of them.
-
-        Raises:
-            ValueError: a method or the controller refused the rows.
-        """
+        """Return the drafts that are worth their time; raises ValueError where a method refused the rows."""
         self._clear_model_offer()
         return self.controller.decide(x, self._offers, self._times(x), len(x.table_rows))
 

@@ -29,10 +29,8 @@ class StepStats:
         num_prompt_tokens_ahead: in parts of prompts of the next step, as far as the scheduler knows.
         seconds: of the step, without drafting.
         host_seconds: from the end of the step before, with its drafting, to the begin of this one.
-        profile: None = not measured.
         skip_draft_steps: so many next steps need no drafting. The worker counts them down, and counts them up in
             num_skipped_steps, as does a method that finds nothing to choose from. A new request ends that.
-        report: on all steps so far; None = no method chooses.
     """
 
     num_tokens: int = 0
@@ -52,7 +50,6 @@ class ChoiceLog:
     """Counts steps by what was chosen.
 
     Args:
-        choices: all possible ones.
         drafts: the choice with drafts; the others are reasons to have none.
         first: the choice before the first step.
     """
@@ -63,7 +60,6 @@ class ChoiceLog:
         self._next_line = time.monotonic() + _SECONDS_PER_LOG_LINE
 
     def note(self, choice: str) -> None:
-        """Count a step for which this was chosen."""
         self._num_steps[choice] += 1
         self._num_unreported += 1
         self._num_asked += 1

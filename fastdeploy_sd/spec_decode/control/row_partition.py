@@ -1,7 +1,4 @@
-"""Splits a step's rows for a model source: rows that the controller chooses for, and rows that chose the source.
-
-One call per step does both, and fills the KV of all other rows.
-"""
+"""Splits a step's rows for a model source: rows that the controller chooses for, and rows that chose the source."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 
 class RowPartition:
-    """Splits steps: `propose` drafts for a whole step, and the controller may call `draft` in it."""
+    """Splits steps: `propose` drafts for a whole step in one call, and the controller may call `draft` in it."""
 
     def __init__(self, source: ModelDraftSource, method: DraftMethod, max_num_seqs: int) -> None:
         assert method.source is not None, "a method that drafts"
@@ -56,11 +53,7 @@ class RowPartition:
         return 0 if len(self._forced) else self.source.num_steps_until_due(x)
 
     def propose(self, x: ProposeInput, choose: Callable[[ProposeInput], DraftTokens]) -> DraftTokens:
-        """Return the drafts of a whole step.
-
-        Args:
-            choose: drafts for rows that did not choose the source, and may call `draft`.
-        """
+        """Return the drafts of a whole step; `choose` drafts for rows that did not choose the source."""
         kinds = self._kinds.take(x.table_rows)
         self._step, self._forced_drafts = x, None
         if kinds.tolist().count(_CHOSEN_HERE) == len(kinds):
@@ -82,12 +75,7 @@ class RowPartition:
         return DraftTokens.merge(len(kinds), parts)
 
     def draft(self, wanted: I32, min_survival: float) -> tuple[DraftTokens, F32]:
-        """Return the source's drafts for rows that did not choose it, and the probability of each.
-
-        Args:
-            wanted: i32[R], at most so many.
-            min_survival: see DraftProbabilities.
-        """
+        """Return `wanted` i32[R] drafts at most for rows that did not choose the source, and each one's probability."""
         x = self._step
         assert x is not None, "only within a step"
         if self._own is None:

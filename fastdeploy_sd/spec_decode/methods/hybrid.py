@@ -12,13 +12,9 @@ from fastdeploy_sd.types import I32, DraftTokens
 
 
 class HybridProposer:
-    """Asks `first`, then lets `rest` use the remaining budget of every row.
+    """Asks `first`, which may run a model, then lets `rest`, which runs none, use the remaining budget of every row.
 
-    Where `first` drafted nothing, `rest` drafts alone.
-
-    Args:
-        first: may run a model, and gets all rows of the step.
-        rest: runs no model, and gets only table rows that were begun here.
+    Where `first` drafted nothing, `rest` drafts alone. `rest` gets only table rows that were begun here.
     """
 
     def __init__(self, first: Proposer, rest: Proposer, max_num_seqs: int) -> None:
@@ -35,10 +31,7 @@ class HybridProposer:
         self._rest.begin(requests)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Return the drafts of `first`, each row continued by `rest`.
-
-        Log-probabilities are those of `first`; the drafts of `rest` have NaN and rank 0, unless it reports its own.
-        """
+        """Return the drafts of `first`, each row continued by `rest`, with log-probabilities of NaN if it has none."""
         num_rows = len(x.table_rows)
         every_row = np.arange(num_rows)
         head = self._first.propose(x)

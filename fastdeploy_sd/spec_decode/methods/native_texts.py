@@ -1,4 +1,4 @@
-"""Native drafters that read only the texts of table rows: one C call per step for all rows. Knows no drafting rule."""
+"""Native drafters that read only the texts of table rows: one C call per step for all rows."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ class NativeDrafter(NamedTuple):
 
 
 class NativeTexts:
-    """A native drafter and its texts, one per table row.
+    """A native drafter and its texts, one per table row; raises ValueError for a field out of range.
 
     Args:
         kind: of the drafter: `fdsd_<kind>_create` makes it.
         fields: of the params of that call.
-
-    Raises:
-        ValueError: a field is out of range.
     """
 
     def __init__(self, kind: str, **fields: Any) -> None:
@@ -48,12 +45,9 @@ class NativeTexts:
         self._call_rows("forget", table_rows)
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Read the new tokens of all rows, and draft for them.
+        """Read the new tokens of all rows, and draft for them; drafts are in new arrays, without sources.
 
         Committed tokens must not have changed since they were first seen here.
-
-        Returns:
-            At most max_draft_len[r] drafts in row r, without sources, in new arrays, which the caller may keep.
 
         Raises:
             ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.
@@ -80,7 +74,6 @@ class NativeTexts:
         return DraftTokens(token_ids[: cu_num_draft.item(-1)], cu_num_draft)
 
     def num_bytes(self) -> int:
-        """Return the memory of all texts."""
         function = getattr(library(), f"fdsd_{self._kind}_num_bytes")
         function.restype = ctypes.c_int64
         return int(function(self._handle))
@@ -98,7 +91,6 @@ class TextProposer(Proposer):
 
     @property
     def native_drafter(self) -> NativeDrafter:
-        """What drafts, for native code that asks it itself."""
         return self._texts.drafter
 
     def propose(self, x: ProposeInput) -> DraftTokens:

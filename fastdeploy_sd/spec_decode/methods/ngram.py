@@ -19,22 +19,14 @@ if TYPE_CHECKING:
 
 
 class NgramIndex(NativeTexts):
-    """Where the n-grams of every text occurred last: 8 to 16 bytes per distinct n-gram and n.
+    """Where the n-grams of every text occurred last, in 8 to 16 bytes per distinct n-gram and n.
 
-    An appended token and a look-up take constant time per n, whatever the length of the texts.
+    The longest suffix of committed tokens + prefix, of max_n down to min_n tokens, decides, at its latest occurrence.
+    The tokens after it are copied, max_factor for each that agreed. A copy that reaches the text's end continues with
+    itself. A token takes constant time per n.
 
-    Suffixes of committed tokens + prefix are looked up among the committed tokens, from max_n down to min_n tokens.
-    The longest one found decides, at its latest occurrence. The tokens after it are copied, max_factor for each that
-    agreed. A copy that reaches the end of the text continues with its own drafts.
-
-    With follows_copies, tokens are also compared, one by one, with those after the place that was found. Once more
-    than max_n agree, this copy decides instead. It continues after one replaced token, until a look-up finds at least
-    two more tokens than agreed since, or the next token does not agree either. Directly after a replaced token, it
-    drafts only while that paid at most of the text's last changes. After up to four changed tokens, it continues with
-    a token that is among the next four of the source.
-
-    Raises:
-        ValueError: a number is out of range.
+    With follows_copies, a copy of which more than max_n tokens agree decides instead. It continues after one replaced
+    token, while that paid at the text's last changes, and after up to four changed ones.
 
     Source: arXiv:2304.04487 (drafts from the text itself), with the copy of LZ77.
     """
@@ -50,19 +42,11 @@ class NgramIndex(NativeTexts):
         )
 
     def begin(self, table_rows: I32) -> None:
-        """Start these table rows, i32[n], with empty texts, whatever they held.
-
-        Raises:
-            ValueError: a table row is out of range, or memory is exhausted.
-        """
+        """Start these table rows, i32[n], with empty texts; raises ValueError where one is out of range."""
         self._call_rows("begin", table_rows)
 
     def check_integrity(self, token_table: I32) -> None:
-        """Check every table against the text it stands for, in time proportional to all texts.
-
-        Raises:
-            ValueError: naming what is wrong.
-        """
+        """Check every table against the text it stands for, in linear time; raises ValueError naming what is wrong."""
         num_table_rows, max_tokens_per_row = token_table.shape
         table = pointer("token_table", token_table, token_table.shape, np.int32)
         params = struct_type("NgramCheckParams")(
@@ -84,9 +68,7 @@ class NgramProposer(TextProposer):
         )
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Start an index per request; its tokens are indexed in its first step."""
         self.index.begin(np.array([request.table_row for request in requests], np.int32))
 
     def num_bytes(self) -> int:
-        """Return the memory of all indexes."""
         return self.index.num_bytes()

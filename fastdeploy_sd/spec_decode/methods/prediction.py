@@ -15,15 +15,10 @@ from fastdeploy_sd.types import I32, DraftSource
 
 
 class PredictionDrafter(NativeTexts):
-    """The predicted outputs of some table rows, and the position of each row in its text.
+    """The predicted outputs of some table rows, and the position of each row in its text: 20 to 32 bytes per token.
 
-    An output that leaves its text is found again after replaced, deleted or inserted tokens: where most of its last
-    tokens agree among the next 64, or where its last four occur. Until four tokens agree, two drafts are made, and two
-    more per token that agreed. A text and its index take 20 to 32 bytes per token; the time of a step does not depend
-    on its length.
-
-    Raises:
-        ValueError: the number of table rows is negative.
+    An output that leaves its text is found again where most of its last tokens agree among the next 64, or where its
+    last four occur. Until four tokens agree, two drafts are made, and two more per token that agreed.
 
     Source: arXiv:2304.04487 (drafts from a reference, by the output's last tokens).
     """
@@ -32,14 +27,11 @@ class PredictionDrafter(NativeTexts):
         super().__init__("prediction", num_table_rows=num_table_rows)
 
     def begin(self, table_row: int, first_output: int, predicted: I32) -> None:
-        """Begin a request in a table row.
+        """Begin a request in a table row; raises ValueError where that is out of range, or memory is exhausted.
 
         Args:
             first_output: index of the output's first token: the length of the prompt.
             predicted: i32[n], the predicted output.
-
-        Raises:
-            ValueError: the table row is out of range, or memory is exhausted.
         """
         where = pointer("predicted", predicted, (len(predicted),), np.int32)
         params = struct_type("PredictionBeginParams")(
@@ -68,10 +60,6 @@ class PredictionProposer(TextProposer):
         return len(request.prediction_token_ids) > 0
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Index the predicted texts. The output of a request that comes back is read in its first step.
-
-        Raises:
-            ValueError: memory is exhausted.
-        """
+        """Index the predicted texts; the output of a request that comes back is read in its first step."""
         for request in requests:
             self._drafter.begin(request.table_row, request.num_prompt_tokens, request.prediction_token_ids)

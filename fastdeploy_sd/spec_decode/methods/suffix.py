@@ -30,17 +30,12 @@ class SuffixProposer(TextProposer):
     """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.
 
     A request's prompt and output are searched only for that request. Its output is also shared with requests of its
-    salt, token by token as it is committed, up to the token that ends it. It stays after the request's end, within
-    `suffix_decoding_max_cached_requests` and `suffix_decoding_max_cache_mb`, which hold for all salts together. The
-    outputs that were extended longest ago go first, about an eighth of the limit at a time. A preempted request counts
-    again from there on, and each piece of an output from a file counts separately.
-
-    An output is stored after the last `suffix_decoding_max_tree_depth` tokens of its prompt, as many as a match can
-    use. So the answer to a repeated question is known from its first token on.
+    salt, token by token, and stays after its end within `suffix_decoding_max_cached_requests` and
+    `suffix_decoding_max_cache_mb`. Outputs that were extended longest ago go first. An output is stored after the end
+    of its prompt, as far as a match can use it. So the answer to a repeated question is known from its first token on.
 
     Raises (on construction):
-        ConfigError: the cache file exists and was not saved for this vocabulary size, its folder cannot be written, or
-            nothing is cached that could be saved.
+        ConfigError: the cache file belongs to another vocabulary, its folder cannot be written, or nothing is cached.
     """
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:

@@ -59,7 +59,6 @@ class SuffixStats(NamedTuple):
 
     Attributes:
         num_bytes: of all kept memory, with dropped memory that is not freed yet.
-        num_tokens, num_outputs, num_shards, num_salts: now in the cache.
         num_sequences: pieces of outputs in the cache; one that was continued in a younger shard counts in both.
         num_steps: elementary steps of all appends since the start.
         num_cut_counts: appends that did not count their shortest strings.
@@ -87,24 +86,17 @@ class SuffixSequences:
 class SuffixDrafter(NativeTexts):
     """Texts of the requests in table rows, outputs shared between requests of one salt, and drafts from both.
 
-    The context, cut to its last `max_context` tokens, is matched in the row's own text and in every shard of its salt.
-    The longest match of each, and a few of its shorter suffixes, make a draft each: the most frequent continuation;
-    ties go to the latest. A draft ends where its joint probability, estimated from counts, falls below
-    `min_token_prob`, and at `max_factor` times the match. The draft with the highest sum of joint probabilities wins;
-    ties go to the longer match, then the own text, then the younger shard.
+    The context's last `max_context` tokens are matched in the row's own text and in every shard of its salt. The
+    longest match of each, and a few of its shorter suffixes, make a draft each: the most frequent continuation. A
+    draft ends where its joint probability, estimated from counts, falls below `min_token_prob`, and at `max_factor`
+    times the match. The draft with the highest sum of joint probabilities wins; ties go to the longer match, then to
+    the own text.
 
-    With follows_copies, a match of at least six tokens of the own text may continue after one replaced token. The
-    context with the expected token in its place is then matched as well. That ends when a plain match has at least two
-    more tokens than agreed since, or when the next token does not agree either. Directly after a replaced token, this
-    is done only while it paid at most of the text's last changes.
+    With follows_copies, a match of at least six own tokens may continue after one replaced token, while that paid at
+    most of the text's last changes.
 
     Args:
-        num_table_rows: as many texts at most.
-        vocab_size: token ids are below it.
         limits: of the shared cache. A table row's own text is not counted; it takes about 50 bytes per token.
-
-    Raises:
-        ValueError: a number is out of range.
 
     Source: arXiv:2411.04975 (SuffixDecoding).
     """
@@ -125,7 +117,6 @@ class SuffixDrafter(NativeTexts):
         Args:
             num_private: leading tokens that are no new output: the prompt, and output that was shared before. Their
                 last `max_context` are shared as the context of the first new token.
-            salt_digest: of 16 bytes.
             end: the token that ends the text is the last one to be shared.
 
         Raises:
@@ -146,13 +137,11 @@ class SuffixDrafter(NativeTexts):
         call("suffix_begin", params)
 
     def stats(self) -> SuffixStats:
-        """Return what the shared cache holds."""
         stats = struct_type("SuffixStats")()
         library().fdsd_suffix_stats(self._handle, ctypes.byref(stats))
         return SuffixStats(*(getattr(stats, name) for name in SuffixStats._fields))
 
     def export_sequences(self) -> SuffixSequences:
-        """Return the shared outputs."""
         stats = self.stats()
         sequences = SuffixSequences(
             np.empty((stats.num_sequences, SALT_DIGEST_BYTES), np.uint8),
@@ -163,19 +152,11 @@ class SuffixDrafter(NativeTexts):
         return sequences
 
     def import_sequences(self, sequences: SuffixSequences) -> None:
-        """Add every piece as an output to the shared cache, in order; beyond its limits, the first ones are dropped.
-
-        Raises:
-            ValueError: a shape or dtype disagrees, offsets or tokens are out of range, or memory is exhausted.
-        """
+        """Add every piece to the shared cache, in order; raises ValueError for invalid arrays or exhausted memory."""
         call("suffix_import", self._sequences_params(sequences))
 
     def count(self, table_row: int, token_ids: I32) -> list[int]:
-        """Return how often i32[n], n >= 1, occurs in the row's own text, then in each of its salt's shards by age.
-
-        Raises:
-            ValueError: the table row was not begun, or there are no tokens.
-        """
+        """Return how often i32[n], n >= 1, occurs in the row's own text, then in each of its salt's shards by age."""
         counts, num_counts = np.empty(self.stats().num_shards + 1, np.int64), np.zeros(1, np.int32)
         num_tokens = len(token_ids)
         params = struct_type("SuffixCountParams")(
@@ -191,11 +172,7 @@ class SuffixDrafter(NativeTexts):
         return [int(count) for count in counts[: num_counts[0]]]
 
     def check_integrity(self) -> None:
-        """Check all structures against their definitions, in time proportional to their size.
-
-        Raises:
-            ValueError: naming what is wrong.
-        """
+        """Check all structures against their definitions, in linear time; raises ValueError naming what is wrong."""
         function = library().fdsd_suffix_check_integrity
         function.restype = ctypes.c_char_p
         error = function(self._handle)

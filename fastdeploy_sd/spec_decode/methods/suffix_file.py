@@ -28,11 +28,7 @@ _PAYLOAD_START = _HEADER.size + _DIGEST_BYTES
 
 
 def verify_can_save(path: Path, *, is_cache_enabled: bool) -> None:
-    """Verify at the start that the cache can be saved at the end.
-
-    Raises:
-        ConfigError: its folder is missing or cannot be written, or there will be nothing to save.
-    """
+    """Verify at the start that the cache can be saved at the end; raises ConfigError."""
     if not is_cache_enabled:
         _fail(path, "expected no file where the limits let no output be kept, got one")
     try:
@@ -43,11 +39,7 @@ def verify_can_save(path: Path, *, is_cache_enabled: bool) -> None:
 
 
 def save_sequences(path: Path, sequences: SuffixSequences, vocab_size: int) -> None:
-    """Write the file in place of the old one, as `files.replacing` does.
-
-    Raises:
-        OSError: its folder is missing or cannot be written.
-    """
+    """Write the file in place of the old one, as `files.replacing` does."""
     header = _HEADER.pack(_MAGIC, _VERSION, vocab_size, len(sequences.salt_digests), len(sequences.token_ids))
     payload = (
         sequences.salt_digests.astype("u1", copy=False).tobytes(),
@@ -59,11 +51,7 @@ def save_sequences(path: Path, sequences: SuffixSequences, vocab_size: int) -> N
 
 
 def load_sequences(path: Path, vocab_size: int) -> SuffixSequences:
-    """Read a file that `save_sequences` wrote; every number in it is checked before it is used.
-
-    Raises:
-        ConfigError: it cannot be read, is damaged or no such file, or belongs to another vocabulary.
-    """
+    """Read a saved file; raises ConfigError for one that is unreadable, damaged, or of another vocabulary."""
     try:
         data = read_bytes(path)
     except OSError as error:

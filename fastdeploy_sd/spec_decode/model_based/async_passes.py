@@ -29,10 +29,9 @@ class AsyncPasses:
     """See the module, and proposer.AsyncDrafter.
 
     Args:
-        columns: of the step on the device, by their names in StepMemory; see LoadedDraftModel.step.
+        columns: of the step on the device, by their names in StepMemory.
         memory: of the passes; its twin is written by the device, but for `min_survival`.
         next_slot, num_begun: i32[S], the host's.
-        num_steps: drafts per request at most.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (what drafting goes through)

@@ -16,17 +16,13 @@ class DraftMemory:
 
     Attributes:
         columns: i32[n], one piece of memory: num_read entries of columns that passes read, then those that they write.
-        table_rows, num_committed, cu_num_draft, draft_token_ids, num_wanted, draft_prob, min_survival: see
-            ops.mtp.DraftBatch. A draft that was not made is -1.
+        table_rows .. min_survival: see ops.mtp.DraftBatch. A draft that was not made is -1.
         max_draft_len, num_valid, num_kv_slots: i32[R]; see spec_decode.proposer.
-        begin, hidden_begin, cu_hidden, draft_start_loc: see passes.DraftStep.
-        ends: i32[num_layers, R], its `ends`.
+        begin, hidden_begin, cu_hidden, draft_start_loc, ends: see passes.DraftStep.
         kept: i32[D]; see MTP_COLLECT.
         counts: num_filling i32[1], then num_tokens i32[num_layers], then num_drafting, as MTP_PLAN writes them.
-        count: R of the step.
         num_tokens: rows of each layer's first pass.
         num_drafting: requests that may get more than i drafts, by i.
-        num_steps: most drafts of a request.
     """
 
     def __init__(self, num_requests: int, num_layers: int, num_steps: int) -> None:

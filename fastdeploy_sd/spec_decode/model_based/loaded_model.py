@@ -21,19 +21,14 @@ class LoadedDraftModel:
     """A draft model with its KV over the target's blocks.
 
     Attributes:
-        method: that it drafts for.
         caches: one KV cache per draft layer; layer j's first_key is j + 1.
-        rotary: its table has max_model_len rows.
         kept_hidden: per hidden source: the target, then every draft layer but the last; () where the model reads only
-            token ids. The target's pass keeps its own. A block's row is valid as long as the block's KV. A request's
-            rows are those of its newest block, and of the most drafts after it.
+            token ids. A block's row is valid as long as its KV. A request's are those of its newest block and drafts.
         hidden: [T, H], the target's rows of the step after its final norm, for the largest step.
-        token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's,
-            where the layers read them.
+        token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
         enforce_eager: run the ops one by one instead of replaying a recording.
-        agree: called when the layers have run, before the method's state changes; raises when another rank failed.
-        step: the device's columns of a step, by their names in StepMemory; `num_blocks` is the request table's. None
-            where nothing is drafted after in-flight steps.
+        agree: called before the method's state changes; raises when another rank failed.
+        step: the device's columns of a step, by their names in StepMemory; None = nothing is drafted ahead.
     """
 
     method: DraftMethod

@@ -1,7 +1,5 @@
 """The passes of one step of drafting by a model: every layer over what the step added, then draft after draft.
 
-`run_passes` is their definition, which EagerPasses calls and RecordedPasses (recorded_passes.py) replays.
-
 Layer l also computes the drafts that layers before it made, as its own step attends to them:
 
     layer 0   [begin .... N)
@@ -183,7 +181,6 @@ class _Passes:
         self.draft_start_loc = step.draft_start_loc
 
     def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> DraftOutput:
-        """Run a layer; returns the output of all rows, or of some."""
         maps, cache = self._maps(inputs, outputs), self._target.caches[layer]
         return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, cache, maps)
 

@@ -1,18 +1,13 @@
 """Drafts by a model that reads the target's hidden rows, such as multi-token prediction (MTP).
 
-Owns which KV slots of the draft layers are filled for every request; passes.py runs the layers over the new tokens of
-each step. Knows no scheduling.
-
 The row at slot q combines token q with the hidden row of position q - 1. So slot 0 stays empty, and a full block
 depends only on its own prefix. After a step that ran the target's positions up to v - 1:
 
     slots   0      1 .......... next_slot .... v - 1   v
             empty  filled before, filled in this step, filled now if there is a block for it
 
-Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v.
-
-A request that is not drafted for may have unfilled slots. They are filled at once when it is drafted for again, or when
-its newest block is full, as other requests may use a full block. The hidden rows of that block were kept.
+Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v. Unfilled slots
+are filled when the request is drafted for again, or when its newest block is full, as others may use a full block.
 """
 
 from __future__ import annotations
@@ -42,9 +37,7 @@ _LEAST = float(np.finfo(np.float32).tiny)
 
 
 class ModelProposer:
-    """See the module. State per table row: the first KV slot of the draft layers that is not filled, and
-    how many tokens there were when it was begun.
-    """
+    """Keeps per table row the first slot of the draft layers that is not filled, and the tokens at its begin."""
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext, model: LoadedDraftModel) -> None:
         assert model.kept_hidden, "the model reads hidden rows of the target"

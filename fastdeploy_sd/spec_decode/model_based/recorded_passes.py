@@ -1,10 +1,8 @@
 """The passes of a drafting step of a model as one native call.
 
-`run_passes` runs once on symbolic tensors when the model is loaded; a step replays its ops, with the bits of
-EagerPasses. A recording of a single layer ends where no request wants a further draft. Several layers have one
-recording per number of drafts; a step replays one of them, so all share their arena.
-
-On a GPU, sizes are rounded up, and a pass with repeated sizes is launched as a graph: see device/cuda/program.py.
+`run_passes` runs once on symbolic tensors when the model is loaded; a step replays its ops, with the same bits. A
+recording of a single layer ends where no request wants a further draft. Several layers have one recording per number
+of drafts, in one arena. On a GPU, sizes are rounded up: see device/cuda/program.py.
 """
 
 from __future__ import annotations
@@ -30,11 +28,9 @@ class RecordedPasses:
     """Replays recorded ops; arguments as EagerPasses'. A run overwrites the result of the one before.
 
     Args:
-        max_steps: most drafts of a request.
         has_logits: whether a step may want logits: nothing is recorded later.
 
     Raises:
-        RecordingError: the layers do something that cannot be recorded.
         ConfigError: the system has no memory for steps as large as they can be.
     """
 

@@ -11,12 +11,10 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
 from fastdeploy_sd.distributed.starting import threads_per_rank
-from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.executor import Executor
-from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.report import StepStats
-from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.ranks.coordinator import GroupEnded
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
@@ -32,14 +30,9 @@ if TYPE_CHECKING:
 class KvExecutor(Executor, Protocol):
     """An executor that reaches the KV of all ranks, where the configuration needs it; see LocalExecutor."""
 
-    @property
-    def kv_pages(self) -> AnyPages: ...
-
-    @property
-    def kv_identity(self) -> KvIdentity: ...
-
-    @property
-    def layer_signals(self) -> LayerSignals | None: ...
+    kv_pages: AnyPages
+    kv_identity: KvIdentity
+    layer_signals: LayerSignals | None
 
 
 CreateFirst = Callable[[Config, RankGroup], KvExecutor]
@@ -51,36 +44,14 @@ class MultiProcessExecutor:
     def __init__(self, first: KvExecutor, others: RankProcesses) -> None:
         self._first, self._others = first, others
         self._is_shut_down = False
+        self.model_info, self.block_store, self.grammars = first.model_info, first.block_store, first.grammars
+        self.kv_pages, self.kv_identity = first.kv_pages, first.kv_identity
+        self.layer_signals = first.layer_signals
 
     @property
     def failure_fd(self) -> int:
         """See interfaces.executor.FallibleExecutor."""
         return self._others.failure_fd
-
-    @property
-    def model_info(self) -> ModelInfo:
-        return self._first.model_info
-
-    @property
-    def block_store(self) -> BlockStore | None:
-        return self._first.block_store
-
-    @property
-    def grammars(self) -> Grammars | None:
-        return self._first.grammars
-
-    @property
-    def kv_pages(self) -> AnyPages:
-        """See KvExecutor."""
-        return self._first.kv_pages
-
-    @property
-    def kv_identity(self) -> KvIdentity:
-        return self._first.kv_identity
-
-    @property
-    def layer_signals(self) -> LayerSignals | None:
-        return self._first.layer_signals
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """See Executor.execute; raises InternalError where a rank has ended or hangs."""

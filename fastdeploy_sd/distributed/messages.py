@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.wire.codec import pack, unpack
 from fastdeploy_sd.wire.protocol import Protocol
-from fastdeploy_sd.worker.ranks.commands import (
-    Command,
-)
+from fastdeploy_sd.worker.ranks.commands import Command
 
 # ---- from rank 0 ----------------------------------------------------------------------------------------------------
 

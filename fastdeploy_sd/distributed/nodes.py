@@ -32,9 +32,8 @@ from fastdeploy_sd.distributed.node_messages import (
     decode_from_other,
     encode,
 )
-from fastdeploy_sd.distributed.remote import RemoteNode, RemoteRank
 from fastdeploy_sd.distributed.starting import exchange_timeout_s
-from fastdeploy_sd.distributed.watch import probe_pause_s
+from fastdeploy_sd.distributed.watch import RemoteNode, RemoteRank, probe_pause_s
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.wire.sockets import Hub, Listener, SendResult

@@ -9,7 +9,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.device import library
@@ -53,26 +53,17 @@ from fastdeploy_sd.worker.ranks.commands import (
     TakeOutput,
     TakePlan,
 )
-from fastdeploy_sd.worker.ranks.coordinator import Collectives, RankError
+from fastdeploy_sd.worker.ranks.coordinator import RankError
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.worker.ranks.rank_worker import RankWorker
 
 logger = logging.getLogger(__name__)
 
 
-class RankComputation(Protocol):
-    """The worker of a rank; see ranks.rank_worker.RankWorker."""
-
-    collectives: Collectives
-
-    def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None: ...
-
-    def run(self, attempt: Attempt) -> None: ...
-
-    def drain(self) -> None: ...
-
-
-RankWorkerFactory = Callable[[Config, RankGroup], RankComputation]
-
+OrderT = TypeVar("OrderT", AllGathered, Measure, AllReducedMin, DraftOutcome)
+RankWorkerFactory = Callable[[Config, RankGroup], "RankWorker"]
 DEFAULT_RANK_WORKER = "fastdeploy_sd.worker.executor:create_rank_worker"
 
 
@@ -137,26 +128,22 @@ class _Session:
     def exchange(self, data: bytes) -> Sequence[bytes]:
         """See RankGroup.exchange."""
         self.answer(Contribution(data))
-        order = self._next()
-        assert isinstance(order, AllGathered), f"expected AllGathered, got {order}"
-        return order.data
+        return self._expect(AllGathered).data
 
     def smallest(self, measure: Callable[[], int]) -> int:
         """See RankGroup.smallest."""
         self.answer(Loaded())
         self._expect(Measure)
         self.answer(Measurement(measure()))
-        order = self._next()
-        assert isinstance(order, AllReducedMin), f"expected AllReducedMin, got {order}"
-        return order.value
+        return self._expect(AllReducedMin).value
 
     def agree(self) -> None:
         """See RankGroup.agree; raises RankError where another rank has failed."""
         self._end_attempt("")
-        if not self._outcome():
+        if not self._expect(DraftOutcome).has_succeeded:
             raise RankError("another rank could not run the draft layers")
 
-    def serve(self, rank_worker: RankComputation) -> None:
+    def serve(self, rank_worker: RankWorker) -> None:
         """Follow rank 0's orders until StopRank; raises LinkClosedError where rank 0 is gone."""
         while True:
             order = self._next()
@@ -170,7 +157,7 @@ class _Session:
                 case _:
                     raise ProtocolError(f"expected an order between two attempts, got {type(order).__name__}")
 
-    def _run(self, rank_worker: RankComputation, attempt: Attempt) -> None:
+    def _run(self, rank_worker: RankWorker, attempt: Attempt) -> None:
         self._has_answered = False
         failure = ""
         try:
@@ -190,20 +177,16 @@ class _Session:
         if not self._has_answered:
             self._end_attempt(failure)
             if isinstance(attempt, DraftRows):
-                self._outcome()
+                self._expect(DraftOutcome)
 
     def _end_attempt(self, failure: str) -> None:
         self._has_answered = True
         self.answer(AttemptDone(failure))
 
-    def _outcome(self) -> bool:
+    def _expect(self, kind: type[OrderT]) -> OrderT:
         order = self._next()
-        assert isinstance(order, DraftOutcome), f"expected DraftOutcome, got {order}"
-        return order.has_succeeded
-
-    def _expect(self, kind: type[Order]) -> None:
-        order = self._next()
-        assert isinstance(order, kind), f"expected {kind}, got {order}"
+        assert isinstance(order, kind), f"expected {kind.__name__}, got {order}"
+        return order
 
     def _next(self) -> Order:
         while not self._orders:

@@ -70,6 +70,16 @@ def create_proposer(config: SpeculativeConfig, context: ProposerContext) -> Prop
     return create_method(NAIVE, config, context) if config.method == NAIVE else MethodDispatcher(config, context)
 
 
+class NaiveProposer(Proposer):
+    """Never drafts: plain decoding is the same path with zero drafts."""
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        del config, context  # every method is made with both
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        return DraftTokens.none(len(x.request_ids))
+
+
 class MethodDispatcher:
     """Hands every request to its own method, and merges the drafts of all methods.
 

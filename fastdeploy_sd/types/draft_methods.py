@@ -77,7 +77,7 @@ DEFAULT_METHOD = "auto"  # where the configuration names none
 METHODS: Mapping[str, DraftMethod] = {
     method.name: method
     for method in (
-        DraftMethod(NAIVE, ".methods.naive:NaiveProposer"),
+        DraftMethod(NAIVE, ".dispatcher:NaiveProposer"),
         DraftMethod(
             "ngram",
             ".methods.ngram:NgramProposer",

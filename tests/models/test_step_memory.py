@@ -54,7 +54,7 @@ def addresses(runner: ModelRunner, mtp: ModelProposer | None) -> list[int]:
         found += pointers_of(call)
     if mtp is not None:
         found += [*pointers_of(mtp._plan._plan), *pointers_of(mtp._plan._collect)]
-        found += [output.data_ptr() for p in mtp._passes._programs.values() for output in p.outputs]  # type: ignore[attr-defined]
+        found += [output.data_ptr() for p in mtp._passes._programs.values() for output in p.outputs]  # type: ignore[union-attr]
     return found
 
 

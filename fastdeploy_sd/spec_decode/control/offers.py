@@ -32,39 +32,25 @@ class DraftOffer:
     draft_prob: F32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Planes:
-    """i32[S, D], i32[S, R+1], i32[S, R, 3], f32[S, D]; see DraftOffer."""
-
-    token_ids: np.ndarray[tuple[int, int], np.dtype[np.int32]]
-    cu_num_draft: np.ndarray[tuple[int, int], np.dtype[np.int32]]
-    evidence: np.ndarray[tuple[int, int, int], np.dtype[np.int32]]
-    draft_prob: np.ndarray[tuple[int, int], np.dtype[np.float32]]
-
-
 class OfferTable:
-    """The offers of a step, one plane per source; the same arrays in every step."""
+    """The offers of a step, one plane per source; the same arrays in every step; see DraftOffer."""
 
     def __init__(self, num_sources: int, max_num_rows: int, max_draft_len: int) -> None:
         s, r, d = num_sources, max_num_rows, max_num_rows * max_draft_len
-        self.planes = _Planes(
-            np.zeros((s, d), np.int32),
-            np.zeros((s, r + 1), np.int32),
-            np.zeros((s, r, NUM_EVIDENCE), np.int32),
-            np.zeros((s, d), np.float32),
-        )
+        self.token_ids, self.draft_prob = np.zeros((s, d), np.int32), np.zeros((s, d), np.float32)
+        self.cu_num_draft = np.zeros((s, r + 1), np.int32)
+        self.evidence = np.zeros((s, r, NUM_EVIDENCE), np.int32)
 
     def offer(self, source: int, num_rows: int) -> DraftOffer:
         """Return the arrays in which a source offers drafts for `num_rows` rows."""
-        p = self.planes
         return DraftOffer(
-            p.token_ids[source], p.cu_num_draft[source, : num_rows + 1], p.evidence[source, :num_rows],
-            p.draft_prob[source],
+            self.token_ids[source], self.cu_num_draft[source, : num_rows + 1], self.evidence[source, :num_rows],
+            self.draft_prob[source],
         )  # fmt: skip
 
     def clear(self, source: int) -> None:
         """The source offers nothing in this step."""
-        self.planes.cu_num_draft[source] = 0
+        self.cu_num_draft[source] = 0
 
 
 class BoundRows:
@@ -82,13 +68,12 @@ class BoundRows:
         """Write these rows and offers; raises ValueError where a shape or dtype disagrees."""
         p, num_rows = self._params, len(x.table_rows)
         if offers is not self._offers:
-            planes = offers.planes
-            num_sources, max_num_rows = planes.evidence.shape[:2]
+            num_sources, max_num_rows = offers.evidence.shape[:2]
             if num_sources != self._num_sources:
                 raise ValueError(f"offers: expected {self._num_sources} sources, got {num_sources}")
-            p.max_num_rows, p.max_num_drafts = max_num_rows, planes.token_ids.shape[1]
-            p.token_ids, p.offers_cu_num_draft = address(planes.token_ids), address(planes.cu_num_draft)
-            p.evidence, p.draft_prob = address(planes.evidence), address(planes.draft_prob)
+            p.max_num_rows, p.max_num_drafts = max_num_rows, offers.token_ids.shape[1]
+            p.token_ids, p.offers_cu_num_draft = address(offers.token_ids), address(offers.cu_num_draft)
+            p.evidence, p.draft_prob = address(offers.evidence), address(offers.draft_prob)
             self._offers = offers
         if x.token_table is not self._token_table:
             p.num_table_rows, p.max_tokens_per_row = x.token_table.shape

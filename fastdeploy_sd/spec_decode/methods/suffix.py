@@ -12,7 +12,6 @@ from fastdeploy_sd.spec_decode.methods.native_texts import TextProposer
 from fastdeploy_sd.spec_decode.methods.suffix_drafter import (
     SALT_DIGEST_BYTES,
     SuffixDrafter,
-    SuffixEnd,
     SuffixLimits,
     SuffixRule,
     SuffixStats,
@@ -60,9 +59,10 @@ class SuffixProposer(TextProposer):
         """Start a text per request; its tokens are read in its first step."""
         for request in requests:
             # Output number min_tokens, from 1, is the first that may end it.
-            end = SuffixEnd(request.end_token_ids, request.num_prompt_tokens + max(request.min_tokens, 1) - 1)
+            first_end = request.num_prompt_tokens + max(request.min_tokens, 1) - 1
             # Tokens after the prompt were shared before the preemption.
-            self._drafter.begin(request.table_row, request.num_tokens, _salt_digest(request.cache_salt), end)
+            salt = _salt_digest(request.cache_salt)
+            self._drafter.begin(request.table_row, request.num_tokens, salt, request.end_token_ids, first_end)
 
     def close(self) -> None:
         """Save the shared outputs if a file is configured; that it cannot be written is logged, not raised."""

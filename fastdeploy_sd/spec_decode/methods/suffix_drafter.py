@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -41,17 +42,6 @@ class SuffixLimits:
 
     max_outputs: int
     max_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SuffixEnd:
-    """A text ends at the first of these tokens from index `first` on, though its table row may have more tokens."""
-
-    token_ids: tuple[int, ...] = ()
-    first: int = 0
-
-
-NO_END = SuffixEnd()
 
 
 class SuffixStats(NamedTuple):
@@ -111,26 +101,28 @@ class SuffixDrafter(NativeTexts):
             max_cached_bytes=limits.max_bytes,
         )
 
-    def begin(self, table_row: int, num_private: int, salt_digest: bytes, end: SuffixEnd = NO_END) -> None:
+    def begin(
+        self, table_row: int, num_private: int, salt_digest: bytes, end_token_ids: Sequence[int] = (), end_from: int = 0
+    ) -> None:
         """Start a table row, whatever it held; its text is read in its first step.
 
         Args:
             num_private: leading tokens that are no new output: the prompt, and output that was shared before. Their
                 last `max_context` are shared as the context of the first new token.
-            end: the token that ends the text is the last one to be shared.
+            end_token_ids: the first of these from index `end_from` on is the last token to be shared.
 
         Raises:
             ValueError: the table row or a length is out of range, or memory is exhausted.
         """
         if len(salt_digest) != SALT_DIGEST_BYTES:
             raise ValueError(f"salt_digest: expected {SALT_DIGEST_BYTES} bytes, got {len(salt_digest)}")
-        digest, ends = np.frombuffer(salt_digest, np.uint8), np.array(end.token_ids, np.int32)
+        digest, ends = np.frombuffer(salt_digest, np.uint8), np.array(end_token_ids, np.int32)
         params = struct_type("SuffixBeginParams")(
             drafter=self._handle,
             table_row=table_row,
             num_tokens=num_private,
             salt_digest=digest.ctypes.data,
-            first_end=end.first,
+            first_end=end_from,
             num_end_token_ids=len(ends),
             end_token_ids=ends.ctypes.data,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from paddle import Tensor
 
@@ -30,13 +30,6 @@ from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, MtpInputs, MtpPa
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.types import F32
-
-
-class StepCounts(Protocol):
-    """Sizes that differ from step to step; see DraftMemory."""
-
-    num_tokens: Any
-    num_drafting: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +59,12 @@ class DraftStep:
 
     @staticmethod
     def over(
-        target: LoadedDraftModel, columns: Mapping[str, Any], counts: StepCounts, num_steps: int, min_prob: float
+        target: LoadedDraftModel,
+        columns: Mapping[str, Any],
+        num_tokens: Any,
+        num_drafting: Any,
+        num_steps: int,
+        min_prob: float,
     ) -> DraftStep:
         """Return a step over columns by the names that DraftMemory has for them, and `hidden` and the two tables."""
         batch = DraftBatch(
@@ -81,7 +79,7 @@ class DraftStep:
             token_table=columns["token_table"],
             block_table=columns["block_table"],
             block_size=target.caches[0].block_size,
-            num_drafting=counts.num_drafting,
+            num_drafting=num_drafting,
         )
         return DraftStep(
             batch=batch,
@@ -91,7 +89,7 @@ class DraftStep:
             hidden_begin=columns["hidden_begin"],
             cu_hidden=columns["cu_hidden"],
             draft_start_loc=columns["draft_start_loc"],
-            num_tokens=counts.num_tokens,
+            num_tokens=num_tokens,
             num_steps=num_steps,
         )
 
@@ -103,13 +101,6 @@ class DraftStep:
         return MtpPass(self.begin, self.ends[layer], layer, self.begin, cu_hidden, self.num_tokens[layer])
 
 
-class DraftPasses(Protocol):
-    """Writes the drafts of the step that a DraftMemory holds, and the KV of all draft layers."""
-
-    def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
-        """Return the logits f32[A, V] of every draft, if wanted: its first rows are of the requests that got it."""
-
-
 class EagerPasses:
     """Calls the ops one by one."""
 
@@ -117,6 +108,10 @@ class EagerPasses:
         self._target, self._memory, self._min_prob = target, memory, min_prob
 
     def run(self, *, wants_logits: bool) -> Sequence[F32 | RowsOnDevice]:
+        """Write the drafts of the step in the memory, and the KV of all layers; return every draft's logits, if wanted.
+
+        Logits are f32[A, V]; their first rows are of the requests that got the draft.
+        """
         target, m = self._target, self._memory
         arrays: dict[str, Any] = {name: column[: m.count] for name, column in m.per_request().items()}
         arrays |= {name: column[: m.count + 1] for name, column in m.offsets().items()}
@@ -124,7 +119,9 @@ class EagerPasses:
         arrays |= {"token_table": target.token_table, "block_table": target.block_table}
         # Each array once: Paddle frees the memory at an address once.
         columns = {"hidden": target.hidden} | {name: device().wrap(array) for name, array in arrays.items()}
-        logits = run_passes(target, DraftStep.over(target, columns, m, m.num_steps, self._min_prob))
+        logits = run_passes(
+            target, DraftStep.over(target, columns, m.num_tokens, m.num_drafting, m.num_steps, self._min_prob)
+        )
         return logit_rows(*logits) if wants_logits else ()
 
 

@@ -22,7 +22,7 @@ from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.spec_decode.model_based.async_passes import AsyncPasses
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory, StepPlan
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
-from fastdeploy_sd.spec_decode.model_based.passes import DraftPasses, EagerPasses
+from fastdeploy_sd.spec_decode.model_based.passes import EagerPasses
 from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
@@ -45,7 +45,7 @@ class ModelProposer:
         self._num_begun = np.zeros(context.max_num_seqs, np.int32)
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
         self._memory = DraftMemory(context.max_num_seqs, self._model.model.num_layers, self._num_steps)
-        self._passes: DraftPasses = (
+        self._passes = (
             EagerPasses(self._model, self._memory, config.draft_p_min)
             if self._model.enforce_eager
             else RecordedPasses(

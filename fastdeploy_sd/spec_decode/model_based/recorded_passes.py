@@ -8,7 +8,6 @@ of drafts, in one arena. On a GPU, sizes are rounded up: see device/cuda/program
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -93,11 +92,9 @@ class RecordedPasses:
             name: recorder.add_input(name, self._dtype(name), shapes.get(name, tuple(array.shape)))
             for name, array in self._inputs().items()
         }
-        counts = _Counts(
-            [Size(f"num_tokens_{layer}") for layer in range(len(m.num_tokens))],
-            [Size(f"num_drafting_{i}") for i in range(len(m.num_drafting))],
-        )
-        step = DraftStep.over(self._target, columns, counts, num_steps, self._min_prob)
+        num_tokens = [Size(f"num_tokens_{layer}") for layer in range(len(m.num_tokens))]
+        num_drafting = [Size(f"num_drafting_{i}") for i in range(len(m.num_drafting))]
+        step = DraftStep.over(self._target, columns, num_tokens, num_drafting, num_steps, self._min_prob)
         logits: Any = run_passes(self._target, step)
         # Padding rows belong to no request: they have no slot, no draft and no row.
         padding: Padding = dict.fromkeys(m.per_request(), 0) | dict.fromkeys(m.offsets(), "last")
@@ -124,11 +121,3 @@ class RecordedPasses:
         for layer in range(len(m.num_tokens)):
             bounds[f"num_tokens_{layer}"] = max_tokens + max_requests * (num_waiting + layer)
         return bounds | {f"num_drafting_{i}": max_requests for i in range(len(m.num_drafting))}
-
-
-@dataclass(slots=True)
-class _Counts:
-    """A recording's counts; see StepCounts."""
-
-    num_tokens: Any
-    num_drafting: Any

@@ -9,8 +9,7 @@ import pytest
 
 from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError, InternalError
-from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher, available_methods, create_proposer
-from fastdeploy_sd.spec_decode.methods.naive import NaiveProposer
+from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher, NaiveProposer, available_methods, create_proposer
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import (
     DraftRequest,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, SuffixEnd, SuffixLimits, SuffixRule
+from fastdeploy_sd.spec_decode.methods.suffix_drafter import SuffixDrafter, SuffixLimits, SuffixRule
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens
 from tests.unit.spec_decode.suffix_reference import Output, Reference
@@ -57,7 +57,7 @@ class Pair:
         self.append(table_row, num_private)
         ends = tuple(self.rng.integers(0, self.num_tokens_known, int(self.rng.integers(0, 3))).tolist())
         first_end = int(self.rng.integers(0, 25))
-        self.drafter.begin(table_row, num_private, SALTS[salt], SuffixEnd(ends, first_end))
+        self.drafter.begin(table_row, num_private, SALTS[salt], ends, first_end)
         self.reference.begin(table_row, num_private, salt, (ends, first_end))
 
     def forget(self) -> None:

@@ -16,13 +16,12 @@ from fastdeploy_sd.config.build import (
     to_json,
     verify_offline,
 )
-from fastdeploy_sd.config.device_rules import cpu_only, gpu_only
 from fastdeploy_sd.config.environment import verify_keys_are_known
 from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Activations, Quantization, QuantizationFormats, formats_of
 from fastdeploy_sd.config.redis_section import RedisConfig
-from fastdeploy_sd.config.rules import verify_rules
+from fastdeploy_sd.config.rules import cpu_only, gpu_only, verify_rules
 from fastdeploy_sd.config.scheduler_section import SchedulerConfig
 from fastdeploy_sd.config.sections import (
     DEMO_MODEL,

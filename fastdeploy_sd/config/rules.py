@@ -1,13 +1,13 @@
-"""The rules between options of different sections. Knows no origin of a value and no single option's limits."""
+"""The rules between options, and between options and the device. Knows no origin of a value and no single limit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fastdeploy_sd.config.addresses import is_this_machine
-from fastdeploy_sd.config.device_rules import verify_device, verify_processor
 from fastdeploy_sd.config.faults import Faults
+from fastdeploy_sd.config.quantization import formats_of
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.errors import ConfigError
@@ -136,6 +136,61 @@ def _verify_router_secret(config: Config) -> None:
             )
 
 
+def cpu_only(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for every option with a value that only the CPU can serve."""
+    if config.parallel.num_nodes > 1:
+        yield _error("ips", "one host", ",".join(config.parallel.ips))
+    if config.model.enforce_eager:
+        yield _error("enforce_eager", "false", "true")
+
+
+def gpu_only(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for every option with a value that only a GPU can serve."""
+    if formats_of(config.model.quantization).has("fp8"):
+        yield _needs_gpu("quantization", "wint8, wint4 or none")
+    if config.cache.kv_cache_dtype == "fp8":
+        yield _needs_gpu("kv_cache_dtype", "auto or int8")
+    if config.model.dtype == "float16":
+        yield _needs_gpu("dtype", "bfloat16 or float32", "float16")
+
+
+def _verify_device(config: Config) -> None:
+    """Refuse what a GPU that was asked for cannot do yet.
+
+    Raises:
+        ConfigError: naming every such option.
+    """
+    if config.device == "gpu":
+        _raise_all(cpu_only(config))
+
+
+def _verify_processor(config: Config) -> None:
+    """Refuse what a CPU that was asked for cannot do.
+
+    Raises:
+        ConfigError: naming every such option.
+    """
+    if config.device == "cpu":
+        _raise_all(gpu_only(config))
+
+
+def _raise_all(errors: Iterator[ConfigError]) -> None:
+    faults = Faults()
+    for error in errors:
+        faults.add(error)
+    faults.raise_all()
+
+
+def _needs_gpu(option: str, expected: str, got: str = "fp8") -> ConfigError:
+    return ConfigError(f"{option}: expected {expected} on a CPU, got {got}, which needs device gpu", param=option)
+
+
+def _error(option: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(
+        f"{option}: expected {expected} with device gpu, which can do no other yet, got {got}", param=option
+    )
+
+
 _STEP = "max_num_batched_tokens"
 RULES = (
     Rule(_verify_step_tokens, (_STEP, "max_num_seqs")),
@@ -145,7 +200,7 @@ RULES = (
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
-    Rule(verify_device, ("device", "ips", "enforce_eager")),
-    Rule(verify_processor, ("device", "quantization", "kv_cache_dtype", "dtype")),
+    Rule(_verify_device, ("device", "ips", "enforce_eager")),
+    Rule(_verify_processor, ("device", "quantization", "kv_cache_dtype", "dtype")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,10 +13,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from fastdeploy_sd.metrics import families
-from fastdeploy_sd.metrics.by_labels import by_labels
 from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.metrics.process_stats import ProcessStats
-from fastdeploy_sd.metrics.redis_stats import RedisCollector
+from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.types.stats import EngineStats, Histogram
 
 
@@ -27,29 +27,56 @@ def render_metrics(stats: EngineStats | None, processes: ProcessStats, silence_s
         processes: what the others count, together.
         silence_s: how old the engine's last sign of life is.
     """
+    silence = GaugeMetricFamily(
+        "fastdeploy_sd:engine_silence_seconds",
+        "Time since the engine process last said something or was seen computing.",
+        value=silence_s,
+    )
+    of_engine = () if stats is None else _EngineFamilies(stats).all()
+    return render(chain(of_engine, (silence,), http_families(processes.http), _redis_families(processes.redis)))
+
+
+def render(families_of_answer: Iterable[Metric]) -> tuple[bytes, str]:
+    """Return the body and the content type of an answer with these metrics."""
     registry = CollectorRegistry(auto_describe=False)
-    if stats is not None:
-        registry.register(_StatsCollector(stats))
-    registry.register(_SilenceCollector(silence_s))
-    registry.register(HttpCollector(processes.http))
-    registry.register(RedisCollector(processes.redis))
+    registry.register(_Given(families_of_answer))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-class _StatsCollector(Collector):
-    """Presents one snapshot."""
+def by_labels(name: str, text: str, labels: Sequence[str], counts: Mapping[Any, float]) -> Metric:
+    """Return a counter with a sample per tuple of labels."""
+    counter = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts.items():
+        counter.add_metric(values, count)
+    return counter
+
+
+def by_label(name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
+    """Return a counter with a sample per value of one label."""
+    return by_labels(name, text, [label], {(value,): count for value, count in counts.items()})
+
+
+class _Given(Collector):
+    """The metrics of one answer, as prometheus_client wants them."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+class _EngineFamilies:
+    """The metrics of one snapshot of the engine's statistics."""
 
     def __init__(self, stats: EngineStats) -> None:
         self._stats = stats
 
-    def describe(self) -> list[Metric]:
-        return []  # names cannot collide: the registry holds nothing else
-
-    def collect(self) -> Iterator[Metric]:
+    def all(self) -> Iterator[Metric]:
         yield from self._singles()
         yield from self._labelled()
         for several in families.BY_LABELS:
-            yield by_labels(several.name, several.text, list(several.labels), several.values(self._stats))
+            yield by_labels(several.name, several.text, several.labels, several.values(self._stats))
         yield from self._by_position()
         yield self._cache_config()
         yield self._speculation()
@@ -65,10 +92,7 @@ class _StatsCollector(Collector):
 
     def _labelled(self) -> Iterator[Metric]:
         for spec in families.LABELLED_COUNTERS:
-            counter = CounterMetricFamily(spec.name, spec.text, labels=[spec.label])
-            for label, value in spec.values(self._stats).items():
-                counter.add_metric([label], value)
-            yield counter
+            yield by_label(spec.name, spec.text, spec.label, spec.values(self._stats))
         for spec in families.LABELLED_GAUGES:
             gauge = GaugeMetricFamily(spec.name, spec.text, labels=[spec.label])
             for label, value in spec.values(self._stats).items():
@@ -111,57 +135,54 @@ class _StatsCollector(Collector):
             )
 
 
-class _SilenceCollector(Collector):
-    """Presents the engine's silence, also when it says nothing."""
+def http_families(http: HttpStats) -> Iterator[Metric]:
+    """Yield the metrics of the HTTP side."""
+    yield GaugeMetricFamily("fastdeploy_sd:http_connections", "Open connections.", value=http.num_open)
+    yield CounterMetricFamily("fastdeploy_sd:http_connections_accepted", "Connections served.", value=http.num_accepted)
+    yield by_label(
+        "fastdeploy_sd:http_connections_refused",
+        "Connections not served, by reason: limit, address_limit (answered 503), system (attempts to accept one "
+        "without a descriptor left; it waits).",
+        "reason",
+        http.refused,
+    )
+    yield by_label(
+        "fastdeploy_sd:http_connections_closed",
+        "Connections closed before they had sent a complete request, by reason: headers_timeout, body_timeout, "
+        "malformed, surplus_body (more than is read), room (another one needed its place).",
+        "reason",
+        http.closed,
+    )
+    yield by_labels(
+        "fastdeploy_sd:http_requests",
+        "Requests by route, status of the answer (499 = the client left before) and code or type of its error.",
+        ["route", "status", "error"],
+        http.requests,
+    )
 
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
 
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "fastdeploy_sd:engine_silence_seconds",
-            "Time since the engine process last said something or was seen computing.",
-            value=self._silence_s,
-        )
-
-
-class HttpCollector(Collector):
-    """Presents what the HTTP side knows."""
-
-    def __init__(self, http: HttpStats) -> None:
-        self._http = http
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("fastdeploy_sd:http_connections", "Open connections.", value=self._http.num_open)
-        yield CounterMetricFamily(
-            "fastdeploy_sd:http_connections_accepted", "Connections served.", value=self._http.num_accepted
-        )
-        yield by_labels(
-            "fastdeploy_sd:http_connections_refused",
-            "Connections not served, by reason: limit, address_limit (answered 503), system (attempts to accept one "
-            "without a descriptor left; it waits).",
-            ["reason"],
-            {(reason,): count for reason, count in self._http.refused.items()},
-        )
-        yield by_labels(
-            "fastdeploy_sd:http_connections_closed",
-            "Connections closed before they had sent a complete request, by reason: headers_timeout, body_timeout, "
-            "malformed, surplus_body (more than is read), room (another one needed its place).",
-            ["reason"],
-            {(reason,): count for reason, count in self._http.closed.items()},
-        )
-        yield by_labels(
-            "fastdeploy_sd:http_requests",
-            "Requests by route, status of the answer (499 = the client left before) and code or type of its error.",
-            ["route", "status", "error"],
-            self._http.requests,
-        )
+def _redis_families(redis: RedisStats) -> Iterator[Metric]:
+    """Yield what a server's processes count; without samples where no Redis is used."""
+    for name, text, label, counts in (
+        (
+            "requests",
+            "Requests by where they were placed, of clients of this server: kept (run here), pushed (to another "
+            "instance); and of others: taken. One that goes on elsewhere is placed again.",
+            "place",
+            redis.requests,
+        ),
+        ("moves", "Requests that left an instance before their end, by why.", "reason", redis.moves),
+        ("round_trips", "Round trips to Redis, by what for.", "purpose", redis.round_trips),
+        (
+            "errors",
+            "What failed with Redis, by kind: timeout, connection, refused (it answers with an error), answer (it "
+            "is no Redis), unreadable (messages that are not of this deployment).",
+            "kind",
+            redis.errors,
+        ),
+        ("bytes", "Bytes of messages that were pushed and taken.", "direction", redis.num_bytes),
+    ):
+        yield by_label(f"fastdeploy_sd:redis_{name}", text, label, counts)
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

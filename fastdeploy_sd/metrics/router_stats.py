@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
-from fastdeploy_sd.metrics.by_labels import by_labels
-from fastdeploy_sd.metrics.exposition import HttpCollector
+from fastdeploy_sd.metrics.exposition import by_label, by_labels, http_families, render
 from fastdeploy_sd.metrics.http_stats import HttpStats
 
 
@@ -55,73 +53,59 @@ class RouterStats:
 
 def render_router_metrics(stats: RouterStats, instances: list[InstanceGauges], http: HttpStats) -> tuple[bytes, str]:
     """Return the body and the content type of a router's /metrics answer."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_RouterCollector(stats, instances))
-    registry.register(HttpCollector(http))
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    return render(chain(_router_families(stats, instances), http_families(http)))
 
 
-class _RouterCollector(Collector):
-    """Presents what a router counts."""
-
-    def __init__(self, stats: RouterStats, instances: list[InstanceGauges]) -> None:
-        self._stats = stats
-        self._instances = instances
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        s = self._stats
-        counts = Counter((i.role, i.state) for i in self._instances)
-        instances = GaugeMetricFamily(
-            "fastdeploy_sd:router_instances",
-            "Registered instances by role and state: available, silent (no heartbeat), resting (it fails), refusing "
-            "(it drains, or its engine is silent).",
-            labels=["role", "state"],
-        )
-        for labels, count in counts.items():
-            instances.add_metric(list(labels), count)
-        yield instances
-        requests = GaugeMetricFamily(
-            "fastdeploy_sd:router_instance_requests",
-            "Requests running and waiting at an instance, as the router estimates it.",
-            labels=["instance"],
-        )
-        for instance in self._instances:
-            requests.add_metric([instance.address], instance.num_requests)
-        yield requests
-        yield by_labels(
-            "fastdeploy_sd:router_requests_given",
-            "Requests given to an instance; to a prefill instance, prompts to compute KV for.",
-            ["instance", "role"],
-            s.given,
-        )
-        yield by_labels(
-            "fastdeploy_sd:router_failures",
-            "Requests that failed at an instance in a way that another one need not, by reason.",
-            ["instance", "reason"],
-            s.failures,
-        )
-        yield CounterMetricFamily(
-            "fastdeploy_sd:router_retries",
-            "Requests given to another instance, or again, before the client had got anything.",
-            value=s.num_retries,
-        )
-        yield CounterMetricFamily(
-            "fastdeploy_sd:router_resumed_streams", "Times a stream went on at another instance.", value=s.num_resumed
-        )
-        yield CounterMetricFamily(
-            "fastdeploy_sd:router_unplaced", "Requests and streams that no instance could take.", value=s.num_unplaced
-        )
-        yield CounterMetricFamily(
-            "fastdeploy_sd:router_unpaired",
-            "Requests that a decode instance got without a prefill instance, as none was available whose KV fits.",
-            value=s.num_unpaired,
-        )
-        yield by_labels(
-            "fastdeploy_sd:router_registrations",
-            "Registrations by outcome: taken, or the code or type of the refusal.",
-            ["outcome"],
-            {(outcome,): count for outcome, count in s.registrations.items()},
-        )
+def _router_families(stats: RouterStats, registered: list[InstanceGauges]) -> Iterator[Metric]:
+    counts = Counter((i.role, i.state) for i in registered)
+    instances = GaugeMetricFamily(
+        "fastdeploy_sd:router_instances",
+        "Registered instances by role and state: available, silent (no heartbeat), resting (it fails), refusing "
+        "(it drains, or its engine is silent).",
+        labels=["role", "state"],
+    )
+    for labels, count in counts.items():
+        instances.add_metric(list(labels), count)
+    yield instances
+    requests = GaugeMetricFamily(
+        "fastdeploy_sd:router_instance_requests",
+        "Requests running and waiting at an instance, as the router estimates it.",
+        labels=["instance"],
+    )
+    for instance in registered:
+        requests.add_metric([instance.address], instance.num_requests)
+    yield requests
+    yield by_labels(
+        "fastdeploy_sd:router_requests_given",
+        "Requests given to an instance; to a prefill instance, prompts to compute KV for.",
+        ["instance", "role"],
+        stats.given,
+    )
+    yield by_labels(
+        "fastdeploy_sd:router_failures",
+        "Requests that failed at an instance in a way that another one need not, by reason.",
+        ["instance", "reason"],
+        stats.failures,
+    )
+    yield CounterMetricFamily(
+        "fastdeploy_sd:router_retries",
+        "Requests given to another instance, or again, before the client had got anything.",
+        value=stats.num_retries,
+    )
+    yield CounterMetricFamily(
+        "fastdeploy_sd:router_resumed_streams", "Times a stream went on at another instance.", value=stats.num_resumed
+    )
+    yield CounterMetricFamily(
+        "fastdeploy_sd:router_unplaced", "Requests and streams that no instance could take.", value=stats.num_unplaced
+    )
+    yield CounterMetricFamily(
+        "fastdeploy_sd:router_unpaired",
+        "Requests that a decode instance got without a prefill instance, as none was available whose KV fits.",
+        value=stats.num_unpaired,
+    )
+    yield by_label(
+        "fastdeploy_sd:router_registrations",
+        "Registrations by outcome: taken, or the code or type of the refusal.",
+        "outcome",
+        stats.registrations,
+    )

@@ -24,7 +24,7 @@ from fastdeploy_sd.cli.verify import (
     run_matrix,
 )
 from fastdeploy_sd.cli.verify import command as verify
-from fastdeploy_sd.cli.verify.guided import with_grammars
+from fastdeploy_sd.cli.verify.requests import with_grammars
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import DraftTokens

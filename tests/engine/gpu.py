@@ -15,7 +15,7 @@ import pytest
 
 from custom_ops import cuda_build
 from fastdeploy_sd.cli.verify import Answer, EngineVariant, make_requests, run_alone
-from fastdeploy_sd.cli.verify.guided import GRAMMARS
+from fastdeploy_sd.cli.verify.requests import GRAMMARS
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.device.cuda.device import cuda_device
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from tqdm import tqdm
 
 from fastdeploy_sd.cli.arguments import Parser, read_names
 from fastdeploy_sd.cli.replay.counts import ReplayCounts
 from fastdeploy_sd.cli.replay.encoding import WORDS, load_encoder
-from fastdeploy_sd.cli.replay.memory import memory_of
 from fastdeploy_sd.cli.replay.recording import Conversation, read_recording
 from fastdeploy_sd.cli.replay.report import ReplayResult, replay_table
 from fastdeploy_sd.cli.replay.simulation import Replay, max_len, vocab_size
@@ -198,7 +197,7 @@ class _Bench:
         step_time = None if self._cost is None else self._step_time
         try:
             with tqdm(total=num_tokens, desc=f"{name} k={k}", unit="tok", disable=None, leave=False) as bar:
-                replay = Replay(proposer, k, self._concurrency, memory_of(proposer), bar.update, step_time)
+                replay = Replay(proposer, k, self._concurrency, _memory_of(proposer), bar.update, step_time)
                 return replay.run(self._conversations)
         finally:
             proposer.close()
@@ -223,3 +222,26 @@ def _rate(counts: ReplayCounts) -> float:
     """Tokens of verify steps per time; 1.0 where there was none."""
     num_tokens = counts.num_output_tokens - counts.num_responses
     return num_tokens / counts.verify_time if counts.verify_time else 1.0
+
+
+@runtime_checkable
+class _Sized(Protocol):
+    def num_bytes(self) -> int: ...
+
+
+@runtime_checkable
+class _Cache(Protocol):
+    def stats(self) -> Any: ...
+
+
+def _memory_of(proposer: Proposer) -> Callable[[], int] | None:
+    """Return what asks a method for its bytes: all of its indexes, or its cache of other requests' outputs.
+
+    None where the method does not tell.
+    """
+    if isinstance(proposer, _Sized):
+        return proposer.num_bytes
+    if isinstance(proposer, _Cache):
+        cache = proposer
+        return lambda: int(cache.stats().num_bytes)
+    return None

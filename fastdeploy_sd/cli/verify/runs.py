@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
-from fastdeploy_sd.cli.verify.guided import with_grammars
 from fastdeploy_sd.cli.verify.methods import PLAIN, Method
-from fastdeploy_sd.cli.verify.requests import USUAL_LENGTHS, Lengths, make_requests
+from fastdeploy_sd.cli.verify.requests import USUAL_LENGTHS, Lengths, make_requests, with_grammars
 from fastdeploy_sd.cli.verify.variants import ALONE, EngineVariant
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library

@@ -10,8 +10,8 @@ import pytest
 
 from fastdeploy_sd.config import from_json, load_config, to_json
 from fastdeploy_sd.config.catalogue import BY_NAME
-from fastdeploy_sd.config.device_rules import cpu_only
 from fastdeploy_sd.config.faults import SeveralFaultsError
+from fastdeploy_sd.config.rules import cpu_only
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.worker.loading import device_choice
 

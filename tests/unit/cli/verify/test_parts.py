@@ -25,9 +25,8 @@ from fastdeploy_sd.cli.verify import (
     run,
     standard_methods,
 )
-from fastdeploy_sd.cli.verify.guided import GRAMMARS, with_grammars
 from fastdeploy_sd.cli.verify.report import findings, matrix_json, matrix_table
-from fastdeploy_sd.cli.verify.requests import NUM_LONG, USUAL_LENGTHS
+from fastdeploy_sd.cli.verify.requests import GRAMMARS, NUM_LONG, USUAL_LENGTHS, with_grammars
 from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine

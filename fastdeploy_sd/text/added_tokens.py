@@ -17,13 +17,9 @@ WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token found by its text before anything else is.
+    """A token found by its text before anything else is; without an id where the files name it so.
 
-    Attributes:
-        token_id: None where the files name the token without an id.
-        special: left out of generated text.
-        lstrip, rstrip: it takes the whitespace on that side with it.
-        single_word: it does not count where it touches a word.
+    `lstrip` and `rstrip` take the whitespace on that side; `single_word` does not count where it touches a word.
     """
 
     content: str
@@ -51,11 +47,7 @@ _NOTHING = Segment("", is_control=False)
 
 
 def token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the leftmost, then longest, of these texts; nothing when there are none.
-
-    It is a trie: the time at one character does not grow with the number of tokens. Raises CheckpointError of texts
-    that nest too deeply for a pattern.
-    """
+    """Return a trie that finds the leftmost, then longest text; CheckpointError if they nest too deeply."""
     try:
         return re.compile(_alternatives(sorted(filter(None, set(tokens))), 0) or r"(?!)", re.DOTALL)
     except (RecursionError, OverflowError, re.error) as error:
@@ -102,11 +94,9 @@ def apply_borders(
     whitespace: str | None = None,
     touches: Callable[[str], bool] = lambda neighbour: neighbour != " ",
 ) -> list[Segment]:
-    """Return the segments with each token's whitespace taken from its neighbours, without empty ones.
+    """Return the segments, none empty, with each token's whitespace taken from its neighbours (None = all of strip()).
 
-    Args:
-        whitespace: the characters a token takes with it, None = all that Python's strip() does.
-        touches: whether a neighbouring character makes a `single_word` token ordinary text.
+    `touches` says whether a neighbouring character makes a `single_word` token ordinary text.
     """
     parts = list(segments)
     for i, part in enumerate(parts):

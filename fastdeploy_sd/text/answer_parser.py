@@ -63,8 +63,7 @@ class _Piece(Generic[T]):
 class TokenAligner(Generic[T]):
     """Parses the text of one answer token by token, and returns the tokens of each part of type Content.
 
-    A token with any character in a part belongs to it, and so do those without text of their own in front of it. Tokens
-    whose text is in no Content belong to none: marks, thoughts, calls, and what ends the answer.
+    A token with any character in a part belongs to it, and so do those without text of their own in front of it.
     """
 
     def __init__(self, parser: AnswerParser) -> None:
@@ -74,12 +73,7 @@ class TokenAligner(Generic[T]):
         self._pending: list[_Piece[T]] = []  # pieces of which no part has been told
 
     def push(self, text: str, tokens: Iterable[T] = (), offsets: Iterable[int] = ()) -> list[AlignedPart[T]]:
-        """Take more of the answer; return the parts that became certain, in order.
-
-        Args:
-            text: may come later than its tokens.
-            offsets: where in the whole text the text of each token begins.
-        """
+        """Take more text, and where in the whole each token's begins; return the parts that became certain."""
         self._waiting.extend(zip(offsets, tokens, strict=True))
         told: list[AlignedPart[T]] = []
         begin = 0

@@ -24,13 +24,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of a call.
-
-    Attributes:
-        index: which call of the answer, from 0; calls follow one another.
-        name: of the function, in the call's first delta; None in the others.
-        arguments: more of their JSON text.
-    """
+    """More of call `index` of the answer: the function's name in its first delta only, and more JSON of `arguments`."""
 
     index: int
     name: str | None

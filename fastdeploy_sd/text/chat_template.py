@@ -40,14 +40,7 @@ class PromptEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation, as plain values.
-
-    Attributes:
-        content: "" in a turn that has none.
-        tool_calls: of an assistant's turn, in OpenAI's form: {"id", "type", "function": {"name", "arguments"}}.
-        tool_call_id: of a tool's turn, the call it answers.
-        reasoning_content: what an assistant thought before `content`.
-    """
+    """One turn of a conversation as plain values; `tool_calls` are in OpenAI's form."""
 
     role: str
     content: str
@@ -58,16 +51,7 @@ class Message:
 
 
 class ChatTemplate:
-    """A compiled chat template.
-
-    Args:
-        source: Jinja text of the checkpoint.
-        special_tokens: "bos_token" and so on -> text, given to the template as variables.
-        control_tokens: texts that must not act when they come from a message.
-
-    Raises:
-        CheckpointError: the source is not a valid template.
-    """
+    """A compiled chat template; `control_tokens` do not act when they come from a message. Raises CheckpointError."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], control_tokens: Iterable[str]) -> None:
         if len(source) > MAX_CHARS:
@@ -94,17 +78,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Json]] = (),
         end: PromptEnd = PromptEnd.TURN,
     ) -> tuple[Segment, ...]:
-        """Return the prompt of a conversation of at least one message.
+        """Return the prompt of a conversation of at least one message; raises BadRequest.
 
-        Args:
-            kwargs: extra template variables; one that the template does not read has no effect, as clients send
-                `enable_thinking` and the like to every model.
-            max_control_tokens: how many may be written in the messages; None = any number.
-            tools: in OpenAI's form; () = the template has no such variable.
-
-        Raises:
-            BadRequest: the template refuses the messages, they have too many control tokens, kwargs name a variable
-                that is not theirs to set, or the template leaves out the text of the message to continue.
+        Variables in `kwargs` that the template does not read have no effect: clients send some to every model.
         """
         self._verify_kwargs(kwargs)
         shield = Shield(self._control, self._beginnings, max_control_tokens)
@@ -152,10 +128,7 @@ class ChatTemplate:
 
 
 def _before_mark(text: str, mark: str) -> str:
-    """Return what a template wrote before the mark at the end of the last message's text.
-
-    A template that trims messages loses the blank after the mark, so the text is trimmed as well.
-    """
+    """Return what a template wrote before the mark, trimmed where it trims messages and so loses the blank after it."""
     before, found, after = text.rpartition(mark)
     if not found:
         raise BadRequest(

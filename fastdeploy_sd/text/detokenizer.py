@@ -37,10 +37,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other vocabulary: compares the decoded text of a short window before and after each token.
-
-    With ids | shown | pending | the text of `shown + pending` must extend the text of `shown`; what it adds is emitted
-    once it does not end in half a character. A run of _MAX_PENDING_TOKENS is emitted as it is: no character is longer.
+    """For any other vocabulary: emits what a token adds to the text of a short window, once it is whole.
 
     Source: the idea of prefix and read offsets, huggingface/text-generation-inference server/models/model.py.
     """

@@ -170,10 +170,7 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error of the library in one line; other errors are raised.
-
-    A panic of a Rust library is no Exception, and its class cannot be imported.
-    """
+    """Return an error of the library in one line. A panic of a Rust library is no Exception, and cannot be imported."""
     if isinstance(error, Exception):
         return describe(error)
     if type(error).__name__ == "PanicException":

@@ -19,19 +19,10 @@ from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetr
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What one RequestOutput added to a sequence.
+    """What one RequestOutput added to a sequence; text may come later than its tokens, which end with the ending one.
 
-    Attributes:
-        text: may come later than its tokens while a character is incomplete or a stop string possible.
-        token_ids: cut at the token that ended the sequence, which is included.
-        text_offsets: per token, where its text starts in the generated text (characters; before any stop cut).
-        logprobs: one per token when asked for, else None.
-        draft_logprobs: the drafts that the step verified when asked for, none after the last token of the last delta.
-        draft_text_offsets: per draft, where the text of the token at its position starts; for drafts after the last
-            token, where the step's text ends.
-        stop_reason: the stop string or stop token id that ended it; None for EOS and every other reason.
-        needs_abort: the engine does not know that the sequence ended (a stop string or a repeated call did it).
-        metrics: set on the last delta; times the engine did not report are 0.0.
+    Offsets are characters of the generated text, before any stop cut; those of drafts after the last token are its end.
+    `needs_abort` says that the engine does not know of the end; times that it did not report are 0.0.
     """
 
     text: str
@@ -48,16 +39,9 @@ class TextDelta:
 
 
 class OutputProcessor:
-    """State of one sequence from its first to its last output.
+    """State of one sequence from its first to its last output, which continues the text that was shown elsewhere.
 
-    Output that the request brings from elsewhere has been shown there, and what follows continues it.
-
-    Attributes:
-        shown_text: what that output reads like, as far as it has been shown.
-        shown_offsets: where in it the text of each of its tokens starts, also of those that are still held back.
-
-    Raises (on construction):
-        BadRequest: a stop string or a repeated call is complete in that output.
+    Raises BadRequest where a stop string or a repeated call is complete in that text.
     """
 
     def __init__(
@@ -160,15 +144,7 @@ def _kept_drafts(output: RequestOutput, num_kept: int, is_last: bool) -> tuple[D
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished sequence.
-
-    Attributes:
-        index: which of the request's n sequences.
-        token_ids: including the token that ended it (EOS, stop token, or the last one of a stop string).
-        text_offsets: per token, where its text starts in the generated text, in characters.
-        logprobs, draft_logprobs, draft_text_offsets, stop_reason: see TextDelta.
-        num_cached_tokens: prompt tokens taken from the prefix cache.
-    """
+    """One finished sequence, `index` of the request's n; its tokens end with the one that ended it, see TextDelta."""
 
     index: int
     text: str

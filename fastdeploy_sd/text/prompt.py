@@ -50,14 +50,9 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Json]] = (),
         end: PromptEnd = PromptEnd.TURN,
     ) -> list[int]:
-        """Return the ids of a conversation; control tokens written in messages are plain text.
+        """Return the ids of a conversation; control tokens in messages are plain text. Raises BadRequest.
 
-        Args:
-            max_tokens: as for `encode_text`.
-            tools: in OpenAI's form. A template without a place for them, and for earlier calls, gets them as words.
-
-        Raises:
-            BadRequest: no messages, no chat template, the template refuses them or a role, or the text is too long.
+        A template without a place for tools, and for earlier calls, gets them as words.
         """
         if not messages:
             raise BadRequest("messages: expected at least one message, got none", param="messages")
@@ -76,11 +71,7 @@ class PromptEncoder:
         return self.tokenizer.encode_segments(segments)
 
     def encode_prediction(self, text: str, max_tokens: int) -> list[int]:
-        """Return the ids of what an output is expected to be; tokens that outputs hide are plain text in it.
-
-        Raises:
-            BadRequest: the text is too long, or cannot be written without a control token.
-        """
+        """Return the ids of what an output is expected to be, hidden tokens as plain text; raises BadRequest."""
         if (num_tokens := self._least_tokens([text])) > max_tokens:
             text = f"prediction: expected at most {max_tokens} tokens, got at least {num_tokens}"
             raise BadRequest(text, param="prediction", code="context_length_exceeded")

@@ -25,14 +25,7 @@ class _State(Enum):
 
 
 class ThoughtSplitter:
-    """State of one answer; linear in its text.
-
-    Args:
-        display: AT_ONCE tells what was thought in one piece when it is over, HIDDEN not at all.
-
-    Attributes:
-        end: characters of the text up to the end of the closing mark; 0 = it has no thinking, None = not known yet.
-    """
+    """State of one answer; linear in its text. `end` is of the closing mark: 0 = no thinking, None = not known yet."""
 
     def __init__(self, form: ReasoningFormat, start: Start, display: Display = Display.STREAMED) -> None:
         self._form, self._display = form, display

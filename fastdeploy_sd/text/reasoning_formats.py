@@ -23,12 +23,9 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The marks of one family of models.
+    """The marks of one family of models; those around the answer may be missing in a text.
 
-    Attributes:
-        name: as `--reasoning-parser` takes it.
-        answer_opening, answer_closing: around the answer, "" = nothing; both may be missing in a text.
-        thinks_unasked: an answer begins inside the thinking also where the prompt's end does not say so.
+    `thinks_unasked`: an answer begins inside the thinking also where the prompt's end does not say so.
     """
 
     name: str
@@ -58,10 +55,7 @@ class ReasoningFormat:
 
 
 class Display(StrEnum):
-    """How what the model thinks reaches the client: piece by piece, in one piece when it is over, or not at all.
-
-    UNSPLIT: as a part of the content, marks and all.
-    """
+    """How what the model thinks reaches the client; UNSPLIT is as a part of the content, marks and all."""
 
     STREAMED = "streamed"
     AT_ONCE = "at_once"
@@ -102,14 +96,7 @@ _NUM_END_TOKENS = 64
 
 
 def find_format(name: str | None, template: str | None) -> ReasoningFormat | None:
-    """Return the format that `--reasoning-parser` names; None = answers are not split.
-
-    Args:
-        name: one of NAMES, or None for `none`; `auto` finds the marks in the chat template.
-
-    Raises:
-        ConfigError: there is no such format.
-    """
+    """Return the format that `--reasoning-parser` names, None = answers are not split; raises ConfigError."""
     name = (name or NONE).replace("-", "_").lower()
     if name == NONE:
         return None

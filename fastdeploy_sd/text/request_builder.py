@@ -35,12 +35,7 @@ from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, ModelInfo, Request, Sp
 class RequestGroup(Sequence[Request]):
     """`sampling.n` sequences of every prompt, made one at a time: those of prompt p are requests p*n .. p*n + n-1.
 
-    Attributes:
-        request_id: of the whole; with several prompts those of prompt p add "-{p}", with n > 1 sequence i adds "-{i}".
-        prompts: i32[P] each.
-        max_tokens: resolved, one per prompt.
-        seeds: of sequence 0 of each prompt; sequence i has seed + i.
-        output_token_ids: of every request, as in Request; () = none has any.
+    Prompts are i32[P]; `max_tokens` and `seeds` (of sequence 0; i has seed + i) are one per prompt.
     """
 
     request_id: str
@@ -149,14 +144,9 @@ class RequestBuilder:
         cache_salt: str = "",
         speculation: SpeculationOptions = None,
     ) -> RequestGroup:
-        """Return the requests for `params.n` sequences of every prompt int[P], of one at least.
+        """Return the requests for `params.n` sequences of every prompt int[P]; `max_tokens` None means all that fits.
 
-        `max_tokens` None means all that fits. Prompts share cached prefixes only with the same salt.
-
-        Raises:
-            BadRequest: a token id is outside the vocabulary, a prompt is empty, prompt and max_tokens exceed
-                the model's context or the KV cache, the server cannot draft as asked, or a limit of it is exceeded.
-                Nothing is cut to fit.
+        Raises BadRequest where a token, a length or an option is beyond the model or the server; nothing is cut to fit.
         """
         self._verify_sampling(params)
         if not -_PRIORITY_LIMIT <= priority < _PRIORITY_LIMIT:
@@ -178,11 +168,7 @@ class RequestBuilder:
         )
 
     def with_prediction(self, requests: RequestGroup, text: str) -> RequestGroup:
-        """Return the requests with what each of them is expected to generate; "" = nothing is.
-
-        It is encoded as the model would write it, but for its border with the prompt, which drafting finds. Raises
-        BadRequest where it is longer than the context, or has a token that the model has not.
-        """
+        """Return the requests with what each of them is expected to generate, "" = nothing; raises BadRequest."""
         if not text:
             return requests
         limit = self._info.max_model_len

@@ -31,11 +31,7 @@ Piece: Any = proto.ModelProto.SentencePiece  # type: ignore[attr-defined]
 
 
 class SentencePieceModel:
-    """One SentencePiece model, with and without (`encode_inner`) the space that it puts before a text.
-
-    Raises:
-        CheckpointError: the file is missing, malformed, or rewrites what it decodes.
-    """
+    """One model, with and without (`encode_inner`) the space that it puts before a text. Raises CheckpointError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,12 +109,9 @@ _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What a class does besides calling the library.
+    """What a class does besides calling the library, whose space is before each stretch if `is_legacy`, else unused.
 
-    Attributes:
-        adds_bos, adds_eos: around a raw prompt.
-        is_legacy: the library puts its space before each stretch between added tokens. Otherwise it puts none.
-        adds_space: one space comes before the whole text, where the library puts none.
+    With `adds_space` one comes before the whole text instead.
     """
 
     adds_bos: bool
@@ -279,10 +272,7 @@ def _rules_of(path: Path, files: TokenizerFiles) -> _Rules:
 
 
 def _with_ids(files: TokenizerFiles, pieces: Sequence[str]) -> dict[str, AddedToken]:
-    """Return text -> added token, each with its id: the listed one, the piece's, or the next after all others.
-
-    Special tokens that no file names are added where the vocabulary has them.
-    """
+    """Return text -> added token with its id: the listed one, the piece's, or the next after all others."""
     vocabulary = {text: i for i, text in enumerate(pieces)}
     added = {token.content: token for token in files.added_tokens if token.token_id is not None}
     vocabulary |= {text: _id_of(token) for text, token in added.items()}

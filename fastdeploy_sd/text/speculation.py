@@ -20,13 +20,9 @@ _DEFAULTS = {f.name: f.default for f in fields(Speculation)}
 
 
 def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> Speculation:
-    """Return the options as the engine takes them.
+    """Return the options as the engine takes them; raises BadRequest of a field that `info` does not offer.
 
-    A request for no drafts (`enabled` false or method "naive") is granted by every server, so that a client may send
-    one body everywhere. A field None, or a default of Speculation, is not given.
-
-    Raises:
-        BadRequest: a field is unknown, of the wrong type, or beyond what `info` offers; the text names it.
+    A request for no drafts (`enabled` false or method "naive") is granted by every server: one body works everywhere.
     """
     given = _given_fields(options)
     for name, value in given.items():
@@ -55,8 +51,7 @@ def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> S
 def may_change_tokens(granted: Speculation, temperature: float, info: SpeculationInfo, rule: SpeculativeConfig) -> bool:
     """Return whether verification may give a request tokens that plain decoding would not.
 
-    A strategy draws every token of every request, and all strategies draw the same at temperature 0; `accept_all`
-    touches nothing but drafts, and keeps them at any temperature. Kernels compare the temperature in float32.
+    All strategies draw the same at temperature 0, except `accept_all`. Kernels compare the temperature in float32.
     """
     if not info.lossy:
         return False

@@ -52,10 +52,7 @@ class _Automaton:
 
 
 class StopStrings:
-    """The stop strings of one sequence; the match that completes first wins, of several the longest.
-
-    With `include_in_output` the matched string stays in the text, and nothing is held back.
-    """
+    """The stop strings of one sequence; the match that completes first wins, of several the longest."""
 
     def __init__(self, stop: Sequence[str], include_in_output: bool) -> None:
         self._automata = [_Automaton(s) for s in stop]

@@ -31,12 +31,7 @@ _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 
 class Shield:
-    """The placeholders of one rendering.
-
-    Args:
-        control: finds the texts of control tokens; `beginnings` are of those texts, without the whole ones.
-        limit: how many control tokens messages may spell, None = any number.
-    """
+    """The placeholders of one rendering, in which messages may spell `limit` control tokens, None = any number."""
 
     def __init__(self, control: re.Pattern[str], beginnings: Collection[str], limit: int | None) -> None:
         self._control = control

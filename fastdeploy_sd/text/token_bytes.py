@@ -14,10 +14,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Return the character that byte-level BPE writes for each of the 256 bytes, as character -> byte.
-
-    Source: openai/gpt-2 src/encoder.py, bytes_to_unicode.
-    """
+    """Return character -> byte of byte-level BPE. Source: openai/gpt-2 src/encoder.py, bytes_to_unicode."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -82,10 +79,9 @@ _LOSSLESS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"
 
 
 def longest_token(spec: Mapping[str, Any]) -> int | None:
-    """Return the largest number of characters of a text that one token can stand for, None where there may be none.
+    """Return the most characters that one token can stand for, so that a text that is far too long is refused at once.
 
-    With it a text that is far too long is refused before any of it is encoded. There is none when a step of the
-    tokenizer.json drops text (whitespace, accents), joins unknown characters into one token, or is not known here.
+    None = no bound: a step of the tokenizer.json drops text, joins unknown characters into one token, or is not known.
     """
     model = spec["model"]
     factor = _shrinks_by(spec.get("normalizer"))

@@ -76,15 +76,9 @@ def output_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 def load_tokenizer(directory: Path, backend: str = "auto") -> Tokenizer:
-    """Load a checkpoint's tokenizer.
+    """Load a checkpoint's tokenizer with a backend, "auto" for the first file that it has.
 
-    Args:
-        directory: has tokenizer.json; else tokenizer.model or sentencepiece.bpe.model; else vocab.json and merges.txt.
-        backend: "tokenizers" for the JSON files, "sentencepiece" for the models, "auto" for the first file.
-
-    Raises:
-        CheckpointError: a file is missing or malformed.
-        ConfigError: the backend is unknown.
+    Raises CheckpointError of a missing or malformed file, ConfigError of an unknown backend.
     """
     if backend not in ("auto", "tokenizers", "sentencepiece"):
         raise ConfigError(

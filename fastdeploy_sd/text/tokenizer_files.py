@@ -22,16 +22,9 @@ _SWITCHES = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "sp
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """Facts of the small files.
+    """Facts of the small files. `added_tokens` are in the order of the files, then special ones without an id.
 
-    Attributes:
-        special_tokens: "bos_token" and so on -> its text; only those the checkpoint names.
-        eos_token_ids: of generation_config.json, else config.json; empty when neither says.
-        chat_template: Jinja source, None when the checkpoint has none.
-        added_tokens: those with an id in the order of the files, then special ones that are named without an id.
-        named_tokens: texts of special tokens that have a role or are listed as additional ones.
-        tokenizer_class: the class that wrote the files. model_type: of config.json.
-        switches: _SWITCHES that the files set.
+    `eos_token_ids` are of generation_config.json, else config.json; `named_tokens` have a role or are listed as extra.
     """
 
     special_tokens: Mapping[str, str]
@@ -45,11 +38,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
-    """Read tokenizer_config.json, special_tokens_map.json, added_tokens.json, the model's configs and the template.
-
-    Raises:
-        CheckpointError: a file, each of which may be missing, is not JSON, or a value in it has the wrong type.
-    """
+    """Read the small files, each of which may be missing; raises CheckpointError of a malformed one."""
     reader = _Reader(directory)
     special = reader.special_tokens()
     named = [*special.values(), *reader.additional_tokens()]

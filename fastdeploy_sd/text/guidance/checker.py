@@ -25,11 +25,7 @@ _MAX_WAYS_TRIED = 64
 
 
 class GrammarChecker:
-    """Compiles grammars as an engine would, and forgets them.
-
-    Args:
-        vocabulary: of the model; None = it cannot be used, for `reason`.
-    """
+    """Compiles grammars as an engine would, and forgets them; without a vocabulary it refuses all for `reason`."""
 
     def __init__(self, vocabulary: LLTokenizer | None, reason: str = "") -> None:
         self._vocabulary, self._reason = vocabulary, reason
@@ -43,14 +39,9 @@ class GrammarChecker:
             return cls(None, error.message)
 
     def verify(self, grammar: str, field: str, forbidden: Collection[int] = ()) -> None:
-        """Refuse a grammar that an engine would refuse, or that no text satisfies from the first token on.
+        """Raise BadRequest of a grammar that an engine would refuse, or that no text satisfies.
 
-        Args:
-            field: where the client wrote it. Of one called "grammar", errors say line and column.
-            forbidden: tokens that `field` forbids in the output of a grammar that was verified before.
-
-        Raises:
-            BadRequest: that.
+        `forbidden` are tokens that `field` forbids in the output of a grammar that was verified before.
         """
         param = re.split(r"[.\[]", field, maxsplit=1)[0]
         if self._vocabulary is None:

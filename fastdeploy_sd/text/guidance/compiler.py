@@ -51,15 +51,7 @@ class GrammarStore:
     """Compiles grammars and hands out matchers; see interfaces.grammars.Grammars. Close it at the end.
 
     A grammar is kept from the `prepare` of its first request to the `release` of the last, and then while it is among
-    the last ones used.
-
-    Args:
-        max_used: grammars of requests compiled at a time, so that memory is bounded; at least as many as requests run.
-        max_idle: grammars kept in addition.
-        limits: of each grammar; None = `limits_of` it.
-
-    Attributes:
-        fd: readable while there is something that `take_prepared` or `take_masked` has not returned.
+    the `max_idle` last used. `max_used`, at least the running requests, bounds memory. `fd` is readable with results.
     """
 
     def __init__(
@@ -152,23 +144,16 @@ class GrammarStore:
         return masked
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Return a request's own matcher of a ready grammar, in the state before the first token.
-
-        Raises:
-            InternalError: the grammar is not ready.
-        """
+        """Return a request's own matcher before the first token; raises InternalError if the grammar is not ready."""
         entry = self._entries.get(grammar)
         if entry is None or entry.matcher is None:
             raise InternalError("a grammar was asked for before it was ready")
         return entry.matcher.deep_copy()
 
     def renewed(self, grammar: str) -> LLMatcher:
-        """Return a matcher as `matcher` does, compiled anew at once; from now on the others are copies of this one.
+        """Return a matcher compiled anew at once; from now on the others are copies of it. Raises InternalError.
 
         Matchers of a grammar share automata of limited size. For threads of `start_thread`.
-
-        Raises:
-            InternalError: the grammar is not ready, or memory is exhausted.
         """
         matcher, error = self._compile(grammar)
         entry = self._entries.get(grammar)

@@ -40,17 +40,10 @@ _REGEX = re.compile(r"(?<=/)(?:\\.|[^/\\\n])+(?=/)")
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The form that an output must have: exactly one of the first five.
+    """The form that an output must have: exactly one of the first five; `grammar` is in Lark's syntax or GBNF.
 
-    Attributes:
-        json: a JSON schema, as an object or as its text.
-        json_object: true = any JSON object.
-        regex: the whole output matches it, as if it began with ^ and ended with $.
-        choice: the output is one of these texts.
-        grammar: in the syntax of Lark, or GBNF as llama.cpp has it; its rule `start` (`root`) derives the output.
-        whitespace_pattern: a regular expression of what may stand between the parts of JSON. None = one space after
-            each comma and colon.
-        disable_any_whitespace: true = not even that.
+    A regex matches the whole output. `whitespace_pattern` may stand between the parts of JSON; None = one space after
+    each comma and colon, or none with `disable_any_whitespace`.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -79,16 +72,7 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def grammar_of(outputs: StructuredOutputs, field: str) -> str:
-    """Return the grammar of what a client asked for.
-
-    Args:
-        field: what the client calls it, e.g. "response_format.json_schema.schema"; an attribute's name is added where
-            several can be meant.
-
-    Raises:
-        BadRequest: none or several of the kinds are given, a value has the wrong type or is too large, or the schema is
-            not one that can be kept. Whether the grammar can be compiled is for a GrammarChecker.
-    """
+    """Return the grammar of what a client asked for in `field`; raises BadRequest. It may still not compile."""
     given = [kind for kind in KINDS if getattr(outputs, kind) not in (None, False)]
     if len(given) != 1:
         raise _wrong(field, f"exactly one of {', '.join(KINDS)}", ", ".join(given) or "none", is_text=True)
@@ -116,11 +100,7 @@ _FIELDS_OF_ONE = ("response_format", "schema", "format", "parameters", *(f"guide
 
 
 def json_grammar(schema: Mapping[str, Any], field: str, outputs: StructuredOutputs | None = None) -> str:
-    """Return the grammar of the JSON values that a schema describes, `outputs` saying what stands between their parts.
-
-    Raises:
-        BadRequest: the schema is too large, or not one whose words can all be kept.
-    """
+    """Return the grammar of the JSON values of a schema; raises BadRequest where it cannot be kept word for word."""
     verify_schema(schema, field)
     text = json.dumps({**schema, _OPTIONS: _spaces(outputs)}, allow_nan=False)
     return f"start: %json {text}"

@@ -80,10 +80,7 @@ _MAX_DIGITS = 9
 
 
 def check_repeats(regex: str) -> None:
-    """Refuse a regular expression that is too long when `x{5}` is written as `xxxxx`; raises ValueError.
-
-    What is no regular expression passes: it is for the library to refuse.
-    """
+    """Raise ValueError of a regular expression that is too long with `x{5}` written as `xxxxx`. Malformed ones pass."""
     sizes, last, i = [0], 0, 0  # of the groups that are open; of what a repetition would be about
     while i < len(regex):
         count = _COUNT.match(regex, i) if regex[i] == "{" else None
@@ -141,12 +138,7 @@ def share_s(num_requests: int) -> float:
 
 
 class MaskCost:
-    """The cost of one request's token masks, which limits its drafts.
-
-    Attributes:
-        row_s: seconds that a row is expected to take: its mask, and the token in front of it.
-        debt_s: seconds beyond STEP_S a token.
-    """
+    """The cost of one request's masks, which limits its drafts: seconds a row, and seconds beyond STEP_S."""
 
     __slots__ = ("debt_s", "row_s")
 

@@ -15,19 +15,10 @@ class WornError(Exception):
 
 
 class OutputMatcher:
-    """A matcher of one request, and the ids that end it.
+    """A matcher of one request, and the ids that end it; `error`, if any, says why the output cannot go on.
 
-    The library's matcher stops at a complete grammar and then takes one more token, uncounted, that ends the request;
-    here such an id is a token as any other. What may come later is found by copies, which take less than a microsecond:
-    the library's `rollback` leaves a wrong state after tokens that a grammar names by their ids.
-
-    Args:
-        matcher: in the state before the first output token.
-        end_token_ids: those that end the request; not empty.
-        renewed: makes such a matcher with new automata: those of a grammar's matchers grow together up to a limit.
-
-    Attributes:
-        error: why the output cannot go on, in words for a client; "" = it can, perhaps after `renew`.
+    The library's matcher takes one uncounted ending token after a complete grammar; here it is a token as any other.
+    What may come later is found by copies: `rollback` leaves a wrong state after tokens that a grammar names by ids.
     """
 
     def __init__(self, matcher: LLMatcher, end_token_ids: tuple[int, ...], renewed: Callable[[], LLMatcher]) -> None:
@@ -41,11 +32,7 @@ class OutputMatcher:
         self._has_ended = False
 
     def consume(self, token_ids: list[int]) -> None:
-        """Continue after output, up to an id that ends the request; a token that is not allowed makes `error` say so.
-
-        Raises:
-            WornError: nothing was taken. It can be after `renew`.
-        """
+        """Continue after output, up to an id that ends the request. After WornError, `renew` and try again."""
         if self.error or self._has_ended:
             return
         try:
@@ -66,9 +53,9 @@ class OutputMatcher:
                 self.error = f"token {token_ids[num_taken]} of the output is none that the grammar allows"
 
     def states(self, token_ids: Sequence[int]) -> Iterator[LLMatcher | None]:
-        """Make matchers after zero, one ... of the tokens, up to the first that is not allowed.
+        """Make matchers after zero, one ... of the tokens, up to the first that is not allowed; may raise WornError.
 
-        The last one is None after an id that ends the request; raises WornError where it is not known what may follow.
+        The last one is None after an id that ends the request.
         """
         if self.error or self._has_ended:
             return
@@ -88,11 +75,7 @@ class OutputMatcher:
             last = following
 
     def renew(self) -> list[int]:
-        """Begin anew with new automata, for what compiling costs; return the output, which must be consumed again.
-
-        Raises:
-            InternalError: it could not be compiled.
-        """
+        """Begin anew with new automata, for what compiling costs; return the output, which must be consumed again."""
         matcher = self._renewed()
         self._matcher, output, self._output = matcher, self._output, []
         self._forced, self._next_forced = [], 0
@@ -115,10 +98,7 @@ class OutputMatcher:
         return max(count, 0)
 
     def forced(self, max_tokens: int) -> list[int]:
-        """Return the tokens that must follow, as many as are wanted at most.
-
-        Where the grammar forces a text, others may spell it too. A complete output is followed by the first ending id.
-        """
+        """Return at most so many tokens that must follow, the first ending id after a complete output."""
         if max_tokens <= 0 or self.error or self._has_ended:
             return []
         if len(self._forced) - self._next_forced < max_tokens:

@@ -29,14 +29,9 @@ class ThinkingGrammar:
         self._ends = tuple(eos_token_ids)
 
     def wrap(self, grammar: str, start: Start, max_tokens: int | None = None) -> str:
-        """Return the grammar of an answer with its thinking.
+        """Return the grammar of an answer with its thinking, of `max_tokens` at most without its marks.
 
-        Args:
-            grammar: of what follows the thinking, in the library's Lark; "" = anything may.
-            max_tokens: of the thinking, without its marks; None = no limit.
-
-        Raises:
-            BadRequest: a limit was asked for, and the model has no tokens for its marks.
+        `grammar` is of what follows, "" = anything. Raises BadRequest of a limit where the marks are no single tokens.
         """
         if max_tokens is not None and (self._opening is None or self._closing is None):
             raise no_limit(f"this model has no single tokens for {self._form.opening} and {self._form.closing}")

@@ -33,11 +33,7 @@ MAX_OPTIONAL = 1_000
 
 
 def check_schema(schema: object) -> None:
-    """Refuse a JSON schema, or anything else, that the grammar library must not get.
-
-    Raises:
-        ValueError: "<JSON pointer>: expected ..., got ..." of a fault; the pointer of the whole is "".
-    """
+    """Refuse a schema that the library must not get, by ValueError "<JSON pointer>: expected ..., got ..."."""
     nodes = _Nodes(schema)
     nodes.read()
     nodes.check_levels()

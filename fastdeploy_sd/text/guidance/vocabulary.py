@@ -19,13 +19,9 @@ class VocabularyError(ConfigError):
 
 
 def make_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> LLTokenizer:
-    """Return the vocabulary of a model, which may have more ids than the tokenizer, or fewer.
+    """Return the vocabulary of a model, which may have more ids than the tokenizer, or fewer; raises VocabularyError.
 
-    A token that text does not show, or that ends a request, has no bytes: only a grammar that names it (`<|im_start|>`,
-    `<[151645]>`) allows it, and the end of a grammar each of the latter.
-
-    Raises:
-        VocabularyError: what bytes a token stands for depends on its neighbours, or nothing ends a request.
+    A token that text does not show, or that ends a request, has no bytes: only a grammar that names it allows it.
     """
     ends = [i for i in dict.fromkeys((*eos_token_ids, *tokenizer.eos_token_ids)) if i < vocab_size]
     if not ends:

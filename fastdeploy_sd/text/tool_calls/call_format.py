@@ -34,10 +34,7 @@ class ParameterText:
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """How calls are written, as JSON objects by default: text around each name and arguments, and around all calls.
-
-    `parameters` is of each parameter; None = the arguments are a JSON object.
-    """
+    """The text around each name and arguments, and around all calls; `parameters` None = the arguments are JSON."""
 
     before_name: str = '{"name": "'
     before_arguments: str = '", "arguments": '
@@ -50,15 +47,10 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A tool call format.
+    """A tool call format: `openings` begin a call or a list of them; `markers` are hidden tokens in some vocabularies.
 
-    Attributes:
-        models: who writes it, for the documentation.
-        openings: what a call, or a list of them, begins with.
-        read: makes the reader of what follows an opening.
-        only_first: openings begin a call only before all content, or right after another call.
-        markers: texts that are hidden tokens in some vocabularies.
-        signs: a chat template of these models has all the texts of one of these groups.
+    A chat template of these models has all the texts of one group of `signs`. With `only_first`, openings begin a call
+    only before all content, or right after another call.
     """
 
     models: str
@@ -77,11 +69,7 @@ class CallFormat:
     def parser(
         self, functions: Sequence[CallableFunction], read_bare: Read | None = None, *, ends_after_calls: bool = False
     ) -> Scanner:
-        """Return what finds calls of these functions in one answer.
-
-        Args:
-            read_bare: makes the reader of bare calls (BARE_OPENINGS) at the beginning; None = there are none.
-        """
+        """Return what finds calls of these functions in one answer, and bare ones at its beginning with `read_bare`."""
         named = {function.name: function for function in functions}
         readers = dict.fromkeys(self.openings, self.read)
         only_first = set(self.openings if self.only_first else ())

@@ -141,13 +141,9 @@ ALIASES: Mapping[str, str] = {
 
 
 def find_format(name: str | None, chat_template: str | None) -> str | None:
-    """Return the name of the format that `--tool-call-parser` asks for, None = calls are not read.
+    """Return the format that `--tool-call-parser` names, None = calls are not read; raises ConfigError.
 
-    Args:
-        name: a format, another server's name of one, or "auto": the one that the chat template speaks, or GENERIC.
-
-    Raises:
-        ConfigError: there is no such format.
+    A name may be another server's; "auto" is the format that the chat template speaks, or GENERIC.
     """
     if name is None:
         return None
@@ -172,13 +168,7 @@ def _detected(chat_template: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """The functions that an answer may call.
-
-    Attributes:
-        reads_bare: calls without the format's marks are read, too, where an answer begins with them.
-        is_legacy: the answer says `function_call`, OpenAI's older name of its only call.
-        ends_after_calls: text after a call that begins no other call ends the answer.
-    """
+    """The functions that an answer may call; `is_legacy` says `function_call`, OpenAI's older name of its only call."""
 
     format: str
     functions: tuple[CallableFunction, ...]

@@ -30,11 +30,7 @@ def is_guided(use: ToolUse) -> bool:
 
 
 def ends_after_calls(form: CallFormat, use: ToolUse) -> bool:
-    """Return whether wanted calls end where the model, left free after one, does not begin another.
-
-    A model that could only go on with a call or end would call more than it wants. Where marks are around all calls, it
-    chooses between the next and the last.
-    """
+    """Return whether wanted calls end where the model begins no other; left free, it would call more than it wants."""
     return use.mode is ToolMode.REQUIRED and not use.takes_one_call and form.has_separate_calls
 
 
@@ -46,15 +42,9 @@ def tool_grammar(
     *,
     reads_bare: bool = False,
 ) -> str:
-    """Return the grammar that a guided answer follows.
+    """Return the grammar of a guided answer; raises BadRequest where the format cannot write a parameter.
 
-    Args:
-        hidden_ids: text -> id of the tokens that text does not show.
-        content: the grammar of an answer that calls nothing, where that is guided too.
-        reads_bare: see ToolOptions; only where arguments are JSON.
-
-    Raises:
-        BadRequest: the format has no way to write a parameter.
+    `content` is the grammar of an answer that calls nothing; `hidden_ids` are of tokens that text does not show.
     """
     is_wanted = use.mode is ToolMode.REQUIRED
     writer = _Writer(form, use, hidden_ids, is_wanted=is_wanted)

@@ -37,11 +37,7 @@ class _Expect(Enum):
 
 
 class JsonScan:
-    """The scan of one object or list; it ends with its closing bracket.
-
-    Attributes:
-        member: the key of the outermost object to whose value the last character belongs, None = to none.
-    """
+    """The scan of one object or list; `member` is the outermost key of the last character, None = it has none."""
 
     def __init__(self) -> None:
         self.member: str | None = None

@@ -78,11 +78,7 @@ _COMBINED = ("allOf", "oneOf", "not", "if", "patternProperties", "dependentSchem
 
 
 def parameters_rule(rules: GrammarRules, form: CallFormat, tool: Tool, *, has_schema: bool) -> str:
-    """Return what matches the parameters of a call, with `has_schema` by the function's schema, else any.
-
-    Raises:
-        BadRequest: the format cannot write them.
-    """
+    """Return what matches a call's parameters, by the schema with `has_schema`, else any; raises BadRequest."""
     text = form.text.parameters
     if text is not None:
         return _between_tags(rules, text, tool)

@@ -29,12 +29,7 @@ class Repeated(Exception):  # noqa: N818 - a verdict about a text, not a failure
 
 
 class Sink:
-    """Collects what a reader finds.
-
-    Attributes:
-        kept: text that has not been passed on: of a call that has not begun, or what closes one.
-        is_closing: it closes a call.
-    """
+    """Collects what a reader finds; `kept` is text of a call that has not begun, or closes one (`is_closing`)."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
@@ -102,19 +97,9 @@ class Sink:
 
 
 class Scanner:
-    """Finds calls in what the model says; the state of one answer.
+    """Finds calls in what the model says; the state of one answer, which `is_over` where a call equals an earlier one.
 
     White space before a call is part of its format, and so is what ends the text after one.
-
-    Args:
-        openings: what a call, or a list of calls, begins with; none is the beginning of another.
-        read: makes the reader of the text after an opening.
-        names: of the functions that may be called.
-        only_first: those openings that begin a call only in front of all content, or right after another call.
-        ends_after_calls: content after a call is none: it ends the answer.
-
-    Attributes:
-        is_over: a call that equals an earlier one came: the answer ends before it.
     """
 
     def __init__(

@@ -22,12 +22,7 @@ class ToolMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a request offers.
-
-    Attributes:
-        parameters: a JSON schema of an object; None = there are none.
-        strict: its calls are guided by the schema also where the model is free to call it or not.
-    """
+    """A function that a request offers; `strict` guides its calls by the schema also where none is wanted."""
 
     name: str
     description: str | None = None
@@ -64,13 +59,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The functions of a request and how they may be used.
-
-    Attributes:
-        names: those that may be called, not empty unless nothing may be.
-        is_parallel: an answer may have several calls.
-        is_named: one call of the only name is wanted, and nothing else.
-    """
+    """The functions of a request and how they may be used; `is_named` wants one call of the only name, nothing else."""
 
     tools: tuple[Tool, ...]
     mode: ToolMode

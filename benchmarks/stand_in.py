@@ -21,10 +21,10 @@ from fastdeploy_sd.worker.executor import LocalExecutor
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.kv_pages import KvPages
 from fastdeploy_sd.worker.step.drafting import Drafting
+from fastdeploy_sd.worker.step.forward import StepResources
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.runner import ModelRunner
-from fastdeploy_sd.worker.step.step_resources import StepResources
 
 BLOCK_SIZE = 64
 VOCAB_SIZE = 4096

@@ -22,7 +22,7 @@ from fastdeploy_sd.entrypoints.offline.conversations import (
 from fastdeploy_sd.entrypoints.offline.structured import OfflineGrammars, Structured
 from fastdeploy_sd.errors import BadRequest, Unavailable
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.process.log_lines import show_lines
+from fastdeploy_sd.process.log_files import show_lines
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.chat_template import Json
 from fastdeploy_sd.text.output_processor import Completion

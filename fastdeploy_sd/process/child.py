@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE
-from fastdeploy_sd.process.log_files import LogFile
-from fastdeploy_sd.process.log_lines import line_format
+from fastdeploy_sd.process.log_files import LogFile, line_format
 
 EXIT_OK = 0
 EXIT_FAILED = 1

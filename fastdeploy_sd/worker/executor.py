@@ -17,15 +17,14 @@ from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_metho
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, keep_local
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
+from fastdeploy_sd.text.guidance.vocabulary import VocabularyError, load_vocabulary
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits, measure_limits
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_pages
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
 from fastdeploy_sd.worker.kv.swap import open_block_store
-from fastdeploy_sd.worker.loading.device_choice import choose_device
-from fastdeploy_sd.worker.loading.grammars import open_grammars
-from fastdeploy_sd.worker.loading.kernel_threads import set_kernel_threads
+from fastdeploy_sd.worker.loading.device_choice import choose_device, set_kernel_threads
 from fastdeploy_sd.worker.loading.loaded import Loaded, load
 from fastdeploy_sd.worker.loading.loading_errors import loading
 from fastdeploy_sd.worker.ranks.coordinator import GroupCoordinator
@@ -220,3 +219,14 @@ def _drafting(speculation: SpeculationInfo) -> str:
     if speculation.max_draft_tokens == 0:
         return "no drafting"
     return f"{speculation.max_draft_tokens} drafts by {speculation.method}"
+
+
+def open_grammars(config: Config, vocab_size: int, eos_token_ids: tuple[int, ...]) -> GrammarStore | None:
+    """Return the store of a model's grammars; None, with a line in the log, where its vocabulary allows none."""
+    model = config.model
+    try:
+        vocabulary = load_vocabulary(model.tokenizer_path, model.tokenizer_backend, vocab_size, eos_token_ids)
+    except VocabularyError as error:
+        _log.warning("%s; requests for it are refused", error.message)
+        return None
+    return GrammarStore(vocabulary, max_used=2 * config.scheduler.max_num_seqs)

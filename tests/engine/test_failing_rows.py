@@ -16,8 +16,7 @@ from fastdeploy_sd.spec_decode import dispatcher as router
 from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import I32, DraftTokens, FinishReason, Request, RequestId, SchedulerOutput
-from fastdeploy_sd.worker.step.launched_step import LaunchedStep
-from fastdeploy_sd.worker.step.runner import ModelRunner
+from fastdeploy_sd.worker.step.runner import LaunchedStep, ModelRunner
 from tests.doubles.engines import Transcript
 from tests.engine.models import References, double
 

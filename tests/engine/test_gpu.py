@@ -26,8 +26,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker.loading import loaded
 from fastdeploy_sd.worker.step.batch import PendingRows
-from fastdeploy_sd.worker.step.launched_step import LaunchedStep
-from fastdeploy_sd.worker.step.runner import _NOT_FINITE, ModelRunner
+from fastdeploy_sd.worker.step.runner import _NOT_FINITE, LaunchedStep, ModelRunner
 from tests.doubles.engines import Transcript, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, answers_alone, model_with_layers, short_requests, tiny_config
 from tests.engine.models import double, double_with_draft_kv

@@ -16,7 +16,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.types import F32, I32
-from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
 from tests.models import golden
 
 BLOCK_SIZE = 64
@@ -38,7 +38,7 @@ class SingleSequence:
         n, c = len(token_ids), self.config
         blocks = -(-n // BLOCK_SIZE)
         layers, kv_format = kv_sizing.LayerKv.of_decoder(c), kv_sizing.KvCacheFormat(BLOCK_SIZE, self.dtype)
-        caches = kv_tensors.allocate(layers, blocks, kv_format)
+        caches = kv_memory.allocate(layers, blocks, kv_format)
         inputs = AttentionInputs(
             positions=from_numpy(np.arange(n, dtype=np.int32)),
             slot_mapping=from_numpy(np.arange(n, dtype=np.int64)),

@@ -17,7 +17,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.operators import declared_ops
-from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
 from fastdeploy_sd.worker.loading.rotary import make_rotary
 from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass, RecordedForward
 from tests.models import golden
@@ -55,7 +55,7 @@ class Model:
         self.decoder = Decoder(checkpoint, config, scheme, group=group)
         kv_format = kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype, "int8" if is_int8_kv else "auto")
         layers = kv_sizing.LayerKv.of_decoder(config, group.shard)
-        self.eager_caches, self.caches = (kv_tensors.allocate(layers, NUM_BLOCKS, kv_format) for _ in range(2))
+        self.eager_caches, self.caches = (kv_memory.allocate(layers, NUM_BLOCKS, kv_format) for _ in range(2))
         rotary = make_rotary(config, MAX_LEN)
         self.memory = StepMemory(StepLimits(8, 256, 255), config.vocab_size)
         self.tables = np.full((8, NUM_BLOCKS), -1, np.int32)

@@ -23,8 +23,7 @@ from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes
 from fastdeploy_sd.models.weights import packed_cache
 from fastdeploy_sd.models.weights import packer as weight_packer
 from fastdeploy_sd.worker.loading.device_choice import choose_device
-from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
-from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme
 from fastdeploy_sd.worker.loading.model_loading import LoadedModel, load_model
 from tests.engine.gpu import gpu_device
 from tests.models import rewrite

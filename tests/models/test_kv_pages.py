@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.types.shard import Shard
-from fastdeploy_sd.worker.kv import kv_tensors
+from fastdeploy_sd.worker.kv import kv_memory
 from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile, create_kv_file
 from fastdeploy_sd.worker.kv.kv_memory import DraftLayerKv, RankKv
 from fastdeploy_sd.worker.kv.kv_pages import KvPages
@@ -30,12 +30,12 @@ def ranks_of(size: int, fmt: KvCacheFormat) -> list[RankKv]:
     for shard in (Shard(rank, size) for rank in range(size)):
         draft = LayerKv.of_draft_layers(CONFIG, NUM_DRAFT_LAYERS, shard)
         heads = DecoderShard(CONFIG, shard).kv_heads(CONFIG.layers[0].attention)
-        caches = kv_tensors.allocate(draft, NUM_BLOCKS, fmt)
-        hidden = kv_tensors.allocate_block_hidden(draft, NUM_BLOCKS, fmt)
+        caches = kv_memory.allocate(draft, NUM_BLOCKS, fmt)
+        hidden = kv_memory.allocate_block_hidden(draft, NUM_BLOCKS, fmt)
         ranks.append(
             RankKv(
                 [heads] * CONFIG.num_layers,
-                kv_tensors.allocate(LayerKv.of_decoder(CONFIG, shard), NUM_BLOCKS, fmt),
+                kv_memory.allocate(LayerKv.of_decoder(CONFIG, shard), NUM_BLOCKS, fmt),
                 {"mtp": [DraftLayerKv(heads, *layer) for layer in zip(caches, hidden, strict=True)]},
             )
         )

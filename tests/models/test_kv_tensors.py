@@ -17,7 +17,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.spec_decode.proposer import Proposer, ProposerContext
 from fastdeploy_sd.worker.executor import create_executor
-from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from tests.models import golden
 
@@ -46,21 +46,21 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_the_bytes_of_a_block_are_those_allocated(fmt: KvCacheFormat, draft_layers: list[LayerKv]) -> None:
     layers = LAYERS + draft_layers
-    caches = kv_tensors.allocate(layers, 3, fmt)
-    hidden = kv_tensors.allocate_block_hidden(layers, 3, fmt)
+    caches = kv_memory.allocate(layers, 3, fmt)
+    hidden = kv_memory.allocate_block_hidden(layers, 3, fmt)
     tensors = [x for cache in caches for x in (cache.k, cache.v, cache.k_scale, cache.v_scale)] + hidden
     assert sum(map(num_bytes, tensors)) == 3 * kv_sizing.block_bytes(layers, fmt)
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_draft_layers_have_a_geometry_of_their_own(fmt: KvCacheFormat) -> None:
-    *target, narrow, wide = kv_tensors.allocate(LAYERS + OTHER_LAYERS, 3, fmt)
+    *target, narrow, wide = kv_memory.allocate(LAYERS + OTHER_LAYERS, 3, fmt)
     assert {cache.k.shape[1] for cache in target} == {ATTENTION.num_kv_heads}
     assert [cache.k.shape[1] for cache in (narrow, wide)] == [1, 2 * ATTENTION.num_kv_heads]
     assert [cache.first_key for cache in (*target, narrow, wide)] == [0] * len(target) + [1, 0]
     assert num_bytes(narrow.k) + num_bytes(narrow.v) == 3 * 2 * fmt.block_size * 32 * np.dtype(fmt.kv_storage).itemsize
     assert num_bytes(wide.k) == 2 * num_bytes(target[0].k)
-    assert [rows.shape for rows in kv_tensors.allocate_block_hidden(LAYERS + OTHER_LAYERS, 3, fmt)] == [[3, 48]]
+    assert [rows.shape for rows in kv_memory.allocate_block_hidden(LAYERS + OTHER_LAYERS, 3, fmt)] == [[3, 48]]
 
 
 def test_int8_takes_a_byte_per_element_and_four_per_token_and_head() -> None:
@@ -70,12 +70,12 @@ def test_int8_takes_a_byte_per_element_and_four_per_token_and_head() -> None:
 
 def test_memory_that_the_system_does_not_give_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_memory_gb, num_gpu_blocks_override: expected .*, got"):
-        kv_tensors.allocate(LAYERS, 1 << 50, FORMATS[0])
+        kv_memory.allocate(LAYERS, 1 << 50, FORMATS[0])
 
 
 def test_memory_is_taken_only_when_it_is_used() -> None:
     before = resident_bytes()
-    caches = kv_tensors.allocate(LAYERS, (1 << 30) // kv_sizing.block_bytes(LAYERS, FORMATS[0]), FORMATS[0])
+    caches = kv_memory.allocate(LAYERS, (1 << 30) // kv_sizing.block_bytes(LAYERS, FORMATS[0]), FORMATS[0])
     assert resident_bytes() - before < 1 << 28
     assert len(caches) == CONFIG.num_layers
 

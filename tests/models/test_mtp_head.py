@@ -20,8 +20,7 @@ from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.worker.loading import loaded
-from fastdeploy_sd.worker.loading.draft_formats import own_scheme
-from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights, own_scheme
 from fastdeploy_sd.worker.loading.model_loading import load_model
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.models.mtp_models import MtpReference, make_model

@@ -20,7 +20,7 @@ from fastdeploy_sd.models.layers.linear import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
-from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.model_loading import load_model
 from tests.models.mtp_models import make_model
@@ -48,7 +48,7 @@ def bits(loaded: Loaded, rank: Rank, dtype: str) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     rank.begin(1)
     layers = kv_sizing.LayerKv.of_draft_layers(c, draft.num_layers, rank.group.shard)
-    caches = kv_tensors.allocate(layers, 2, kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype))
+    caches = kv_memory.allocate(layers, 2, kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype))
     found = []
     for layer, cache in enumerate(caches):
         first = layer + 1

@@ -23,7 +23,7 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.weight_matrix import FloatPart
-from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
 from fastdeploy_sd.worker.kv.kv_sizing import LayerKv
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
@@ -181,5 +181,5 @@ def test_blocks_count_the_draft_layers() -> None:
     per_layer = one // config.num_layers
     assert kv_sizing.block_bytes(with_two, fmt) == one + 2 * (per_layer + 2 * config.hidden_size)
     assert kv_sizing.block_bytes(with_one, fmt) == one + per_layer + 2 * config.hidden_size
-    caches = kv_tensors.allocate(with_two, 3, fmt)
+    caches = kv_memory.allocate(with_two, 3, fmt)
     assert [c.first_key for c in caches] == [0] * config.num_layers + [1, 2]

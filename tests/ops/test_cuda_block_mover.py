@@ -14,7 +14,7 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.engine.interfaces.block_store import CopyStatus, EraseSlot, LoadBlock, StoreBlock
 from fastdeploy_sd.errors import DeviceLost, InternalError
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
-from fastdeploy_sd.worker.kv.device_block_mover import DeviceBlockMover
+from fastdeploy_sd.worker.kv.block_mover import DeviceBlockMover
 from fastdeploy_sd.worker.kv.swap_file import SwapFile
 from tests.ops.cuda_device import emulated
 from tests.ops.test_cuda_blocks import Cache

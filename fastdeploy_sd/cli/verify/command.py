@@ -34,7 +34,7 @@ from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.process.log_lines import show_lines
+from fastdeploy_sd.process.log_files import show_lines
 from fastdeploy_sd.types.draft_methods import METHODS
 
 _PROG = "fastdeploy-sd verify"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.worker.kv.block_mover import BlockMover, HostBlockMover
-from fastdeploy_sd.worker.kv.device_block_mover import DeviceBlockMover
+from fastdeploy_sd.worker.kv.block_mover import BlockMover, DeviceBlockMover, HostBlockMover
 from fastdeploy_sd.worker.kv.device_pages import DevicePages
 from fastdeploy_sd.worker.kv.kv_memory import RankKv
 from fastdeploy_sd.worker.kv.kv_pages import KvPages

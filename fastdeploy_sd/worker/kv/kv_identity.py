@@ -15,7 +15,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.types import KvDescription
-from fastdeploy_sd.worker.loading.draft_formats import own_scheme
+from fastdeploy_sd.worker.loading.draft_weights import own_scheme
 from fastdeploy_sd.worker.loading.weights_digest import weights_digest
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import DraftWeights
 from fastdeploy_sd.models.sharding import DecoderShard
-from fastdeploy_sd.ops.kv_cache import KvCache
+from fastdeploy_sd.ops.kv_cache import KvCache, kv_cache_shapes, kv_scale_shape
 from fastdeploy_sd.types.shard import Shard
-from fastdeploy_sd.worker.kv import kv_sizing, kv_tensors
+from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.gpu_kv import share_gpu_kv
 from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile
-from fastdeploy_sd.worker.kv.kv_layout import KvLayout
-from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
-from fastdeploy_sd.worker.kv.kv_tensors import Zeros
+from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, KvLayout, LayerKv
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
@@ -167,10 +168,10 @@ class _Layers:
         return layers
 
     def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, zeros: Zeros) -> RankKv:
-        """Return a rank's memory; raises as `kv_tensors.allocate`."""
+        """Return a rank's memory; raises as `allocate`."""
         layers, shard = self.of_rank(rank), Shard(rank, self._num_ranks)
-        caches = kv_tensors.allocate(layers, num_blocks, fmt, zeros)
-        hidden = iter(kv_tensors.allocate_block_hidden(layers, num_blocks, fmt, zeros))
+        caches = allocate(layers, num_blocks, fmt, zeros)
+        hidden = iter(allocate_block_hidden(layers, num_blocks, fmt, zeros))
         own = DecoderShard(self._target, shard)
         heads = [own.kv_heads(layer.attention) for layer in self._target.layers]
         left, drafts = iter(caches[len(heads) :]), dict[str, list[DraftLayerKv]]()
@@ -196,9 +197,9 @@ def _zeros_of_ranks(
 
     def num_bytes(rank: int) -> int:
         own = layers.of_rank(rank)
-        return num_blocks * kv_sizing.block_bytes(own, fmt) + len(own) * kv_tensors.MAX_PARTS * ALIGNMENT
+        return num_blocks * kv_sizing.block_bytes(own, fmt) + len(own) * MAX_PARTS * ALIGNMENT
 
-    with kv_tensors.asking_for_memory():
+    with asking_for_memory():
         if isinstance(found, CudaDevice):
             sizes = [num_bytes(rank) for rank in range(group.size)]
             return {rank: memory.zeros for rank, memory in share_gpu_kv(found, group, sizes).items()}
@@ -208,3 +209,55 @@ def _zeros_of_ranks(
 
 def _wrapped_zeros(file: KvFile, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Tensor:
     return device().wrap(file.zeros(shape, dtype))
+
+
+Zeros = Callable[[tuple[int, ...], npt.DTypeLike], Tensor]
+# Tensors of a layer at most: k, v, their scales, hidden rows.
+MAX_PARTS = 5
+
+
+def allocate(
+    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros | None = None
+) -> list[KvCache[Tensor]]:
+    """Return one cache of `count` blocks per layer.
+
+    The memory is zero, and the system provides it only as blocks are first used.
+
+    Args:
+        zeros: allocates it; None = the device.
+
+    Raises:
+        ConfigError: the system has too little memory.
+    """
+    with asking_for_memory():
+        return [_allocate_layer(layer, count, fmt, zeros or device().zeros) for layer in layers]
+
+
+def _allocate_layer(layer: LayerKv, count: int, fmt: KvCacheFormat, zeros: Zeros) -> KvCache[Tensor]:
+    geometry, kv_bytes = (count, fmt.block_size, layer.num_kv_heads), np.dtype(fmt.kv_storage).itemsize
+    k, v = (zeros(shape, fmt.kv_storage) for shape in kv_cache_shapes(*geometry, layer.head_dim, kv_bytes))
+    if not fmt.has_scales:
+        return KvCache(k, v, layer.first_key)
+    k_scale, v_scale = (zeros(kv_scale_shape(*geometry), np.float32) for _ in range(2))
+    return KvCache(k, v, layer.first_key, k_scale, v_scale)
+
+
+def allocate_block_hidden(
+    layers: Iterable[LayerKv], count: int, fmt: KvCacheFormat, zeros: Zeros | None = None
+) -> list[Tensor]:
+    """Return [count, H] per layer that keeps hidden rows, one row per block; arguments and errors as `allocate`'s."""
+    with asking_for_memory():
+        zeros = zeros or device().zeros
+        return [zeros((count, layer.hidden_size), fmt.row_storage) for layer in layers if layer.hidden_size]
+
+
+@contextmanager
+def asking_for_memory() -> Iterator[None]:
+    """Turn a system's refusal into a ConfigError."""
+    try:
+        yield
+    except (MemoryError, OSError, OverflowError) as error:
+        raise ConfigError(
+            f"kv_cache_memory_gb, num_gpu_blocks_override: expected what the system has memory for, got {error}",
+            param="kv_cache_memory_gb",
+        ) from None

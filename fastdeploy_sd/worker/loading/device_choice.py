@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 
 from fastdeploy_sd.config import Config, cpu_only, gpu_only
+from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import cuda_device
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.sharing import num_devices
 from fastdeploy_sd.device.device import Device, choose
+from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.errors import ConfigError, DeviceLost
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 _log = logging.getLogger(__name__)
 
@@ -49,3 +52,16 @@ def _too_few(config: Config, library: CudaLibrary) -> ConfigError | None:
         return None
     text = f"tensor_parallel_size: expected at most {num_gpus}, as every rank has a GPU of its own, got {num_ranks}"
     return ConfigError(text, param="tensor_parallel_size")
+
+
+def set_kernel_threads(config: Config, group: RankGroup) -> None:
+    """Set the configured number, else a rank's share of the processors, else leave the library's default.
+
+    Raises:
+        ConfigError: as library.set_num_threads.
+    """
+    num_threads = config.num_threads or (group.num_threads if group.size > 1 else None)
+    if num_threads is not None:
+        library.set_num_threads(num_threads)
+    if library.num_threads() > 1 and own_processors().warning is not None:
+        _log.warning("%s", own_processors().warning)

@@ -21,10 +21,9 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import resident_bytes, weight_bytes_per_step
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_sizing
-from fastdeploy_sd.worker.kv.kv_layout import KvLayout
+from fastdeploy_sd.worker.kv.kv_sizing import KvLayout
 from fastdeploy_sd.worker.loading import gpu_memory
-from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, own_scheme
-from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 
 _GIB = 1 << 30

@@ -10,7 +10,9 @@ import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything tha
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
+from fastdeploy_sd.device.program import paddle_ops
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights
@@ -19,6 +21,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
+from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.rules.requests import producible_eos
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import OverRanks, ProposerContext, keep_local
@@ -27,19 +30,24 @@ from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measure
 from fastdeploy_sd.worker.autotune.linear_tuning import MEASURED_BYTES, tune_linear
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.kv_memory import KvMemory, allocate_kv
-from fastdeploy_sd.worker.loading.draft_formats import draft_scheme
-from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
-from fastdeploy_sd.worker.loading.eager_operators import load_operators
+from fastdeploy_sd.worker.loading.draft_weights import draft_scheme, open_draft_weights
 from fastdeploy_sd.worker.loading.loading_errors import asking_for_memory
 from fastdeploy_sd.worker.loading.model_loading import load_model
 from fastdeploy_sd.worker.loading.rotary import make_rotary
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
-from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass, KnownTokens, RecordedForward
-from fastdeploy_sd.worker.step.hidden_states import allocate_kept_hidden, keeping
+from fastdeploy_sd.worker.step.forward import (
+    EagerForward,
+    Forward,
+    ForwardPass,
+    KnownTokens,
+    RecordedForward,
+    StepResources,
+    allocate_kept_hidden,
+    keeping,
+)
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.step_buffers import StepBuffers
-from fastdeploy_sd.worker.step.step_resources import StepResources
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -173,3 +181,15 @@ def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts:
     formats = sorted({fmt for scheme in schemes for fmt in (scheme.linear, scheme.experts, scheme.lm_head)})
     is_worth = weight_bytes > MEASURED_BYTES
     tune_linear(formats, machine_key(config), measurements_folder(config), group, is_worth=is_worth)
+
+
+def load_operators() -> None:
+    """Load them.
+
+    Raises:
+        ConfigError: they cannot be built here.
+    """
+    try:
+        paddle_ops.load(declared_ops())
+    except ConfigError as error:
+        raise ConfigError(f"enforce_eager: {error.message}", param="enforce_eager") from None

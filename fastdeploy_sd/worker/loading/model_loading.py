@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
 
 from fastdeploy_sd.config import Config, formats_of
 from fastdeploy_sd.device.device import device
@@ -18,9 +24,7 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packed_cache import packed_matrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.source import ModelSource
-from fastdeploy_sd.worker.loading.draft_formats import draft_head_format, draft_scheme, own_scheme
-from fastdeploy_sd.worker.loading.draft_weights import model_builder
-from fastdeploy_sd.worker.loading.load_progress import LoadProgress
+from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, draft_scheme, model_builder, own_scheme
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,3 +92,55 @@ def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:
             f" has no experts, got {formats.moe} (what `quantization` says unless moe_quant_type is given)",
             param="quantization",
         )
+
+
+_log = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 5.0
+# A shorter load shows no bar.
+_BAR_AFTER_S = 1.0
+_GB = 1e9
+
+
+class LoadProgress:
+    """Counts bytes of weights as they are packed. Small models are loaded before anything is shown.
+
+    Args:
+        total: bytes of the checkpoint's tensors. A few of them are not packed.
+        has_bar: False = lines only, as for a rank whose bar would be drawn over another's.
+
+    Attributes:
+        num_packed_bytes: what the packed weights take.
+    """
+
+    def __init__(self, total: int, *, has_bar: bool = True) -> None:
+        self._total, self._num_done = total, 0
+        self._next_line = time.monotonic() + _LOG_EVERY_S
+        # None: no bar unless standard error is a terminal.
+        self._bar = tqdm(
+            total=total,
+            desc="loading weights",
+            unit="B",
+            unit_scale=True,
+            disable=None if has_bar else True,
+            leave=False,
+            delay=_BAR_AFTER_S,
+        )
+        self.num_packed_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def add(self, num_bytes: int, num_packed_bytes: int) -> None:
+        """Count a matrix: its bytes in the checkpoint, and its packed bytes."""
+        self._num_done += num_bytes
+        self.num_packed_bytes += num_packed_bytes
+        self._bar.update(num_bytes)
+        if self._bar.disable and time.monotonic() >= self._next_line:
+            _log.info("loading weights: %.1f of about %.1f GB", self._num_done / _GB, self._total / _GB)
+            self._next_line = time.monotonic() + _LOG_EVERY_S

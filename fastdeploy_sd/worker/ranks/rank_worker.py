@@ -24,7 +24,7 @@ from fastdeploy_sd.worker.ranks.commands import (
 from fastdeploy_sd.worker.ranks.coordinator import Collectives
 from fastdeploy_sd.worker.step.batch import BatchBuilder
 from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
-from fastdeploy_sd.worker.step.step_resources import StepResources
+from fastdeploy_sd.worker.step.forward import StepResources
 
 
 class RankWorker:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import paddle
 from paddle import Tensor
 
@@ -27,7 +28,11 @@ from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
+from fastdeploy_sd.ops.mtp import keep_hidden_
+from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.worker.step.layer_signals import LayerSignals
+from fastdeploy_sd.worker.step.request_table import RequestTable
 
 OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
 OnHidden = Callable[[AttentionInputs, Tensor], None]
@@ -220,3 +225,56 @@ def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
     tables = KnownTokens(*(inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts")))
     offsets = inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]
     settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in _RESOLVED})
+
+
+_ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {
+    paddle.float32: np.float32,
+    paddle.bfloat16: np.uint16,
+    paddle.float16: np.float16,
+}
+
+
+def allocate_kept_hidden(
+    block_hidden: Sequence[Tensor], block_size: int, max_num_seqs: int, num_drafts: int
+) -> list[HiddenStateBuffer[Tensor]]:
+    """Return memory per hidden source, for hidden rows that full blocks do not hold.
+
+    Draft layers compute a block's slots at the latest when the block is full. So a request needs the rows of its newest
+    block, and of `num_drafts` drafts after it that may be rejected.
+
+    Args:
+        block_hidden: per source [num_blocks, H].
+        max_num_seqs: table rows.
+    """
+    num_kept = block_size + num_drafts + 1
+    kept = [device().zeros((max_num_seqs * num_kept, rows.shape[1]), _ROW_DTYPES[rows.dtype]) for rows in block_hidden]
+    return [HiddenStateBuffer(*memory, block_size, num_kept) for memory in zip(block_hidden, kept, strict=True)]
+
+
+def keeping(sources: Sequence[HiddenStateBuffer[Tensor]]) -> OnHidden | None:
+    """Return the callback that keeps a pass's hidden rows in each of these; None = no sources."""
+
+    def keep(maps: AttentionInputs, hidden: Tensor) -> None:
+        for kept in sources:
+            keep_hidden_(maps.blocks, maps, hidden, kept)
+
+    return keep if sources else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResources:
+    """Made once, when the model is loaded.
+
+    Attributes:
+        forward: runs the decoder over its KV caches.
+        memory: of the steps; they return views of it.
+        table: the requests.
+        signals: of the forward pass, None = none.
+        buffers: of the memory and the table, where the model is on a device.
+    """
+
+    forward: Forward
+    memory: StepMemory
+    table: RequestTable
+    signals: LayerSignals | None = None
+    buffers: DeviceBuffers = HOST_BUFFERS

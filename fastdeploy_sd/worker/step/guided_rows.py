@@ -25,8 +25,7 @@ from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.text.guidance.limits import STEP_S, share_s
 from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult, offsets
-from fastdeploy_sd.worker.step.guided_request import GuidedRequest, Matchers, write_mask
-from fastdeploy_sd.worker.step.mask_worker import MaskWorker
+from fastdeploy_sd.worker.step.guided_request import GuidedRequest, MaskWorker, Matchers, write_mask
 
 _log = logging.getLogger(__name__)
 

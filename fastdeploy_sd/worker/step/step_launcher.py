@@ -15,9 +15,8 @@ import numpy as np
 from fastdeploy_sd.errors import InternalError, device_lost_as_error
 from fastdeploy_sd.types import RequestId, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.step.batch import PendingRows
-from fastdeploy_sd.worker.step.launched_step import LaunchedStep
 from fastdeploy_sd.worker.step.request_table import RequestTable
-from fastdeploy_sd.worker.step.runner import ModelRunner
+from fastdeploy_sd.worker.step.runner import LaunchedStep, ModelRunner
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,15 @@ from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConf
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.types.kv_groups import KvGroup
-from fastdeploy_sd.worker.kv.kv_layout import KvLayout
-from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, KvRoom, LayerKv, block_bytes, choose_size, half_of
+from fastdeploy_sd.worker.kv.kv_sizing import (
+    KvCacheFormat,
+    KvLayout,
+    KvRoom,
+    LayerKv,
+    block_bytes,
+    choose_size,
+    half_of,
+)
 
 GIB = 1 << 30
 ONE_BLOCK = 1 << 20

@@ -16,21 +16,24 @@ from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.worker.autotune import linear_tuning, tunable
+from fastdeploy_sd.worker.autotune import linear_tuning
 from fastdeploy_sd.worker.autotune.linear_tuning import (
     DEFAULT,
     ROWS,
     TUNABLES,
     UNMEASURED,
+    Tunable,
     Tuning,
+    clearly_best,
     code_of,
     measure,
+    measured,
     of_code,
     set_blocking,
     set_distances,
     tune_linear,
+    was_quiet,
 )
-from fastdeploy_sd.worker.autotune.tunable import Tunable, clearly_best, measured, was_quiet
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.ops.backends import LEVELS, isa
 from tests.ops.cases.moe import pack_experts
@@ -177,7 +180,7 @@ def test_of_a_machine_that_was_disturbed_only_what_was_not_counts(monkeypatch: p
             own = disturbed if next(ones) is busy else quiet
             return {value: [1.0] * 6 if value == values[2] else [9.0] * 6 for value in values} | {values[0]: own}
 
-        monkeypatch.setattr(tunable, "take_turns", turns)
+        monkeypatch.setattr(linear_tuning, "take_turns", turns)
         assert measure("wint4", num_bytes=1 << 18) == (best | {number.key: number.values[0]}, False)
 
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from fastdeploy_sd.worker.loading import load_progress
-from fastdeploy_sd.worker.loading.load_progress import LoadProgress
+from fastdeploy_sd.worker.loading import model_loading
+from fastdeploy_sd.worker.loading.model_loading import LoadProgress
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_small_model_is_loaded_in_silence(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(load_progress, "_BAR_AFTER_S", 0.0)
+    monkeypatch.setattr(model_loading, "_BAR_AFTER_S", 0.0)
     with LoadProgress(1000) as progress:
         progress.add(1000, 250)
     assert "loading weights" in capsys.readouterr().err

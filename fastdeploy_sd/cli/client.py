@@ -47,11 +47,7 @@ def chat(argv: Sequence[str]) -> int:
 
 
 def complete(argv: Sequence[str]) -> int:
-    """Print a prompt's continuation.
-
-    Raises:
-        ConfigError, FdsdError: as chat.
-    """
+    """Print a prompt's continuation. Raises ConfigError and FdsdError as `chat` does."""
     parser = _parser("complete", "Let a running server continue a text.")
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads standard input")
     args = parser.parse_args(argv)

@@ -30,11 +30,7 @@ class Piece:
 
 
 class RemoteServer:
-    """A connection to one server; a context manager.
-
-    Raises:
-        ConfigError: the URL is none.
-    """
+    """A connection to one server; a context manager. Raises ConfigError for a URL that is none."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -70,11 +66,7 @@ class RemoteServer:
         return name
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Piece, None, None]:
-        """Yield an answer as it arrives.
-
-        Raises:
-            FdsdError: as first_model.
-        """
+        """Yield an answer as it arrives. Raises FdsdError as `first_model` does."""
         try:
             with self._client.stream("POST", path, json=body) as response:
                 if response.is_error:

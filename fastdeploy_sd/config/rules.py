@@ -27,11 +27,7 @@ class Rule:
 
 
 def verify_rules(config: Config) -> None:
-    """Check the rules between options.
-
-    Raises:
-        ConfigError: rules are broken; each text names both options.
-    """
+    """Check the rules between options. Raises ConfigError with a text that names both for each that is broken."""
     faults = Faults()
     for rule in RULES:
         with faults.collecting():
@@ -155,21 +151,13 @@ def gpu_only(config: Config) -> Iterator[ConfigError]:
 
 
 def _verify_device(config: Config) -> None:
-    """Refuse what a GPU that was asked for cannot do yet.
-
-    Raises:
-        ConfigError: naming every such option.
-    """
+    """Refuse what a GPU that was asked for cannot do yet. Raises ConfigError that names every such option."""
     if config.device == "gpu":
         _raise_all(cpu_only(config))
 
 
 def _verify_processor(config: Config) -> None:
-    """Refuse what a CPU that was asked for cannot do.
-
-    Raises:
-        ConfigError: naming every such option.
-    """
+    """Refuse what a CPU that was asked for cannot do. Raises ConfigError that names every such option."""
     if config.device == "cpu":
         _raise_all(gpu_only(config))
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from fastdeploy_sd.metrics import kv_families
 from fastdeploy_sd.metrics.choice_families import CHOICE_GAUGES, CHOICE_LABELLED_COUNTERS, CHOICE_LABELLED_GAUGES
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
 from fastdeploy_sd.metrics.grammar_families import GRAMMAR_COUNTERS, GRAMMAR_GAUGES
-from fastdeploy_sd.metrics.swap_families import SWAP_COUNTERS, SWAP_GAUGES, SWAP_LABELLED_COUNTERS
-from fastdeploy_sd.metrics.transfer_families import TRANSFER_COUNTERS, TRANSFER_LABELLED_COUNTERS, TRANSFER_WAYS
 from fastdeploy_sd.types.stats import EngineStats
 
 
@@ -91,9 +90,9 @@ COUNTERS = (
         "Prompt tokens looked up in the prefix cache when a request was first scheduled.",
         lambda s: s.num_prefix_query_tokens,
     ),
-    *SWAP_COUNTERS,
+    *kv_families.SWAP_COUNTERS,
     *GRAMMAR_COUNTERS,
-    *TRANSFER_COUNTERS,
+    *kv_families.TRANSFER_COUNTERS,
 )
 
 GAUGES = (
@@ -176,7 +175,7 @@ GAUGES = (
         lambda s: s.num_waiting_for_kv,
     ),
     *CHOICE_GAUGES,
-    *SWAP_GAUGES,
+    *kv_families.SWAP_GAUGES,
     *GRAMMAR_GAUGES,
 )
 
@@ -202,11 +201,11 @@ LABELLED_COUNTERS = (
         lambda s: {method: counts.num_verifications for method, counts in s.verifications.items()},
     ),
     *CHOICE_LABELLED_COUNTERS,
-    *SWAP_LABELLED_COUNTERS,
-    *TRANSFER_LABELLED_COUNTERS,
+    *kv_families.SWAP_LABELLED_COUNTERS,
+    *kv_families.TRANSFER_LABELLED_COUNTERS,
 )
 
-BY_LABELS = TRANSFER_WAYS
+BY_LABELS = kv_families.TRANSFER_WAYS
 
 # A request has one method; its drafts may have several sources, as a method may extend what another one drafted.
 BY_POSITION = (

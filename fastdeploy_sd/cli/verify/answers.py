@@ -52,11 +52,7 @@ class AnswerCollector:
         self._last: dict[RequestId, RequestOutput] = {}
 
     def add(self, output: RequestOutput) -> None:
-        """Take what a step returned.
-
-        Raises:
-            AssertionError: the request has ended already.
-        """
+        """Take what a step returned. Raises AssertionError if the request has ended already."""
         request_id = output.request_id
         assert request_id not in self._last, f"{request_id} got an output after its end"
         self._token_ids.setdefault(request_id, []).extend(output.token_ids)
@@ -65,11 +61,7 @@ class AnswerCollector:
             self._last[request_id] = output
 
     def answer(self, request_id: RequestId) -> Answer:
-        """What a request got.
-
-        Raises:
-            AssertionError: it has not ended.
-        """
+        """What a request got. Raises AssertionError if it has not ended."""
         assert request_id in self._last, f"{request_id} has not ended"
         last = self._last[request_id]
         return Answer(

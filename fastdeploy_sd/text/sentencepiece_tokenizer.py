@@ -109,9 +109,9 @@ _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What a class does besides calling the library, whose space is before each stretch if `is_legacy`, else unused.
+    """What a class does besides calling the library, which puts its space before each stretch only if `is_legacy`.
 
-    With `adds_space` one comes before the whole text instead.
+    With `adds_space`, one space comes before the whole text where the library puts none.
     """
 
     adds_bos: bool

@@ -51,7 +51,8 @@ class GrammarStore:
     """Compiles grammars and hands out matchers; see interfaces.grammars.Grammars. Close it at the end.
 
     A grammar is kept from the `prepare` of its first request to the `release` of the last, and then while it is among
-    the `max_idle` last used. `max_used`, at least the running requests, bounds memory. `fd` is readable with results.
+    the `max_idle` last used. At most `max_used` are compiled for requests; it must be at least the running requests.
+    `fd` is readable while `take_prepared` or `take_masked` has something to return.
     """
 
     def __init__(

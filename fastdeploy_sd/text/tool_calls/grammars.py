@@ -30,7 +30,10 @@ def is_guided(use: ToolUse) -> bool:
 
 
 def ends_after_calls(form: CallFormat, use: ToolUse) -> bool:
-    """Return whether wanted calls end where the model begins no other; left free, it would call more than it wants."""
+    """Return whether wanted calls end where the model, left free after one, does not begin another.
+
+    A model that could only go on with a call or end would call more than it wants.
+    """
     return use.mode is ToolMode.REQUIRED and not use.takes_one_call and form.has_separate_calls
 
 

@@ -22,7 +22,7 @@ class ToolMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a request offers; `strict` guides its calls by the schema also where none is wanted."""
+    """A function that a request offers; the schema guides a `strict` one also where the model may call it or not."""
 
     name: str
     description: str | None = None

@@ -46,10 +46,8 @@ NUM_PASSES = 4
 def explain_config(argv: Sequence[str]) -> int:
     """Print every option's effective value and origin, for the arguments `serve` would get; secrets are hidden.
 
-    They are followed by what the options lead to with this checkpoint on this machine.
-
-    Raises:
-        ConfigError: as load_config and forecast.
+    They are followed by what the options lead to with this checkpoint on this machine. Raises ConfigError: as
+    load_config and forecast.
     """
     description = "Print every option's effective value, where it came from, and what they come to; loads nothing."
     config = located(load_config(argv, "fastdeploy-sd explain-config", description), may_fetch=False)

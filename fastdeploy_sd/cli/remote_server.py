@@ -53,8 +53,7 @@ class RemoteServer:
     def first_model(self) -> str:
         """Return the name of the first model it lists.
 
-        Raises:
-            FdsdError: the server cannot be reached or reports an error.
+        Raises FdsdError: the server cannot be reached or reports an error.
         """
         try:
             response = self._client.get("/v1/models")

@@ -65,8 +65,7 @@ def load_config(
 def config_from_kwargs(**kwargs: object) -> Config:
     """Return the configuration of keyword arguments with the option names of YAML.
 
-    Raises:
-        ConfigError: as load_config.
+    Raises ConfigError: as load_config.
     """
     faults = Faults()
     return _build(read_kwargs(kwargs, faults), faults)
@@ -75,8 +74,7 @@ def config_from_kwargs(**kwargs: object) -> Config:
 def verify_offline(config: Config) -> None:
     """Refuse what only a server has: without one it would be accepted and do nothing.
 
-    Raises:
-        ConfigError: options of the server were given.
+    Raises ConfigError: options of the server were given.
     """
     faults = Faults()
     for name, origin in config.origins.items():
@@ -107,8 +105,7 @@ def to_json(config: Config, *, with_secrets: bool = False) -> str:
 def from_json(text: str) -> Config:
     """Return the configuration that `to_json` wrote; left-out secrets have their defaults.
 
-    Raises:
-        ConfigError: the text is not such a configuration.
+    Raises ConfigError: the text is not such a configuration.
     """
     try:
         document = json.loads(text)
@@ -122,8 +119,7 @@ def from_json(text: str) -> Config:
 def _build(settings: Settings, faults: Faults) -> Config:
     """Read every value, then check every rule whose options are sound; log what has no effect.
 
-    Raises:
-        ConfigError: there are faults, here or from before.
+    Raises ConfigError: there are faults, here or from before.
     """
     values, speculative = _convert_all(settings, faults)
     _require(settings, faults)

@@ -41,8 +41,7 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
 def verify_keys_are_known(environment: Mapping[str, str], has_keys: bool) -> None:
     """Refuse to open an API that FastDeploy would have closed, as the operator who set the variable expects it closed.
 
-    Raises:
-        ConfigError: FastDeploy's variable has keys, and no option has.
+    Raises ConfigError: FastDeploy's variable has keys, and no option has.
     """
     if environment.get(_KEYS_VARIABLE) and not has_keys:
         raise ConfigError(

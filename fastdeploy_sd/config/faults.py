@@ -56,8 +56,7 @@ class Faults:
     def raise_all(self) -> None:
         """Raise what was found, if anything: a single error as it is, several as one.
 
-        Raises:
-            ConfigError: something was found; the errors are in the order of their positions.
+        Raises ConfigError: something was found; the errors are in the order of their positions.
         """
         errors = tuple(error for _, error in sorted(self._found.values(), key=lambda found: found[0]))
         if len(errors) == 1:

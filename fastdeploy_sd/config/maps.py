@@ -13,8 +13,7 @@ from fastdeploy_sd.errors import ConfigError, shown, suggest
 def read_map(option: str, value: object) -> dict[str, Any]:
     """Return the keys, with underscores for dashes, and values of a map or of a JSON object's text.
 
-    Raises:
-        ConfigError: it is neither, or a key is repeated; the text names `option`.
+    Raises ConfigError: it is neither, or a key is repeated; the text names `option`.
     """
     if isinstance(value, str):
         try:
@@ -37,8 +36,7 @@ def has_meaning(
     Args:
         unsupported: keys that are not supported yet -> their values that ask for nothing.
 
-    Raises:
-        ConfigError: an unknown key, or an unsupported one with another value.
+    Raises ConfigError: an unknown key, or an unsupported one with another value.
     """
     names = tuple(known)
     if key in names:

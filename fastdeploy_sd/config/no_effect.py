@@ -89,8 +89,7 @@ NO_EFFECT: Mapping[str, Option] = {
 def verify_value(name: str, value: object) -> None:
     """Check the value of an option of NO_EFFECT as far as its type goes.
 
-    Raises:
-        ConfigError: it is none that FastDeploy would take.
+    Raises ConfigError: it is none that FastDeploy would take.
     """
     opt = NO_EFFECT[name]
     if opt.spec.read_map is None:

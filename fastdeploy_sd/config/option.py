@@ -122,8 +122,7 @@ class Option:
     def convert(self, value: object) -> Any:
         """Return `value` as this option's type; text is parsed as on a command line.
 
-        Raises:
-            ConfigError: the value has another type, is out of its limits or not one of the choices.
+        Raises ConfigError: the value has another type, is out of its limits or not one of the choices.
         """
         if self.is_optional and (value is None or self._means_none(value)):
             return None

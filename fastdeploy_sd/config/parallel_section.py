@@ -87,8 +87,7 @@ class ParallelConfig:
     def own_node(self) -> int:
         """Return this host's place in `ips`, 0 where there is none.
 
-        Raises:
-            ConfigError: `node_rank` does not say it, and this host has none or several of the addresses.
+        Raises ConfigError: `node_rank` does not say it, and this host has none or several of the addresses.
         """
         if self.node_rank is not None or self.num_nodes == 1:
             return self.node_rank or 0

@@ -75,11 +75,8 @@ def read_quantization(value: object) -> Quantization | None:
 
     `quantization` in it is a name, whose formats the other keys replace one by one, or mix_quant, which needs the
     formats of dense layers and of experts. Without one, what is not named is unquantised. The head is wint8 where dense
-    layers are quantised, unless it is named. A null says nothing.
-
-    Raises:
-        ConfigError: no map or JSON object, or an empty one; a key that is unknown, repeated, missing or not supported;
-            a value its key does not allow.
+    layers are quantised, unless it is named. A null says nothing. Raises ConfigError: no map or JSON object, or an
+    empty one; a key that is unknown, repeated, missing or not supported; a value its key does not allow.
     """
     if isinstance(value, QuantizationFormats):
         value = value.to_map()

@@ -45,10 +45,8 @@ Settings = dict[str, Setting]
 def read_command_line(argv: Sequence[str], prog: str, description: str, faults: Faults) -> Settings:
     """Return the settings of `argv` over those of the YAML file it names with --config.
 
-    A flag that is repeated counts the last time; values of a list are collected.
-
-    Raises:
-        SystemExit: --help was given (0).
+    A flag that is repeated counts the last time; values of a list are collected. Raises SystemExit: --help was given
+    (0).
     """
     if not _HELP.isdisjoint(argv):
         print(help_text(prog, description), end="")

@@ -21,10 +21,8 @@ _MOST_BY_DEFAULT = METHODS[DEFAULT_METHOD].default_num_drafts
 class SpeculativeConfig:
     """How drafts are made and verified. `naive` makes none: plain decoding on the same path.
 
-    Made without values it is plain decoding; what holds where a user says nothing is `read_speculative(None)`.
-
-    Raises:
-        ConfigError: a value has another type than declared or is out of its limits.
+    Made without values it is plain decoding; what holds where a user says nothing is `read_speculative(None)`. Raises
+    ConfigError: a value has another type than declared or is out of its limits.
     """
 
     option_group: ClassVar[str] = SPECULATIVE_OPTION

@@ -59,12 +59,10 @@ class SpeculativeMap:
 def read_speculative(value: object) -> SpeculativeMap:
     """Return the configuration that `value` describes; None says nothing, and a word is the name of a method.
 
-    Defaults that depend on other keys: k (`num_speculative_tokens`) is the method's own; where MTP drafts alone,
-    k and `num_model_steps` follow one another; a `suffix_decoding_*` key with method mtp selects with_suffix.
-
-    Raises:
-        ConfigError: no map, JSON object or name; a key that is unknown, repeated or not supported; a value its key does
-            not allow; a key that the others leave without effect, unless it has its default; keys that contradict.
+    Defaults that depend on other keys: k (`num_speculative_tokens`) is the method's own; where MTP drafts alone, k and
+    `num_model_steps` follow one another; a `suffix_decoding_*` key with method mtp selects with_suffix. Raises
+    ConfigError: no map, JSON object or name; a key that is unknown, repeated or not supported; a value its key does not
+    allow; a key that the others leave without effect, unless it has its default; keys that contradict.
     """
     if value is None:
         value = {}

@@ -49,8 +49,7 @@ class HttpServer:
         stats: where this process counts.
         instance_id: of this start of the server.
 
-    Raises:
-        ConfigError: as `Preparer` and `deployment_secret`.
+    Raises ConfigError: as `Preparer` and `deployment_secret`.
     """
 
     def __init__(self, client: EngineClient, config: Config, stats: SharedStats, instance_id: str) -> None:

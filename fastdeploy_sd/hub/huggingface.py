@@ -34,9 +34,8 @@ _GB = 1e9
 def fetch(wanted: WantedModel) -> Path:
     """Return the folder of a model, after fetching what is missing of it.
 
-    Raises:
-        ConfigError: there is no such model or revision, it has no safetensors files, the hub cannot be reached, or
-            nothing may be fetched and the cache lacks a file.
+    Raises ConfigError: there is no such model or revision, it has no safetensors files, the hub cannot be reached, or
+    nothing may be fetched and the cache lacks a file.
     """
     from huggingface_hub import HfApi, constants
 

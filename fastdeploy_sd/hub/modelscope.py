@@ -14,9 +14,8 @@ _log = logging.getLogger(__name__)
 def fetch(wanted: WantedModel) -> Path:
     """Return the folder of a model, after fetching what is missing of it; subfolders are left out.
 
-    Raises:
-        ConfigError: the package is not installed, there is no such model or revision, ModelScope cannot be reached, or
-            nothing may be fetched and the cache lacks a file.
+    Raises ConfigError: the package is not installed, there is no such model or revision, ModelScope cannot be reached,
+    or nothing may be fetched and the cache lacks a file.
     """
     try:
         from modelscope import snapshot_download

@@ -171,10 +171,7 @@ def describe_exit(status: int) -> str:
 def configure_logging(process: str) -> None:
     """Log to standard error and, in FD_LOG_DIR if it is set, to a file; every line names the kind of process.
 
-    Does nothing where logging is configured already.
-
-    Raises:
-        ConfigError: the file cannot be written.
+    Does nothing where logging is configured already. Raises ConfigError: the file cannot be written.
     """
     if logging.root.handlers:
         return

@@ -124,8 +124,7 @@ def _unfinished_prefix(path: Path) -> str:
 def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """Return the JSON object of a checkpoint's file; {} where there is none and `missing_ok`.
 
-    Raises:
-        CheckpointError: it is no regular file, unreadable, too large, or not a JSON object.
+    Raises CheckpointError: it is no regular file, unreadable, too large, or not a JSON object.
     """
     try:
         text = read_text(path, MAX_JSON_BYTES)

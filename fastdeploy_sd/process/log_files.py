@@ -37,8 +37,7 @@ class LogFile(RotatingFileHandler):
         folder: where.
         process: NAME.
 
-    Raises:
-        ConfigError: the folder or the file cannot be written.
+    Raises ConfigError: the folder or the file cannot be written.
     """
 
     def __init__(self, folder: Path, process: str) -> None:

@@ -254,9 +254,8 @@ class Proposer(Protocol):
             At most `max_draft_len[r]` drafts in row r, as a chain. Fewer or none is always right: a method must not
             pad. The same history gives the same drafts. They need not name their source (see DraftGuard).
 
-        Raises:
-            Exception: some row cannot be drafted for. The rows are then tried apart, so no state may have changed,
-                except of a row that is given up: it gets no more drafts.
+        Raises Exception: some row cannot be drafted for. The rows are then tried apart, so no state may have changed,
+        except of a row that is given up: it gets no more drafts.
         """
         ...
 

@@ -110,11 +110,9 @@ class Verifier:
         """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 
         The token at absolute position p is drawn with the uniform of (seed, p), and penalties count the drafts before
-        it as output. So row j gets the token that plain decoding draws once the first j drafts are accepted.
-        Log-probabilities are of the raw logits. The output may go on after a token that ends its request.
-
-        Raises:
-            ValueError: an offset or a parameter is out of its range; the text names it.
+        it as output. So row j gets the token that plain decoding draws once the first j drafts are accepted. Log-
+        probabilities are of the raw logits. The output may go on after a token that ends its request. Raises
+        ValueError: an offset or a parameter is out of its range; the text names it.
         """
         m, draw, accept = self._memory, self._draw, self._accept
         draw.params.num_rows = m.num_logits

@@ -77,10 +77,8 @@ def codec_of(hint: Any) -> Codec:
     """Build the codec of a type hint; once per type, so that the work per value is calls of ready closures.
 
     Understands bool, int, float, str, string enums, dataclasses, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
-    `Mapping[K, V]`, `dict[K, V]`, `NDArray[dtype]`.
-
-    Raises:
-        TypeError: the hint is of another kind (a mistake in our own dataclasses, found on first use).
+    `Mapping[K, V]`, `dict[K, V]`, `NDArray[dtype]`. Raises TypeError: the hint is of another kind (a mistake in our own
+    dataclasses, found on first use).
     """
     if hint in _SCALARS:
         return Codec(None, functools.partial(_decode_scalar, hint))

@@ -175,8 +175,7 @@ def _created(
 def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
     """Load the part of the configured model that a rank other than 0 has.
 
-    Raises:
-        CheckpointError, ConfigError, InternalError: as `create_executor`.
+    Raises CheckpointError, ConfigError, InternalError: as `create_executor`.
     """
     start = time.perf_counter()
     set_kernel_threads(config, group)

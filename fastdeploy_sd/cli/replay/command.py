@@ -42,8 +42,7 @@ _TUNING = [
 def main(argv: Sequence[str]) -> int:
     """Replay a file with every method and draft length, and print one row for each.
 
-    Raises:
-        ConfigError: an option is wrong, or a line of the file is (the text names line and field).
+    Raises ConfigError: an option is wrong, or a line of the file is (the text names line and field).
     """
     args = _parser().parse_args(argv)
     methods = _verified(args.methods)

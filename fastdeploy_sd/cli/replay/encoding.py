@@ -25,8 +25,7 @@ class TextEncoder(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; tokens that generated text hides are plain text in it.
 
-        Raises:
-            BadRequest: the text cannot be written without a control token.
+        Raises BadRequest: the text cannot be written without a control token.
         """
         ...
 
@@ -59,8 +58,7 @@ class ModelEncoder:
 def load_encoder(name: str) -> TextEncoder:
     """Return the encoder for "words", "demo" or a directory with tokenizer.json.
 
-    Raises:
-        CheckpointError: the directory has no readable tokenizer.
+    Raises CheckpointError: the directory has no readable tokenizer.
     """
     if name == WORDS:
         return WordEncoder()

@@ -48,8 +48,7 @@ def read_recording(
     Args:
         on_line: told the size of each line in bytes, for a progress bar.
 
-    Raises:
-        ConfigError: the file cannot be read, has a bad line (the text names line and field), or has no response.
+    Raises ConfigError: the file cannot be read, has a bad line (the text names line and field), or has no response.
     """
     conversations = []
     try:

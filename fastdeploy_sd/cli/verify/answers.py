@@ -75,8 +75,7 @@ class AnswerCollector:
 def compare(expected: Mapping[RequestId, Answer], got: Mapping[RequestId, Answer]) -> Difference | None:
     """Return the first difference in the order of `expected`, None if all answers are equal in every bit.
 
-    Raises:
-        KeyError: a request has no answer in `got`.
+    Raises KeyError: a request has no answer in `got`.
     """
     return next((d for i, answer in expected.items() if (d := _compare_answer(i, answer, got[i]))), None)
 

@@ -130,8 +130,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 def _chosen_variants(ways: Sequence[EngineVariant], texts: Sequence[str]) -> list[EngineVariant]:
     """The ways that have one of the texts in their names, all of them without any.
 
-    Raises:
-        ConfigError: a text is in no name.
+    Raises ConfigError: a text is in no name.
     """
     for text in texts:
         if not any(text in way.name for way in ways):

@@ -148,8 +148,7 @@ def run_matrix(
     Args:
         on_cell: told each cell as it is done.
 
-    Raises:
-        CheckpointError, ConfigError, AssertionError: as run_cell.
+    Raises CheckpointError, ConfigError, AssertionError: as run_cell.
     """
     cells = {}
     for method in methods:

@@ -90,8 +90,7 @@ def standard_methods(
         weights: says where those of draft layers are and in which formats they and their head are; None = the defaults.
         model_method: the one with a model that "mixed" has among its methods; None = that of the names, if any.
 
-    Raises:
-        ConfigError: an unknown name, or a number below 1.
+    Raises ConfigError: an unknown name, or a number below 1.
     """
     for name in names:
         if name not in METHOD_NAMES:

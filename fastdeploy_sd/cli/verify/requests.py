@@ -99,8 +99,7 @@ def make_requests(
         vocab_size: token ids are below it, at least 128.
         eos_token_ids: the model's; may be empty.
 
-    Raises:
-        ValueError: the vocabulary is smaller than that.
+    Raises ValueError: the vocabulary is smaller than that.
     """
     if vocab_size < _MIN_VOCAB_SIZE:
         raise ValueError(f"vocab_size: expected at least {_MIN_VOCAB_SIZE}, got {vocab_size}")

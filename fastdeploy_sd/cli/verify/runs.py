@@ -65,8 +65,7 @@ def engine_config(base: Config, way: EngineVariant, method: Method) -> Config:
 def open_engine(base: Config, way: EngineVariant, method: Method) -> Iterator[Engine]:
     """Load the model for one cell of the matrix; it is freed, and the number of threads restored, at the end.
 
-    Raises:
-        CheckpointError, ConfigError: the model or the method cannot be loaded.
+    Raises CheckpointError, ConfigError: the model or the method cannot be loaded.
     """
     from fastdeploy_sd.distributed.executor import create_executor  # brings in Paddle
 
@@ -86,9 +85,7 @@ def run(engine: Engine, requests: Sequence[Request], arrivals_per_step: int = 1 
     Returns:
         An answer per request, in their order.
 
-    Raises:
-        AssertionError: an invariant of the engine broke.
-        InternalError: the engine does not come to an end.
+    Raises AssertionError: an invariant of the engine broke; InternalError: the engine does not come to an end.
     """
     collector, pending = AnswerCollector(), list(requests)
     for _ in range(_MAX_STEPS):
@@ -155,8 +152,7 @@ def make_reference(
     Args:
         has_guided: some requests get a grammar, if the model's vocabulary allows any.
 
-    Raises:
-        CheckpointError, ConfigError: the model cannot be loaded, or takes too few tokens.
+    Raises CheckpointError, ConfigError: the model cannot be loaded, or takes too few tokens.
     """
     with open_engine(_in_order(base), ALONE, PLAIN) as engine:
         info = engine.model_info

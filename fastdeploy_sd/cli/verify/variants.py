@@ -53,8 +53,7 @@ def all_variants(lengths: Lengths = USUAL_LENGTHS) -> list[EngineVariant]:
     """The product of batch 1, 7, 64, chunks of 16, 64 and whole prompts, prefix cache on and off, blocks for all and
     for few; then block size, threads and eager execution by themselves. A batch of one has no request to preempt.
 
-    Raises:
-        ConfigError: requests of these lengths do not get in each other's way.
+    Raises ConfigError: requests of these lengths do not get in each other's way.
     """
     ways = [
         way
@@ -104,9 +103,7 @@ def blocks_for_preemption(block_size: int, lengths: Lengths) -> int:
 
     The long requests come first and are admitted together, with blocks for their prompts. Whichever ends first then has
     blocks for all its tokens but the last, in addition to those for the prompt of the other: there is one block less.
-
-    Raises:
-        ConfigError: there is no such number for requests of these lengths.
+    Raises ConfigError: there is no such number for requests of these lengths.
     """
     at_its_end, prompt = -(-(lengths.long - 1) // block_size), -(-lengths.long_prompt // block_size)
     num_blocks = at_its_end + prompt - 1

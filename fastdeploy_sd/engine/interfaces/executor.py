@@ -41,10 +41,9 @@ class Executor(Protocol):
             `num_accepted + 1` output tokens; a row whose prompt is unfinished, or which failed, has none. Its output
             tokens hold until the next call; its drafts are not overwritten.
 
-        Raises:
-            Exception: what it keeps of requests broke; the engine's state is then unusable. What breaks for some
-                requests only (non-finite logits, a kernel that refuses a row) is reported in `StepResult.failed`
-                instead, and the others get what they would get without them.
+        Raises Exception: what it keeps of requests broke; the engine's state is then unusable. What breaks for some
+        requests only (non-finite logits, a kernel that refuses a row) is reported in `StepResult.failed` instead, and
+        the others get what they would get without them.
         """
 
     def shutdown(self) -> None:

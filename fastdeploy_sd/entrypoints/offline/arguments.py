@@ -14,8 +14,7 @@ def params_per_prompt(
 ) -> list[SamplingParams]:
     """Return one SamplingParams for each prompt, whether one for all, one each or none was given.
 
-    Raises:
-        BadRequest: another number of them, or something else.
+    Raises BadRequest: another number of them, or something else.
     """
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
@@ -33,8 +32,7 @@ def params_per_prompt(
 def texts_per_prompt(name: str, texts: str | Sequence[str | None] | None, num_prompts: int) -> list[str]:
     """Return one text for each prompt, "" = none, whether one for all, one each or none was given.
 
-    Raises:
-        BadRequest: another number of them, or something else; it names `name`.
+    Raises BadRequest: another number of them, or something else; it names `name`.
     """
     if texts is None or isinstance(texts, str):
         return [texts or ""] * num_prompts
@@ -45,11 +43,7 @@ def texts_per_prompt(name: str, texts: str | Sequence[str | None] | None, num_pr
 
 
 def token_id_lists(value: Any) -> list[list[int]]:
-    """Return a list of prompts, whether one or several were given.
-
-    Raises:
-        BadRequest: not token ids.
-    """
+    """Return a list of prompts, whether one or several were given. Raises BadRequest: not token ids."""
     items = list(value)
     prompts = [items] if items and not isinstance(items[0], Sequence) and not hasattr(items[0], "__len__") else items
     try:

@@ -129,8 +129,7 @@ class Conversations:
             kwargs: extra variables of the chat template.
             max_tokens: of the prompt.
 
-        Raises:
-            BadRequest: naming what is wrong with it or with what is said about functions.
+        Raises BadRequest: naming what is wrong with it or with what is said about functions.
         """
         body = _body(conversation, options)
         turns = [message.as_turn() for message in body.messages]

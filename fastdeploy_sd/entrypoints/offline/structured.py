@@ -38,9 +38,8 @@ class OfflineGrammars:
         Args:
             params: of each prompt.
 
-        Raises:
-            BadRequest: another number of them, one that is wrong or cannot be compiled, or a sampling option that
-                contradicts it.
+        Raises BadRequest: another number of them, one that is wrong or cannot be compiled, or a sampling option that
+        contradicts it.
         """
         if given is None or isinstance(given, StructuredOutputs | Mapping):
             return [self._grammar(given, params)] * len(params)

@@ -27,8 +27,7 @@ class AnswerForms:
         eos_token_ids: of its requests.
         verify_grammar: gets a grammar and the field that asks for it, and raises BadRequest.
 
-    Raises:
-        ConfigError: there is no such format.
+    Raises ConfigError: there is no such format.
     """
 
     def __init__(
@@ -52,8 +51,7 @@ class AnswerForms:
             prompt: its token ids.
             asked: the grammar that the body asks for, "" = none.
 
-        Raises:
-            BadRequest: see ToolCalling.of, Thinking.grammar and verify_grammar_length.
+        Raises BadRequest: see ToolCalling.of, Thinking.grammar and verify_grammar_length.
         """
         tools, grammar = self._tools.of(body, params, asked)
         grammar = self._thinking.grammar(grammar, body, prompt)

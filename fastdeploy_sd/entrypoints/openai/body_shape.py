@@ -20,8 +20,7 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 def verify_shape(content: bytes) -> None:
     """Refuse a body with more objects, lists and fields than any request has use for; plain numbers do not count.
 
-    Raises:
-        BadRequest: there are more than MAX_PARTS.
+    Raises BadRequest: there are more than MAX_PARTS.
     """
     if _num_parts(content, 0, len(content)) <= MAX_PARTS:
         return
@@ -39,8 +38,7 @@ def verify_names_once(content: bytes, value: dict[str, Any]) -> None:
         content: valid JSON.
         value: what a parser made of it: an object, with the last value of each name.
 
-    Raises:
-        BadRequest: a name is there twice; the first such is named.
+    Raises BadRequest: a name is there twice; the first such is named.
     """
     num_names = _num_names(value)
     if content.count(b":") == num_names:

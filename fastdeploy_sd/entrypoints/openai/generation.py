@@ -54,8 +54,7 @@ def run_job(
     Args:
         share: how much of the job may be in the engine at a time.
 
-    Raises:
-        FdsdError: a request was refused or failed; the others are aborted.
+    Raises FdsdError: a request was refused or failed; the others are aborted.
     """
     choices = job.unfinished_choices
     if len(choices) == 1:

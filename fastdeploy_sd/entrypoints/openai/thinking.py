@@ -49,8 +49,7 @@ class Thinking:
             grammar: of the answer, "" = anything; see ThinkingGrammar.wrap.
             prompt: its token ids.
 
-        Raises:
-            BadRequest: the request limits the thinking, and that cannot be done.
+        Raises BadRequest: the request limits the thinking, and that cannot be done.
         """
         max_tokens = body.max_reasoning_tokens
         if body.reasoning_display is None or (not grammar and max_tokens is None):

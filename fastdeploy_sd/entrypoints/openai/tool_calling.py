@@ -26,8 +26,7 @@ class ToolCalling:
     Attributes:
         shown_ids: of the format's tokens that text hides.
 
-    Raises:
-        ConfigError: there is no such format.
+    Raises ConfigError: there is no such format.
     """
 
     def __init__(self, name: str | None, tokenizer: Tokenizer, verify_grammar: Callable[[str, str], None]) -> None:
@@ -49,9 +48,8 @@ class ToolCalling:
             params: of the body.
             content: the grammar of an answer that calls nothing, "" = it is free.
 
-        Raises:
-            BadRequest: the server reads no calls; or calls are guided, and the model's format cannot write the
-                parameters of a function, their schema is not one that can be kept, or an option contradicts a grammar.
+        Raises BadRequest: the server reads no calls; or calls are guided, and the model's format cannot write the
+        parameters of a function, their schema is not one that can be kept, or an option contradicts a grammar.
         """
         use = body.tool_use
         if use is None:

@@ -128,8 +128,7 @@ class DraftController:
             goes_on: the step before it had the same rows: those of the latest `bind`.
             decides: also choose the drafts of the next step, where they are allowed and it need not be plain.
 
-        Raises:
-            ValueError: a number is out of range; or the rows are refused, after the step was learned from.
+        Raises ValueError: a number is out of range; or the rows are refused, after the step was learned from.
         """
         p = self.prediction
         p.num_requests, p.num_rows, p.num_prompt_tokens = stats.num_requests, stats.num_tokens, stats.num_prompt_tokens

@@ -47,10 +47,8 @@ class NativeTexts:
     def propose(self, x: ProposeInput) -> DraftTokens:
         """Read the new tokens of all rows, and draft for them; drafts are in new arrays, without sources.
 
-        Committed tokens must not have changed since they were first seen here.
-
-        Raises:
-            ValueError: a shape or dtype disagrees, or the drafter refused; the text names the argument.
+        Committed tokens must not have changed since they were first seen here. Raises ValueError: a shape or dtype
+        disagrees, or the drafter refused; the text names the argument.
         """
         p, num_rows, prefix = self._call.params, len(x.table_rows), x.prefix
         max_num_drafts = max(sum(x.max_draft_len.tolist()), 0)

@@ -111,8 +111,7 @@ class SuffixDrafter(NativeTexts):
                 last `max_context` are shared as the context of the first new token.
             end_token_ids: the first of these from index `end_from` on is the last token to be shared.
 
-        Raises:
-            ValueError: the table row or a length is out of range, or memory is exhausted.
+        Raises ValueError: the table row or a length is out of range, or memory is exhausted.
         """
         if len(salt_digest) != SALT_DIGEST_BYTES:
             raise ValueError(f"salt_digest: expected {SALT_DIGEST_BYTES} bytes, got {len(salt_digest)}")

@@ -29,8 +29,7 @@ class RecordedPasses:
     Args:
         has_logits: whether a step may want logits: nothing is recorded later.
 
-    Raises:
-        ConfigError: the system has no memory for steps as large as they can be.
+    Raises ConfigError: the system has no memory for steps as large as they can be.
     """
 
     def __init__(

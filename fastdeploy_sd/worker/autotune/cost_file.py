@@ -51,8 +51,7 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
     Returns:
         None where the KV cache has no room for the requests of a measurement, or the model cannot run them.
 
-    Raises:
-        InternalError: the executor broke.
+    Raises InternalError: the executor broke.
     """
     machine, model = machine_key(config), model_key(config, info)
     folder = measurements_folder(config)

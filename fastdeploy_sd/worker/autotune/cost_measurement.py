@@ -87,9 +87,7 @@ def measure_costs(
         max_requests, max_rows: of a step.
         budget_s: about the seconds that it may take; a large model is measured at fewer points, in fewer rounds.
 
-    Raises:
-        FailedStepError: a request of it failed.
-        InternalError: the executor broke.
+    Raises FailedStepError: a request of it failed; InternalError: the executor broke.
     """
     requests = SyntheticRequests(execute, info, max_requests, (_SHORT_CONTEXT, _LONG_CONTEXT))
     if requests.max_count == 0:

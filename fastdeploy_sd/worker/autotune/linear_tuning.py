@@ -156,8 +156,7 @@ def apply(fmt: LinearFormat, tuning: Tuning) -> None:
 def set_distances(fmt: LinearFormat, distances: Mapping[int, int]) -> None:
     """Set how many bytes ahead of their loads products of so many rows ask for weights.
 
-    Raises:
-        ConfigError: a number of rows is not in 1..32, or a distance not in -1..65536.
+    Raises ConfigError: a number of rows is not in 1..32, or a distance not in -1..65536.
     """
     low = 1
     for high, distance in sorted(distances.items()):
@@ -169,8 +168,7 @@ def set_distances(fmt: LinearFormat, distances: Mapping[int, int]) -> None:
 def set_blocking(fmt: LinearFormat, tile_rows: int = 0, block_bytes: int = 0) -> None:
     """Set how many rows a tile has at most, and how many bytes of packed rows a block.
 
-    Raises:
-        ConfigError: tile_rows is not in 0..64, or block_bytes not in 0..2^30.
+    Raises ConfigError: tile_rows is not in 0..64, or block_bytes not in 0..2^30.
     """
     _set("row_blocking", fmt, tile_rows, block_bytes, f"{tile_rows} rows, {block_bytes} bytes")
 

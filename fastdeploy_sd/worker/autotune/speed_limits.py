@@ -40,8 +40,7 @@ def describe_limits(roofline: Roofline, num_bytes: int) -> str:
 def bytes_per_step(config: Config, source: ModelSource) -> int:
     """Return the bytes of weights that a step of one row reads, over all ranks; 0 = not known.
 
-    Raises:
-        CheckpointError: as read_decoder_config.
+    Raises CheckpointError: as read_decoder_config.
     """
     decoder_config = read_decoder_config(source.config, str(source.config_path))
     return weight_bytes_per_step(decoder_config, _scheme(config)) or 0

@@ -42,16 +42,14 @@ class BlockMover(Protocol):
     def read(self) -> Sequence[bool]:
         """Copy the batch's blocks to the rows; returns for each whether it was copied; a released one may not be.
 
-        Raises:
-            ValueError: the device failed.
+        Raises ValueError: the device failed.
         """
         ...
 
     def write(self, are_wanted: Sequence[bool]) -> Sequence[bool]:
         """Copy rows to the blocks of the batch that are wanted and not released; returns for each whether it was one.
 
-        Raises:
-            ValueError: the device failed.
+        Raises ValueError: the device failed.
         """
         ...
 
@@ -175,8 +173,7 @@ class DeviceBlockMover:
     Args:
         blocks: of all layers.
 
-    Raises:
-        MemoryError: the device or the host has no memory for two batches.
+    Raises MemoryError: the device or the host has no memory for two batches.
     """
 
     def __init__(self, blocks: CudaBlocks) -> None:

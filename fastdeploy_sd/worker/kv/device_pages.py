@@ -81,11 +81,8 @@ class DevicePages:
     def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
         """See transfer.pages.Pages: copies of the pages, which the next call overwrites.
 
-        More pages than fit into a batch are read in several batches, and copied once more.
-
-        Raises:
-            IndexError: no such layer or block.
-            ValueError: the GPU failed.
+        More pages than fit into a batch are read in several batches, and copied once more. Raises IndexError: no such
+        layer or block; ValueError: the GPU failed.
         """
         for block_id in block_ids:
             self._verify(layer, block_id)
@@ -104,8 +101,7 @@ class DevicePages:
     def awaited(self, layer: int) -> Callable[[], None] | None:
         """See transfer.pages.Pages: the copy before the last, which had the same memory.
 
-        Raises:
-            IndexError: no such layer.
+        Raises IndexError: no such layer.
         """
         self._verify(layer, 0)
         assert self._writing is not None, "pages that are written"

@@ -43,8 +43,7 @@ def share_gpu_kv(device: CudaDevice, group: RankGroup, sizes: Sequence[int]) -> 
     Args:
         sizes: bytes, by rank.
 
-    Raises:
-        MemoryError: the GPU has too little memory, or cannot share it.
+    Raises MemoryError: the GPU has too little memory, or cannot share it.
     """
     library = device.library
     try:

@@ -19,8 +19,7 @@ AnyPages = KvPages | DevicePages
 def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
     """Return the KV in pages, of all reachable ranks.
 
-    Raises:
-        ConfigError: the GPU or the host has no memory for pages in transfer.
+    Raises ConfigError: the GPU or the host has no memory for pages in transfer.
     """
     found, role = device(), config.splitwise.splitwise_role
     if not isinstance(found, CudaDevice):
@@ -32,8 +31,7 @@ def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
 def open_mover(pages: AnyPages) -> BlockMover:
     """Return the mover of these blocks to host memory and back.
 
-    Raises:
-        ConfigError: the GPU or the host has no memory for blocks in transfer.
+    Raises ConfigError: the GPU or the host has no memory for blocks in transfer.
     """
     if isinstance(pages, KvPages):
         return HostBlockMover(pages)

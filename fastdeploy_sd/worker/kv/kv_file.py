@@ -34,8 +34,7 @@ class KvFile:
         fd: of a `create_kv_file`; may be closed afterwards.
         num_bytes: of all pieces, each rounded up to ALIGNMENT; the same in both processes.
 
-    Raises:
-        OSError, OverflowError: the system has too little memory, or the other process asked for another length.
+    Raises OSError, OverflowError: the system has too little memory, or the other process asked for another length.
     """
 
     def __init__(self, fd: int, num_bytes: int) -> None:

@@ -108,8 +108,7 @@ def allocate_kv(
     Args:
         drafts: weights of the draft models, by method.
 
-    Raises:
-        ConfigError: no block fits, or the system has no memory for them.
+    Raises ConfigError: no block fits, or the system has no memory for them.
     """
     kv_format = KvCacheFormat.create(config)
     layers = _Layers(target, drafts, config.speculative.num_model_steps, group.size)
@@ -226,8 +225,7 @@ def allocate(
     Args:
         zeros: allocates it; None = the device.
 
-    Raises:
-        ConfigError: the system has too little memory.
+    Raises ConfigError: the system has too little memory.
     """
     with asking_for_memory():
         return [_allocate_layer(layer, count, fmt, zeros or device().zeros) for layer in layers]

@@ -58,8 +58,7 @@ class KvPages:
     def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
         """Return pages in pieces, u8[n] each: views that change when the page does.
 
-        Raises:
-            IndexError: there is no such layer or block.
+        Raises IndexError: there is no such layer or block.
         """
         for block_id in block_ids:
             self._verify(layer, block_id)
@@ -102,11 +101,7 @@ class KvPages:
 
 
 def verify_page(layer: int, block_id: int, num_layers: int, num_blocks: int) -> None:
-    """Verify that a layer and block have a page.
-
-    Raises:
-        IndexError: they have none.
-    """
+    """Verify that a layer and block have a page. Raises IndexError: they have none."""
     if not (0 <= layer < num_layers and 0 <= block_id < num_blocks):
         raise IndexError(
             f"page: expected a layer below {num_layers} and a block below {num_blocks},"

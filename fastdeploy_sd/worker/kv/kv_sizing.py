@@ -171,8 +171,7 @@ def block_bytes(layers: Iterable[LayerKv], fmt: KvCacheFormat) -> int:
 def max_model_len(config: Config, decoder_config: DecoderConfig) -> int:
     """Return the configured length, else the checkpoint's.
 
-    Raises:
-        ConfigError: the configured one is longer than the checkpoint's.
+    Raises ConfigError: the configured one is longer than the checkpoint's.
     """
     length = config.model.max_model_len or decoder_config.max_position
     if length > decoder_config.max_position:
@@ -220,8 +219,7 @@ def choose_size(
         room: called only where the size follows from it.
         groups: see KvLayout; () = one of full attention.
 
-    Raises:
-        ConfigError: not even one block fits, or a configured `max_model_len` does not.
+    Raises ConfigError: not even one block fits, or a configured `max_model_len` does not.
     """
     cache, option = config.cache, "kv_cache_memory_gb"
     groups = groups or (KvGroup(cache.block_size),)

@@ -35,8 +35,7 @@ def open_block_store(
         identity: of the KV in the pages.
         drafts: weights of the models whose KV is in the pages too.
 
-    Raises:
-        ConfigError: not even one block fits, or memory, disk space or the file is not available.
+    Raises ConfigError: not even one block fits, or memory, disk space or the file is not available.
     """
     if not config.cache.swap_bytes:
         return None

@@ -93,8 +93,7 @@ class SwapFile:
     def write(self, slot: int, content: CachedBlock, data: Bytes) -> None:
         """Put a block's bytes u8[block_bytes] into a slot.
 
-        Raises:
-            OSError: the system refuses; the slot then holds nothing.
+        Raises OSError: the system refuses; the slot then holds nothing.
         """
         self.erase(slot)
         self._serial += 1
@@ -110,9 +109,7 @@ class SwapFile:
     def read(self, slot: int, content: CachedBlock, data: Bytes) -> None:
         """Read a slot's bytes into u8[block_bytes]; their content is undefined if this raises.
 
-        Raises:
-            DamagedSlotError: it does not hold this content.
-            OSError: the system refuses.
+        Raises DamagedSlotError: it does not hold this content; OSError: the system refuses.
         """
         record = np.empty(self._record_bytes, np.uint8)
         found = self._parse(record) if self._read_all(record, self._position(slot)) else None

@@ -20,8 +20,7 @@ _log = logging.getLogger(__name__)
 def choose_device(config: Config, rank: int = 0) -> Device:
     """Choose the device of this process; of several GPUs, the one with the rank's number.
 
-    Raises:
-        ConfigError: a GPU was asked for, or an option needs one, but none can be used; or an option needs the CPU.
+    Raises ConfigError: a GPU was asked for, or an option needs one, but none can be used; or an option needs the CPU.
     """
     needs_gpu = next(iter(gpu_only(config)), None)
     if config.device == "cpu":
@@ -57,8 +56,7 @@ def _too_few(config: Config, library: CudaLibrary) -> ConfigError | None:
 def set_kernel_threads(config: Config, group: RankGroup) -> None:
     """Set the configured number, else a rank's share of the processors, else leave the library's default.
 
-    Raises:
-        ConfigError: as library.set_num_threads.
+    Raises ConfigError: as library.set_num_threads.
     """
     num_threads = config.num_threads or (group.num_threads if group.size > 1 else None)
     if num_threads is not None:

@@ -28,8 +28,7 @@ def free_memory(root: Path = Path("/")) -> int:
     Args:
         root: of the file system with /proc and /sys.
 
-    Raises:
-        OSError: /proc/meminfo cannot be read.
+    Raises OSError: /proc/meminfo cannot be read.
     """
     meminfo = _entries((root / "proc/meminfo").read_text(encoding="ascii").replace(":", ""))
     return max(0, min([meminfo["MemAvailable"] * 1024, *_left_by_groups(root)]))

@@ -114,8 +114,7 @@ class Loaded:
 def load(config: Config, group: RankGroup) -> Loaded:
     """Load this rank's part of the configured model into the chosen device's memory.
 
-    Raises:
-        CheckpointError, ConfigError: as `worker.executor.create_executor`.
+    Raises CheckpointError, ConfigError: as `worker.executor.create_executor`.
     """
     if config.model.enforce_eager:
         load_operators()
@@ -184,11 +183,7 @@ def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts:
 
 
 def load_operators() -> None:
-    """Load them.
-
-    Raises:
-        ConfigError: they cannot be built here.
-    """
+    """Load them. Raises ConfigError: they cannot be built here."""
     try:
         paddle_ops.load(declared_ops())
     except ConfigError as error:

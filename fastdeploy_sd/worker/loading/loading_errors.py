@@ -19,8 +19,7 @@ _OF_STEPS = (
 def asking_for_memory(options: str, what: str) -> Iterator[None]:
     """Turn a device's refusal of memory into an error that names options.
 
-    Raises:
-        ConfigError: the body raised MemoryError; its text names the requested and the available memory.
+    Raises ConfigError: the body raised MemoryError; its text names the requested and the available memory.
     """
     try:
         yield

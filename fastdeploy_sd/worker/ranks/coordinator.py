@@ -132,8 +132,7 @@ class GroupCoordinator:
     def agree(self) -> None:
         """End the running attempt early, before this rank's state changes; the rest of its context cannot fail.
 
-        Raises:
-            RankError: another rank has failed.
+        Raises RankError: another rank has failed.
         """
         assert self._running is not None, "no attempt runs"
         self._running.end(has_failed=False)

@@ -17,8 +17,7 @@ from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 def with_gpus(config: Config, group: RankGroup) -> RankGroup:
     """Return the group with the communicator of its passes on the chosen device. All ranks call it.
 
-    Raises:
-        ConfigError: two of the GPUs cannot read each other's memory.
+    Raises ConfigError: two of the GPUs cannot read each other's memory.
     """
     found = device()
     if not isinstance(found, CudaDevice) or not isinstance(group.communicator, Communicator):

@@ -51,11 +51,7 @@ class RankWorker:
         self._ran: SchedulerOutput | None = None
 
     def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
-        """Repeat what rank 0 has done.
-
-        Raises:
-            Exception: this rank could not; then it must end.
-        """
+        """Repeat what rank 0 has done. Raises Exception: this rank could not; then it must end."""
         match command:
             case TakePlan(plan, refused_ids):
                 self._take_plan(plan, refused_ids)
@@ -101,8 +97,7 @@ class RankWorker:
     def _draft_input(self, attempt: DraftRows) -> ProposeInput:
         """Return the input of rank 0's draft layers.
 
-        Raises:
-            ValueError: the rows are not those of the step: the ranks' tables differ.
+        Raises ValueError: the rows are not those of the step: the ranks' tables differ.
         """
         assert self._ran is not None, "a draft pass needs a step before it"
         x, count = self._draft_inputs.build(self._ran.request_ids), len(attempt.table_rows)

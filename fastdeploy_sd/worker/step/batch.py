@@ -152,9 +152,8 @@ class BatchBuilder:
         Args:
             before: of the step in flight, None = none.
 
-        Raises:
-            ValueError: the plan is larger than the memory, or contradicts the table (counts, blocks); the text names
-                the array.
+        Raises ValueError: the plan is larger than the memory, or contradicts the table (counts, blocks); the text names
+        the array.
         """
         m, draft = self._memory, plan.draft
         n, num_drafts = len(plan.request_ids), len(draft.token_ids)
@@ -213,8 +212,7 @@ class BatchBuilder:
         Returns:
             Committed tokens i32[R] of each row, and the most drafts that may follow i32[R]; 0 for a dropped row.
 
-        Raises:
-            ValueError: as `commit`.
+        Raises ValueError: as `commit`.
         """
         out, kept = self._pending_output, rows.is_kept
         rows.resolve_lengths(self._table.num_tokens)

@@ -61,11 +61,7 @@ class AsyncDrafting:
         return self._proposer.is_async(self._table.table_rows(request_ids))
 
     def start(self, rows: PendingRows) -> None:
-        """Start to draft after the step that was launched last.
-
-        Raises:
-            Exception: it could not be started.
-        """
+        """Start to draft after the step that was launched last. Raises Exception: it could not be started."""
         assert self._drafter is not None, "nothing drafts ahead"
         max_total = self._table.max_total.take(rows.table_rows)
         step = PendingStep(

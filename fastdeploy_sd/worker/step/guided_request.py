@@ -167,11 +167,7 @@ class GuidedRequest:
 
 
 def write_mask(state: LLMatcher, bits: I32) -> None:
-    """Write the mask of tokens that may follow a state, i32[num_words].
-
-    Raises:
-        WornError: see OutputMatcher.
-    """
+    """Write the mask of tokens that may follow a state, i32[num_words]. Raises WornError: see OutputMatcher."""
     state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
     if state.is_error():
         raise WornError

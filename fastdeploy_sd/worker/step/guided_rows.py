@@ -246,8 +246,7 @@ class GuidedRows:
     def _write(self, r: int, request: GuidedRequest, end: float) -> bool:
         """Write the masks of a request's rows; returns whether time sufficed for all.
 
-        Raises:
-            WornError: see OutputMatcher.
+        Raises WornError: see OutputMatcher.
         """
         m = self._memory
         row, last = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)

@@ -66,8 +66,7 @@ class StepBuffers(DeviceBuffers):
     Args:
         memory: of the steps. table: of the requests.
 
-    Raises:
-        ConfigError: the device has no memory for them.
+    Raises ConfigError: the device has no memory for them.
     """
 
     def __init__(self, device: Device, memory: StepMemory, table: RequestTable) -> None:

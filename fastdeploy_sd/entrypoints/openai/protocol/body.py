@@ -20,9 +20,8 @@ BodyType = TypeVar("BodyType", bound=Body)
 def parse_body(body_type: type[BodyType], content: bytes) -> BodyType:
     """Return the validated body.
 
-    Raises:
-        BadRequest: not JSON, or fields are there twice, unknown, wrong, not supported or contradict each other; the
-            text names the first few of them.
+    Raises BadRequest: not JSON, or fields are there twice, unknown, wrong, not supported or contradict each other; the
+    text names the first few of them.
     """
     data = _object(content)
     known = body_type.model_fields

@@ -80,11 +80,7 @@ class FieldKind:
     takes_null = True
 
     def convert(self, value: Any) -> Any:
-        """Return the value as the body holds it.
-
-        Raises:
-            PydanticCustomError: it is refused.
-        """
+        """Return the value as the body holds it. Raises PydanticCustomError: it is refused."""
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -66,10 +66,6 @@ class SamplingFields(Body):
     seed: Annotated[Any, Sampling("seed", _number("seed"), unset=_UNSET)] = None
 
     def _build_sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Return the options together.
-
-        Raises:
-            BadRequest: two of them contradict each other.
-        """
+        """Return the options together. Raises BadRequest: two of them contradict each other."""
         given = {name: value for name in SamplingFields.model_fields if (value := getattr(self, name)) is not None}
         return SamplingParams.from_dict({**given, "max_tokens": max_tokens, "logprobs": logprobs})

@@ -33,10 +33,8 @@ def has_meaning(
 ) -> bool:
     """Return whether a key of an option's map is one of `known`; False for one that asks for nothing.
 
-    Args:
-        unsupported: keys that are not supported yet -> their values that ask for nothing.
-
-    Raises ConfigError: an unknown key, or an unsupported one with another value.
+    `unsupported`: keys that are not supported yet -> their values that ask for nothing. Raises ConfigError: an unknown
+    key, or an unsupported one with another value.
     """
     names = tuple(known)
     if key in names:

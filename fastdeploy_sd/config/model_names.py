@@ -17,11 +17,7 @@ def hub_name(model: str) -> str | None:
 
 
 def advice(model: str, path: Path) -> str:
-    """Return what to do about a model that is none, "" where its kind is not known.
-
-    Args:
-        path: where it would lie.
-    """
+    """Return what to do about a model that is none, "" where its kind is not known. `path`: where it would lie."""
     if model.endswith(".gguf") or (os.path.isdir(path) and any(path.glob("*.gguf"))):
         return "; GGUF files are not read: take the model's release with safetensors files"
     if os.path.isfile(path):

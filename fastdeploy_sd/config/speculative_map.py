@@ -88,11 +88,9 @@ def read_speculative(value: object) -> SpeculativeMap:
 def fit_defaults(read: SpeculativeMap, room: int) -> SpeculativeMap:
     """Return what a map says with the defaults that a step has room for.
 
-    As many drafts as fit where a method that chooses has its default of them; plain decoding where none fits and
-    no key was written. What was written stays: too much of it is an error of the rules between options.
-
-    Args:
-        room: drafts that a step holds of one request.
+    As many drafts as fit where a method that chooses has its default of them; plain decoding where none fits and no key
+    was written. What was written stays: too much of it is an error of the rules between options. `room`: drafts that a
+    step holds of one request.
     """
     config = read.config
     if not METHODS[config.method].chooses or "num_speculative_tokens" in read.origins:

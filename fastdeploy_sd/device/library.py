@@ -186,10 +186,8 @@ def num_threads() -> int:
 def set_num_threads(count: int, num_processors: int | None = None) -> None:
     """Set how many threads the kernels use; not while an op runs. Their counts start anew.
 
-    Args:
-        num_processors: how many of them the system runs at a time; None = as it says, see `processors`.
-
-    Raises ConfigError: count is not in 1..1024, or num_processors is negative.
+    `num_processors`: how many of them the system runs at a time; None = as it says, see `processors`. Raises
+    ConfigError: count is not in 1..1024, or num_processors is negative.
     """
     at_once = own_processors().at_once if num_processors is None else num_processors
     error = library().fdsd_set_num_threads(count, at_once)

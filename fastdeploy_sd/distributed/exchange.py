@@ -71,8 +71,7 @@ class _NodeExchange:
 class FirstExchange(_NodeExchange):
     """Rank 0's end, which listens at host and port; raises ConfigError where these cannot be bound.
 
-    Args:
-        group: a text that the others must name.
+    `group`: a text that the others must name.
     """
 
     def __init__(self, keys: CurveKeys, host: str, port: int, group: str, num_nodes: int, timeout_s: float) -> None:

@@ -53,8 +53,7 @@ LOADING_TIMEOUT_S = 300.0
 class RankProcesses:
     """All ranks but the first, running from the constructor to `close`. OtherRanks of rank 0's worker; one thread's.
 
-    Args:
-        rank_worker: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
+    `rank_worker`: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
     """
 
     def __init__(self, config: Config, rank_worker: str) -> None:

@@ -116,8 +116,7 @@ def create_client(common: WorkerStart, stats: RedisStats) -> EngineClient:
 def start_worker(common: WorkerStart, listeners: Listeners, number: int) -> ChildProcess:
     """Start an HTTP process on listening sockets that others may share. It ends, with status 0, after the engine.
 
-    Args:
-        number: among them; that of its predecessor, if it has one.
+    `number`: among them; that of its predecessor, if it has one.
     """
     start = {
         "config": to_json(common.config, with_secrets=True),

@@ -63,8 +63,7 @@ _LEAVE_S = 3.0
 def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
     """Serve until a signal or a failure; return the exit status. A failure has its line on standard error.
 
-    Args:
-        executor: as in `start_engine`.
+    `executor`: as in `start_engine`.
     """
     try:
         if config.parallel.own_node() != 0:

@@ -125,10 +125,8 @@ def read_start() -> dict[str, str]:
 def end_with_parent(before: Callable[[], object] = lambda: None, heard: Callable[[], object] = lambda: None) -> None:
     """From now on end this process with status 1 as soon as its parent ends; `before` runs first, in another thread.
 
-    At once also when the main thread is inside a long computation; nothing is cleaned up but by `before`.
-
-    Args:
-        heard: called, in that thread too, whenever the parent uses `ChildProcess.tell`.
+    At once also when the main thread is inside a long computation; nothing is cleaned up but by `before`. `heard`:
+    called, in that thread too, whenever the parent uses `ChildProcess.tell`.
     """
 
     def watch() -> None:

@@ -18,10 +18,8 @@ class DraftGuard:
     """Calls a method. When it raises, finds the failing rows by drafting for the others without them.
 
     The failing requests get no more drafts. A method that raises must have changed nothing, or have given up the rows
-    that it cannot draft for again. So a method that composes others guards each of them.
-
-    Args:
-        source: of its drafts, where these do not name one; None = CUSTOM.
+    that it cannot draft for again. So a method that composes others guards each of them. `source`: of its drafts, where
+    these do not name one; None = CUSTOM.
     """
 
     def __init__(self, method: Proposer, source: DraftSource | None = None) -> None:

@@ -65,8 +65,7 @@ class StopStrings:
         |  held  |    text    |     held: the longest end of earlier text that could start a stop string
              |=====stop=====|       match: everything before it is emitted, nothing after it ever
 
-        Args:
-            can_match: False while min_tokens is not reached: a stop string completed meanwhile is ordinary text.
+        `can_match`: False while min_tokens is not reached: a stop string completed meanwhile is ordinary text.
         """
         if not self._automata:
             return text, None

@@ -159,11 +159,7 @@ def _read(path: Path, tokenizer: str) -> list[Conversation]:
 
 
 class _Bench:
-    """Runs proposers over one recording.
-
-    Args:
-        cost: what steps take; None = not asked.
-    """
+    """Runs proposers over one recording. `cost`: what steps take; None = not asked."""
 
     def __init__(self, conversations: Sequence[Conversation], concurrency: int, cost: StepTimes | None) -> None:
         self._conversations, self._concurrency, self._cost = conversations, concurrency, cost

@@ -45,10 +45,8 @@ def read_recording(
 ) -> list[Conversation]:
     """Read a file; empty lines are passed over.
 
-    Args:
-        on_line: told the size of each line in bytes, for a progress bar.
-
-    Raises ConfigError: the file cannot be read, has a bad line (the text names line and field), or has no response.
+    `on_line`: told the size of each line in bytes, for a progress bar. Raises ConfigError: the file cannot be read, has
+    a bad line (the text names line and field), or has no response.
     """
     conversations = []
     try:

@@ -145,10 +145,7 @@ def run_matrix(
 ) -> Matrix:
     """Run every way with every method.
 
-    Args:
-        on_cell: told each cell as it is done.
-
-    Raises CheckpointError, ConfigError, AssertionError: as run_cell.
+    `on_cell`: told each cell as it is done. Raises CheckpointError, ConfigError, AssertionError: as run_cell.
     """
     cells = {}
     for method in methods:

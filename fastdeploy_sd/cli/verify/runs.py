@@ -149,10 +149,8 @@ def make_reference(
 ) -> Reference:
     """Make requests that suit the model, and run them alone with plain decoding.
 
-    Args:
-        has_guided: some requests get a grammar, if the model's vocabulary allows any.
-
-    Raises CheckpointError, ConfigError: the model cannot be loaded, or takes too few tokens.
+    `has_guided`: some requests get a grammar, if the model's vocabulary allows any. Raises CheckpointError,
+    ConfigError: the model cannot be loaded, or takes too few tokens.
     """
     with open_engine(_in_order(base), ALONE, PLAIN) as engine:
         info = engine.model_info

@@ -87,11 +87,7 @@ class ReadConversation:
 
 
 class AnswerReader:
-    """Finds the text and the parts of the completions of one prompt.
-
-    Args:
-        options: None = they have no parts.
-    """
+    """Finds the text and the parts of the completions of one prompt. `options`: None = they have no parts."""
 
     def __init__(self, options: AnswerOptions | None) -> None:
         self._options = options

@@ -64,8 +64,7 @@ class AnswerFormat(ABC):
     def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
         """Return what a delta adds to a stream, None when a client would learn nothing from it.
 
-        Args:
-            usage: so far, with this delta.
+        `usage`: so far, with this delta.
         """
 
     @abstractmethod

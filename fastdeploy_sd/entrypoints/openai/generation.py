@@ -51,10 +51,8 @@ def run_job(
     """Yield (choice, delta) until every choice that is not finished has its last delta. Closing it early aborts what
     still runs.
 
-    Args:
-        share: how much of the job may be in the engine at a time.
-
-    Raises FdsdError: a request was refused or failed; the others are aborted.
+    `share`: how much of the job may be in the engine at a time. Raises FdsdError: a request was refused or failed; the
+    others are aborted.
     """
     choices = job.unfinished_choices
     if len(choices) == 1:

@@ -126,8 +126,7 @@ class GenerationJob:
     def of_client(self, name: str) -> Self:
         """Return the job with the name by which its client shares the engine with others.
 
-        Args:
-            name: see client_of. The user that the body names counts before an address.
+        `name`: see client_of. The user that the body names counts before an address.
         """
         user = self.requests.client
         if user and not name.startswith(BY_KEY):

@@ -165,8 +165,7 @@ def load(config: str) -> Setup:
 def too_complex(what: str, field: str = "") -> BadRequest:
     """Return the error for a request that is refused because preparing it takes too much `what`.
 
-    Args:
-        field: the field that does, where that is known.
+    `field`: the field that does, where that is known.
     """
     if field:
         text, param = f"{field}: expected what can be compiled", re.split(r"[.\[]", field, maxsplit=1)[0]

@@ -18,11 +18,7 @@ Event = tuple[str, Json]
 
 
 class ResponseOutput:
-    """The items so far.
-
-    Args:
-        job_id: the ids of items are made from it.
-    """
+    """The items so far. `job_id`: the ids of items are made from it."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
@@ -31,8 +27,7 @@ class ResponseOutput:
     def add(self, part: AnswerPart, logprobs: Sequence[Json] = ()) -> list[Event]:
         """Take a part of the answer; return what it adds to a stream: the name and the values of each event.
 
-        Args:
-            logprobs: of the tokens of a message's text, when asked for.
+        `logprobs`: of the tokens of a message's text, when asked for.
         """
         events: list[Event] = []
         if not (self._items and self._items[-1].takes(part)):
@@ -42,11 +37,7 @@ class ResponseOutput:
         return events + self._items[-1].add(part, logprobs)
 
     def end(self, status: str) -> list[Event]:
-        """End the answer; return the events.
-
-        Args:
-            status: of the item that the end of the answer ends.
-        """
+        """End the answer; return the events. `status`: of the item that the end of the answer ends."""
         opening = [] if self._items else self._open(Content(""))
         return opening + self._items[-1].close(status)
 

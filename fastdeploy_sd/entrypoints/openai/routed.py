@@ -19,11 +19,7 @@ from fastdeploy_sd.types import TokenLogprob
 
 
 class RouteGate:
-    """Admits requests of this deployment's routers.
-
-    Args:
-        reader: of routes; None = this instance has no router.
-    """
+    """Admits requests of this deployment's routers. `reader`: of routes; None = this instance has no router."""
 
     def __init__(self, reader: RouteReader | None = None) -> None:
         self._reader = reader

@@ -32,11 +32,7 @@ class Thinking:
         self._grammar = None if self._form is None else ThinkingGrammar(self._form, self._tokenizer, eos_token_ids)
 
     def options(self, body: GenerationBody, prompt: Sequence[int]) -> ReasoningOptions | None:
-        """Return how to tell apart what the model thinks, None = it is not told apart.
-
-        Args:
-            prompt: its token ids.
-        """
+        """Return how to tell apart what the model thinks, None = it is not told apart. `prompt`: its token ids."""
         display = body.reasoning_display
         if self._form is None or display is None or display is Display.UNSPLIT:
             return None

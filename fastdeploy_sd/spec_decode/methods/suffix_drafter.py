@@ -83,10 +83,8 @@ class SuffixDrafter(NativeTexts):
     the own text.
 
     With follows_copies, a match of at least six own tokens may continue after one replaced token, while that paid at
-    most of the text's last changes.
-
-    Args:
-        limits: of the shared cache. A table row's own text is not counted; it takes about 50 bytes per token.
+    most of the text's last changes. `limits`: of the shared cache. A table row's own text is not counted; it takes
+    about 50 bytes per token.
 
     Source: arXiv:2411.04975 (SuffixDecoding).
     """

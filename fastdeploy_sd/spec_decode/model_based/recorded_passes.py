@@ -26,10 +26,8 @@ from fastdeploy_sd.types import F32, I32
 class RecordedPasses:
     """Replays recorded ops; arguments as EagerPasses'. A run overwrites the result of the one before.
 
-    Args:
-        has_logits: whether a step may want logits: nothing is recorded later.
-
-    Raises ConfigError: the system has no memory for steps as large as they can be.
+    `has_logits`: whether a step may want logits: nothing is recorded later. Raises ConfigError: the system has no
+    memory for steps as large as they can be.
     """
 
     def __init__(

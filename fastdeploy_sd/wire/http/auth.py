@@ -29,10 +29,8 @@ def client_of(scope: Scope) -> str:
 class BearerAuth:
     """Lets a request pass when it carries one of the keys; without any key configured, always.
 
-    Every key is compared in constant time and none is skipped, so the time of a refusal tells nothing.
-
-    Args:
-        open_paths: need no key, as those of health.
+    Every key is compared in constant time and none is skipped, so the time of a refusal tells nothing. `open_paths`:
+    need no key, as those of health.
     """
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], open_paths: Collection[str] = ()) -> None:

@@ -95,9 +95,7 @@ class Connection(H11Protocol):
     `timeout_body` seconds, and after as many it must have come at MIN_BODY_BYTES_PER_S or faster. A request that is too
     late is answered 408; one that has not even begun is just closed. The body of a request that has been answered
     already is read, and dropped, up to a few times the size limit of a body, so that the client gets its answer.
-
-    Args:
-        on_lost: called once, when the connection has ended.
+    `on_lost`: called once, when the connection has ended.
     """
 
     def __init__(

@@ -184,8 +184,7 @@ def _set(name: str, fmt: LinearFormat, first: int, second: int, shown: str) -> N
 def measure(fmt: LinearFormat, num_bytes: int = MEASURED_BYTES) -> tuple[Tuning, bool]:
     """Return the best tuning, and whether the machine was quiet all the time; the kernels' own stays set.
 
-    Args:
-        num_bytes: of the weights that the prefetch is measured with.
+    `num_bytes`: of the weights that the prefetch is measured with.
     """
     wide, narrow = zeros(fmt, _WIDE, num_bytes), zeros(fmt, _NARROW, packed_bytes(_NARROW, _OUT_FEATURES, fmt))
     tuning, was_quiet = dict(DEFAULT), True

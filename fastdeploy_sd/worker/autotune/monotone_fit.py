@@ -12,10 +12,8 @@ def monotone_fit(ms: Mapping[Shape, float]) -> dict[Shape, float]:
     """Return times without those that only a disturbance explains.
 
     A step can run in parts, so it takes no longer than its parts. A step with fewer rows, or with fewer requests of as
-    many rows each, takes no longer than one with more. Jumps in the times of kernels remain.
-
-    Args:
-        ms: shape of a step -> its time.
+    many rows each, takes no longer than one with more. Jumps in the times of kernels remain. `ms`: shape of a step ->
+    its time.
     """
     found: dict[Shape, float] = {}
     for shape in sorted(ms, key=lambda s: (s[0] == 0, s[2], s[0], s[1])):

@@ -82,8 +82,7 @@ class SyntheticRequests:
     def begin(self, count: int, context: int, method: str = "") -> None:
         """Replace all requests by `count` with this much context, and run a step of each, if that is filled.
 
-        Args:
-            method: they draft by; "" = they do not draft.
+        `method`: they draft by; "" = they do not draft.
         """
         self._gone += self._ids
         self._ids = tuple(f"measurement-{self._num_steps}-{i}" for i in range(count))
@@ -107,8 +106,7 @@ class SyntheticRequests:
     def run(self, count: int, num_drafts: int, num_wanted: int = 0) -> Mapping[str, float]:
         """Run a step of the first `count` requests, and return the phases' times.
 
-        Args:
-            num_drafts: verified, of each. num_wanted: how many the method is asked for, for each.
+        `num_drafts`: verified, of each. num_wanted: how many the method is asked for, for each.
         """
         num_ahead = num_drafts + num_wanted + self._info.speculation.num_lookahead_slots + 2
         if max(self._num_tokens[:count]) + num_ahead > self._context + self._spare:

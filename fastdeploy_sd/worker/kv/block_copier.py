@@ -31,10 +31,7 @@ class BlockCopier:
     """See interfaces.block_store.BlockStore. One thread makes all copies: loads first, as requests wait for them.
 
     Blocks go through the mover's own memory on their way to a slot and back. So a block is in use only for a copy of
-    memory, however slow the disk is.
-
-    Args:
-        mover: of the KV cache. file: the slots; closed by `close`.
+    memory, however slow the disk is. `mover`: of the KV cache. file: the slots; closed by `close`.
     """
 
     def __init__(self, mover: BlockMover, file: SwapFile) -> None:

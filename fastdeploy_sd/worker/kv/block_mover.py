@@ -168,10 +168,7 @@ class DeviceBlockMover:
     """See BlockMover. A batch is one copy over the bus.
 
     A block that is released before its copy starts is left out. A started copy is completed, and steps wait for it: a
-    read gets the block's old content, and a later step overwrites what was written.
-
-    Args:
-        blocks: of all layers.
+    read gets the block's old content, and a later step overwrites what was written. `blocks`: of all layers.
 
     Raises MemoryError: the device or the host has no memory for two batches.
     """

@@ -40,10 +40,7 @@ class GpuKv:
 def share_gpu_kv(device: CudaDevice, group: RankGroup, sizes: Sequence[int]) -> Mapping[int, GpuKv]:
     """Return this rank's memory for KV, and on rank 0 that of all ranks. All ranks call it.
 
-    Args:
-        sizes: bytes, by rank.
-
-    Raises MemoryError: the GPU has too little memory, or cannot share it.
+    `sizes`: bytes, by rank. Raises MemoryError: the GPU has too little memory, or cannot share it.
     """
     library = device.library
     try:

@@ -105,10 +105,8 @@ def allocate_kv(
 ) -> KvMemory:
     """Allocate a rank's part of the KV, with as many blocks as configured or useful, and map the parts of others.
 
-    Args:
-        drafts: weights of the draft models, by method.
-
-    Raises ConfigError: no block fits, or the system has no memory for them.
+    `drafts`: weights of the draft models, by method. Raises ConfigError: no block fits, or the system has no memory for
+    them.
     """
     kv_format = KvCacheFormat.create(config)
     layers = _Layers(target, drafts, config.speculative.num_model_steps, group.size)
@@ -220,10 +218,8 @@ def allocate(
 ) -> list[KvCache[Tensor]]:
     """Return one cache of `count` blocks per layer.
 
-    The memory is zero, and the system provides it only as blocks are first used.
-
-    Args:
-        zeros: allocates it; None = the device.
+    The memory is zero, and the system provides it only as blocks are first used. `zeros`: allocates it; None = the
+    device.
 
     Raises ConfigError: the system has too little memory.
     """

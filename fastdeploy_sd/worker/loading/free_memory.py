@@ -23,10 +23,8 @@ _LEGACY = _Files("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_
 def free_memory(root: Path = Path("/")) -> int:
     """Return the bytes that can be taken before the system swaps or a control group's limit ends this process.
 
-    Reclaimable pages of files count as free, in the system and in the groups.
-
-    Args:
-        root: of the file system with /proc and /sys.
+    Reclaimable pages of files count as free, in the system and in the groups. `root`: of the file system with /proc and
+    /sys.
 
     Raises OSError: /proc/meminfo cannot be read.
     """

@@ -52,11 +52,7 @@ class PendingRows:
         self.is_kept &= ~np.isin(self.table_rows, table_rows)
 
     def resolve_lengths(self, num_tokens: I32) -> None:
-        """Note where rows began, when the step before is finished.
-
-        Args:
-            num_tokens: i32[S], committed before this step.
-        """
+        """Note where rows began, when the step before is finished. `num_tokens`: i32[S], committed before this step."""
         np.minimum(self.num_computed, num_tokens.take(self.table_rows) - 1, out=self.num_computed)
 
     @property
@@ -67,11 +63,7 @@ class PendingRows:
 
 
 class _PendingOutput:
-    """The output of an in-flight step's rows, as APPEND_TOKENS reads it.
-
-    Args:
-        limits: R and L at most.
-    """
+    """The output of an in-flight step's rows, as APPEND_TOKENS reads it. `limits`: R and L at most."""
 
     def __init__(self, limits: StepLimits) -> None:
         num_requests = limits.num_requests
@@ -149,11 +141,8 @@ class BatchBuilder:
     def build(self, plan: SchedulerOutput, before: PendingRows | None = None) -> None:
         """Write a step's plan, maps and masks into the memory.
 
-        Args:
-            before: of the step in flight, None = none.
-
-        Raises ValueError: the plan is larger than the memory, or contradicts the table (counts, blocks); the text names
-        the array.
+        `before`: of the step in flight, None = none. Raises ValueError: the plan is larger than the memory, or
+        contradicts the table (counts, blocks); the text names the array.
         """
         m, draft = self._memory, plan.draft
         n, num_drafts = len(plan.request_ids), len(draft.token_ids)
@@ -186,8 +175,7 @@ class BatchBuilder:
     def open(self, before: PendingRows | None = None) -> PendingRows:
         """Start to append the step's output where the device has the table, before the host knows it.
 
-        Args:
-            before: as `build`'s.
+        `before`: as `build`'s.
         """
         self._start_append()
         return PendingRows(self._memory, self._table, self._num_tokens, before)

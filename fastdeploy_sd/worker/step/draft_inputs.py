@@ -44,8 +44,7 @@ class DraftInputs:
     def build(self, request_ids: tuple[RequestId, ...]) -> ProposeInput:
         """Return the input of the step that the memory holds, its output committed.
 
-        Args:
-            request_ids: of its rows; the same object as in the step before only where the requests are the same.
+        `request_ids`: of its rows; the same object as in the step before only where the requests are the same.
         """
         n, latest, has_reports = len(request_ids), self._latest, self._table.num_reports > 0
         if self._find_target is not None:

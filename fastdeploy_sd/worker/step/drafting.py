@@ -82,8 +82,7 @@ class AsyncDrafting:
     ) -> DraftTokens:
         """Return the drafts, once the step's output is committed. On failure, its requests get no more drafts.
 
-        Args:
-            committed: see BatchBuilder.commit_pending.
+        `committed`: see BatchBuilder.commit_pending.
         """
         assert self._drafter is not None, "nothing drafts ahead"
         num_committed, max_draft_len = committed

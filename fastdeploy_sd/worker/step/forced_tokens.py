@@ -12,8 +12,7 @@ from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 class ForcedTokens(Proposer):
     """A partial method whose state is in the matchers.
 
-    Args:
-        guided: its matchers have read all committed output before `propose`.
+    `guided`: its matchers have read all committed output before `propose`.
     """
 
     source, is_certain = DraftSource.GRAMMAR, True

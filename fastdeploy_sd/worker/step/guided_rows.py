@@ -147,8 +147,7 @@ class GuidedRows:
     def cut(self, drafts: DraftTokens, table_rows: I32) -> DraftTokens:
         """Return each row's drafts up to the first that a grammar refuses; raises nothing.
 
-        Args:
-            table_rows: i32[R], of the drafts' rows.
+        `table_rows`: i32[R], of the drafts' rows.
         """
         if not self._requests or not len(drafts.token_ids):
             return drafts
@@ -171,8 +170,7 @@ class GuidedRows:
     def failure(self, r: int, logits: F32 | RowsOnDevice) -> tuple[str, str] | None:
         """Return the error of a row of the step that got no token; None = its grammar is not the reason.
 
-        Args:
-            logits: f32[L, V], as the model left them.
+        `logits`: f32[L, V], as the model left them.
         """
         request = dict(self._step).get(r)
         if request is None:

@@ -58,8 +58,7 @@ class LaunchedStep:
     def report(self, stats: StepStats, verified: float, ended: float) -> None:
         """Add this step to the statistics.
 
-        Args:
-            verified: when its tokens were known. ended: when the step before it was finished.
+        `verified`: when its tokens were known. ended: when the step before it was finished.
         """
         begin = max(self.begin, ended)  # an earlier launch waited for the step before
         stats.num_prompt_tokens_ahead = self.plan.num_prompt_tokens_ahead
@@ -142,8 +141,7 @@ class ModelRunner:
     def _run(self, plan: SchedulerOutput, rows: I32 | None = None) -> StepResult:
         """Run a plan whose requests the table has; raises before any of them has changed, or not at all.
 
-        Args:
-            rows: the rows of the plan to run; None = all.
+        `rows`: the rows of the plan to run; None = all.
         """
         with self._ranks.attempt(lambda number: RunRows(number, rows)):
             step = self.launch(plan)

@@ -63,10 +63,7 @@ class _StepEnd(Output):
 class StepBuffers(DeviceBuffers):
     """Those of a device. The host writes the columns; changed table rows and blocks are copied with the next step.
 
-    Args:
-        memory: of the steps. table: of the requests.
-
-    Raises ConfigError: the device has no memory for them.
+    `memory`: of the steps. table: of the requests. Raises ConfigError: the device has no memory for them.
     """
 
     def __init__(self, device: Device, memory: StepMemory, table: RequestTable) -> None:

@@ -22,11 +22,7 @@ Prompt = str | list[int]
 
 
 class _Prompts(FieldKind):
-    """One prompt or several, of one kind; the body holds a list of them.
-
-    Args:
-        takes_text: else token ids only.
-    """
+    """One prompt or several, of one kind; the body holds a list of them. `takes_text`: else token ids only."""
 
     def __init__(self, takes_text: bool) -> None:
         self._takes_text = takes_text

@@ -199,8 +199,7 @@ class GenerationBody(StructuredFields, SamplingFields):
     def speculation_options(self, params: SamplingParams) -> dict[str, Any]:
         """Return what was said about drafting, as fields of Speculation by name.
 
-        Args:
-            params: of this body; as many alternatives are reported for drafts as for tokens.
+        `params`: of this body; as many alternatives are reported for drafts as for tokens.
         """
         given = {} if self.speculation is None else self.speculation.model_dump(exclude_none=True)
         return {**given, "num_draft_logprobs": params.logprobs} if self.include_draft_logprobs else given

@@ -106,8 +106,7 @@ class TextFormat:
 class Format(FieldKind):
     """An object with a type: text (anything), json_object, or json_schema.
 
-    Args:
-        is_flat: the schema and its name are next to the type, as in /v1/responses; else in an object of their own.
+    `is_flat`: the schema and its name are next to the type, as in /v1/responses; else in an object of their own.
     """
 
     def __init__(self, *, is_flat: bool) -> None:
@@ -158,8 +157,7 @@ class FlatFormat(FieldKind):
 class _OneOf(FieldKind):
     """A field that is one attribute of StructuredOutputs; the value is checked when the grammar is made.
 
-    Args:
-        unset: another way to say null, as llama.cpp's clients write "".
+    `unset`: another way to say null, as llama.cpp's clients write "".
     """
 
     def __init__(self, kind: str, unset: str | None = None) -> None:

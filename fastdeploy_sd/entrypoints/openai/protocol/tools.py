@@ -120,11 +120,7 @@ class Tools(FieldKind):
 
 
 class ToolChoiceField(FieldKind):
-    """Whether and which functions may or must be called.
-
-    Args:
-        is_flat: as in /v1/responses: a name is next to the type.
-    """
+    """Whether and which functions may or must be called. `is_flat`: as in /v1/responses: a name is next to the type."""
 
     def __init__(self, *, is_flat: bool = False) -> None:
         self._is_flat = is_flat
@@ -192,8 +188,7 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None, is_paralle
 def tool_faults(names: tuple[str, str], tools: Sequence[Tool] | None, choice: ToolChoice | None) -> list[Fault]:
     """Return what is wrong between two fields.
 
-    Args:
-        names: of the fields, as the functions and the choice are called in the body.
+    `names`: of the fields, as the functions and the choice are called in the body.
     """
     of_tools, of_choice = names
     if choice is None or (choice.names is None and choice.mode is not ToolMode.REQUIRED):
@@ -208,11 +203,7 @@ def tool_faults(names: tuple[str, str], tools: Sequence[Tool] | None, choice: To
 
 
 def _function(value: Any, path: str, known: tuple[str, ...]) -> Tool:
-    """A function's definition.
-
-    Args:
-        known: names that it has in addition to its own.
-    """
+    """A function's definition. `known`: names that it has in addition to its own."""
     if not isinstance(value, dict):
         raise _inside(path, 'a function of the form {"name": ..., "description": ..., "parameters": ...}', value)
     tell_names("function of a tool", value, ("name", "description", "parameters", "strict", *known))

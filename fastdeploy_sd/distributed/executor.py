@@ -50,7 +50,6 @@ class MultiProcessExecutor:
 
     @property
     def failure_fd(self) -> int:
-        """See interfaces.executor.FallibleExecutor."""
         return self._others.failure_fd
 
     def execute(self, plan: SchedulerOutput) -> StepResult:

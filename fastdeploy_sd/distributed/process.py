@@ -126,12 +126,10 @@ class _Session:
             self.answer(RankFailed(WireError.of(error)))
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
-        """See RankGroup.exchange."""
         self.answer(Contribution(data))
         return self._expect(AllGathered).data
 
     def smallest(self, measure: Callable[[], int]) -> int:
-        """See RankGroup.smallest."""
         self.answer(Loaded())
         self._expect(Measure)
         self.answer(Measurement(measure()))

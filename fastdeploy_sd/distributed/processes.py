@@ -94,14 +94,12 @@ class RankProcesses:
     # ---- while the model loads --------------------------------------------------------------------------------------
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
-        """See RankGroup.exchange."""
         given = self._receive_all(Contribution)
         gathered = (data, *(given[rank].data for rank in sorted(given)))
         self._send_all(frame_of([encode(AllGathered(gathered))]))
         return gathered
 
     def smallest(self, measure: Callable[[], int]) -> int:
-        """See RankGroup.smallest."""
         self._receive_all(Loaded)
         self._send_all(frame_of([encode(Measure())]))
         own = measure()

@@ -47,11 +47,8 @@ class LocalExecutor:
 
     Attributes:
         kv_pages: the KV cache as bytes; of all ranks where the configuration needs it, else of this one.
-        kv_identity: of that KV.
-        layer_signals: of the steps, on a prefill instance only.
-        grammars: the compiler of the requests' grammars, if any.
+        layer_signals: on a prefill instance only.
         launcher: of in-flight steps; None = only `execute`.
-        group: the ranks that this one is the first of.
     """
 
     _runner: ModelRunner | None
@@ -94,10 +91,7 @@ def create_executor(
 ) -> LocalExecutor:
     """Load the configured model and allocate its KV cache.
 
-    Args:
-        make_proposer: makes the proposer; tests replace the configured method.
-        group: the ranks that this process is the first of; None = it is alone.
-        step_stats: for a drafting method that chooses; None = new ones.
+    `group`: the ranks that this process is the first of; None = it is alone.
 
     Raises:
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.

@@ -43,15 +43,8 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
     """Return the kept profile of a model as configured; measures and keeps one where none fits.
 
     It is kept with the packed weights, or in the user's cache folder where these are not kept. A profile of a busy
-    machine is used, but not kept.
-
-    Args:
-        execute: of an executor without requests.
-
-    Returns:
-        None where the KV cache has no room for the requests of a measurement, or the model cannot run them.
-
-    Raises InternalError: the executor broke.
+    machine is used, but not kept. None where the KV cache has no room for the requests of a measurement, or the model
+    cannot run them. Raises InternalError: the executor broke.
     """
     machine, model = machine_key(config), model_key(config, info)
     folder = measurements_folder(config)

@@ -82,12 +82,7 @@ def measure_costs(
 ) -> Costs:
     """Return the times of steps and of drafting calls; the executor has no requests before and after.
 
-    Args:
-        execute: of an executor that has no requests; its KV cache is overwritten.
-        max_requests, max_rows: of a step.
-        budget_s: about the seconds that it may take; a large model is measured at fewer points, in fewer rounds.
-
-    Raises FailedStepError: a request of it failed; InternalError: the executor broke.
+    It takes about `budget_s`: a large model is measured at fewer points, in fewer rounds. Raises FailedStepError: a request of it failed; InternalError: the executor broke.
     """
     requests = SyntheticRequests(execute, info, max_requests, (_SHORT_CONTEXT, _LONG_CONTEXT))
     if requests.max_count == 0:

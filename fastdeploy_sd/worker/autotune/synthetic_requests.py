@@ -40,11 +40,7 @@ class SyntheticRequests:
     Blocks in another order cost as much as other contexts, without more memory or another prompt. After its context,
     each request has its own blocks.
 
-    Args:
-        execute: of an executor that has no requests; its KV cache is overwritten.
-        info: of the executor.
-        max_requests: of a step.
-        contexts: the shorter and the longer wanted number of tokens before a request's newest one.
+    `contexts`: the shorter and the longer wanted number of tokens before a request's newest one.
 
     Attributes:
         max_count: of requests; 0 = no room for one.

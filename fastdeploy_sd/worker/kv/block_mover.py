@@ -105,25 +105,20 @@ class HostBlockMover:
         """See BlockMover."""
 
     def begin(self, block_ids: Sequence[int]) -> None:
-        """See BlockMover."""
         with self._changed:
             [self._block_id] = block_ids
             self._is_released = False
 
     def rows(self) -> Bytes:
-        """See BlockMover."""
         return self._staging
 
     def read(self) -> Sequence[bool]:
-        """See BlockMover."""
         return [self._touch(self._read_page)]
 
     def write(self, are_wanted: Sequence[bool]) -> Sequence[bool]:
-        """See BlockMover."""
         return [are_wanted[0] and self._touch(self._write_page)]
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """See BlockMover."""
         with self._changed:
             if self._block_id in block_ids:
                 self._is_released = True
@@ -184,11 +179,9 @@ class DeviceBlockMover:
         self._released: set[int] = set()
 
     def follow_steps(self) -> None:
-        """See BlockMover."""
         self._lane.follow_steps()
 
     def begin(self, block_ids: Sequence[int]) -> None:
-        """See BlockMover."""
         with self._lock:
             self._turn = 1 - self._turn
             self._block_ids = block_ids
@@ -201,7 +194,6 @@ class DeviceBlockMover:
         return batch.host.reshape(self.max_blocks, self.block_bytes)
 
     def read(self) -> Sequence[bool]:
-        """See BlockMover."""
         batch = self._lane.batches[self._turn]
         with self._lock:
             block_ids = self._kept()
@@ -218,7 +210,6 @@ class DeviceBlockMover:
         return [block_id != _NO_BLOCK for block_id in block_ids]
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """See BlockMover."""
         with self._lock:
             self._released.update(block_ids)
             for batch in self._lane.batches:

@@ -73,7 +73,6 @@ class DevicePages:
         return self.blocks.begins[layer + 1] - self.blocks.begins[layer]
 
     def follow_steps(self) -> None:
-        """See transfer.pages.Pages."""
         for lane in (self._reading, self._writing):
             if lane is not None:
                 lane.follow_steps()
@@ -133,7 +132,6 @@ class DevicePages:
         self._staged.append(block_id)
 
     def end_writes(self) -> None:
-        """See transfer.pages.Pages."""
         self._start()
         if self._writing is not None and self._last is not None:
             self._writing.have_steps_follow(self._last)
@@ -182,25 +180,20 @@ class CudaPort:
         self.unit_bytes = blocks.unit_bytes
 
     def make_window(self, num_bytes: int) -> tuple[DeviceMemory, bytes]:
-        """See DevicePort."""
         memory = take_shareable(self._library, num_bytes)
         return memory, handle_of(self._library, memory)
 
     def open_window(self, handle: bytes, num_bytes: int) -> DeviceMemory:
-        """See DevicePort."""
         return open_verified(self._library, handle, num_bytes)
 
     def send(self, layer: int, block_ids: Sequence[int], places: Sequence[int]) -> None:
-        """See DevicePort."""
         self._start(layer, block_ids, places, is_unpacking=False)
         self._batch.wait()
 
     def write_from(self, layer: int, block_id: int, place: int) -> None:
-        """See DevicePort."""
         self._start(layer, [block_id], [place], is_unpacking=True)
 
     def finish(self) -> None:
-        """See DevicePort."""
         self._batch.wait()
 
     def end_writes(self) -> None:

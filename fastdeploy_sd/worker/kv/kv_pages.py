@@ -67,12 +67,7 @@ class KvPages:
     def write(self, layer: int, block_id: int, data: memoryview) -> None:
         """Overwrite a page.
 
-        Args:
-            data: a page of the same format.
-
-        Raises:
-            IndexError: there is no such layer or block.
-            ValueError: the data is not as long as the page; nothing is written then.
+        Raises IndexError: no such layer or block; ValueError: other data than a page's bytes, which is not written.
         """
         self._verify(layer, block_id)
         if data.nbytes != self.page_bytes(layer):

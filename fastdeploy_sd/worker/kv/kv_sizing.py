@@ -211,15 +211,9 @@ def choose_size(
     room: Callable[[], KvRoom],
     groups: tuple[KvGroup, ...] = (),
 ) -> KvCacheSize:
-    """Return the configured size, else all that fits, or what requests can use.
+    """Return the configured size, else all that fits in `room`, or what requests can use.
 
-    Args:
-        one_block: bytes of a block.
-        max_model_len: tokens of the model's longest request.
-        room: called only where the size follows from it.
-        groups: see KvLayout; () = one of full attention.
-
-    Raises ConfigError: not even one block fits, or a configured `max_model_len` does not.
+    `groups`: see KvLayout; () = one of full attention. Raises ConfigError: not even one block fits, or a configured `max_model_len` does not.
     """
     cache, option = config.cache, "kv_cache_memory_gb"
     groups = groups or (KvGroup(cache.block_size),)

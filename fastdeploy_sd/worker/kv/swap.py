@@ -31,10 +31,6 @@ def open_block_store(
 ) -> BlockCopier | None:
     """Return the store of block copies, with its thread; None without `--swap-space`.
 
-    Args:
-        identity: of the KV in the pages.
-        drafts: weights of the models whose KV is in the pages too.
-
     Raises ConfigError: not even one block fits, or memory, disk space or the file is not available.
     """
     if not config.cache.swap_bytes:

@@ -103,7 +103,6 @@ class Loaded:
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, models, over_ranks=over_ranks)
 
     def _step_columns(self) -> Mapping[str, Any] | None:
-        """See LoadedDraftModel.step."""
         if not self.is_async:
             return None
         arrays = {name: getattr(self.step.memory, name) for name in _STEP_COLUMNS}

@@ -79,9 +79,7 @@ class RankCoordinator(Protocol):
         """Send a step's plan to the other ranks."""
         ...
 
-    def post(self, command: Command) -> None:
-        """See OtherRanks.post."""
-        ...
+    def post(self, command: Command) -> None: ...
 
     def attempt(self, make: MakeAttempt) -> AbstractContextManager[object]:
         """Return a context in which this rank runs an attempt; `make` gets its number.
@@ -114,17 +112,14 @@ class GroupCoordinator:
         self._running: _RunningAttempt | None = None
 
     def take_plan(self, plan: SchedulerOutput, refused_ids: Sequence[RequestId]) -> None:
-        """See RankCoordinator.take_plan."""
         if plan.draft.logprobs is not None:
             plan = replace(plan, draft=replace(plan.draft, logprobs=None))
         self._others.post(TakePlan(plan, tuple(refused_ids)))
 
     def post(self, command: Command) -> None:
-        """See OtherRanks.post."""
         self._others.post(command)
 
     def attempt(self, make: MakeAttempt) -> _RunningAttempt:
-        """See RankCoordinator.attempt."""
         self._num_attempts += 1
         self._running = _RunningAttempt(self._others, self._collectives, self._num_attempts, make)
         return self._running

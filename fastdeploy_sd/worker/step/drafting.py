@@ -37,10 +37,7 @@ from fastdeploy_sd.worker.step.request_table import Changes, RequestTable
 class AsyncDrafting:
     """Has a method draft after in-flight steps, if it can do so.
 
-    Args:
-        proposer: of the server. guard: of it.
-        table: the requests and their tokens.
-        is_lossy: whether drafts decide the output. Then no drafts are made so: a step may run again on other ones.
+    `is_lossy`: whether drafts decide the output. Then no drafts are made so: a step may run again on other ones.
     """
 
     def __init__(self, proposer: Proposer, guard: DraftGuard, table: RequestTable, *, is_lossy: bool) -> None:
@@ -114,11 +111,8 @@ class Drafting:
     """Has the server's method draft for the requests of each step.
 
     Args:
-        proposer: of the server.
-        step: of the runner.
         guided: the requests with a grammar, which cuts their drafts.
         speculation: the options that requests may choose.
-        step_stats: of the steps; says how many of them skip drafting.
         is_lossy: see AsyncDrafting.
     """
 

@@ -67,14 +67,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The computation of a forward pass, for both ways to run it.
-
-    Attributes:
-        caches: one per decoder layer.
-        rotary: its table has max_model_len rows.
-        on_stored: see AttentionInputs.
-        on_hidden: called with the pass's hidden rows, all of them.
-    """
+    """The computation of a forward pass, for both ways to run it; `on_hidden` gets all of its hidden rows."""
 
     decoder: Decoder
     caches: Sequence[KvCache[Tensor]]
@@ -263,15 +256,7 @@ def keeping(sources: Sequence[HiddenStateBuffer[Tensor]]) -> OnHidden | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResources:
-    """Made once, when the model is loaded.
-
-    Attributes:
-        forward: runs the decoder over its KV caches.
-        memory: of the steps; they return views of it.
-        table: the requests.
-        signals: of the forward pass, None = none.
-        buffers: of the memory and the table, where the model is on a device.
-    """
+    """Made once, when the model is loaded; `buffers` are of the memory and the table."""
 
     forward: Forward
     memory: StepMemory

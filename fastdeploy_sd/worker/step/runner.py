@@ -91,14 +91,7 @@ _NOT_FINITE = InternalError.__name__, "the model produced non-finite logits for 
 
 
 class ModelRunner:
-    """Runs the decoder over the KV of the requests in the table.
-
-    Args:
-        drafting: after the steps.
-        rule: how drafts are verified.
-        guided: the requests with a grammar.
-        ranks: coordinates the other ranks; None = a single rank.
-    """
+    """Runs the decoder over the KV of the requests in the table; `ranks` None = a single rank."""
 
     def __init__(
         self,
@@ -231,7 +224,6 @@ class ModelRunner:
 
     @property
     def drafts_async(self) -> bool:
-        """See interfaces.executor.Launcher."""
         return self._drafting.is_async
 
     def may_open(self, plan: SchedulerOutput) -> bool:

@@ -82,7 +82,8 @@ def measure_costs(
 ) -> Costs:
     """Return the times of steps and of drafting calls; the executor has no requests before and after.
 
-    It takes about `budget_s`: a large model is measured at fewer points, in fewer rounds. Raises FailedStepError: a request of it failed; InternalError: the executor broke.
+    It takes about `budget_s`: a large model is measured at fewer points, in fewer rounds. Raises FailedStepError: a
+    request of it failed; InternalError: the executor broke.
     """
     requests = SyntheticRequests(execute, info, max_requests, (_SHORT_CONTEXT, _LONG_CONTEXT))
     if requests.max_count == 0:

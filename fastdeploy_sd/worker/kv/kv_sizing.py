@@ -213,7 +213,8 @@ def choose_size(
 ) -> KvCacheSize:
     """Return the configured size, else all that fits in `room`, or what requests can use.
 
-    `groups`: see KvLayout; () = one of full attention. Raises ConfigError: not even one block fits, or a configured `max_model_len` does not.
+    `groups`: see KvLayout; () = one of full attention. Raises ConfigError: not even one block fits, or a configured
+    `max_model_len` does not.
     """
     cache, option = config.cache, "kv_cache_memory_gb"
     groups = groups or (KvGroup(cache.block_size),)

@@ -19,7 +19,7 @@ from fastdeploy_sd.entrypoints.offline.conversations import (
     Conversations,
     ReadConversation,
 )
-from fastdeploy_sd.entrypoints.offline.structured import OfflineGrammars, Structured
+from fastdeploy_sd.entrypoints.offline.arguments import OfflineGrammars, Structured
 from fastdeploy_sd.errors import BadRequest, Unavailable
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_files import show_lines

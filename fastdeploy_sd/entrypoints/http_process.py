@@ -11,16 +11,15 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdeploy_sd.cluster.redis.client import ClusterClient
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.entrypoints.openai.app import create_app
-from fastdeploy_sd.entrypoints.openai.monitoring import MonitoringOnly
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.registration import route_gate
-from fastdeploy_sd.errors import Unavailable
+from fastdeploy_sd.errors import NotFound, Unavailable, shown
 from fastdeploy_sd.metrics import RedisStats, SharedStats
 from fastdeploy_sd.process.child import (
     EXIT_OK,
@@ -32,8 +31,27 @@ from fastdeploy_sd.process.child import (
 )
 from fastdeploy_sd.wire.channel import directory_of
 from fastdeploy_sd.wire.http.connection import Connections
+from fastdeploy_sd.wire.http.error_format import error_response
 from fastdeploy_sd.wire.http.listeners import Listeners
 from fastdeploy_sd.wire.http.service import serve_http
+
+MONITORING_PATHS = ("/metrics", "/config-info", "/health", "/ping")
+
+
+class MonitoringOnly:
+    """Passes requests for MONITORING_PATHS on to an application, and answers 404 to all others."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 404 or pass the request on (ASGI)."""
+        if scope["type"] != "http" or scope["path"] in MONITORING_PATHS:
+            await self._app(scope, receive, send)
+            return
+        text = f"route: expected one of {', '.join(MONITORING_PATHS)} on metrics_port, got {shown(scope['path'])}"
+        await error_response(NotFound(text, code="route_not_found"))(scope, receive, send)
+
 
 logger = logging.getLogger(__name__)
 

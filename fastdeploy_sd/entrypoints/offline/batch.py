@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from types import FrameType
+from typing import Protocol, Self
+
+from tqdm import tqdm
 
 from fastdeploy_sd.entrypoints.offline.conversations import AnswerReader
-from fastdeploy_sd.entrypoints.offline.interrupt import DeferredInterrupt
-from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
 from fastdeploy_sd.errors import Overloaded
 from fastdeploy_sd.text.output_processor import Completion, CompletionCollector, OutputProcessor
 from fastdeploy_sd.text.request_builder import RequestGroup
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.stats import EngineStats
+
+_REFRESH_S = 0.5
+
+
+class TokenProgress:
+    """Counts tokens of sequences that run side by side. Tokens that a sequence ends without are taken off the total.
+
+    Args:
+        requests: one per sequence.
+        stats: the engine's counters; asked now and then.
+        is_wanted: False = nothing is shown; else it is if standard error is a terminal.
+    """
+
+    def __init__(self, requests: Iterable[Request], stats: Callable[[], EngineStats], *, is_wanted: bool) -> None:
+        self._left = {request.request_id: request.max_tokens for request in requests}
+        self._num_sequences, self._total = len(self._left), sum(self._left.values())
+        self._stats = stats
+        # disable=None: no bar unless standard error is a terminal.
+        disable = None if is_wanted else True
+        self._bar = tqdm(total=self._total, desc="generating", unit="tok", disable=disable)
+        self._before = EngineStats() if self._bar.disable else stats()
+        self._next_look = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._bar.disable:
+            self._describe()
+        self._bar.close()
+
+    def add(self, request_id: RequestId, num_tokens: int, *, is_last: bool) -> None:
+        """Count what a step gave a sequence."""
+        self._left[request_id] -= num_tokens
+        if is_last:
+            self._total -= self._left.pop(request_id)
+            self._bar.total = self._total
+        if self._bar.disable:
+            return
+        if time.monotonic() >= self._next_look:
+            self._describe()
+            self._next_look = time.monotonic() + _REFRESH_S
+        self._bar.update(num_tokens)
+
+    def _describe(self) -> None:
+        parts = [f"{self._num_sequences - len(self._left)}/{self._num_sequences} done"]
+        now, before = self._stats(), self._before
+        num_verified = now.num_draft_tokens - before.num_draft_tokens
+        if num_verified:
+            num_accepted = now.num_accepted_tokens - before.num_accepted_tokens
+            parts.append(f"{num_accepted / num_verified:.0%} of drafts accepted")
+        self._bar.set_postfix_str(", ".join(parts), refresh=False)
+
 
 # So often an interrupt is looked for while KV is on its way.
 _KV_POLL_S = 0.2
@@ -115,3 +172,39 @@ class OfflineBatch:
             delta = replace(delta, metrics=last.metrics or delta.metrics)
         sequence.collector.add(delta)
         progress.add(output.request_id, len(output.token_ids), is_last=delta.finish_reason is not None)
+
+
+class DeferredInterrupt:
+    """Within the `with` block SIGINT is only noted; `raise_pending` turns it into KeyboardInterrupt.
+
+    A second SIGINT raises at once, for a step that hangs; the engine is to be given up then. Outside the main thread,
+    where Python delivers no signals, and where the program has its own SIGINT handler, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._is_installed = False
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._is_installed = True
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._is_installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if kind is None:
+            self.raise_pending()
+
+    def raise_pending(self) -> None:
+        """Raise KeyboardInterrupt if SIGINT came since the last call."""
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._is_pending:
+            raise KeyboardInterrupt
+        self._is_pending = True

@@ -13,8 +13,7 @@ from typing import Any
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart, data_event
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
-from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
-from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
+from fastdeploy_sd.entrypoints.openai.usage import UsageCounter, speculate_metrics
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.answer_parts import PartsDelta, ToolCallDelta, tool_call_id

@@ -15,8 +15,7 @@ from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamP
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
 from fastdeploy_sd.entrypoints.openai.response_output import COMPLETED, IN_PROGRESS, Event, Json, ResponseOutput
-from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
-from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
+from fastdeploy_sd.entrypoints.openai.usage import UsageCounter, speculate_metrics
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.answer_parser import TokenAligner
 from fastdeploy_sd.text.output_processor import Completion, TextDelta

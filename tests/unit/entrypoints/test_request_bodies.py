@@ -13,7 +13,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     Body,
     ChatCompletionBody,
     CompletionBody,
-    ignored,
+    fields,
     parse_body,
 )
 from fastdeploy_sd.entrypoints.openai.protocol.faults import MAX_FAULTS
@@ -78,7 +78,7 @@ def test_a_history_with_tools_goes_on() -> None:
 
 
 def test_names_left_aside_are_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ignored, "_told", set())  # which other tests may have filled
+    monkeypatch.setattr(fields, "_told", set())  # which other tests may have filled
     turn = {"role": "user", "content": "x", "made_up_for_this_test": 1, "null_one": None}
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.entrypoints.openai.speculate_metrics import speculate_metrics
+from fastdeploy_sd.entrypoints.openai.usage import speculate_metrics
 from fastdeploy_sd.types import DraftCounts
 
 

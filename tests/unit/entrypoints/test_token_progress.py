@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.entrypoints.offline.progress import TokenProgress
+from fastdeploy_sd.entrypoints.offline.batch import TokenProgress
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Request
 from fastdeploy_sd.types.stats import EngineStats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -9,8 +10,14 @@ from pydantic_core import from_json
 
 from fastdeploy_sd.entrypoints.openai.body_shape import verify_names_once
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault, faults_of, refusal
-from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, unknown_field, unknown_names
-from fastdeploy_sd.entrypoints.openai.protocol.metadata import METADATA, split_metadata
+from fastdeploy_sd.entrypoints.openai.protocol.fields import (
+    MAX_MAP_ENTRIES,
+    MAX_NAMES,
+    Body,
+    tell_ignored,
+    unknown_field,
+    unknown_names,
+)
 from fastdeploy_sd.errors import BadRequest, shown
 
 _MAX_PARAM = 64  # characters of an unknown name
@@ -50,3 +57,29 @@ def _object(content: bytes) -> dict[str, Any]:
         raise BadRequest(f"body: expected an object, got {shown(data)}")
     verify_names_once(content, data)
     return data
+
+
+METADATA = "metadata"
+
+
+def split_metadata(data: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options in a body's metadata that its own fields leave open, and the first few unknown ones' names.
+
+    Args:
+        data: the body, an object.
+        known: names of the route's fields.
+    """
+    metadata = data.get(METADATA)
+    options: dict[str, Any] = {}
+    unknown: list[str] = []
+    entries = metadata.items() if isinstance(metadata, dict) and len(metadata) <= MAX_MAP_ENTRIES else ()
+    for name, value in entries:  # a larger map is refused for its size
+        if isinstance(value, str):
+            if name in known:
+                tell_ignored("text in metadata (a tag)", name)
+        elif value is not None and name in known and name != METADATA:
+            if data.get(name) is None:
+                options[name] = value
+        elif value is not None and len(unknown) < MAX_NAMES:
+            unknown.append(name)
+    return options, unknown

@@ -18,12 +18,14 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
     TokenIds,
     expected,
 )
-from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
-from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
-from fastdeploy_sd.entrypoints.openai.protocol.prediction import Prediction
-from fastdeploy_sd.entrypoints.openai.protocol.prompt_end import PromptEndFields, prompt_end_faults
+from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, TemplateText, template_variables
+from fastdeploy_sd.entrypoints.openai.protocol.message import (
+    MAX_MESSAGES,
+    ChatMessage,
+    PromptEndFields,
+    prompt_end_faults,
+)
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, NumLogprobs
-from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
 from fastdeploy_sd.entrypoints.openai.protocol.tools import (
     FunctionCallField,
     ToolChoice,
@@ -37,6 +39,41 @@ from fastdeploy_sd.rules.sampling import MAX_COUNT
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.reasoning_formats import Display
 from fastdeploy_sd.text.tool_calls.tools import Tool, ToolUse
+
+_PREDICTION_TEXT = {"type": "string"}
+_PREDICTION_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _PREDICTION_TEXT},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_PREDICTION_CONTENT = {"anyOf": [_PREDICTION_TEXT, {"type": "array", "items": _PREDICTION_PART}]}
+_PREDICTION_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"const": "content"}, "content": _PREDICTION_CONTENT},
+    "required": ["type", "content"],
+    "additionalProperties": False,
+}
+
+
+class Prediction(FieldKind):
+    """A text, or text parts, which follow each other as they are."""
+
+    schema = _PREDICTION_SCHEMA
+
+    def convert(self, value: Any) -> str:
+        content = value.get("content") if isinstance(value, dict) else None
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        is_known = isinstance(value, dict) and value.keys() == {"type", "content"} and value["type"] == "content"
+        if not is_known or not isinstance(parts, list) or not all(map(_is_text_part, parts)):
+            raise expected('{"type": "content", "content": text or a list of {"type": "text", "text": ...} parts}')
+        return "".join(part["text"] for part in parts)
+
+
+def _is_text_part(part: Any) -> bool:
+    is_part = isinstance(part, dict) and part.keys() == {"type", "text"}
+    return is_part and part["type"] == "text" and isinstance(part["text"], str)
+
 
 _THINKING = ("enabled", "disabled")
 _REASONING_LIMITS = ("reasoning_max_tokens", "thinking_token_budget")

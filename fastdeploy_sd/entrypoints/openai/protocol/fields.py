@@ -6,7 +6,9 @@ change the answer. Each kind brings its own JSON schema, so that /openapi.json s
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any
@@ -201,3 +203,23 @@ def _is_same(value: object, other: object) -> bool:
 
 def _json_word(value: object) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value).replace("'", '"')
+
+
+logger = logging.getLogger(__name__)
+
+# A client that makes up names must not fill the log.
+_MAX_NAMES = 64
+_lock = threading.Lock()
+_told: set[str] = set()
+
+
+def tell_ignored(where: str, name: str) -> None:
+    """Log that `name`, met in `where`, has no effect; the first time only, and of the first few dozen names."""
+    text = f"{where}: {name[:MAX_SHOWN_CHARS]!r}"
+    if text in _told or len(_told) >= _MAX_NAMES:
+        return
+    with _lock:
+        if text in _told or len(_told) >= _MAX_NAMES:
+            return
+        _told.add(text)
+    logger.warning("%s is left aside: this server has no use for it (said once)", text)

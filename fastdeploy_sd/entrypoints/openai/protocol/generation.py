@@ -26,6 +26,21 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.reasoning_formats import Display
 from fastdeploy_sd.text.tool_calls.tools import ToolUse
 
+TemplateText = Annotated[str, Field(max_length=64)] | None
+
+
+def template_variables(thinking: bool | None, reasoning_effort: str | None, verbosity: str | None) -> dict[str, Any]:
+    """Return the variables that were given; those that a template does not read have no effect.
+
+    Whether to think has two names among templates and gets both. An effort of "none" means not to, unless that is said
+    apart.
+    """
+    if thinking is None and reasoning_effort == "none":
+        thinking = False
+    fields = {"enable_thinking": thinking, "thinking": thinking, "reasoning_effort": reasoning_effort}
+    return {name: value for name, value in (fields | {"verbosity": verbosity}).items() if value is not None}
+
+
 _PRIORITY_LIMIT = 1 << 31
 _LENGTH = Only(-1, instead="max_tokens says how many tokens to generate")
 _SHORT_TEXT = Field(max_length=256)

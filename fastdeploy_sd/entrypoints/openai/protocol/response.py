@@ -18,11 +18,15 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
     SmallMap,
     expected,
 )
-from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, StreamOptions
+from fastdeploy_sd.entrypoints.openai.protocol.generation import (
+    GenerationBody,
+    StreamOptions,
+    TemplateText,
+    template_variables,
+)
 from fastdeploy_sd.entrypoints.openai.protocol.response_items import Items
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens, NumLogprobs
 from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import Asked, FlatFormat, TextFormat, below
-from fastdeploy_sd.entrypoints.openai.protocol.template_variables import TemplateText, template_variables
 from fastdeploy_sd.entrypoints.openai.protocol.tools import ToolChoice, ToolChoiceField, Tools, tool_faults, tool_use
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.chat_template import Message

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastdeploy_sd.entrypoints.openai.protocol.fields import FieldKind, expected, fault
-from fastdeploy_sd.entrypoints.openai.protocol.ignored import tell_ignored
+from fastdeploy_sd.entrypoints.openai.protocol.fields import FieldKind, expected, fault, tell_ignored
 from fastdeploy_sd.entrypoints.openai.protocol.message import (
     MAX_MESSAGES,
     content_schema,

@@ -8,8 +8,12 @@ from pydantic import FailFast, Field
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, NotSupported, SmallMap, TokenIds
-from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
-from fastdeploy_sd.entrypoints.openai.protocol.prompt_end import PromptEndFields, prompt_end_faults
+from fastdeploy_sd.entrypoints.openai.protocol.message import (
+    MAX_MESSAGES,
+    ChatMessage,
+    PromptEndFields,
+    prompt_end_faults,
+)
 from fastdeploy_sd.entrypoints.openai.protocol.tools import Tools
 from fastdeploy_sd.text.tool_calls.tools import Tool
 

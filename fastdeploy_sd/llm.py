@@ -10,7 +10,13 @@ from typing import Any, Self
 
 from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.entrypoints.offline.arguments import params_per_prompt, texts_per_prompt, token_id_lists
+from fastdeploy_sd.entrypoints.offline.arguments import (
+    OfflineGrammars,
+    Structured,
+    params_per_prompt,
+    texts_per_prompt,
+    token_id_lists,
+)
 from fastdeploy_sd.entrypoints.offline.batch import OfflineBatch
 from fastdeploy_sd.entrypoints.offline.conversations import (
     AnswerReader,
@@ -19,7 +25,6 @@ from fastdeploy_sd.entrypoints.offline.conversations import (
     Conversations,
     ReadConversation,
 )
-from fastdeploy_sd.entrypoints.offline.arguments import OfflineGrammars, Structured
 from fastdeploy_sd.errors import BadRequest, Unavailable
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_files import show_lines

@@ -1,7 +1,4 @@
-"""The HTTP side of a server in a process, started and stopped by the launcher.
-
-Knows neither routes nor the engine's process; signals are the launcher's.
-"""
+"""The HTTP side of a server in a process, started and stopped by the launcher; signals are the launcher's."""
 
 from __future__ import annotations
 
@@ -63,11 +60,9 @@ class HttpServer:
 
     Args:
         client: of the engine; may still be connecting.
-        config: what was started.
-        stats: where this process counts.
-        instance_id: of this start of the server.
 
-    Raises ConfigError: as `Preparer` and `deployment_secret`.
+    Raises:
+        ConfigError: as `Preparer` and `deployment_secret`.
     """
 
     def __init__(self, client: EngineClient, config: Config, stats: SharedStats, instance_id: str) -> None:
@@ -86,10 +81,7 @@ class HttpServer:
         self._preparer.close()
 
     async def serve(self, listeners: Listeners) -> int:
-        """Answer HTTP on listening sockets, which are closed at the end, while the client's engine lives.
-
-        Answers that are complete by then, if only with an error, still reach readers that fetch them within a few
-        seconds.
+        """Answer HTTP until the engine ends, and a few seconds longer, so that readers still get complete answers.
 
         Returns:
             The exit status: 0 when the engine has ended first, as it should.
@@ -111,12 +103,7 @@ class HttpServer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What the HTTP processes of a server have in common.
-
-    Attributes:
-        address, engine_pid: of the engine.
-        instance_id: of this start of the server.
-    """
+    """What the HTTP processes of one start of a server have in common."""
 
     config: Config
     address: str
@@ -132,10 +119,7 @@ def create_client(common: WorkerStart, stats: RedisStats) -> EngineClient:
 
 
 def start_worker(common: WorkerStart, listeners: Listeners, number: int) -> ChildProcess:
-    """Start an HTTP process on listening sockets that others may share. It ends, with status 0, after the engine.
-
-    `number`: among them; that of its predecessor, if it has one.
-    """
+    """Start HTTP process `number` on sockets that others may share; it ends, with status 0, after the engine."""
     start = {
         "config": to_json(common.config, with_secrets=True),
         "address": common.address,

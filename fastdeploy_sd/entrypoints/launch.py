@@ -61,10 +61,7 @@ _LEAVE_S = 3.0
 
 
 def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
-    """Serve until a signal or a failure; return the exit status. A failure has its line on standard error.
-
-    `executor`: as in `start_engine`.
-    """
+    """Serve until a signal or a failure, which has its line on standard error; return the exit status."""
     try:
         if config.parallel.own_node() != 0:
             return node.run(config)

@@ -25,7 +25,8 @@ def new_instance_id() -> str:
 def route_gate(config: Config, instance_id: str) -> RouteGate:
     """Return what lets the routes of this instance's routers in; of an instance without routers, none.
 
-    Raises ConfigError: the deployment's secret cannot be read.
+    Raises:
+        ConfigError: the deployment's secret cannot be read.
     """
     if not config.server.router:
         return RouteGate()
@@ -35,11 +36,8 @@ def route_gate(config: Config, instance_id: str) -> RouteGate:
 def make_registrar(config: Config, client: EngineClient, listeners: Listeners, instance_id: str) -> Registrar:
     """Return what registers an instance with its routers, be there any or none.
 
-    Args:
-        client: connected.
-        listeners: of the instance.
-
-    Raises ConfigError: the deployment's secret cannot be read.
+    Raises:
+        ConfigError: the deployment's secret cannot be read.
     """
     routers = [Target.parse(text) for text in config.server.router]
     key = derive_key(deployment_secret(config.splitwise), "registration") if routers else b""

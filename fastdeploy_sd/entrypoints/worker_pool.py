@@ -26,9 +26,7 @@ class WorkerPool:
 
     Args:
         start: starts a process, given its number, 0 to count - 1; a successor has the same.
-        count: how many run side by side.
         give_up: called when one is not replaced any more; the others go on until they end.
-        kind: of process, for the log.
     """
 
     def __init__(

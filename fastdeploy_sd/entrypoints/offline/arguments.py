@@ -82,9 +82,6 @@ class OfflineGrammars:
     ) -> list[str]:
         """Return one grammar for each prompt, "" = none, whether one for all, one each or none was given.
 
-        Args:
-            params: of each prompt.
-
         Raises:
             BadRequest: another number of them, one that is wrong or cannot be compiled, or a sampling option that
                 contradicts it.

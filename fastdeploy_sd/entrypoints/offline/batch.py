@@ -28,8 +28,6 @@ class TokenProgress:
     """Counts tokens of sequences that run side by side. Tokens that a sequence ends without are taken off the total.
 
     Args:
-        requests: one per sequence.
-        stats: the engine's counters; asked now and then.
         is_wanted: False = nothing is shown; else it is if standard error is a terminal.
     """
 

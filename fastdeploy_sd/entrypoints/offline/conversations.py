@@ -53,7 +53,6 @@ class ChatMessage:
     """An answer in its parts, as the server shows them.
 
     Attributes:
-        content: what the model says, without its thinking and its calls.
         reasoning: what it thought before, "" = nothing, or the model marks no thinking.
     """
 
@@ -76,18 +75,14 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
-    """A conversation, validated and rendered.
-
-    Attributes:
-        token_ids: of its prompt.
-    """
+    """A conversation, validated and rendered."""
 
     body: ChatCompletionBody
     token_ids: Sequence[int]
 
 
 class AnswerReader:
-    """Finds the text and the parts of the completions of one prompt. `options`: None = they have no parts."""
+    """Finds the text and the parts of the completions of one prompt; without `options` they have no parts."""
 
     def __init__(self, options: AnswerOptions | None) -> None:
         self._options = options
@@ -122,10 +117,10 @@ class Conversations:
         """Validate and render a conversation.
 
         Args:
-            kwargs: extra variables of the chat template.
             max_tokens: of the prompt.
 
-        Raises BadRequest: naming what is wrong with it or with what is said about functions.
+        Raises:
+            BadRequest: naming what is wrong with it or with what is said about functions.
         """
         body = _body(conversation, options)
         turns = [message.as_turn() for message in body.messages]
@@ -135,12 +130,7 @@ class Conversations:
     def form(
         self, conversation: ReadConversation | None, params: SamplingParams, asked: str
     ) -> tuple[AnswerReader, str]:
-        """Return what reads the answers, and the grammar of the whole output; see AnswerForms.of.
-
-        Args:
-            conversation: None = a raw prompt, whose answers have no parts.
-            asked: the grammar that the caller asks for, "" = none.
-        """
+        """Return what reads the answers, and the grammar of the whole output; the answers of a raw prompt have no parts."""
         if conversation is None:
             return AnswerReader(None), asked
         options, grammar = self._forms.of(conversation.body, params, conversation.token_ids, asked)

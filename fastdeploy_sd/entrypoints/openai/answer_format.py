@@ -21,7 +21,6 @@ class StreamPart:
 
     Attributes:
         text: the events, each ending in an empty line.
-        is_last: nothing of the stream follows.
     """
 
     text: str
@@ -53,19 +52,11 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def whole(self, completions: Sequence[Completion], usage: UsageCounter) -> dict[str, Any]:
-        """Return the answer at once.
-
-        Args:
-            completions: one per choice.
-            usage: of all of them.
-        """
+        """Return the answer at once, from one completion per choice."""
 
     @abstractmethod
     def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
-        """Return what a delta adds to a stream, None when a client would learn nothing from it.
-
-        `usage`: so far, with this delta.
-        """
+        """Return what a delta, counted in `usage`, adds to a stream; None when a client would learn nothing from it."""
 
     @abstractmethod
     def ending(self, usage: UsageCounter) -> str:

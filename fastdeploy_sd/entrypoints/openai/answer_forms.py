@@ -1,7 +1,4 @@
-"""Decides how the answer to a body is parsed, and which grammar it must follow.
-
-For one model; the same for the server and LLM. Knows no HTTP.
-"""
+"""Decides how the answer to a body is parsed, and which grammar it must follow, for the server and LLM alike."""
 
 from __future__ import annotations
 
@@ -22,11 +19,6 @@ from fastdeploy_sd.text.reasoning_formats import Display, ReasoningOptions, Star
 class Thinking:
     """How the loaded model thinks, if it does.
 
-    Args:
-        encoder: of the model.
-        config: names the format of its thinking.
-        eos_token_ids: of its requests.
-
     Attributes:
         shown_ids: of the tokens that are marks of thinking and that text hides.
     """
@@ -40,22 +32,14 @@ class Thinking:
         self._grammar = None if self._form is None else ThinkingGrammar(self._form, self._tokenizer, eos_token_ids)
 
     def options(self, body: GenerationBody, prompt: Sequence[int]) -> ReasoningOptions | None:
-        """Return how to tell apart what the model thinks, None = it is not told apart.
-
-        Args:
-            prompt: its token ids.
-        """
+        """Return how to tell apart what the model thinks, None = it is not told apart."""
         display = body.reasoning_display
         if self._form is None or display is None or display is Display.UNSPLIT:
             return None
         return ReasoningOptions(self._form, self._start(body, prompt), display)
 
     def grammar(self, grammar: str, body: GenerationBody, prompt: Sequence[int]) -> str:
-        """Return the grammar of the whole output.
-
-        Args:
-            grammar: of the answer, "" = anything; see ThinkingGrammar.wrap.
-            prompt: its token ids.
+        """Return the grammar of the whole output, given that of the answer ("" = anything); see ThinkingGrammar.wrap.
 
         Raises:
             BadRequest: the request limits the thinking, and that cannot be done.
@@ -80,9 +64,6 @@ class AnswerForms:
     """Answers of one model.
 
     Args:
-        encoder: of the model.
-        config: names the formats of its calls and of its thinking.
-        eos_token_ids: of its requests.
         verify_grammar: gets a grammar and the field that asks for it, and raises BadRequest.
 
     Raises ConfigError: there is no such format.
@@ -105,8 +86,6 @@ class AnswerForms:
         """Return how to answer, and the grammar of the whole output, "" = it is free.
 
         Args:
-            params: of the body.
-            prompt: its token ids.
             asked: the grammar that the body asks for, "" = none.
 
         Raises BadRequest: see ToolCalling.of, Thinking.grammar and verify_grammar_length.

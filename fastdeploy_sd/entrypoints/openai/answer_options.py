@@ -19,8 +19,6 @@ class ResponseEcho:
     """What a Response repeats of its request.
 
     Attributes:
-        max_output_tokens: as given.
-        metadata: its tags, which are texts.
         text_format, tools, tool_choice: as JSON text, since they are of any form.
     """
 
@@ -57,14 +55,9 @@ class AnswerOptions:
     """The form of an answer. It goes to other processes.
 
     Attributes:
-        includes_usage, includes_continuous_usage: of a stream, see StreamOptions.
-        names_token_ids: log-probabilities name tokens by their ids.
-        echo: each choice begins with its prompt.
         tells_service_tier: the request named one.
         response: of /v1/responses only.
-        tools: the functions that are called in its text, None = none.
         shown_ids: of tokens that text hides otherwise, but that mean something to the parsers of its parts.
-        reasoning: how what the model thinks is told apart, None = it is not.
     """
 
     stream: bool = False

@@ -16,11 +16,7 @@ _EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
-    """Serve until told to stop.
-
-    Args:
-        argv: options, without the program's name; None = this process's.
-        prog: name in --help.
+    """Serve the options of `argv`, None = this process's, until told to stop.
 
     Returns:
         The exit status: 0 after an orderly stop, 2 for a wrong option or checkpoint, 1 when the engine failed.

@@ -37,10 +37,7 @@ def create_app(
 
     Args:
         client: may still be connecting; until then /health is 503.
-        config: what was started.
-        preparer: turns bodies into jobs.
         stats: what the HTTP processes count; None = there is this one, and only its requests count.
-        gate: knows this server's routers; by default there is none.
     """
     app = FastAPI(title="fastdeploy_sd", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     handler = GenerationHandler(client, config, preparer, gate)

@@ -35,7 +35,6 @@ def verify_names_once(content: bytes, value: dict[str, Any]) -> None:
     """Refuse JSON in which an object has a name twice: which of the values is meant cannot be known.
 
     Args:
-        content: valid JSON.
         value: what a parser made of it: an object, with the last value of each name.
 
     Raises BadRequest: a name is there twice; the first such is named.

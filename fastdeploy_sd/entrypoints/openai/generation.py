@@ -1,8 +1,4 @@
-"""Runs a job on the engine: its sequences side by side, their outputs merged as they come.
-
-Owns the lifetime of the engine's requests: when the reader of `run_job` leaves, for whatever reason, all of them are
-aborted. Knows no HTTP.
-"""
+"""Runs a job on the engine: its sequences side by side, their outputs merged as they come."""
 
 from __future__ import annotations
 
@@ -48,11 +44,10 @@ class Client(Protocol):
 def run_job(
     client: Client, tokenizer: Tokenizer, job: GenerationJob, share: QueueShare
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Yield (choice, delta) until every choice that is not finished has its last delta. Closing it early aborts what
-    still runs.
+    """Yield (choice, delta) until each unfinished choice has its last delta; closing it early aborts what still runs.
 
-    `share`: how much of the job may be in the engine at a time. Raises FdsdError: a request was refused or failed; the
-    others are aborted.
+    Raises:
+        FdsdError: a request was refused or failed; the others are aborted.
     """
     choices = job.unfinished_choices
     if len(choices) == 1:

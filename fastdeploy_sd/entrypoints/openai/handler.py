@@ -38,12 +38,6 @@ _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
 class GenerationHandler:
     """Serves one model through one engine client.
 
-    Args:
-        client: of the engine.
-        config: what was started.
-        preparer: turns bodies into jobs.
-        gate: knows the routers of this server.
-
     Raises (from every method):
         FdsdError: of the status that tells the client what happened.
         ClientDisconnect: it left.

@@ -1,7 +1,4 @@
-"""One HTTP generation request, prepared: its prompts, the engine requests they became, and what they cost.
-
-The n sequences of prompt p are choices p*n .. p*n + n-1 of the response. Knows no HTTP.
-"""
+"""One HTTP generation request, prepared; the n sequences of prompt p are choices p*n .. p*n + n-1 of the response."""
 
 from __future__ import annotations
 
@@ -45,13 +42,10 @@ class GenerationJob:
     """A prepared generation request.
 
     Attributes:
-        job_id: id of the response.
         created: seconds since the epoch.
         echoed_texts: per prompt, the text as given, None when it was given as token ids; empty unless it is echoed.
-        requests: one per choice, in choice order.
         method: that drafts for its requests, "naive" = none.
         is_lossy: verification may give its requests tokens that plain decoding would not.
-        answer: how to answer.
         progress: what the client has got of it from another instance; None = nothing.
     """
 
@@ -124,10 +118,7 @@ class GenerationJob:
         return processor.shown_text, processor.shown_offsets
 
     def of_client(self, name: str) -> Self:
-        """Return the job with the name by which its client shares the engine with others.
-
-        `name`: see client_of. The user that the body names counts before an address.
-        """
+        """Return the job with its client's name, see client_of; the body's user counts before an address."""
         user = self.requests.client
         if user and not name.startswith(BY_KEY):
             name = f"user {user}"
@@ -136,7 +127,8 @@ class GenerationJob:
     def routed(self, kv_source: KvSource | None, progress: Progress | None) -> Self:
         """Return the job as a router wants it: with others' KV, or continuing after what another instance has sent.
 
-        Raises BadRequest: the progress is not one of this job.
+        Raises:
+            BadRequest: the progress is not one of this job.
         """
         requests = replace(self.requests, kv_source=kv_source)
         if progress is None:
@@ -181,7 +173,8 @@ class JobBuilder:
     def build_chat(self, body: ChatCompletionBody) -> GenerationJob:
         """Return the job of a chat completion.
 
-        Raises BadRequest: the conversation cannot be rendered, or a check against the model's sizes fails.
+        Raises:
+            BadRequest: the conversation cannot be rendered, or a check against the model's sizes fails.
         """
         params = body.sampling_params()
         max_tokens = self._requests.max_prompt_tokens
@@ -200,7 +193,8 @@ class JobBuilder:
     def build_completion(self, body: CompletionBody) -> GenerationJob:
         """Return the job of a text completion.
 
-        Raises BadRequest: there are more sequences than a job may have, or a check against the model's sizes fails.
+        Raises:
+            BadRequest: there are more sequences than a job may have, or a check against the model's sizes fails.
         """
         params = body.sampling_params()
         num_sequences = len(body.prompts) * params.n
@@ -213,7 +207,11 @@ class JobBuilder:
         return self._build(body, params, _job_id(body, "cmpl-"), prompts, texts)
 
     def build_response(self, body: ResponseBody) -> GenerationJob:
-        """Return the job of a Response. Raises BadRequest: as build_chat."""
+        """Return the job of a Response.
+
+        Raises:
+            BadRequest: as build_chat.
+        """
         offered, max_tokens = offered_tools(body.tool_use), self._requests.max_prompt_tokens
         token_ids = self._encoder.encode_chat(body.turns, body.template_variables(), max_tokens, offered)
         return self._build(body, body.sampling_params(), _job_id(body, "resp_"), [token_ids])

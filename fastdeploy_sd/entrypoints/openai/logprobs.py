@@ -16,7 +16,6 @@ class LogprobsFormat:
     """Log-probabilities of one tokenizer's tokens as JSON.
 
     Args:
-        tokenizer: names the tokens.
         names_ids: tokens are "token_id:<id>", as vLLM writes them, instead of text.
     """
 
@@ -40,7 +39,6 @@ class LogprobsFormat:
         """Return `choices[].logprobs` of a text completion; the chosen token is always among its alternatives.
 
         Args:
-            logprobs: one per token.
             text_offsets: int[n], where each token's text starts in the choice's text.
         """
         return {
@@ -51,10 +49,7 @@ class LogprobsFormat:
         }
 
     def chat_drafts(self, drafts: Sequence[DraftLogprob]) -> dict[str, Any]:
-        """Return `choices[].draft_logprobs` of a chat completion: as logprobs, and what became of each draft.
-
-        `position` counts the drafts of a step from 0; `accepted` says whether the draft became output.
-        """
+        """Return the logprobs of a chat's drafts, each with its `position` in its step and whether it was `accepted`."""
         logprobs = self.chat([d.draft for d in drafts])
         for entry, draft in zip(logprobs["content"], drafts, strict=True):
             entry["position"], entry["accepted"] = draft.position, draft.accepted

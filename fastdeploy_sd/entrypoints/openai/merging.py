@@ -49,9 +49,7 @@ async def merge(
     nothing of the job has begun.
 
     Args:
-        begin: makes source i.
         sizes: of source i, in prompt tokens.
-        share: how much may run at a time.
     """
     feed = _Feed(begin, sizes, share)
     try:
@@ -93,11 +91,7 @@ class _Feed(Generic[T]):
         return bool(self._waiting or self._running)
 
     async def next(self) -> list[T]:
-        """Return the next item, or nothing when a source has ended.
-
-        Raises:
-            Exception: what a source raised.
-        """
+        """Return the next item, or nothing when a source has ended."""
         if self._has_begun and not self._running:
             await asyncio.sleep(_RETRY_S)
         self._begin_more()

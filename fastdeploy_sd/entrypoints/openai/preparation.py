@@ -1,8 +1,4 @@
-"""Turns the bytes of a body into a job: parse, validate, render, encode. Knows no socket.
-
-All work that grows with the size of a body happens here, in a thread or in a forked worker. The tokenizer and the chat
-template are loaded once, before a worker is forked.
-"""
+"""Turns the bytes of a body into a job, in a thread or in a worker forked from a loaded process."""
 
 from __future__ import annotations
 
@@ -51,9 +47,7 @@ class Outcome:
     """The outcome of a call; exactly one of the five is set.
 
     Attributes:
-        job: the prepared job.
         answer: JSON of the answer to a request that needs no engine.
-        error: what is wrong with the request.
         failure: a traceback of ours, for the log.
         needs_worker: a worker process has to do it, as its size does not bound the work.
     """
@@ -69,9 +63,6 @@ class Preparation:
     """Prepares jobs for one loaded model.
 
     Args:
-        encoder: of the model.
-        config: what was started.
-        model_info: the loaded model.
         limit: what holds the growth of the process to so many bytes while a body is read.
         verify_grammar: see JobBuilder; None = this is no worker, and compiles nothing.
         note: gets the field whose grammar is compiled; see `sandbox_worker.Note`.
@@ -163,10 +154,7 @@ def load(config: str) -> Setup:
 
 
 def too_complex(what: str, field: str = "") -> BadRequest:
-    """Return the error for a request that is refused because preparing it takes too much `what`.
-
-    `field`: the field that does, where that is known.
-    """
+    """Return the error for a request that takes too much `what` to prepare, because of `field` where known."""
     if field:
         text, param = f"{field}: expected what can be compiled", re.split(r"[.\[]", field, maxsplit=1)[0]
     else:

@@ -41,9 +41,7 @@ class WorkerPoolLimits:
 
     Attributes:
         max_bytes: of a body.
-        max_workers: number of bodies prepared at a time.
         keeps_workers: a worker prepares one body after another; else each body gets a new worker.
-        limits: of each worker.
     """
 
     max_bytes: float
@@ -70,12 +68,7 @@ _NEEDS_WORKER = Outcome(needs_worker=True)
 class Preparer:
     """Turns bodies into jobs. Starts no process before `start` or the first body that is not small.
 
-    Args:
-        config: what was started.
-        model_info: the loaded model, once there is one.
-
     Attributes:
-        tokenizer: of the checkpoint.
         parsers: what takes answers apart, in words for the log.
 
     Raises:
@@ -118,10 +111,6 @@ class Preparer:
 
     async def prepare(self, task: str, content: bytes) -> GenerationJob:
         """Return the job of a body; cancelling it ends the work.
-
-        Args:
-            task: a task of `Preparation`.
-            content: the body as it came.
 
         Raises:
             FdsdError: of the status that tells the client what happened.

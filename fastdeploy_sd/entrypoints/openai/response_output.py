@@ -18,17 +18,14 @@ Event = tuple[str, Json]
 
 
 class ResponseOutput:
-    """The items so far. `job_id`: the ids of items are made from it."""
+    """The items of a Response's output so far; their ids are made from the job's."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self._items: list[_Item] = []
 
     def add(self, part: AnswerPart, logprobs: Sequence[Json] = ()) -> list[Event]:
-        """Take a part of the answer; return what it adds to a stream: the name and the values of each event.
-
-        `logprobs`: of the tokens of a message's text, when asked for.
-        """
+        """Take a part of the answer and its logprobs; return the name and the values of each event that it adds."""
         events: list[Event] = []
         if not (self._items and self._items[-1].takes(part)):
             if self._items:
@@ -37,7 +34,7 @@ class ResponseOutput:
         return events + self._items[-1].add(part, logprobs)
 
     def end(self, status: str) -> list[Event]:
-        """End the answer; return the events. `status`: of the item that the end of the answer ends."""
+        """End the answer, and its last item with this status; return the events."""
         opening = [] if self._items else self._open(Content(""))
         return opening + self._items[-1].close(status)
 
@@ -100,11 +97,7 @@ class _Item(ABC):
 
 
 class _TextItem(_Item):
-    """An item of one part, a text.
-
-    Attributes:
-        kind: type of the part, and in the names of its events.
-    """
+    """An item of one part, a text; its kind is also in the names of its events."""
 
     kind: ClassVar[str]
 

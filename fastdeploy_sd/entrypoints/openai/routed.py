@@ -1,7 +1,4 @@
-"""Requests that come from a router: who may send them, and what a stream tells the router in addition to its events.
-
-Knows no engine, and of HTTP the headers.
-"""
+"""Requests from a router: who may send them, and what a stream tells the router besides its events."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from fastdeploy_sd.types import TokenLogprob
 
 
 class RouteGate:
-    """Admits requests of this deployment's routers. `reader`: of routes; None = this instance has no router."""
+    """Admits requests of this deployment's routers; without a reader there is no router."""
 
     def __init__(self, reader: RouteReader | None = None) -> None:
         self._reader = reader
@@ -27,7 +24,8 @@ class RouteGate:
     def route_of(self, headers: Headers) -> Route | None:
         """Return the route of a request, None when it has none.
 
-        Raises Forbidden: it has one that is not of a router of this deployment.
+        Raises:
+            Forbidden: it has one that is not of a router of this deployment.
         """
         header = headers.get(ROUTE_HEADER)
         if header is None:

@@ -14,14 +14,7 @@ from fastdeploy_sd.wire.http.model_names import resolve_model
 
 
 class Tokenization:
-    """Bytes of a body -> JSON of the answer. Slow for long texts: call it off the event loop.
-
-    Args:
-        encoder: of the model's prompts.
-        tokenizer: the same one's.
-        model_info: sizes; a text that could never fit into the context is refused by its length.
-        served_names: of the model.
-    """
+    """Bytes of a body -> JSON of the answer. Slow for long texts: call it off the event loop."""
 
     def __init__(
         self, encoder: PromptEncoder, tokenizer: Tokenizer, model_info: ModelInfo, served_names: tuple[str, ...]

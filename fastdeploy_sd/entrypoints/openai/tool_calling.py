@@ -19,8 +19,6 @@ class ToolCalling:
     """Calls of functions as one model writes them.
 
     Args:
-        name: of the format, "auto" or None, see `find_format`.
-        tokenizer: of the model.
         verify_grammar: gets a grammar and the field that asks for it, and raises BadRequest.
 
     Attributes:
@@ -45,7 +43,6 @@ class ToolCalling:
         """Return how to read the calls of an answer, None = it has none, and its grammar, "" = it is free.
 
         Args:
-            params: of the body.
             content: the grammar of an answer that calls nothing, "" = it is free.
 
         Raises BadRequest: the server reads no calls; or calls are guided, and the model's format cannot write the

@@ -12,12 +12,7 @@ from fastdeploy_sd.types import DraftCounts
 
 
 class UsageCounter:
-    """Counts what a job has cost so far, at the instance that had it before too.
-
-    Args:
-        job: as it is answered here.
-        tokenizer: of the model.
-    """
+    """Counts what a job has cost so far, at the instance that had it before too."""
 
     def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
         requests = job.requests

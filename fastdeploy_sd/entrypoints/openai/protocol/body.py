@@ -63,12 +63,7 @@ METADATA = "metadata"
 
 
 def split_metadata(data: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options in a body's metadata that its own fields leave open, and the first few unknown ones' names.
-
-    Args:
-        data: the body, an object.
-        known: names of the route's fields.
-    """
+    """Return the options in a body's metadata that its own fields leave open, and the first few unknown ones' names."""
     metadata = data.get(METADATA)
     options: dict[str, Any] = {}
     unknown: list[str] = []

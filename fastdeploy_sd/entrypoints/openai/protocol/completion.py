@@ -22,7 +22,7 @@ Prompt = str | list[int]
 
 
 class _Prompts(FieldKind):
-    """One prompt or several, of one kind; the body holds a list of them. `takes_text`: else token ids only."""
+    """One prompt or several, of one kind (without `takes_text` token ids only); the body holds a list of them."""
 
     def __init__(self, takes_text: bool) -> None:
         self._takes_text = takes_text
@@ -48,7 +48,6 @@ class CompletionBody(GenerationBody):
     Attributes:
         prompt: one or several prompts, as text or token ids; after validation always a list.
         prompt_token_ids: the same as token ids in `prompt`, which must then be absent.
-        echo: put the prompt before the generated text.
     """
 
     prompt: Annotated[list[Prompt] | None, _Prompts(takes_text=True)] = None

@@ -31,13 +31,7 @@ _OF_SIZE = ("string_too_long", "too_long")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong.
-
-    Attributes:
-        message: names the field, what was expected and what came.
-        param: the field at the top of the body.
-        code: short machine-readable reason.
-    """
+    """One thing that is wrong, with the field at the top of the body and a short machine-readable reason."""
 
     message: str
     param: str | None = None
@@ -53,12 +47,7 @@ def refusal(faults: Sequence[Fault]) -> BadRequest:
 
 
 def faults_of(error: ValidationError, where: Mapping[str, str]) -> list[Fault]:
-    """Return what a validation found.
-
-    Args:
-        error: of a body; its lists stop at their first wrong entry, so that it is short.
-        where: top-level name -> what to write before it.
-    """
+    """Return what a validation found; `where` maps a top-level name to what to write before it."""
     return [_fault(details, where) for details in error.errors(include_url=False)]
 
 

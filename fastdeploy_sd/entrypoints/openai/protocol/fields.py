@@ -73,10 +73,7 @@ def expected(what: str) -> PydanticCustomError:
 
 
 class FieldKind:
-    """Annotates a field with a check of our own and the schema of what passes it.
-
-    Null passes as "not given", unless a kind says that it does not.
-    """
+    """Annotates a field with a check and a schema; null passes as "not given", unless a kind says that it does not."""
 
     schema: Mapping[str, Any]
     takes_null = True
@@ -100,8 +97,6 @@ class Sampling(FieldKind):
     """A field that SamplingParams checks, alone; rules between two of them are checked when all are known.
 
     Args:
-        name: of the parameter.
-        schema: of its values.
         unset: another way to say null, as llama.cpp and LM Studio write -1.
     """
 
@@ -125,7 +120,6 @@ class Only(FieldKind):
     """A field that is taken only with the values that ask for nothing; the body then holds None.
 
     Args:
-        neutral: those values.
         instead: what a client should know who asked for more.
     """
 
@@ -155,12 +149,7 @@ class Integer(FieldKind):
 
 
 class Matching(FieldKind):
-    """Text of a form.
-
-    Args:
-        pattern: a regular expression, anchored.
-        description: of what it matches, to follow "expected".
-    """
+    """Text of a form, given by an anchored regular expression and the words that follow "expected"."""
 
     def __init__(self, pattern: str, description: str) -> None:
         self._pattern = re.compile(pattern)

@@ -51,7 +51,6 @@ class StreamOptions(Body):
 
     Attributes:
         include_usage: one more chunk at the end with the usage of the whole request.
-        continuous_usage_stats: the usage so far in every chunk.
         include_obfuscation: a text of random length with each delta, which this server does not send.
     """
 
@@ -61,13 +60,7 @@ class StreamOptions(Body):
 
 
 class SpeculationOptions(Body):
-    """How this request is drafted for; what the server has loaded is checked in text/speculation.py.
-
-    Attributes:
-        enabled: false = plain decoding.
-        method: one of those the server has loaded.
-        num_speculative_tokens: drafts per step at most.
-    """
+    """How this request is drafted for; what the server has loaded is checked in text/speculation.py."""
 
     enabled: bool | None = None
     method: str | None = None
@@ -78,18 +71,11 @@ class GenerationBody(StructuredFields, SamplingFields):
     """Fields that chat and text completions share, besides those of the two it is made of.
 
     Attributes:
-        model: one of the served names; see model_names.py for what stands for "any".
         max_tokens: None = what the context has room for.
         best_of: only the value of n: nothing is generated to be thrown away.
-        request_id: id of the response and of the engine's request; None = made up.
         priority: lower runs first.
         cache_salt: prompts share cached prefixes only with the same salt.
-        return_token_ids: add prompt_token_ids and completion_token_ids to each choice, and vLLM's token_ids.
-        return_tokens_as_token_ids: log-probabilities name each token "token_id:<id>".
-        collect_metrics: add `metrics` to each choice.
-        speculation: None = as the server is configured.
-        include_draft_logprobs: add `draft_logprobs` to each choice; needs logprobs.
-        metadata: tags, and options that were merged into the other fields; see metadata.py.
+        metadata: tags, and options that were merged into the other fields; see split_metadata.
         service_tier: of no effect; the answer to a request that names one says which it had.
         user, safety_identifier: who shares the engine with others, where no API keys tell.
         store .. prompt_cache_retention: accepted and of no effect.
@@ -192,7 +178,11 @@ class GenerationBody(StructuredFields, SamplingFields):
         return BadRequest(text, param=name, code=error.code)
 
     def sampling_params(self) -> SamplingParams:
-        """Return the sampling options. Raises BadRequest: two of them contradict each other."""
+        """Return the sampling options.
+
+        Raises:
+            BadRequest: two of them contradict each other.
+        """
         raise NotImplementedError
 
     def contradictions(self) -> list[Fault]:
@@ -212,9 +202,6 @@ class GenerationBody(StructuredFields, SamplingFields):
         return faults
 
     def speculation_options(self, params: SamplingParams) -> dict[str, Any]:
-        """Return what was said about drafting, as fields of Speculation by name.
-
-        `params`: of this body; as many alternatives are reported for drafts as for tokens.
-        """
+        """Return what was said about drafting, as fields of Speculation; drafts have as many alternatives as tokens."""
         given = {} if self.speculation is None else self.speculation.model_dump(exclude_none=True)
         return {**given, "num_draft_logprobs": params.logprobs} if self.include_draft_logprobs else given

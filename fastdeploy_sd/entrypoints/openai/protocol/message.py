@@ -59,7 +59,6 @@ def content_text(value: Any, text_keys: Mapping[str, str], expected_names: Colle
     """Return the text of a content: it itself, or its parts joined by line breaks; None when it is neither.
 
     Args:
-        text_keys: type of a part -> the key of its text.
         expected_names: what else a part has that means nothing here; of other names the log is told.
     """
     if isinstance(value, str):
@@ -148,7 +147,6 @@ class ChatMessage(Body):
         role: developer is the same as system, function the same as tool; others are the chat template's.
         content: None only in a turn of the assistant, which may consist of tool calls.
         tool_calls, function_call: what the assistant called; the second is OpenAI's older name for a single one.
-        tool_call_id: which of the calls a turn of a tool answers.
         reasoning_content: what the assistant thought before its answer, for templates that show it again.
         reasoning: the same under another name, as this server's own answers have it; anything but text is left aside.
     """

@@ -42,11 +42,7 @@ NumLogprobs = Annotated[int | None, Sampling("logprobs", _number("logprobs"))]
 
 
 class SamplingFields(Body):
-    """How tokens are chosen and when generation stops; see SamplingParams.
-
-    Attributes:
-        seed: -1 is "none", like null.
-    """
+    """How tokens are chosen and when generation stops, see SamplingParams; a seed of -1 is "none", like null."""
 
     n: Annotated[Any, Sampling("n", _number("n"))] = None
     temperature: Annotated[Any, Sampling("temperature", _number("temperature"))] = None

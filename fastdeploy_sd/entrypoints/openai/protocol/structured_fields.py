@@ -33,11 +33,7 @@ _TAG = "a structural tag is not: use tools, or a grammar"
 
 
 class Asked(NamedTuple):
-    """What a body asks of the form of its output.
-
-    Attributes:
-        field: where, for errors.
-    """
+    """What a body asks of the form of its output, and the field that does, for errors."""
 
     field: str
     outputs: StructuredOutputs
@@ -92,22 +88,14 @@ _TYPES: dict[str, tuple[str, type | tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """The form of a Response's text.
-
-    Attributes:
-        asked: what it asks for, and where below the field; None = anything.
-        definition: as given, for the answer to repeat.
-    """
+    """The form of a Response's text (None = anything), and its definition as given, for the answer to repeat."""
 
     asked: Asked | None
     definition: Mapping[str, Any]
 
 
 class Format(FieldKind):
-    """An object with a type: text (anything), json_object, or json_schema.
-
-    `is_flat`: the schema and its name are next to the type, as in /v1/responses; else in an object of their own.
-    """
+    """An object with a type: text, json_object or json_schema; flat = the schema is next to the type."""
 
     def __init__(self, *, is_flat: bool) -> None:
         self._is_flat = is_flat
@@ -155,10 +143,7 @@ class FlatFormat(FieldKind):
 
 
 class _OneOf(FieldKind):
-    """A field that is one attribute of StructuredOutputs; the value is checked when the grammar is made.
-
-    `unset`: another way to say null, as llama.cpp's clients write "".
-    """
+    """One attribute of StructuredOutputs, checked with the grammar; `unset` is another way to say null."""
 
     def __init__(self, kind: str, unset: str | None = None) -> None:
         self._kind = kind

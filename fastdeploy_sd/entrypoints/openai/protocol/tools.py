@@ -60,7 +60,6 @@ class ToolChoice:
 
     Attributes:
         names: of the only functions that may be called, None = all.
-        is_named: one call of the only name is wanted.
     """
 
     mode: ToolMode
@@ -79,12 +78,7 @@ class ToolChoice:
 
 
 class Tools(FieldKind):
-    """Functions, each as {"type": "function", "function": {...}}; of Responses without the inner object.
-
-    Args:
-        is_flat: as in /v1/responses.
-        is_bare: the older `functions`, which have no type.
-    """
+    """Functions with a type, in /v1/responses flat; the older `functions` are bare, without one."""
 
     def __init__(self, *, is_flat: bool = False, is_bare: bool = False) -> None:
         self._is_flat, self._is_bare = is_flat, is_bare
@@ -120,7 +114,7 @@ class Tools(FieldKind):
 
 
 class ToolChoiceField(FieldKind):
-    """Whether and which functions may or must be called. `is_flat`: as in /v1/responses: a name is next to the type."""
+    """Whether and which functions may or must be called; in /v1/responses a name is next to the type."""
 
     def __init__(self, *, is_flat: bool = False) -> None:
         self._is_flat = is_flat
@@ -186,10 +180,7 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None, is_paralle
 
 
 def tool_faults(names: tuple[str, str], tools: Sequence[Tool] | None, choice: ToolChoice | None) -> list[Fault]:
-    """Return what is wrong between two fields.
-
-    `names`: of the fields, as the functions and the choice are called in the body.
-    """
+    """Return what is wrong between the functions and the choice, which have these names in the body."""
     of_tools, of_choice = names
     if choice is None or (choice.names is None and choice.mode is not ToolMode.REQUIRED):
         return []
@@ -203,7 +194,7 @@ def tool_faults(names: tuple[str, str], tools: Sequence[Tool] | None, choice: To
 
 
 def _function(value: Any, path: str, known: tuple[str, ...]) -> Tool:
-    """A function's definition. `known`: names that it has in addition to its own."""
+    """A function's definition; `known` names what it has in addition to its own."""
     if not isinstance(value, dict):
         raise _inside(path, 'a function of the form {"name": ..., "description": ..., "parameters": ...}', value)
     tell_names("function of a tool", value, ("name", "description", "parameters", "strict", *known))

@@ -58,11 +58,7 @@ _LEAVE_S = 3.0
 class HttpServer:
     """The HTTP side of a process, with the processes that prepare its requests. Close it at the end.
 
-    Args:
-        client: of the engine; may still be connecting.
-
-    Raises:
-        ConfigError: as `Preparer` and `deployment_secret`.
+    `client`: of the engine; may still be connecting. Raises ConfigError: as `Preparer` and `deployment_secret`.
     """
 
     def __init__(self, client: EngineClient, config: Config, stats: SharedStats, instance_id: str) -> None:

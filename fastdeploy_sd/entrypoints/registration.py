@@ -25,8 +25,7 @@ def new_instance_id() -> str:
 def route_gate(config: Config, instance_id: str) -> RouteGate:
     """Return what lets the routes of this instance's routers in; of an instance without routers, none.
 
-    Raises:
-        ConfigError: the deployment's secret cannot be read.
+    Raises ConfigError: the deployment's secret cannot be read.
     """
     if not config.server.router:
         return RouteGate()
@@ -36,8 +35,7 @@ def route_gate(config: Config, instance_id: str) -> RouteGate:
 def make_registrar(config: Config, client: EngineClient, listeners: Listeners, instance_id: str) -> Registrar:
     """Return what registers an instance with its routers, be there any or none.
 
-    Raises:
-        ConfigError: the deployment's secret cannot be read.
+    Raises ConfigError: the deployment's secret cannot be read.
     """
     routers = [Target.parse(text) for text in config.server.router]
     key = derive_key(deployment_secret(config.splitwise), "registration") if routers else b""

@@ -82,9 +82,8 @@ class OfflineGrammars:
     ) -> list[str]:
         """Return one grammar for each prompt, "" = none, whether one for all, one each or none was given.
 
-        Raises:
-            BadRequest: another number of them, one that is wrong or cannot be compiled, or a sampling option that
-                contradicts it.
+        Raises BadRequest: another number of them, one that is wrong or cannot be compiled, or a sampling option that
+        contradicts it.
         """
         if given is None or isinstance(given, StructuredOutputs | Mapping):
             return [self._grammar(given, params)] * len(params)

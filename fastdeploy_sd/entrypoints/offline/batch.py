@@ -27,8 +27,7 @@ _REFRESH_S = 0.5
 class TokenProgress:
     """Counts tokens of sequences that run side by side. Tokens that a sequence ends without are taken off the total.
 
-    Args:
-        is_wanted: False = nothing is shown; else it is if standard error is a terminal.
+    `is_wanted`: False = nothing is shown; else it is if standard error is a terminal.
     """
 
     def __init__(self, requests: Iterable[Request], stats: Callable[[], EngineStats], *, is_wanted: bool) -> None:

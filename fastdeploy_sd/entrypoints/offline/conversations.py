@@ -116,11 +116,8 @@ class Conversations:
     ) -> ReadConversation:
         """Validate and render a conversation.
 
-        Args:
-            max_tokens: of the prompt.
-
-        Raises:
-            BadRequest: naming what is wrong with it or with what is said about functions.
+        `max_tokens`: of the prompt. Raises BadRequest: naming what is wrong with it or with what is said about
+        functions.
         """
         body = _body(conversation, options)
         turns = [message.as_turn() for message in body.messages]
@@ -130,7 +127,7 @@ class Conversations:
     def form(
         self, conversation: ReadConversation | None, params: SamplingParams, asked: str
     ) -> tuple[AnswerReader, str]:
-        """Return what reads the answers, and the grammar of the whole output; the answers of a raw prompt have no parts."""
+        """Return what reads the answers, and the grammar of the whole output; answers of raw prompts have no parts."""
         if conversation is None:
             return AnswerReader(None), asked
         options, grammar = self._forms.of(conversation.body, params, conversation.token_ids, asked)

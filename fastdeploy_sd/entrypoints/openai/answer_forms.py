@@ -41,8 +41,7 @@ class Thinking:
     def grammar(self, grammar: str, body: GenerationBody, prompt: Sequence[int]) -> str:
         """Return the grammar of the whole output, given that of the answer ("" = anything); see ThinkingGrammar.wrap.
 
-        Raises:
-            BadRequest: the request limits the thinking, and that cannot be done.
+        Raises BadRequest: the request limits the thinking, and that cannot be done.
         """
         max_tokens = body.max_reasoning_tokens
         if body.reasoning_display is None or (not grammar and max_tokens is None):
@@ -63,10 +62,8 @@ class Thinking:
 class AnswerForms:
     """Answers of one model.
 
-    Args:
-        verify_grammar: gets a grammar and the field that asks for it, and raises BadRequest.
-
-    Raises ConfigError: there is no such format.
+    `verify_grammar`: gets a grammar and the field that asks for it, and raises BadRequest. Raises ConfigError: there is
+    no such format.
     """
 
     def __init__(
@@ -85,10 +82,8 @@ class AnswerForms:
     ) -> tuple[AnswerOptions, str]:
         """Return how to answer, and the grammar of the whole output, "" = it is free.
 
-        Args:
-            asked: the grammar that the body asks for, "" = none.
-
-        Raises BadRequest: see ToolCalling.of, Thinking.grammar and verify_grammar_length.
+        `asked`: the grammar that the body asks for, "" = none. Raises BadRequest: see ToolCalling.of, Thinking.grammar
+        and verify_grammar_length.
         """
         tools, grammar = self._tools.of(body, params, asked)
         grammar = self._thinking.grammar(grammar, body, prompt)

@@ -34,10 +34,8 @@ def verify_shape(content: bytes) -> None:
 def verify_names_once(content: bytes, value: dict[str, Any]) -> None:
     """Refuse JSON in which an object has a name twice: which of the values is meant cannot be known.
 
-    Args:
-        value: what a parser made of it: an object, with the last value of each name.
-
-    Raises BadRequest: a name is there twice; the first such is named.
+    `value`: what a parser made of it: an object, with the last value of each name. Raises BadRequest: a name is there
+    twice; the first such is named.
     """
     num_names = _num_names(value)
     if content.count(b":") == num_names:

@@ -46,8 +46,7 @@ def run_job(
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Yield (choice, delta) until each unfinished choice has its last delta; closing it early aborts what still runs.
 
-    Raises:
-        FdsdError: a request was refused or failed; the others are aborted.
+    Raises FdsdError: a request was refused or failed; the others are aborted.
     """
     choices = job.unfinished_choices
     if len(choices) == 1:

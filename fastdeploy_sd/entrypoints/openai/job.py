@@ -127,8 +127,7 @@ class GenerationJob:
     def routed(self, kv_source: KvSource | None, progress: Progress | None) -> Self:
         """Return the job as a router wants it: with others' KV, or continuing after what another instance has sent.
 
-        Raises:
-            BadRequest: the progress is not one of this job.
+        Raises BadRequest: the progress is not one of this job.
         """
         requests = replace(self.requests, kv_source=kv_source)
         if progress is None:
@@ -173,8 +172,7 @@ class JobBuilder:
     def build_chat(self, body: ChatCompletionBody) -> GenerationJob:
         """Return the job of a chat completion.
 
-        Raises:
-            BadRequest: the conversation cannot be rendered, or a check against the model's sizes fails.
+        Raises BadRequest: the conversation cannot be rendered, or a check against the model's sizes fails.
         """
         params = body.sampling_params()
         max_tokens = self._requests.max_prompt_tokens
@@ -193,8 +191,7 @@ class JobBuilder:
     def build_completion(self, body: CompletionBody) -> GenerationJob:
         """Return the job of a text completion.
 
-        Raises:
-            BadRequest: there are more sequences than a job may have, or a check against the model's sizes fails.
+        Raises BadRequest: there are more sequences than a job may have, or a check against the model's sizes fails.
         """
         params = body.sampling_params()
         num_sequences = len(body.prompts) * params.n
@@ -207,11 +204,7 @@ class JobBuilder:
         return self._build(body, params, _job_id(body, "cmpl-"), prompts, texts)
 
     def build_response(self, body: ResponseBody) -> GenerationJob:
-        """Return the job of a Response.
-
-        Raises:
-            BadRequest: as build_chat.
-        """
+        """Return the job of a Response. Raises BadRequest: as build_chat."""
         offered, max_tokens = offered_tools(body.tool_use), self._requests.max_prompt_tokens
         token_ids = self._encoder.encode_chat(body.turns, body.template_variables(), max_tokens, offered)
         return self._build(body, body.sampling_params(), _job_id(body, "resp_"), [token_ids])

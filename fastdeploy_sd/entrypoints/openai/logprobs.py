@@ -15,8 +15,7 @@ _LOWEST_LOGPROB = -9999.0
 class LogprobsFormat:
     """Log-probabilities of one tokenizer's tokens as JSON.
 
-    Args:
-        names_ids: tokens are "token_id:<id>", as vLLM writes them, instead of text.
+    `names_ids`: tokens are "token_id:<id>", as vLLM writes them, instead of text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, names_ids: bool = False) -> None:
@@ -38,8 +37,7 @@ class LogprobsFormat:
     def completion(self, logprobs: Sequence[TokenLogprob], text_offsets: Iterable[int]) -> dict[str, Any]:
         """Return `choices[].logprobs` of a text completion; the chosen token is always among its alternatives.
 
-        Args:
-            text_offsets: int[n], where each token's text starts in the choice's text.
+        `text_offsets`: int[n], where each token's text starts in the choice's text.
         """
         return {
             "tokens": [self._label(entry.token_id) for entry in logprobs],

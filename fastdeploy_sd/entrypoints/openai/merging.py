@@ -46,10 +46,7 @@ async def merge(
     """Yield the items of all sources as they come; all are closed when it ends, is closed or one of them raises.
 
     A source that is refused with Overloaded before its first item is begun again later. The error is raised only when
-    nothing of the job has begun.
-
-    Args:
-        sizes: of source i, in prompt tokens.
+    nothing of the job has begun. `sizes`: of source i, in prompt tokens.
     """
     feed = _Feed(begin, sizes, share)
     try:

@@ -24,8 +24,7 @@ class RouteGate:
     def route_of(self, headers: Headers) -> Route | None:
         """Return the route of a request, None when it has none.
 
-        Raises:
-            Forbidden: it has one that is not of a router of this deployment.
+        Raises Forbidden: it has one that is not of a router of this deployment.
         """
         header = headers.get(ROUTE_HEADER)
         if header is None:

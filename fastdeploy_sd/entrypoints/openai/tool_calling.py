@@ -42,11 +42,9 @@ class ToolCalling:
     def of(self, body: GenerationBody, params: SamplingParams, content: str) -> tuple[ToolOptions | None, str]:
         """Return how to read the calls of an answer, None = it has none, and its grammar, "" = it is free.
 
-        Args:
-            content: the grammar of an answer that calls nothing, "" = it is free.
-
-        Raises BadRequest: the server reads no calls; or calls are guided, and the model's format cannot write the
-        parameters of a function, their schema is not one that can be kept, or an option contradicts a grammar.
+        `content`: the grammar of an answer that calls nothing, "" = it is free. Raises BadRequest: the server reads no
+        calls; or calls are guided, and the model's format cannot write the parameters of a function, their schema is
+        not one that can be kept, or an option contradicts a grammar.
         """
         use = body.tool_use
         if use is None:

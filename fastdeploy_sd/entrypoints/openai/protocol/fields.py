@@ -96,8 +96,7 @@ class FieldKind:
 class Sampling(FieldKind):
     """A field that SamplingParams checks, alone; rules between two of them are checked when all are known.
 
-    Args:
-        unset: another way to say null, as llama.cpp and LM Studio write -1.
+    `unset`: another way to say null, as llama.cpp and LM Studio write -1.
     """
 
     def __init__(self, name: str, schema: Mapping[str, Any], unset: int | None = None) -> None:
@@ -119,8 +118,7 @@ class Sampling(FieldKind):
 class Only(FieldKind):
     """A field that is taken only with the values that ask for nothing; the body then holds None.
 
-    Args:
-        instead: what a client should know who asked for more.
+    `instead`: what a client should know who asked for more.
     """
 
     def __init__(self, *neutral: Any, instead: str = "") -> None:

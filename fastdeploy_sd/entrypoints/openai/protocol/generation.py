@@ -178,11 +178,7 @@ class GenerationBody(StructuredFields, SamplingFields):
         return BadRequest(text, param=name, code=error.code)
 
     def sampling_params(self) -> SamplingParams:
-        """Return the sampling options.
-
-        Raises:
-            BadRequest: two of them contradict each other.
-        """
+        """Return the sampling options. Raises BadRequest: two of them contradict each other."""
         raise NotImplementedError
 
     def contradictions(self) -> list[Fault]:

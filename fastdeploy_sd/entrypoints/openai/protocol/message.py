@@ -58,8 +58,7 @@ def content_schema(text_keys: Mapping[str, str]) -> dict[str, Any]:
 def content_text(value: Any, text_keys: Mapping[str, str], expected_names: Collection[str] = ()) -> str | None:
     """Return the text of a content: it itself, or its parts joined by line breaks; None when it is neither.
 
-    Args:
-        expected_names: what else a part has that means nothing here; of other names the log is told.
+    `expected_names`: what else a part has that means nothing here; of other names the log is told.
     """
     if isinstance(value, str):
         return value

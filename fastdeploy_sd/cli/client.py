@@ -25,11 +25,8 @@ _HINTS = "Ctrl-C stops an answer, Ctrl-D ends the conversation."
 def chat(argv: Sequence[str]) -> int:
     """Answer one message, or hold a conversation when none is given (end of input ends it).
 
-    In a conversation Ctrl-C ends the answer that is being given; what there is of it stays in the history.
-
-    Raises:
-        ConfigError: the options make no sense.
-        FdsdError: the server cannot be reached or reports an error.
+    In a conversation Ctrl-C ends the answer that is being given; what there is of it stays in the history. Raises
+    ConfigError: the options make no sense; FdsdError: the server cannot be reached or reports an error.
     """
     parser = _parser("chat", "Talk to a running server. Without MESSAGE: a conversation, ended by end of input.")
     parser.add_argument("message", nargs="?", metavar="MESSAGE", help="what to say; - reads standard input")

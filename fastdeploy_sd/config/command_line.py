@@ -43,11 +43,7 @@ def split_flags(
     """Yield the flags of a command line in order.
 
     Dashes and underscores are the same in a flag; `--flag value` and `--flag=value` too. A first word that is no flag
-    is the model, as in `serve MODEL`.
-
-    Args:
-        canonical: the name that a spelling stands for.
-        is_switch: whether an option needs no value; None = as a server's options have it.
+    is the model, as in `serve MODEL`. `is_switch`: whether an option needs no value; None = as a server's options.
     """
     is_switch = is_switch or _is_switch
     position = 0

@@ -31,7 +31,6 @@ class Spec:
     Attributes:
         help: one or two sentences for --help and the documentation; units named.
         name: what users write, when it differs from the field's name.
-        aliases: other accepted names.
         choices: the only accepted values; taken from the field's type when that is a Literal.
         instead: values of others that are refused, and what to use.
         minimum, maximum: inclusive limits of a number.
@@ -69,10 +68,7 @@ class Option:
     Attributes:
         name: with underscores, as in YAML; the flag is `--` and the name with dashes.
         section: attribute of Config that holds it, "" = Config itself.
-        field_name: attribute of the section.
         kind: int, float, bool, str, or tuple for a list.
-        is_optional: None is a value.
-        default: MISSING when the option is required.
         item_kind: what a list holds: str or int.
         group: the option whose map holds this one as a key, "" = none does. A section says so in `option_group`.
     """

@@ -32,39 +32,20 @@ from fastdeploy_sd.types.stats import EngineStats
 class Scheduler:
     """One rule: each step lets a request's computed tokens catch up with its tokens, within the token budget.
 
-    There is no prefill phase and no decode phase. A request has `num_tokens` committed tokens, drafts after them, and
-    `num_computed_tokens` of KV; a chunk of a prompt, a prefix hit, recomputation after preemption, plain decoding and
-    verification of drafts are all the distance between the two.
+    A chunk of a prompt, a prefix hit, recomputation after preemption, plain decoding and verification of drafts are all
+    the distance between the two. Source: vLLM v1's num_computed_tokens (vllm/v1/core/sched/scheduler.py).
 
-    Order. Every request has a key: the order of arrival, under the 'priority' policy after its priority. Running
-    requests are served before waiting ones; each group goes by key. The head of the queue has the lowest key, under the
-    'fair' policy of the client with the fewest seats. It is never overtaken, but by shorter prompts under 'fair'.
+    Order: by arrival, under the 'priority' policy by priority first. Running requests are served before waiting ones,
+    and requests that decode before prompts. The head of the queue has the lowest key, under the 'fair' policy of the
+    client with the fewest seats; only shorter prompts overtake it, under 'fair'.
 
-    Blocks. A request is admitted when there are blocks for all its tokens, so that a prompt cannot stall half-way. A
-    running request that needs a block when none is left preempts the running request with the highest key (perhaps
-    itself): that one loses its blocks and drafts and goes back to the queue by its key, to be recomputed; it is not
-    admitted again in the same step. Under the 'priority' policy the head of the queue also preempts, in the same way,
-    running requests of strictly lower priority. It does so for want of blocks alone, never for want of a seat or of
-    budget, and only if all those requests together hold enough. Under the 'fair' policy the head of the queue preempts,
-    for blocks or a seat, requests of clients with more than their share, if its own client has no seat.
-    Neither drafts nor the slots that drafting writes ahead preempt requests: they get blocks when the rows have theirs.
-    A row keeps these blocks, those of rejected drafts too, as its next tokens go there; so in a later step another row
-    may find none left, and preempt, sooner than it would without speculation.
+    Blocks: a request is admitted when there are blocks for all its tokens. A running request that finds none preempts
+    the running one with the highest key, perhaps itself; under 'priority' and 'fair' the head of the queue preempts
+    too. Neither drafts nor the slots that drafting writes ahead preempt requests. A row keeps the blocks of rejected
+    drafts, so another may find none, and preempt, sooner than without speculation.
 
-    Drafts. Who runs or waits for a free seat shares the step, so one alone may bring more drafts than one of many. When
-    others have come, what was drafted before is cut to the share there is now: drafts keep no request from running.
-
-    Chunks. Requests that decode come first; prompts share what `PromptBudget` allows in addition. A request runs at
-    most `long_prefill_token_threshold` of its own tokens in a step, if there is a threshold. Without chunked prefill a
-    request waits until the rest of the budget holds all its tokens; only one that outgrew the whole budget while it ran
-    and was then preempted is chunked all the same.
-
-    Readiness. A request whose grammar is being compiled stands in front of the queue, and those after it go past. One
-    for which the connector brings KV when it gets its blocks keeps seat and blocks, and is in no step until that has
-    arrived; then it starts before any waiting one, and may bring drafts. Meanwhile others run past it, and it can be
-    preempted like a running request. So can one that a step has held, until it is ready for the next.
-
-    Source: the single num_computed_tokens rule is vLLM v1's (vllm/v1/core/sched/scheduler.py).
+    Readiness: a request whose grammar is being compiled does not hold up those after it. One whose KV a connector
+    brings keeps seat and blocks, and is in no step until that has arrived.
     """
 
     def __init__(

@@ -20,8 +20,6 @@ class ReplayCounts:
     also one without drafts, as plain decoding would run it too.
 
     Attributes:
-        num_output_tokens: of all responses, the first ones included.
-        num_verify_steps: steps after the first one of each response.
         num_drafting_steps: those of them that verified at least one draft.
         drafted, reached, accepted: i64[k]; entry i counts drafts at position i that were verified / whose predecessors
             were all accepted / that were accepted.

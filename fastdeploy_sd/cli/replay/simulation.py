@@ -33,14 +33,7 @@ class StepTime(Protocol):
 
 @dataclass(slots=True)
 class _Row:
-    """A response on its way.
-
-    Attributes:
-        conversation: the tokens; [begin, end) of them is the response.
-        num_tokens: committed, prompt and output.
-        drafts: to be verified in the next step.
-        later: the conversation's responses after this one.
-    """
+    """A response on its way: [begin, end) of the conversation's tokens. `later`: the responses after this one."""
 
     conversation: Conversation
     table_row: int
@@ -60,8 +53,6 @@ class Replay:
 
     Args:
         proposer: fresh; made for at least `concurrency` table rows and `max_len(conversations)` columns.
-        num_speculative_tokens: drafts per request and step at most.
-        concurrency: conversations at once.
         memory_bytes: what the proposer holds now; asked after every step. None = not known.
         on_tokens: told the number of output tokens of each step, for a progress bar.
         step_time: what the verify steps take, added up in the counts; None = not asked for.

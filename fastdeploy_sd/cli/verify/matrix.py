@@ -48,11 +48,9 @@ class Matrix:
     """All cells.
 
     What was not exercised is a gap where the matrix itself could have seen to it, and a warning where it depends on the
-    model: how good the drafts of MTP layers are, only the layers can say, and those of random weights are never
-    right. A gap is no proof; a proof with warnings holds for what it names only.
+    model: drafts of random MTP layers are never right.
 
     Attributes:
-        ways, methods: names of the rows and columns.
         cells: by (way, method).
         idle_methods: methods that could draft, but did not in any cell.
         unforced_methods: those with which no cell verified a token that a grammar forces, though requests had grammars.

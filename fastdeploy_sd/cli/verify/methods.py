@@ -40,14 +40,7 @@ _MANY_DRAFTS = SpeculativeConfig(
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way of drafting.
-
-    Attributes:
-        name: heading of the column.
-        speculative: what the server is configured with.
-        make_proposer: makes what drafts; the tests have others than the configured method.
-        speculations: request i asks for speculations[i % n]; () = no request asks for anything.
-    """
+    """One way of drafting: request i asks for speculations[i % n]; with () no request asks for anything."""
 
     name: str
     speculative: SpeculativeConfig

@@ -93,13 +93,7 @@ def make_requests(
 
     Half of the prompts are random ids, half repeat a short phrase, so that methods that copy from the text do draft. A
     prompt may start with a part of one common text, so that a prefix cache has something to find. Every fifth request
-    has bad words. The same arguments give the same requests.
-
-    Args:
-        vocab_size: token ids are below it, at least 128.
-        eos_token_ids: the model's; may be empty.
-
-    Raises ValueError: the vocabulary is smaller than that.
+    has bad words. The same arguments give the same requests. Raises ValueError: a vocabulary below 128.
     """
     if vocab_size < _MIN_VOCAB_SIZE:
         raise ValueError(f"vocab_size: expected at least {_MIN_VOCAB_SIZE}, got {vocab_size}")

@@ -17,12 +17,9 @@ class EngineVariant:
     """One way of running requests.
 
     Attributes:
-        max_num_seqs: requests in one step.
         max_num_batched_tokens: tokens in one step; raised to what max_num_seqs requests and their drafts need.
         long_prefill_token_threshold: prompt tokens of a request in one step, 0 = as many as fit.
-        num_threads: of the kernels, None = as configured.
         enforce_eager: run the model's ops one by one, True = also where the configuration does not.
-        arrivals_per_step: requests submitted before each step.
         num_requests: how many of the matrix's requests run, from the first on; None = all.
         num_passes: times the requests are submitted; from the second on a prefix cache knows their prompts, and
             methods that learn from outputs know these.

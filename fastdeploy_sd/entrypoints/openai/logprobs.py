@@ -47,7 +47,7 @@ class LogprobsFormat:
         }
 
     def chat_drafts(self, drafts: Sequence[DraftLogprob]) -> dict[str, Any]:
-        """Return the logprobs of a chat's drafts, each with its `position` in its step and whether it was `accepted`."""
+        """Return the logprobs of a chat's drafts, each with its `position` in its step and whether `accepted`."""
         logprobs = self.chat([d.draft for d in drafts])
         for entry, draft in zip(logprobs["content"], drafts, strict=True):
             entry["position"], entry["accepted"] = draft.position, draft.accepted

@@ -60,10 +60,6 @@ def measured(tunable: Tunable, use: Callable[[int], object], run: Callable[[], o
     """Return the value that is clearly the fastest, and whether the machine was quiet.
 
     On a busy machine it is the first value: the best one then depends on the other programs.
-
-    Args:
-        use: makes the kernel use a value.
-        run: runs the kernel.
     """
     times = take_turns(tunable.values, use, run)
     if not was_quiet(times[tunable.values[0]]):

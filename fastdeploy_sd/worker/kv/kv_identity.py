@@ -29,7 +29,6 @@ class KvIdentity:
             version, so that KV and logits have equal bits.
         draft_fingerprint: of the draft layers, likewise; "" = none.
         kv_format: "float32", "bfloat16", "float16", "int8" or "fp8".
-        block_size: tokens per block.
         num_layers: of the target. num_kv_heads, head_dim: of its first layer, in all ranks together.
     """
 

@@ -34,7 +34,6 @@ class KvPages:
 
     Attributes:
         num_layers: target and draft layers together. num_target_layers: the first ones.
-        num_blocks: blocks of every layer.
         host_bytes: of host memory that all blocks take, on all ranks together.
     """
 

@@ -29,7 +29,6 @@ class KvCacheFormat:
     """The storage types of a token's keys, values and hidden rows.
 
     Attributes:
-        block_size: tokens per block.
         dtype: "float32", "bfloat16" or "float16", of the activations and of the hidden rows that draft layers keep.
         kv: "int8" or "fp8": keys and values are such bytes, with a float32 scale per token and KV head each; "auto":
             they have `dtype`.

@@ -22,7 +22,6 @@ class PendingRows:
     A row with logits gets one token and one per accepted draft, unless it fails.
 
     Attributes:
-        num_requests: R.
         table_rows: i32[R].
         cu_num_logits: i32[R+1]; a row past its prompt has one for each draft and one more.
         num_computed: i32[R], an upper bound until the step before is finished, then exact.

@@ -54,7 +54,6 @@ class GuidedRequest:
 
     Args:
         matcher: in the state before the first token.
-        num_words: of a mask.
         clock: seconds of processor time of the calling thread.
         done: called with its time when a mask was computed off the steps.
 

@@ -76,7 +76,6 @@ class RequestTable:
         tokens: i32[max_num_seqs, max_model_len]; num_tokens: i32[max_num_seqs] committed.
         max_total: i32[max_num_seqs], the most committed tokens: prompt + max_tokens, at most max_model_len.
         blocks: i32[max_num_seqs, max_blocks], -1 past the request's own.
-        block_size: tokens of a block.
         temperature .. bias_values: one value or row per table row; see SamplingArrays.
         has_mask: bool[max_num_seqs], whether some token may be forbidden to the request; num_masks: to how many.
         num_draft_logprobs: alternatives reported with every draft, -1 = none wanted.

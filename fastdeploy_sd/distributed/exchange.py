@@ -45,7 +45,7 @@ class _NodeExchange:
         os.eventfd_write(self._abort_fd, 1)
 
     def close(self) -> None:
-        """Close the sockets. No exchange may be running."""
+        """No exchange may be running."""
         self._hub.close()
         os.close(self._abort_fd)
 

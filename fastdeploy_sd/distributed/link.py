@@ -58,7 +58,6 @@ class RankLink:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Free the descriptor."""
         self._socket.close()
 
     def _take(self, count: int) -> bytes:

@@ -257,7 +257,6 @@ class _Node:
                 raise InternalError(f"node 0: expected a message to a node that runs, got {type(message).__name__}")
 
     def _carry(self) -> None:
-        """Forward the bytes of the ranks, and report the ranks that ended."""
         assert self._link is not None
         while self._waiting and self._link.send(self._waiting[0]):
             del self._waiting[0]

@@ -196,7 +196,6 @@ class Nodes:
             self._send(node, FirstNodeHeartbeat())
 
     def _carry(self) -> None:
-        """Forward the bytes of the links, as far as the sockets have room."""
         for node in self._nodes.values():
             while node.waiting and self._has_sent(node, node.waiting[0]):
                 node.waiting.popleft()

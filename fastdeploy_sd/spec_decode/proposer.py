@@ -36,7 +36,6 @@ class ProposerContext:
     Attributes:
         max_num_seqs, max_model_len: rows and columns of the token table.
         draft_models: those that are loaded, by method. A method that chooses draws from the first.
-        step_stats: where a method that chooses finds what steps take, and says what it chose.
         other_method: another method of the server, by name, for one that chooses among them.
         over_ranks: makes a method that runs a model, given its name, run on all ranks.
         per_request_methods: in the order in which they are asked.
@@ -57,13 +56,11 @@ class DraftRequest:
     """A request that a method drafts for, from `begin` until its table row is forgotten.
 
     Attributes:
-        table_row: its row of the token table.
         num_prompt_tokens: the first tokens of the row; what follows is output.
         num_tokens: tokens in the row now; more than the prompt when the request comes back after preemption.
         num_draft_slots: leading KV slots of the draft layers that are filled. They end with a block, or one token past
             those that the target has run: then the hidden row before the next slot comes with the next step.
         cache_salt: drafts learned from a request are used only for requests with the same salt.
-        method: resolved; only the dispatcher reads it.
         end_token_ids, min_tokens: output token n, from 1, is the last one if it is one of these ids and
             n >= min_tokens. The row may have tokens after it for a step: accepted drafts are committed uncut.
         prediction_token_ids: i32[n], the client's predicted output.
@@ -90,9 +87,8 @@ class TargetStep(StepView):
         query_start_loc: i32[R+1], row r ran tokens [q[r], q[r+1]) of the step; the first need not be 0.
         num_computed_tokens: i32[R], the position of each row's first token.
         num_valid: i32[R]: hidden rows of positions num_computed_tokens[r] .. num_valid[r] - 1 belong to committed
-            tokens. Those of rejected drafts follow; for a row that failed none is valid.
-        num_kv_slots: i32[R], tokens that the row's blocks hold, at most max_model_len; at least num_valid[r], not
-            always one more.
+            tokens; none for a row that failed.
+        num_kv_slots: i32[R], tokens that the row's blocks hold, num_valid[r] .. max_model_len.
     """
 
     query_start_loc: I32
@@ -107,7 +103,7 @@ class DraftProbabilities:
 
     Attributes:
         min_survival: f32[R] >= 0: a row's drafts end when their joint probability falls below it.
-        draft_prob: f32[D], room for every row's max_draft_len; the method writes the probability of each draft.
+        draft_prob: f32[D], room for every row's max_draft_len, which the method writes.
     """
 
     min_survival: F32
@@ -126,11 +122,10 @@ class ProposeInput(StepView):
         num_tokens: i32[R], committed tokens of each row.
         max_draft_len: i32[R], the longest draft allowed, `prefix` not counted; 0 for a row that failed, has an
             unfinished prompt or belongs to another method.
-        num_draft_logprobs: i32[R], alternatives wanted with every draft's log-probability, -1 = not wanted;
-            None = no request wants any.
-        prefix: drafts of another method; the returned drafts follow them. None = no drafts.
-        target: what the model ran; None where no model runs, and for a method that writes no KV slots.
-        probabilities: where to write them; None = not wanted. A method without a model ignores it.
+        num_draft_logprobs: i32[R], alternatives wanted with every draft's log-probability, -1 or None = not wanted.
+        prefix: drafts of another method; the returned drafts follow them.
+        target: what the model ran; None for a method that writes no KV slots.
+        probabilities: where to write them. A method without a model ignores it.
     """
 
     request_ids: tuple[RequestId, ...]
@@ -175,8 +170,8 @@ class PendingStep(StepView):
 
     Attributes:
         table_rows: i32[R].
-        num_computed, num_new: i32[R], tokens before the step, and those that it runs; `num_computed` is an upper bound
-            where the row `follows`.
+        num_computed, num_new: i32[R], tokens before the step (at most, where the row `follows`), and those that it
+            runs.
         max_output: i32[R], output tokens at most; 0 where the prompt is unfinished.
         max_tokens: i32[R], committed tokens afterwards at most.
         max_draft_len, sure_draft_len: i32[R], the longest draft allowed, and that allowed after max_output tokens.
@@ -232,8 +227,7 @@ class Proposer(Protocol):
     """A drafting method. State, if any, is keyed by table row.
 
     In every step the worker calls `forget` for rows whose request ended or was preempted, and `begin` for requests that
-    got a row. After the model ran and its output was committed, it calls `propose` for all rows of the step.
-    The inherited methods do nothing: no KV is written, no state is kept, nothing is saved.
+    got a row. After the model's output was committed, it calls `propose` for all rows of the step.
     """
 
     @property
@@ -246,9 +240,7 @@ class Proposer(Protocol):
         return
 
     def propose(self, x: ProposeInput) -> DraftTokens:
-        """Draft what follows each row's committed tokens and `x.prefix`.
-
-        Called for every step, also when no row may be drafted for, so that a method can update its state.
+        """Draft what follows each row's committed tokens and `x.prefix`; called for every step, to keep state.
 
         Returns:
             At most `max_draft_len[r]` drafts in row r, as a chain. Fewer or none is always right: a method must not
@@ -269,29 +261,25 @@ class Proposer(Protocol):
 
 
 class PerRequestMethod(Protocol):
-    """Drafts for some requests only, as a `Proposer` without a model.
+    """Drafts for some requests only, as a `Proposer` without a model; its source and what drafts.
 
     It sees only rows of requests that it serves, with the drafts of the methods before it as `ProposeInput.prefix`.
-    Where it drafts nothing, the next method drafts.
     """
 
     @property
     def source(self) -> DraftSource: ...
 
     @property
-    def proposer(self) -> Proposer:
-        """What drafts; it writes no KV."""
-        ...
+    def proposer(self) -> Proposer: ...
 
     @property
     def is_certain(self) -> bool:
-        """Whether its drafts are always accepted. A method that chooses then takes them as certain. Else it does not
-        get them, but asks the proposer's `native_drafter` along with its own drafters."""
+        """Whether its drafts are always accepted. A method that chooses then takes them as certain; else it asks the
+        proposer's `native_drafter` along with its own drafters.
+        """
         ...
 
-    def serves(self, request: DraftRequest) -> bool:
-        """Whether it may have drafts for the request."""
-        ...
+    def serves(self, request: DraftRequest) -> bool: ...
 
 
 MakeProposer = Callable[["SpeculativeConfig", ProposerContext], Proposer]

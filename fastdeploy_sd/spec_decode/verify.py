@@ -101,11 +101,6 @@ class Verifier:
             num_failed=m.num_failed,
         )
 
-    def verify(self, *, has_reports: bool = True) -> tuple[VerifyResult, tuple[int, ...]]:
-        """Verify the step that the memory holds; see `start` and `finish`."""
-        m, output = self._memory, self.start()
-        return self.finish(output, m.num_requests, m.cu_num_logits, has_reports=has_reports)
-
     def start(self) -> Output:
         """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
 

@@ -112,7 +112,7 @@ class DraftCost:
         self._ratio, self._is_measured = 1.0, False
 
     def take(self, samples: Sequence[DraftSample]) -> None:
-        """Take measured calls: the unit is then milliseconds. Without samples nothing changes."""
+        """Take measured calls, if any: the unit is then milliseconds."""
         if not samples:
             return
         n = np.array([sample.requests for sample in samples], np.float64)

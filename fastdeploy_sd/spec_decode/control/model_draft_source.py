@@ -39,12 +39,11 @@ class Trials:
         self._num_left = 0
 
     def note_wanted(self) -> None:
-        """The source is worth its time."""
         self._pause = self._next_pause = _FIRST_PAUSE
         self._num_left = 0
 
     def is_due(self, num_steps: int) -> bool:
-        """The source was not worth its time in so many steps; returns whether a trial is due."""
+        """Return whether a trial is due, as the source was not worth its time in so many steps."""
         if self._num_left > 0:
             self._num_left -= 1
             return True

@@ -108,7 +108,6 @@ class CostProfile:
 
 
 def profile_name(machine: Key, model: Key) -> str:
-    """Return the name of the file for a model on a machine."""
     text = json.dumps([dict(machine), dict(model)], sort_keys=True)
     return f"costs-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.json"
 

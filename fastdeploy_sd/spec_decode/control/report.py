@@ -75,7 +75,6 @@ class ChoiceLog:
         return self._num_unreported >= _STEPS_PER_REPORT and self._num_asked >= _ASKED_PER_REPORT
 
     def report(self, known: StepForecast, stats: Mapping[DraftSource, SourceStats]) -> ChoiceReport:
-        """Return the report on all steps so far."""
         self._num_unreported = self._num_asked = 0
         reason = "" if self._latest == self._drafts else self._latest
         judged = {

@@ -49,7 +49,7 @@ class RowPartition:
         return own
 
     def max_skip_steps(self, x: ProposeInput) -> int:
-        """Steps that may be skipped, if they bring each row of x, all of a step, one token."""
+        """Steps that may be skipped, if they bring each row of x one token."""
         return 0 if len(self._forced) else self.source.num_steps_until_due(x)
 
     def propose(self, x: ProposeInput, choose: Callable[[ProposeInput], DraftTokens]) -> DraftTokens:

@@ -77,9 +77,6 @@ class SuffixProposer(TextProposer):
     def stats(self) -> SuffixStats:
         return self._drafter.stats()
 
-    def check_integrity(self) -> None:
-        self._drafter.check_integrity()
-
 
 def _salt_digest(salt: str) -> bytes:
     return hashlib.blake2b(salt.encode(), digest_size=SALT_DIGEST_BYTES).digest()

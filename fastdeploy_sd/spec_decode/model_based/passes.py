@@ -67,28 +67,18 @@ class DraftStep:
         min_prob: float,
     ) -> DraftStep:
         """Return a step over columns by the names that DraftMemory has for them, and `hidden` and the two tables."""
+        requests = ("table_rows", "num_committed", "cu_num_draft", "num_wanted", "token_table", "block_table")
+        drafts, begins = ("draft_token_ids", "draft_prob", "min_survival"), ("begin", "draft_start_loc")
         batch = DraftBatch(
-            table_rows=columns["table_rows"],
-            num_committed=columns["num_committed"],
-            cu_num_draft=columns["cu_num_draft"],
-            draft_token_ids=columns["draft_token_ids"],
-            num_wanted=columns["num_wanted"],
-            draft_prob=columns["draft_prob"],
-            min_survival=columns["min_survival"],
+            **{name: columns[name] for name in requests + drafts},
             min_prob=min_prob,
-            token_table=columns["token_table"],
-            block_table=columns["block_table"],
             block_size=target.caches[0].block_size,
             num_drafting=num_drafting,
         )
         return DraftStep(
             batch=batch,
-            begin=columns["begin"],
+            **{name: columns[name] for name in ("hidden", "hidden_begin", "cu_hidden", *begins)},
             ends=tuple(columns[f"end_{layer}"] for layer in range(target.model.num_layers)),
-            hidden=columns["hidden"],
-            hidden_begin=columns["hidden_begin"],
-            cu_hidden=columns["cu_hidden"],
-            draft_start_loc=columns["draft_start_loc"],
             num_tokens=num_tokens,
             num_steps=num_steps,
         )

@@ -259,7 +259,7 @@ def test_an_output_that_moves_to_a_younger_part_counts_once() -> None:
     stats = server.proposer.stats()
     assert stats.num_outputs == 13
     assert stats.num_sequences > stats.num_outputs
-    server.proposer.check_integrity()
+    server.proposer._drafter.check_integrity()
 
 
 def test_a_slot_twice_in_a_step_is_refused() -> None:
@@ -349,7 +349,7 @@ def test_wrong_rows_are_refused_and_change_nothing() -> None:
         server.draft(0, prefix=[-1])
     with pytest.raises(ValueError, match="table_rows: expected 0 to num_table_rows - 1"):
         server.proposer.forget(np.array([NUM_SLOTS], np.int32))
-    server.proposer.check_integrity()
+    server.proposer._drafter.check_integrity()
     assert server.draft(0) == []
 
 

@@ -27,4 +27,5 @@ def verify_once(
     memory.cu_num_logits[:] = cu_num_logits
     memory.batch_id_per_output[:] = np.repeat(np.arange(num_requests), np.diff(cu_num_logits))
     memory.output_positions[:] = output_positions
-    return Verifier(rule, memory, sampling, logits).verify()
+    verifier = Verifier(rule, memory, sampling, logits)
+    return verifier.finish(verifier.start(), memory.num_requests, memory.cu_num_logits)

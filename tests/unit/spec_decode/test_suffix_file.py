@@ -60,7 +60,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_a_restarted_server_drafts_the_same(saved: Path) -> None:
     proposer = make(saved)
-    proposer.check_integrity()
+    proposer._drafter.check_integrity()
     assert proposer.stats().num_sequences == 2
     assert draft(proposer, PHRASE[:6], 6, salt="secret tenant") == PHRASE[6:11]
     assert draft(proposer, PHRASE[:6], 6) == []

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
-from fastdeploy_sd.device import device
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.memory import CudaMemory
@@ -23,8 +22,8 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.types.shard import WHOLE_MODEL
 from fastdeploy_sd.worker.executor import create_executor
 from fastdeploy_sd.worker.kv import kv_sizing
+from fastdeploy_sd.worker.loading import device_choice, gpu_memory
 from fastdeploy_sd.worker.loading import forecast as forecasts
-from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.forecast import forecast
 from tests.engine.gpu import gpu_device
@@ -70,7 +69,7 @@ def test_what_a_server_takes_is_no_more_than_was_told(
 
     monkeypatch.setattr(CudaMemory, "_allocate", noted)
     monkeypatch.setattr(gpu_memory, "_GRAPH_BYTES", 0)
-    monkeypatch.setattr(device, "_cuda_device", CudaDevice)  # another test's has its memory already
+    monkeypatch.setattr(device_choice, "cuda_device", CudaDevice)  # another test's has its memory already
     config = config_of(golden.ROOT / "qwen3-tiny")
     if drafts:
         mtp = SpeculativeConfig(method="mtp", num_speculative_tokens=3)

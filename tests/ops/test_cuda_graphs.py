@@ -13,7 +13,7 @@ import pytest
 from fastdeploy_sd.device.cuda import program as cuda_program
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.padding import rounded
+from fastdeploy_sd.device.cuda.sizes import rounded
 from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.ops.batch import gather_output_rows

@@ -15,7 +15,8 @@ import paddle
 from fastdeploy_sd.device.arrays import Array, address
 from fastdeploy_sd.device.cuda.call import Workspace, dry_run
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows, rounded, sizes_up_to
+from fastdeploy_sd.device.cuda.padding import OP, Columns, offset_of_num_rows
+from fastdeploy_sd.device.cuda.sizes import rounded, sizes_up_to
 from fastdeploy_sd.device.device_tensor import DeviceTensor, dtype_name
 from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.device.program.native_program import Patch, create_params

@@ -77,7 +77,6 @@ constexpr int32_t ByRecent(int32_t source, int32_t agreement, int32_t length, in
 
 }  // namespace acceptance_cells
 
-
 // What is known of an offer before anything shows whether its drafts are right.
 struct OfferFacts {
   int32_t source;

@@ -37,7 +37,6 @@ class GrowingArray {
   size_t size_ = 0;
 };
 
-
 // Outputs do not depend on drafts. So what a source offered at some place of a text is compared with the text once that
 // is committed, whether it was verified or not: what is learned is not biased by what was decided, and a source that is
 // not used costs no knowledge.

@@ -1,9 +1,9 @@
-#include "draft_policy.h"
-
 #include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>
+
+#include "draft_policy.h"
 
 namespace fdsd {
 namespace {

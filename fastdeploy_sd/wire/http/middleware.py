@@ -88,6 +88,7 @@ def add_refused_routes(app: FastAPI) -> None:
 
 
 async def _embeddings() -> Response:
+    """Refused: the model generates text and embeds none."""
     raise BadRequest(
         "embeddings: not supported: the model generates text; serve an embedding model elsewhere, and give the client"
         " its address",
@@ -97,6 +98,7 @@ async def _embeddings() -> Response:
 
 
 async def _stored(response_id: str) -> Response:
+    """Refused: no Response is stored."""
     raise NotFound(
         f"response: expected none by its id, as none is stored, got {shown(response_id)}",
         param="response_id",

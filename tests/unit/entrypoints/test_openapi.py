@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,21 @@ def test_the_document_names_the_routes_and_only_known_schemas() -> None:
     assert {part.split('"')[0] for part in text.split('"$ref": "')[1:]} <= known
     for schema in document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_docstrings_that_the_document_shows_name_what_clients_send() -> None:
+    """Those of routes and bodies are text for users: a shorter docstring is a shorter document."""
+    document = described()
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert [operation for operation in operations if not operation.get("summary")] == []
+    schemas = document["components"]["schemas"]
+    whole = ("ChatMessage", "StreamOptions", "SpeculationOptions", "Reasoning", "TextOptions")
+    named = {name: set(schemas[name]["properties"]) for name in whole}
+    named["TokenizeBody"] = {"prompt", "messages", "add_special_tokens", "return_token_strs", "tools"}
+    named |= {"DetokenizeBody": {"tokens"}, "CompletionBody": {"prompt", "echo"}}
+    named["ResponseBody"] = {"input", "instructions", "include", "previous_response_id"}
+    for name, fields in named.items():
+        assert fields <= set(re.findall(r"\w+", schemas[name]["description"])), name
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ class CompletionBody(GenerationBody):
     Attributes:
         prompt: one or several prompts, as text or token ids; after validation always a list.
         prompt_token_ids: the same as token ids in `prompt`, which must then be absent.
+        echo: put the prompt before the generated text.
     """
 
     prompt: Annotated[list[Prompt] | None, _Prompts(takes_text=True)] = None

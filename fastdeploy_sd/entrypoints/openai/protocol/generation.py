@@ -51,6 +51,7 @@ class StreamOptions(Body):
 
     Attributes:
         include_usage: one more chunk at the end with the usage of the whole request.
+        continuous_usage_stats: the usage so far in every chunk.
         include_obfuscation: a text of random length with each delta, which this server does not send.
     """
 
@@ -60,7 +61,13 @@ class StreamOptions(Body):
 
 
 class SpeculationOptions(Body):
-    """How this request is drafted for; what the server has loaded is checked in text/speculation.py."""
+    """How this request is drafted for; what the server has loaded is checked in text/speculation.py.
+
+    Attributes:
+        enabled: false = plain decoding.
+        method: one of those the server has loaded.
+        num_speculative_tokens: drafts per step at most.
+    """
 
     enabled: bool | None = None
     method: str | None = None

@@ -146,6 +146,7 @@ class ChatMessage(Body):
         role: developer is the same as system, function the same as tool; others are the chat template's.
         content: None only in a turn of the assistant, which may consist of tool calls.
         tool_calls, function_call: what the assistant called; the second is OpenAI's older name for a single one.
+        tool_call_id: which of the calls a turn of a tool answers.
         reasoning_content: what the assistant thought before its answer, for templates that show it again.
         reasoning: the same under another name, as this server's own answers have it; anything but text is left aside.
     """

@@ -67,6 +67,7 @@ class Reasoning(Body):
     """How the model is to think.
 
     Attributes:
+        effort: the variable reasoning_effort of the chat template.
         summary, generate_summary: there is none, which is what "auto" may come to.
         context, mode: what a server without choices has.
     """
@@ -79,7 +80,12 @@ class Reasoning(Body):
 
 
 class TextOptions(Body):
-    """The form of the text: response_format with the schema next to the type, and the template's verbosity."""
+    """The form of the text.
+
+    Attributes:
+        format: what response_format is elsewhere, with the schema and its name next to the type.
+        verbosity: the variable of that name of the chat template.
+    """
 
     format: Annotated[TextFormat | None, FlatFormat()] = None
     verbosity: TemplateText = None
@@ -96,7 +102,10 @@ class ResponseBody(GenerationBody):
 
     Attributes:
         input: a text or the items of a conversation; after validation turns.
+        instructions: a system message in front of them.
+        chat_template_kwargs, enable_thinking, tools, tool_choice, parallel_tool_calls: as in a chat completion.
         include, top_logprobs: log-probabilities of a message's tokens, and of so many alternatives.
+        previous_response_id, conversation, prompt: kept by a server, which this one does not.
     """
 
     input: Annotated[tuple[Message, ...], Items()]

@@ -19,10 +19,16 @@ from fastdeploy_sd.text.tool_calls.tools import Tool
 
 
 class TokenizeBody(PromptEndFields):
-    """POST /tokenize: a raw prompt, or a conversation as the chat template renders it.
+    """POST /tokenize.
 
     Attributes:
+        prompt: a raw prompt, or
+        messages: a conversation, rendered by the chat template up to where the assistant's turn begins, or to where
+            the fields of PromptEndFields say.
         add_special_tokens: of a raw prompt: the BOS of models that have one. Null = true.
+        return_token_strs: add the text of each token.
+        tools: functions that the conversation offers, as in a chat completion.
+        chat_template_kwargs: extra variables of the checkpoint's chat template.
     """
 
     model: str | None = None
@@ -46,7 +52,11 @@ class TokenizeBody(PromptEndFields):
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize."""
+    """POST /detokenize.
+
+    Attributes:
+        tokens: ids of the vocabulary.
+    """
 
     model: str | None = None
     tokens: Annotated[list[int], TokenIds(takes_null=False)]

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": {"config", "errors"},
     "metrics": VALUES,
     "wire": VALUES | {"config", "metrics", "process"},
-    "hub": {"config", "errors", "process"},
+    "hub": {"config", "errors", "models.gguf", "process", "types"},
     "text": VALUES | {"config", "process"},
     "device": VALUES,
     "ops": VALUES | {"device"},

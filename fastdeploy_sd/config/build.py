@@ -15,7 +15,7 @@ from typing import Any
 from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import unread_variables
 from fastdeploy_sd.config.faults import LAST, Faults
-from fastdeploy_sd.config.model_names import advice, hub_name
+from fastdeploy_sd.config.model_names import advice, hub_name, is_gguf
 from fastdeploy_sd.config.no_effect import NO_EFFECT, means_default, no_effect_notes, verify_value
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.quantization import QuantizationFormats
@@ -256,11 +256,11 @@ def _verify_checkpoint(config: Config) -> None:
             param="revision",
         )
     # os.path says no where pathlib raises: a name that is too long, a folder that may not be looked into.
-    if os.path.isfile(model.path / "config.json"):
+    if os.path.isfile(model.path / "config.json") or is_gguf(model.path):
         return
     raise ConfigError(
-        f"model: expected a checkpoint directory with config.json, a name as 'Qwen/Qwen3-0.6B', or '{DEMO_MODEL}', got"
-        f" {shown(model.model)}" + advice(model.model, model.path),
+        "model: expected a checkpoint directory with config.json, a GGUF file, a name as 'Qwen/Qwen3-0.6B', or"
+        f" '{DEMO_MODEL}', got {shown(model.model)}" + advice(model.path),
         param="model",
     )
 

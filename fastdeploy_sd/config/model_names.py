@@ -16,10 +16,13 @@ def hub_name(model: str) -> str | None:
     return model if is_name and not os.path.lexists(model) else None
 
 
-def advice(model: str, path: Path) -> str:
-    """Return what to do about a model that is none, "" where its kind is not known. `path`: where it would lie."""
-    if model.endswith(".gguf") or (os.path.isdir(path) and any(path.glob("*.gguf"))):
-        return "; GGUF files are not read: take the model's release with safetensors files"
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, or a folder that holds some."""
     if os.path.isfile(path):
-        return "; that is a file: give the directory it is in"
-    return ""
+        return path.suffix == ".gguf"
+    return os.path.isdir(path) and any(path.glob("*.gguf"))
+
+
+def advice(path: Path) -> str:
+    """Return what to do about a model that is none, "" where its kind is not known."""
+    return "; that is a file: give the directory it is in" if os.path.isfile(path) else ""

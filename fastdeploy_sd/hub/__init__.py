@@ -12,6 +12,7 @@ from pathlib import Path
 from fastdeploy_sd.config import Config, hub_name
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import huggingface, modelscope
+from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.hub.selection import WantedModel, missing_files
 
 _SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {
@@ -31,7 +32,8 @@ def located(config: Config, *, may_fetch: bool = True) -> Config:
     model = config.model
     name = hub_name(model.model)
     if name is None:
-        return config
+        files = gguf_files(model.path)
+        return _with_folder(config, checkpoint_folder(files), model.model) if files else config
     revision = None if model.revision in _DEFAULT_BRANCHES else model.revision
     kept_in = None if model.download_dir is None else Path(model.download_dir).expanduser().absolute()
     folder = _SOURCES[model.model_source](WantedModel(name, revision, kept_in, model.offline or not may_fetch))
@@ -42,8 +44,13 @@ def located(config: Config, *, may_fetch: bool = True) -> Config:
             f" {', '.join(missing[:3])}",
             param="model",
         )
+    return _with_folder(config, folder, name)
+
+
+def _with_folder(config: Config, folder: Path, name: str) -> Config:
+    """Return the configuration with a folder in place of its model, which goes on to be served by its name."""
     origins = {**config.origins, "model": f"{name}, {config.origins.get('model', 'given')}"}
-    names = model.served_model_name
+    names = config.model.served_model_name
     if names is None:
         names, origins["served_model_name"] = (name,), "model"
-    return replace(config, model=replace(model, model=str(folder), served_model_name=names), origins=origins)
+    return replace(config, model=replace(config.model, model=str(folder), served_model_name=names), origins=origins)

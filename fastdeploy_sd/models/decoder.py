@@ -23,26 +23,27 @@ from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.weight_matrix import FloatPart
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightPart
 from fastdeploy_sd.types import I32
 
 
 class Embedding:
     """Token ids to rows of a table [V, H], in the model's dtype; raises CheckpointError where float16 is too narrow."""
 
-    def __init__(self, part: FloatPart, scheme: QuantScheme) -> None:
-        dtype, table = storage(scheme.dtype), part.data
-        if dtype == np.float16:
-            verify_float16(part)
-        if table.dtype == dtype:
+    def __init__(self, part: WeightPart, scheme: QuantScheme) -> None:
+        dtype = storage(scheme.dtype)
+        if isinstance(part, FloatPart) and part.data.dtype == dtype:
             # On a CPU it stays in the mapped file: a step touches a few rows of it.
-            self._table = device().wrap(table)
+            self._table = device().wrap(part.data)
             return
 
         def convert(rows: slice, out: Weights) -> None:
-            out[...] = narrow(widen(table[rows]), dtype)
+            numbers = part.rows(rows.start, rows.stop).numbers()
+            if dtype == np.float16:
+                verify_float16(numbers)
+            out[...] = narrow(widen(numbers.data), dtype)
 
-        self._table = device().filled(table.shape, dtype, convert)
+        self._table = device().filled(part.shape, dtype, convert)
 
     def __call__(self, input_ids: Tensor | I32) -> Tensor:
         """i32[T] -> [T, H]."""

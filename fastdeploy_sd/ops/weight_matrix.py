@@ -33,6 +33,81 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """A number per group of inputs: step * count.
+
+    Attributes:
+        steps: f32[n, G].
+        counts: i8[n, G]; None = ones.
+    """
+
+    steps: F32
+    counts: npt.NDArray[np.int8] | None = None
+
+    def numbers(self) -> F32:
+        """Return f32[n, G]."""
+        return self.steps if self.counts is None else self.steps * self.counts
+
+    def repeated(self, times: int) -> Factors:
+        """Return those of groups that are cut into so many."""
+        counts = None if self.counts is None else np.repeat(self.counts, times, axis=1)
+        return Factors(np.repeat(self.steps, times, axis=1), counts)
+
+    def columns(self, groups: slice) -> Factors:
+        """Return those of some groups."""
+        return Factors(self.steps[:, groups], None if self.counts is None else self.counts[:, groups])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Integers:
+    """Numbers as integers: scale * code + minimum, or - minimum where that has counts.
+
+    Attributes:
+        codes: i8[n, K].
+        scales, minima: of groups of K / G inputs.
+    """
+
+    codes: npt.NDArray[np.int8]
+    scales: Factors
+    minima: Factors | None = None
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return int(self.codes.shape[1] // self.scales.steps.shape[1])
+
+    def numbers(self) -> F32:
+        """Return f32[n, K]."""
+        scales = self.scales.numbers()
+        n, groups = scales.shape
+        numbers = self.codes.reshape(n, groups, -1) * scales[:, :, None]
+        if self.minima is not None:
+            numbers += self.minimum_numbers()[:, :, None]
+        return numbers.reshape(n, -1)
+
+    def minimum_numbers(self) -> F32:
+        """Return f32[n, G], what is added to the numbers of each group."""
+        if self.minima is None:
+            return np.zeros(self.scales.steps.shape, np.float32)
+        minima = self.minima.numbers()
+        return minima if self.minima.counts is None else -minima
+
+    def in_groups(self, size: int) -> Integers:
+        """Return the same numbers in groups of another size, which divides the own one."""
+        times = self.group // size
+        if times == 1:
+            return self
+        minima = None if self.minima is None else self.minima.repeated(times)
+        return Integers(self.codes, self.scales.repeated(times), minima)
+
+    def columns(self, wanted: range) -> Integers:
+        """Return some of the inputs, which begin and end with a group or the matrix."""
+        groups = slice(wanted.start // self.group, -(-wanted.stop // self.group))
+        minima = None if self.minima is None else self.minima.columns(groups)
+        return Integers(self.codes[:, wanted.start : wanted.stop], self.scales.columns(groups), minima)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class WeightPart(ABC):
     """Some outputs of a weight matrix [N, K] in the storage of its checkpoint.
 
@@ -63,6 +138,20 @@ class WeightPart(ABC):
     def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
         """Return it as codes of a format, with a scale per group of inputs; None where its storage has none."""
         return None
+
+    @property
+    def group_format(self) -> LinearFormat | None:
+        """The format of groups that holds it without rounding, None where there is none."""
+        return None
+
+    @property
+    def first_column(self) -> int:
+        """Where its columns begin within blocks of the storage."""
+        return 0
+
+    def integers(self, rows: slice) -> Integers:
+        """Return some rows as integers; only of a part that has a group format."""
+        raise NotImplementedError
 
     def rows(self, begin: int, end: int) -> Self:
         """Return some of the outputs, in place."""

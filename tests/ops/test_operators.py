@@ -17,6 +17,7 @@ from fastdeploy_sd.device.program import operator_files, paddle_ops
 from fastdeploy_sd.device.program.operator_source import operator_source
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.operators import declared_ops
+from fastdeploy_sd.types.folders import cache_folder
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ PADDLE = operator_files.PaddleInstall(pathlib.Path("paddle"), "3.1.0", "abc")
 def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """An empty folder to keep compiled operators in."""
     monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path / "cache"))
-    return operator_files.cache_folder()
+    return cache_folder()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@
 //   wint8    [N / 32][K / 128]{ u8 [32][32][4] = w + 128,                          float scale [32] }
 //   fp8      [N / 32][K / 128]{ e4m3 [32][32][4],              float scale [32] }
 //   wint4    [N / 32][K / 128]{ u8 [32][16][4], low nibble: column j, high: j + 16, float scale [32] }, nibble = w + 8
+// and the formats of linear_grouped.h.
 // Where the sum over K has slices, a panel holds one after the other, each as a matrix of its inputs alone would: the
 // same bytes as without slices where they begin at multiples of 128.
 #include <cstdint>
@@ -31,7 +32,8 @@ constexpr int kWint4Bytes = kWint8Bytes / 2;
 // Whether values have a scale per group. Always inlined: an out-of-line copy would be shared by files compiled for
 // different processors.
 __attribute__((always_inline)) constexpr bool IsQuantized(LinearFormat format) {
-  return format == LinearFormat::kWint8 || format == LinearFormat::kWint4 || format == LinearFormat::kFp8;
+  return format == LinearFormat::kWint8 || format == LinearFormat::kWint4 || format == LinearFormat::kFp8 ||
+         format > LinearFormat::kFloat16;
 }
 __attribute__((always_inline)) constexpr int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -146,6 +146,8 @@ void PackSlice(const PackLinearParams& p, int64_t first_column, int64_t begin, i
       case LinearFormat::kFp8:
         PackFp8(tile, out + group * (kWint8Bytes + kScaleBytes));
         break;
+      default:  // refused before
+        break;
     }
   }
 }
@@ -180,6 +182,9 @@ Error CheckParts(const PackLinearParams& p) {
 
 Error PackLinear(const PackLinearParams& p) {
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
+  if (p.format > LinearFormat::kFloat16) {
+    return "format: expected one that numbers are rounded to, got one of integers with groups";
+  }
   if (const Error error = CheckParts(p)) return error;
   const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
   ParallelFor(DivideUp(p.out_features, kPanelColumns), [&](int64_t panel) { PackPanel(p, slices, panel); });

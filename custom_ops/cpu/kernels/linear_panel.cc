@@ -8,6 +8,7 @@ namespace FDSD_ISA {
 namespace {
 
 const TileFunctions& TilesOf(LinearFormat format) {
+  if (IsGrouped(format)) return GroupedTiles(format);
   switch (format) {
     case LinearFormat::kFloat32:
       return kFloat32Tiles;
@@ -15,9 +16,7 @@ const TileFunctions& TilesOf(LinearFormat format) {
       return kBf16Tiles;
     case LinearFormat::kWint8:
       return kWint8Tiles;
-    case LinearFormat::kWint4:
-    case LinearFormat::kFp8:  // refused before, as float16
-    case LinearFormat::kFloat16:
+    default:  // fp8 and float16 were refused before
       break;
   }
   return kWint4Tiles;
@@ -61,7 +60,7 @@ constexpr RowKernels kOnVectors = {kMaxTileRows, kBlockBytes, RowBytes, PackTile
 
 const RowKernels& RowKernelsOf([[maybe_unused]] LinearFormat format) {
 #if defined(FDSD_SIMD_AVX512)
-  if (format != LinearFormat::kFloat32) {
+  if (format != LinearFormat::kFloat32 && !IsGrouped(format)) {
     switch (TilesInUse()) {
       case Tiles::kChip:
         return amx::kRowKernels;

@@ -84,6 +84,24 @@ void PackGroups(const XRows& rows, int num_rows, int32_t unit_begin, int32_t uni
   });
 }
 
+// As WriteGroup, for the formats with groups of fewer inputs.
+FDSD_INLINE void WriteGroupedRows(const GroupRows& rows, int first, int count, int num_rows, int group_size,
+                                  uint8_t* unit) {
+  const uint8_t* integers[kRowsAtOnce];
+  for (int r = 0; r < kRowsAtOnce; ++r) integers[r] = reinterpret_cast<const uint8_t*>(rows.q[r]);
+  InterleaveSteps(integers, count, kGroupSteps, num_rows, unit + first * kStepBytes);
+  float* scales = reinterpret_cast<float*>(unit + num_rows * kQuantGroup) + first;
+  int32_t* sums = reinterpret_cast<int32_t*>(scales + num_rows);
+  for (int r = 0; r < count; ++r) {
+    scales[r] = rows.scale[r];
+    for (int g = 0; g < kQuantGroup / group_size; ++g) {
+      int32_t sum = 0;
+      for (int i = 0; i < group_size; ++i) sum += rows.q[r][g * group_size + i];
+      sums[g * num_rows + r] = sum;
+    }
+  }
+}
+
 // One row of a float format.
 template <typename T>
 void PackRow(const XRows& rows, const TileRow& row) {
@@ -111,6 +129,14 @@ int32_t PackBf16Pairs(const XRows& rows, int num_rows, int32_t unit_begin, int32
 
 template <typename T>
 void PackRows(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile) {
+  if (IsGrouped(rows.format)) {
+    const int64_t unit_bytes = int64_t{num_rows} * RowUnitBytes(rows.format);
+    const int group_size = GroupFormatOf(rows.format).group;
+    return QuantizeGroups<T>(rows, num_rows, unit_begin, unit_end,
+                             [&](int first, int count, int64_t g, const GroupRows& group) {
+                               WriteGroupedRows(group, first, count, num_rows, group_size, tile + g * unit_bytes);
+                             });
+  }
   if (rows.format == LinearFormat::kWint8) {
     return PackGroups<T>(rows, num_rows, unit_begin, unit_end, kWint8Starts, tile);
   }

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "fdsd/linear.h"
-#include "linear_layout.h"
+#include "linear_grouped.h"
 #include "linear_tuning.h"
 #include "simd.h"
 
@@ -50,6 +50,7 @@ constexpr int kRowGroupBytes = kQuantGroup + 4 + 4 * kPanelVectors;
 
 // Bytes of one row of x per unit (see Slices::units).
 FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
+  if (IsGrouped(format)) return kQuantGroup + 4 + 4 * GroupFormatOf(format).num_groups();
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }
 
@@ -75,6 +76,7 @@ struct XRows {
 //   float32 float [K][rows], bf16 [K / 2][rows] steps,
 //   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [2][rows] }
 // start = -zero point of the weights * sum of the int8 values, for the accumulators of each vector of columns.
+//   groups  [K / 128]{ int8 [32][rows][4], float scale [rows], int32 sum [groups][rows] }, of the int8 values of a group
 void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
               uint8_t* tile);
 
@@ -131,6 +133,7 @@ extern const TileFunctions kFloat32Tiles;
 extern const TileFunctions kBf16Tiles;
 extern const TileFunctions kWint8Tiles;
 extern const TileFunctions kWint4Tiles;
+const TileFunctions& GroupedTiles(LinearFormat format);
 
 // Ask for the weights of a later step: into the second-level cache, since requests for the first level wait for each
 // other. The requests must cover every line: the prefetcher does not find a line that is left out.

@@ -5,17 +5,16 @@
 namespace fdsd {
 namespace {
 
-constexpr int kNumFormats = 4;
 constexpr int32_t kMaxBytes = 65536;
 constexpr int32_t kMaxTileRows = 64;
 constexpr int32_t kMaxBlockBytes = 1 << 30;
 
 // Plus one, so that memory that begins as zeros says that nothing was measured.
-std::atomic<int32_t> bytes_plus_one[kNumFormats][kMaxPrefetchRows];
-std::atomic<RowBlocking> blockings[kNumFormats];
+std::atomic<int32_t> bytes_plus_one[kNumLinearFormats][kMaxPrefetchRows];
+std::atomic<RowBlocking> blockings[kNumLinearFormats];
 static_assert(std::atomic<RowBlocking>::is_always_lock_free);
 
-bool IsKnown(LinearFormat format) { return static_cast<int>(format) >= 0 && static_cast<int>(format) < kNumFormats; }
+bool IsKnown(LinearFormat format) { return static_cast<int>(format) >= 0 && static_cast<int>(format) < kNumLinearFormats; }
 
 }  // namespace
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.device.library import LIBRARY_PATH
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.types.folders import cache_folder
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +60,6 @@ def headers(root: pathlib.Path) -> list[pathlib.Path]:
 def shipped_files(root: pathlib.Path) -> list[pathlib.Path]:
     """Return every file that the operators' source includes, but for Paddle's headers."""
     return [root / "bindings" / "paddle_binding.h", *headers(root)]
-
-
-def cache_folder() -> pathlib.Path:
-    """Return where compiled operators are kept: $FDSD_CACHE_DIR, else the user's cache folder."""
-    chosen = os.environ.get("FDSD_CACHE_DIR")
-    base = pathlib.Path(chosen) if chosen else pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    return base / "fastdeploy_sd"
 
 
 def file_name(root: pathlib.Path, paddle: PaddleInstall, source: str, library_folder: str) -> str:

@@ -12,6 +12,9 @@ from typing import Any
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, is_token_id
 from fastdeploy_sd.models.checkpoint.quantization import verify_quantization
+from fastdeploy_sd.models.gguf.container import GgufFile
+from fastdeploy_sd.models.gguf.names import Named, name_tensors
+from fastdeploy_sd.models.weights.mapped_file import MappedFile
 from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 from fastdeploy_sd.models.weights.source import ModelSource, TensorInfo, Weights
 from fastdeploy_sd.process.files import read_json
@@ -30,15 +33,23 @@ class Checkpoint(ModelSource):
 
     def __init__(self, path: pathlib.Path) -> None:
         config = read_config(path)
-        self._open_files = [SafetensorsFile(path / name) for name in _file_names(path)]
-        self._files: dict[str, SafetensorsFile] = {}
+        self._files: dict[str, MappedFile] = {}
+        self._halves_of: dict[str, int] = {}
         tensors: dict[str, TensorInfo] = {}
+        paths = sorted(path.glob("*.gguf"))
+        self._open_files: list[MappedFile] = (
+            [GgufFile(file) for file in paths]
+            if paths
+            else [SafetensorsFile(path / name) for name in _file_names(path)]
+        )
         for file in self._open_files:
-            for name, entry in file.entries.items():
-                if name in tensors:
-                    names = f"{tensors[name].path.name} and {file.path.name}"
-                    raise CheckpointError(f"{path}: tensor {shown(name)} is in {names}")
-                self._files[name], tensors[name] = file, entry
+            for named in _named_tensors(file, self._open_files[0], config):
+                if named.name in tensors:
+                    names = f"{tensors[named.name].path.name} and {file.path.name}"
+                    raise CheckpointError(f"{path}: tensor {shown(named.name)} is in {names}")
+                self._files[named.name], tensors[named.name] = file, named.entry
+                if named.halves_of:
+                    self._halves_of[named.name] = named.halves_of
         super().__init__(path, tensors, path / CONFIG_NAME, config)
         self._is_ernie = any(name.startswith("ernie.") for name in tensors)
 
@@ -57,7 +68,8 @@ class Checkpoint(ModelSource):
 
     def is_transposed(self, name: str) -> bool:
         """Paddle stores ERNIE's matrices so; files marked format=pt hold [out, in]."""
-        return self._is_ernie and self._files[name].metadata.get("format") != "pt"
+        file = self._files[name]
+        return self._is_ernie and isinstance(file, SafetensorsFile) and file.metadata.get("format") != "pt"
 
     def identity(self) -> dict[str, Any]:
         files = {file.path.name: file.identity() for file in self._open_files}
@@ -75,10 +87,12 @@ class Checkpoint(ModelSource):
 
     def release(self, names: Iterable[str]) -> None:
         for name in names:
-            self._files[name].release(name)
+            self._files[name].release(self.tensors[name])
 
     def _tensor(self, name: str) -> Weights:
-        return self._files[name].tensor(name)
+        data = self._files[name].read(self.tensors[name])
+        heads = self._halves_of.get(name)
+        return data if heads is None else _halves(data, heads)
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -91,6 +105,19 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     config = read_json(folder / CONFIG_NAME)
     verify_quantization(folder, config)
     return config
+
+
+def _named_tensors(file: MappedFile, first: MappedFile, config: dict[str, Any]) -> Iterator[Named]:
+    if not isinstance(first, GgufFile):
+        return (Named(name, entry) for name, entry in file.entries.items())
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    return name_tensors(file.entries, str(first.metadata["general.architecture"]), heads, kv_heads)
+
+
+def _halves(data: Weights, heads: int) -> Weights:
+    """Rows of each head in pairs (i, i + half) -> the first halves, then the second ones."""
+    return data.reshape(heads, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
 
 
 def _file_names(path: pathlib.Path) -> list[str]:

@@ -15,7 +15,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeC
 from fastdeploy_sd.models.weights.source import Weights, WeightSource
 from fastdeploy_sd.models.weights.storages.registry import has_weight, read_weight
 from fastdeploy_sd.ops.bf16 import widen
-from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 
 
 class LayerWeights:
@@ -146,10 +146,10 @@ class DecoderWeights(LayerWeights):
         self._root = roots[0]
         self._embedding_name = f"{self._root}.embed_tokens.weight"
 
-    def embedding(self) -> FloatPart:
+    def embedding(self) -> WeightPart:
         """Return [V, H]."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return FloatPart(self._embedding_name, self._source.tensor(self._embedding_name, shape))
+        return read_weight(self._source, self._embedding_name.removesuffix(".weight"), shape)
 
     def lm_head(self) -> WeightMatrix:
         """Return [V, H]; the embedding when the model ties them."""

@@ -18,6 +18,7 @@ from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
+from fastdeploy_sd.ops.group_packing import GROUP_FORMATS, group_format, pack_groups
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_codes, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
@@ -32,6 +33,7 @@ class WeightPacker:
     needs memory for the packed weights and little more; for a GPU the host needs only the buffer of the uploads. What
     is not stored as numbers becomes float32, one matrix at a time, unless its codes are packed. `on_packed` gets the
     bytes of every matrix in the source and packed.
+    `keeps_integers`: what is stored as integers is multiplied as such, whatever format is asked for.
     """
 
     def __init__(
@@ -39,9 +41,10 @@ class WeightPacker:
         source: WeightSource,
         store: PackedMatrices | None = None,
         on_packed: Callable[[int, int], object] = lambda *_: None,
+        keeps_integers: bool = False,
     ) -> None:
         self._source, self._store, self._memory = source, store, WeightMemory()
-        self._on_packed = on_packed
+        self._on_packed, self.keeps_integers = on_packed, keeps_integers
 
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
         """Return one packed matrix; `slices` says how the sum over its inputs is cut.
@@ -49,6 +52,7 @@ class WeightPacker:
         Raises CheckpointError: `fmt` is float16, which cannot hold the matrix's numbers.
         """
         out_features, in_features = matrix.shape
+        fmt = self._kept(matrix, slices) or fmt
         name = f"{fmt}: {matrix.name}"
         if slices.count > 1:
             name += f" in {slices.count} slices of units of {slices.unit}"
@@ -61,8 +65,13 @@ class WeightPacker:
         Raises ValueError: no expert, or shapes that differ; CheckpointError: as `linear`.
         """
         out_features, in_features = experts_shape(matrices)
+        kept = {self._kept(matrix, WHOLE) for matrix in matrices}
+        fmt = (kept.pop() if len(kept) == 1 else None if None in kept else "int8_g16") or fmt
         data = self._packed(f"{fmt}: {len(matrices)} experts from {matrices[0].name}", matrices, fmt, WHOLE)
         return PackedExperts(data, len(matrices), in_features, out_features, fmt)
+
+    def _kept(self, matrix: WeightMatrix, slices: SliceRule) -> LinearFormat | None:
+        return group_format(matrix, slices) if self.keeps_integers else None
 
     def _packed(self, name: str, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> Tensor:
         """Return matrices of one shape, one after the other."""
@@ -105,6 +114,9 @@ def _pack_on_device(
 
 
 def _pack_into(data: Bytes, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule) -> None:
+    if fmt in GROUP_FORMATS:
+        pack_groups(matrix, fmt, slices, data)
+        return
     codes = pack_codes(matrix, fmt, slices)
     if codes is not None:
         data[:] = codes

@@ -68,7 +68,7 @@ def load_model(
         LoadProgress(checkpoint.num_bytes() // shard.size, has_bar=shard.rank == 0) as progress,
         packed_matrices(folder, checkpoint, scheme, "target", shard) as store,
     ):
-        packer = WeightPacker(checkpoint, store, progress.add)
+        packer = WeightPacker(checkpoint, store, progress.add, keeps_integers=config.model.quantization is None)
         decoder = Decoder(checkpoint, decoder_config, scheme, packer, group)
         # A copy of the head in another format comes from the target's checkpoint, so it is in the target's file.
         head = draft_head_format(config, scheme.lm_head)
@@ -77,7 +77,7 @@ def load_model(
         for name, weights in draft_weights.items():
             source = weights.checkpoint
             with packed_matrices(folder, source, own_scheme(config), f"draft-{name}", shard) as draft_store:
-                draft_packer = WeightPacker(source, draft_store, progress.add)
+                draft_packer = WeightPacker(source, draft_store, progress.add, keeps_integers=packer.keeps_integers)
                 build = model_builder(name)
                 drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, group)
         return LoadedModel(decoder, drafts, progress.num_packed_bytes)

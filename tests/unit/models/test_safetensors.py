@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.models.weights.safetensors import SAMPLE_BYTES, SafetensorsFile
+from fastdeploy_sd.models.weights.mapped_file import SAMPLE_BYTES
+from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 
 
 def write(path: pathlib.Path, header: Any, data: bytes, length: int | None = None) -> pathlib.Path:

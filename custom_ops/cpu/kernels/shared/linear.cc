@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "linear_layout.h"
+#include "linear_grouped.h"
 
 namespace fdsd {
 namespace {
@@ -15,6 +15,7 @@ int32_t UnitsOf(int32_t in_features, LinearFormat format) {
     case LinearFormat::kWint8:
     case LinearFormat::kWint4:
     case LinearFormat::kFp8:
+    default:
       break;
   }
   return static_cast<int32_t>(DivideUp(in_features, kQuantGroup));
@@ -55,9 +56,11 @@ int64_t PanelUnitBytes(LinearFormat format) {
     case LinearFormat::kFp8:
       return kWint8Bytes + kScaleBytes;
     case LinearFormat::kWint4:
+      return kWint4Bytes + kScaleBytes;
+    default:
       break;
   }
-  return kWint4Bytes + kScaleBytes;
+  return GroupFormatOf(format).unit_bytes();
 }
 
 int64_t PanelBytes(const Slices& slices, LinearFormat format) { return slices.num_units() * PanelUnitBytes(format); }
@@ -70,9 +73,8 @@ Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format
                   const void* packed) {
   if (in_features < 0) return "in_features: expected 0 or more, got a negative number";
   if (out_features < 0) return "out_features: expected 0 or more, got a negative number";
-  if (static_cast<int32_t>(format) < 0 || format > LinearFormat::kFloat16) {
-    return "format: expected float32 (0), bfloat16 (1), wint8 (2), wint4 (3), fp8 (4) or float16 (5), got another "
-           "number";
+  if (static_cast<int32_t>(format) < 0 || static_cast<int32_t>(format) >= kNumLinearFormats) {
+    return "format: expected 0 to 18, got another number";
   }
   if (slices.num_slices != 1 && slices.num_slices != 2 && slices.num_slices != 4) {
     return "num_slices: expected 1, 2 or 4, got another number";

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.models.weights.storages.float8_blocks import Float8Blocks
 from fastdeploy_sd.models.weights.storages.floats import Floats
+from fastdeploy_sd.models.weights.storages.gguf import GgufBlocks
 from fastdeploy_sd.ops.weight_matrix import WeightPart
 
 
@@ -33,7 +34,7 @@ class Storage(Protocol):
 
 
 # The first that holds a weight reads it. The last one reads, and names, what none holds.
-STORAGES: tuple[Storage, ...] = (Float8Blocks(), Floats())
+STORAGES: tuple[Storage, ...] = (Float8Blocks(), GgufBlocks(), Floats())
 
 
 def described_storage(description: Mapping[str, Any]) -> Storage | None:

@@ -1,0 +1,166 @@
+#pragma once
+// Vectors of codes of 4, 5, 6 and 8 bits, their dot products with int8, and scales read as floats.
+#include "float16.h"
+#include "linear_grouped.h"
+#include "linear_tile.h"
+
+namespace fdsd {
+namespace FDSD_ISA {
+
+// Steps whose upper bits share a byte. Those of step s begin at bit (s % kSteps * bits + 4) % 8: where they belong in a
+// code, for the first of them.
+template <int kHighBits>
+constexpr int kHighSteps = kHighBits == 0 ? kGroupSteps : 8 / kHighBits;
+
+#if defined(FDSD_SIMD_AVX512)
+
+using Codes = __m512i;
+using Dots = __m512i;
+template <int kBits>
+constexpr bool kHasZero = true;
+
+template <int kBits>
+FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step, int vector) {
+  if constexpr (kBits == 8) return _mm512_loadu_si512(codes + vector * 64);
+  const __m512i pairs = _mm512_loadu_si512(codes);
+  const __m512i low =
+      _mm512_and_si512(vector == 0 ? pairs : _mm512_srli_epi16(pairs, 4), _mm512_set1_epi8(static_cast<char>(15)));
+  if constexpr (kBits == 4) return low;
+  constexpr int kHighBits = kBits - 4;
+  const __m512i high = _mm512_loadu_si512(highs + vector * 64);
+  const int shift = step * kHighBits;
+  const __m512i placed = shift < 4 ? _mm512_srli_epi16(high, shift) : _mm512_slli_epi16(high, 8 - shift);
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>(((1 << kHighBits) - 1) << 4));
+  return _mm512_ternarylogic_epi32(low, placed, mask, 0xf8);  // low | (placed & mask)
+}
+FDSD_INLINE Dots Start(int32_t start) { return _mm512_set1_epi32(start); }
+template <int kBits>
+FDSD_INLINE Dots Dot(Dots sum, Codes w, const uint8_t* x) {
+  // As in linear_int.cc.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
+  return sum;
+}
+FDSD_INLINE F32x16 ToFloats(Dots dots) { return {_mm512_cvtepi32_ps(dots)}; }
+FDSD_INLINE F32x16 LoadHalves(const uint8_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+FDSD_INLINE F32x16 LoadInt8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
+#elif defined(FDSD_SIMD_AVX2)
+
+struct Int32x16 {
+  __m256i lo, hi;
+};
+using Codes = Int32x16;
+using Dots = Int32x16;
+// maddubs adds two products in 16 bits, which full unsigned bytes would overflow: codes of eight bits are multiplied as
+// signed ones, without a zero.
+template <int kBits>
+constexpr bool kHasZero = kBits < 8;
+
+template <int kBits>
+FDSD_INLINE __m256i LoadHalf(const uint8_t* codes, const uint8_t* highs, int step, int vector, int half) {
+  if constexpr (kBits == 8) {
+    const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + vector * 64 + half * 32));
+    return _mm256_xor_si256(raw, _mm256_set1_epi8(static_cast<char>(0x80)));
+  }
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + half * 32));
+  const __m256i low = _mm256_and_si256(vector == 0 ? pairs : _mm256_srli_epi16(pairs, 4), _mm256_set1_epi8(15));
+  if constexpr (kBits == 4) return low;
+  constexpr int kHighBits = kBits - 4;
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(highs + vector * 64 + half * 32));
+  const int shift = step * kHighBits;
+  const __m256i placed = shift < 4 ? _mm256_srli_epi16(high, shift) : _mm256_slli_epi16(high, 8 - shift);
+  return _mm256_or_si256(low, _mm256_and_si256(placed, _mm256_set1_epi8(((1 << kHighBits) - 1) << 4)));
+}
+template <int kBits>
+FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step, int vector) {
+  return {LoadHalf<kBits>(codes, highs, step, vector, 0), LoadHalf<kBits>(codes, highs, step, vector, 1)};
+}
+FDSD_INLINE Dots Start(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
+template <int kBits>
+FDSD_INLINE __m256i DotHalf(__m256i sum, __m256i w, __m256i x) {
+  const __m256i products =
+      kBits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+}
+template <int kBits>
+FDSD_INLINE Dots Dot(const Dots& sum, const Codes& w, const uint8_t* x) {
+  const __m256i broadcast = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x));
+  return {DotHalf<kBits>(sum.lo, w.lo, broadcast), DotHalf<kBits>(sum.hi, w.hi, broadcast)};
+}
+FDSD_INLINE F32x16 ToFloats(const Dots& dots) { return {_mm256_cvtepi32_ps(dots.lo), _mm256_cvtepi32_ps(dots.hi)}; }
+FDSD_INLINE F32x16 LoadHalves(const uint8_t* p) {
+  const auto* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+FDSD_INLINE F32x16 LoadInt8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+
+#else
+
+struct Codes {
+  uint8_t v[kLanes * 4];
+};
+struct Dots {
+  int32_t v[kLanes];
+};
+template <int kBits>
+constexpr bool kHasZero = true;
+
+template <int kBits>
+FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step, int vector) {
+  Codes w;
+  for (int i = 0; i < kLanes * 4; ++i) {
+    if (kBits == 8) {
+      w.v[i] = codes[vector * 64 + i];
+      continue;
+    }
+    constexpr int kHighBits = kBits - 4;
+    const int low = vector == 0 ? codes[i] & 15 : codes[i] >> 4;
+    const int from = (step * kHighBits + 4) % 8;
+    const int high = kHighBits == 0 ? 0 : highs[vector * 64 + i] >> from & ((1 << kHighBits) - 1);
+    w.v[i] = static_cast<uint8_t>(low | high << 4);
+  }
+  return w;
+}
+FDSD_INLINE Dots Start(int32_t start) {
+  Dots dots;
+  for (int32_t& v : dots.v) v = start;
+  return dots;
+}
+template <int kBits>
+FDSD_INLINE Dots Dot(Dots sum, const Codes& w, const uint8_t* x) {
+  for (int i = 0; i < kLanes; ++i)
+    for (int b = 0; b < 4; ++b) sum.v[i] += w.v[4 * i + b] * static_cast<int8_t>(x[b]);
+  return sum;
+}
+FDSD_INLINE F32x16 ToFloats(const Dots& dots) {
+  F32x16 f;
+  for (int i = 0; i < kLanes; ++i) f.v[i] = static_cast<float>(dots.v[i]);
+  return f;
+}
+FDSD_INLINE F32x16 LoadHalves(const uint8_t* p) {
+  F32x16 f;
+  for (int i = 0; i < kLanes; ++i) {
+    half16 half;
+    std::memcpy(&half, p + 2 * i, sizeof(half));
+    f.v[i] = ToFloat(half);
+  }
+  return f;
+}
+FDSD_INLINE F32x16 LoadInt8(const uint8_t* p) {
+  F32x16 f;
+  for (int i = 0; i < kLanes; ++i) f.v[i] = static_cast<float>(static_cast<int8_t>(p[i]));
+  return f;
+}
+
+#endif
+
+}  // namespace FDSD_ISA
+}  // namespace fdsd

@@ -1,0 +1,153 @@
+"""Writes the metadata of a GGUF file as config.json and generation_config.json of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.gguf.container import GgufFile
+from fastdeploy_sd.models.gguf.tokenizer import Vocabulary
+
+# Texts of control tokens that end an answer, whichever of them the file names.
+_END_TEXTS = frozenset({
+    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>",
+    "<|return|>", "<|call|>", "<EOT>", "_<EOT>", "< EOT >", "</s>", "<end_of_utterance>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "[EOT]", "[EOS]", "<eos>",
+})  # fmt: skip
+_SIZES: Mapping[str, str] = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_EXPERT_SIZES: Mapping[str, str] = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+
+
+class Metadata:
+    """Typed access to the keys of a file's architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file, self.values = file, file.metadata
+        architecture = self.values.get("general.architecture")
+        if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
+            expected = f"one of {', '.join(_ARCHITECTURES)}"
+            raise CheckpointError(f"{file.path}: general.architecture: expected {expected}, got {shown(architecture)}")
+        self.architecture = architecture
+
+    def get(self, key: str) -> Any:
+        """Return a value of the architecture, None where there is none."""
+        return self.values.get(f"{self.architecture}.{key}")
+
+    def integer(self, key: str) -> int:
+        """Return a whole number above 0; raises CheckpointError where there is none."""
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            name = f"{self.architecture}.{key}"
+            raise CheckpointError(f"{self.file.path}: {name}: expected a whole number above 0, got {shown(value)}")
+        return value
+
+
+def config_json(file: GgufFile) -> dict[str, Any]:
+    """Return config.json.
+
+    Raises:
+        CheckpointError: an architecture that is not served, or a key that asks for something unsupported.
+    """
+    data = Metadata(file)
+    name, model_type, add = _ARCHITECTURES[data.architecture]
+    embedding = file.entries.get("token_embd.weight")
+    config: dict[str, Any] = {
+        "architectures": [name],
+        "model_type": model_type,
+        "tie_word_embeddings": "output.weight" not in file.entries,
+    }
+    if embedding is not None:
+        config["vocab_size"] = embedding.shape[0]
+    config |= {key: value for stored, key in _SIZES.items() if (value := data.get(stored)) is not None}
+    scaling = _rope_scaling(data)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    _verify_rotary(data, config)
+    add(data, config)
+    return config
+
+
+def generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return generation_config.json: the ids that end an answer."""
+    named = [vocabulary.token_id(role) for role in ("eos", "eot", "eom")]
+    by_text = [i for i, kind in enumerate(vocabulary.types) if kind == 3 and vocabulary.tokens[i] in _END_TEXTS]  # noqa: PLR2004
+    return {"eos_token_id": list(dict.fromkeys(i for i in [*named, *by_text] if i is not None))}
+
+
+def _rope_scaling(data: Metadata) -> dict[str, Any] | None:
+    kind = data.get("rope.scaling.type")
+    if "rope_freqs.weight" in data.file.entries:
+        factors = data.file.read(data.file.entries["rope_freqs.weight"])
+        return {"rope_type": "factors", "factors": [float(factor) for factor in factors.reshape(-1)]}
+    if kind in (None, "none"):
+        return None
+    scaling = {"rope_type": kind}
+    names = {
+        "factor": "factor",
+        "original_context_length": "original_max_position_embeddings",
+        "attn_factor": "attention_factor",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
+    }
+    return scaling | {
+        name: value for key, name in names.items() if (value := data.get(f"rope.scaling.{key}")) is not None
+    }
+
+
+def _verify_rotary(data: Metadata, config: dict[str, Any]) -> None:
+    """A head whose dimensions do not all rotate says so in config.json, for the family to read or refuse."""
+    rotary, heads = data.get("rope.dimension_count"), config.get("num_attention_heads")
+    head_dim = config.get("head_dim")
+    if head_dim is None and isinstance(heads, int) and heads > 0:
+        head_dim = config.get("hidden_size", 0) // heads
+    if isinstance(rotary, int) and head_dim and rotary != head_dim:
+        config["partial_rotary_factor"] = rotary / head_dim
+
+
+def _add_nothing(data: Metadata, config: dict[str, Any]) -> None:
+    pass
+
+
+def _add_biases(data: Metadata, config: dict[str, Any]) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in data.file.entries
+
+
+def _add_qwen3_experts(data: Metadata, config: dict[str, Any]) -> None:
+    config |= {key: data.integer(stored) for stored, key in _EXPERT_SIZES.items()}
+    config["norm_topk_prob"] = True
+    config.setdefault("intermediate_size", config["moe_intermediate_size"])
+
+
+def _add_ernie_experts(data: Metadata, config: dict[str, Any]) -> None:
+    config["moe_num_experts"], config["moe_k"] = data.integer("expert_count"), data.integer("expert_used_count")
+    config["moe_intermediate_size"] = size = data.integer("expert_feed_forward_length")
+    shared = data.get("expert_shared_feed_forward_length") or 0
+    config["moe_num_shared_experts"] = shared // size if isinstance(shared, int) else shared
+    config["moe_layer_start_index"] = data.get("leading_dense_block_count") or 0
+    config["moe_layer_interval"] = data.get("interleave_moe_layer_step") or 1
+
+
+# general.architecture -> architecture and model type in config.json, and what else it needs.
+_ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Metadata, dict[str, Any]], None]]] = {
+    "llama": ("LlamaForCausalLM", "llama", _add_biases),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2", _add_nothing),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3", _add_biases),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _add_qwen3_experts),
+    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _add_nothing),
+    "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _add_ernie_experts),
+}

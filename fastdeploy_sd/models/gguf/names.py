@@ -1,0 +1,92 @@
+"""Gives the tensors of a GGUF file the names and shapes that they have in a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.weights.source import TensorInfo
+
+_WHOLE: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_OF_LAYER: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+# Stacked over experts.
+_OF_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
+}
+# Read with the configuration, or of no use when a model runs.
+_OF_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tensor under its name in a Hugging Face checkpoint.
+
+    Attributes:
+        halves_of: heads whose rows lie in pairs (i, i + half) one after the other; 0 = rows as they should be.
+    """
+
+    name: str
+    entry: TensorInfo
+    halves_of: int = 0
+
+
+def name_tensors(
+    entries: Mapping[str, TensorInfo], architecture: str, num_heads: int, num_kv_heads: int
+) -> Iterator[Named]:
+    """Yield all tensors that weights are read from, an expert each of those that are stacked.
+
+    Raises:
+        CheckpointError: a tensor of an unknown name.
+    """
+    # The converter of this architecture moves the rows of q and k for kernels that rotate neighbours.
+    halves = {"attn_q": num_heads, "attn_k": num_kv_heads} if architecture == "llama" else {}
+    for stored, entry in entries.items():
+        if stored in _OF_CONFIG:
+            continue
+        base, _, kind = stored.rpartition(".")
+        match = _LAYER.fullmatch(base)
+        if match is None and base in _WHOLE:
+            yield Named(f"{_WHOLE[base]}.{kind}", entry)
+        elif match is not None and match[2] in _OF_LAYER:
+            yield Named(f"model.layers.{match[1]}.{_OF_LAYER[match[2]]}.{kind}", entry, halves.get(match[2], 0))
+        elif match is not None and match[2] in _OF_EXPERTS and len(entry.shape) == 3:  # noqa: PLR2004 (E, N, K)
+            for e, part in enumerate(_experts(entry)):
+                yield Named(f"model.layers.{match[1]}.mlp.experts.{e}.{_OF_EXPERTS[match[2]]}.{kind}", part)
+        elif match is not None and match[2] == "exp_probs_b":
+            name = f"model.layers.{match[1]}.mlp.moe_statics.e_score_correction_bias"
+            yield Named(name, replace(entry, shape=(1, *entry.shape)))
+        else:
+            raise CheckpointError(f"{entry.path}: tensor {shown(stored)}: expected one of a known name, got another")
+
+
+def _experts(entry: TensorInfo) -> Iterator[TensorInfo]:
+    size = (entry.end - entry.begin) // max(entry.shape[0], 1)
+    for e in range(entry.shape[0]):
+        begin = entry.begin + e * size
+        yield replace(entry, shape=entry.shape[1:], begin=begin, end=begin + size)

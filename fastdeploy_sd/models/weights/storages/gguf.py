@@ -1,0 +1,90 @@
+"""Weights stored in blocks of GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.weights.source import WeightSource
+from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES, BlockType
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightPart
+
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPart(WeightPart):
+    """A part stored as u8[N, bytes of the blocks that hold its columns].
+
+    Attributes:
+        begin, end: its columns within those blocks.
+    """
+
+    block: BlockType
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.data), self.end - self.begin
+
+    @property
+    def group_format(self) -> LinearFormat | None:
+        return self.block.fmt
+
+    @property
+    def first_column(self) -> int:
+        return self.begin
+
+    def integers(self, rows: slice) -> Integers:
+        data = self.data[rows]
+        found = self.block.unpack(data.reshape(-1, self.block.num_bytes).view(np.uint8))
+        scales, minima = found.scales, found.minima
+        if not all(np.isfinite(factors.steps).all() for factors in (scales, minima) if factors is not None):
+            raise CheckpointError(f"{self.name}: expected finite scales and minima, got others")
+
+        def by_row(factors: Factors) -> Factors:
+            counts = None if factors.counts is None else factors.counts.reshape(len(data), -1)
+            return Factors(factors.steps.reshape(len(data), -1), counts)
+
+        codes = found.codes.reshape(len(data), -1)
+        whole = Integers(codes, by_row(scales), None if minima is None else by_row(minima))
+        return whole.columns(range(self.begin, self.end))
+
+    def numbers(self) -> FloatPart:
+        values = np.empty(self.shape, np.float32)
+        for first in range(0, len(values), _ROWS_AT_ONCE):
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            values[rows] = self.integers(rows).numbers()
+        return FloatPart(self.name, values, place=self.place)
+
+    def _cut(self, rows: range, columns: range) -> Self:
+        size, num_bytes = self.block.size, self.block.num_bytes
+        begin, end = self.begin + columns.start, self.begin + columns.stop
+        first, last = begin // size, -(-end // size)
+        data = self.data[rows.start : rows.stop, first * num_bytes : last * num_bytes]
+        return replace(self, data=data, begin=begin - first * size, end=end - first * size)
+
+
+class GgufBlocks:
+    """The Storage."""
+
+    name = "GGUF blocks"
+
+    def describes(self, description: Mapping[str, Any]) -> bool:
+        """The tensors' own types tell."""
+        return False
+
+    def holds(self, source: WeightSource, weight: str) -> bool:
+        name = f"{weight}.weight"
+        return name in source and source.tensors[name].dtype in BLOCK_TYPES
+
+    def read(self, source: WeightSource, weight: str, shape: tuple[int, int]) -> BlockPart:
+        name = f"{weight}.weight"
+        data = source.tensor(name, shape, BLOCK_TYPES)
+        return BlockPart(name, data, BLOCK_TYPES[source.tensors[name].dtype], 0, shape[1])

@@ -1,0 +1,161 @@
+"""Packs weights that are integers with a scale per group of inputs, as custom_ops/cpu/kernels/linear_grouped.h says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
+from fastdeploy_sd.types import U8
+from fastdeploy_sd.types.ranges import SliceRule
+
+_UNIT, _PANEL, _STEP = 128, 32, 4
+_STEPS = _UNIT // _STEP
+_ROWS_AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFormat:
+    """fdsd::GroupFormat.
+
+    Attributes:
+        bits: of a code.
+        group: inputs that share a scale.
+        scale, minimum: "half" and "float" are one per group, "steps" a half per 128 inputs times an int8 per group.
+        zero: what is added to a code.
+    """
+
+    bits: int
+    group: int
+    scale: Literal["half", "float", "steps"]
+    minimum: Literal["none", "half", "float", "steps"]
+    zero: int
+
+
+GROUP_FORMATS: Mapping[LinearFormat, GroupFormat] = {
+    "q4_0": GroupFormat(4, 32, "half", "none", 8),
+    "q4_1": GroupFormat(4, 32, "half", "half", 0),
+    "q5_0": GroupFormat(5, 32, "half", "none", 16),
+    "q5_1": GroupFormat(5, 32, "half", "half", 0),
+    "q8_0": GroupFormat(8, 32, "half", "none", 128),
+    "q2_k": GroupFormat(4, 16, "steps", "steps", 0),
+    "q3_k": GroupFormat(4, 16, "steps", "none", 8),
+    "q4_k": GroupFormat(4, 32, "steps", "steps", 0),
+    "q5_k": GroupFormat(5, 32, "steps", "steps", 0),
+    "q6_k": GroupFormat(6, 16, "steps", "none", 32),
+    "iq4_xs": GroupFormat(8, 32, "steps", "none", 128),
+    "mxfp4": GroupFormat(5, 32, "float", "none", 16),
+    "int8_g16": GroupFormat(8, 16, "float", "float", 128),
+}
+_WITHOUT_MINIMA: frozenset[LinearFormat] = frozenset({"q4_0", "q5_0", "q8_0"})
+
+
+def group_format(matrix: WeightMatrix, slices: SliceRule) -> LinearFormat | None:
+    """Return the narrowest format that holds a matrix without rounding, None where a part is no integers."""
+    formats = {part.group_format for part in matrix.parts}
+    if None in formats:
+        return None
+    first = next(iter(formats)) if len(formats) == 1 else "q8_0" if formats <= _WITHOUT_MINIMA else "int8_g16"
+    assert first is not None
+    fmt = GROUP_FORMATS[first]
+    # A unit has one step.
+    unit = _UNIT if "steps" in (fmt.scale, fmt.minimum) else fmt.group
+    begins = {part.first_column + piece.start for part in matrix.parts for piece in slices.ranges(matrix.shape[1])}
+    return first if all(begin % unit == 0 for begin in begins) else "int8_g16"
+
+
+def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out: U8) -> None:
+    """Pack a matrix of integers into u8[packed_bytes(...)]."""
+    fmt, pieces = GROUP_FORMATS[name], slices.ranges(matrix.shape[1])
+    num_rows = matrix.shape[0]
+    panels = out.reshape(-(-num_rows // _PANEL), -1)
+    for begin in range(0, num_rows, _ROWS_AT_ONCE):
+        rows = range(begin, min(begin + _ROWS_AT_ONCE, num_rows))
+        parts = [part.integers(slice(None)).in_groups(fmt.group) for part in matrix.rows([rows]).parts]
+        first = begin // _PANEL
+        found = pack_panels(_joined(parts, fmt), fmt, pieces)
+        panels[first : first + len(found)] = found
+
+
+def _joined(parts: Sequence[Integers], fmt: GroupFormat) -> Integers:
+    """Return parts as one, with scales and minima of the format's kind."""
+
+    def joined(factors: Sequence[Factors], kind: str) -> Factors:
+        if kind == "steps":
+            counts = [part.counts for part in factors if part.counts is not None]
+            return Factors(np.concatenate([part.steps for part in factors]), np.concatenate(counts))
+        return Factors(np.concatenate([part.numbers() for part in factors]))
+
+    minima = None
+    if fmt.minimum != "none":
+        kept = [part.minima for part in parts]
+        if fmt.minimum == "float":
+            kept = [Factors(part.minimum_numbers()) for part in parts]
+        minima = joined([part for part in kept if part is not None], fmt.minimum)
+    scales = joined([part.scales for part in parts], fmt.scale)
+    return Integers(np.concatenate([part.codes for part in parts]), scales, minima)
+
+
+def pack_panels(rows: Integers, fmt: GroupFormat, pieces: Sequence[range]) -> U8:
+    """Return u8[panels, bytes of a panel] of some rows of a matrix, the last panel padded with zeros.
+
+    Args:
+        rows: of whole panels, but for the last.
+        pieces: the columns of each slice, whose units begin anew; at multiples of the format's groups.
+    """
+    panels = [_pack_piece(rows.columns(piece), fmt) for piece in pieces]
+    return np.concatenate(panels, axis=1)
+
+
+def _pack_piece(rows: Integers, fmt: GroupFormat) -> U8:
+    num_rows, num_columns = rows.codes.shape
+    num_panels, num_units = -(-num_rows // _PANEL), -(-num_columns // _UNIT)
+    codes = np.zeros((num_panels * _PANEL, num_units * _UNIT), np.uint8)
+    np.add(rows.codes.view(np.uint8), np.uint8(fmt.zero), out=codes[:num_rows, :num_columns])
+    # [panels, units, steps, columns, 4 inputs]
+    steps = codes.reshape(num_panels, _PANEL, num_units, _STEPS, _STEP).transpose(0, 2, 3, 1, 4)
+    parts = _code_planes(steps, fmt.bits)
+    parts += _factor_planes(rows.scales, fmt.scale, fmt.group, num_panels, num_units)
+    if rows.minima is not None:
+        parts += _factor_planes(rows.minima, fmt.minimum, fmt.group, num_panels, num_units)
+    units = np.concatenate([part.reshape(num_panels, num_units, -1) for part in parts], axis=2)
+    return units.reshape(num_panels, -1)
+
+
+def _code_planes(steps: U8, bits: int) -> list[U8]:
+    if bits == 8:  # noqa: PLR2004 (a byte)
+        return [np.ascontiguousarray(steps)]
+    half = _PANEL // 2
+    low = steps & 15
+    planes: list[U8] = [np.bitwise_or(low[:, :, :, :half], low[:, :, :, half:] << 4)]
+    if bits > 4:  # noqa: PLR2004 (a nibble)
+        width = bits - 4
+        sharing = 8 // width
+        high = (steps >> 4).reshape(*steps.shape[:2], -1, sharing, *steps.shape[3:])
+        # Bits of the first step lie where they belong in a code.
+        places = (np.arange(sharing, dtype=np.uint8) * width + 4) % 8
+        planes.append(np.bitwise_or.reduce(high << places[:, None, None], axis=3))
+    return planes
+
+
+def _factor_planes(factors: Factors, kind: str, group: int, num_panels: int, num_units: int) -> list[U8]:
+    """Return [panels, units, groups, columns] of each part of the factors, as bytes."""
+
+    def plane(values: npt.NDArray[np.generic], per_unit: int) -> U8:
+        padded = np.zeros((num_panels * _PANEL, num_units * per_unit), values.dtype)
+        padded[: len(values), : values.shape[1]] = values
+        ordered = padded.reshape(num_panels, _PANEL, num_units, per_unit).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(ordered).reshape(num_panels, num_units, -1).view(np.uint8)
+
+    if kind == "steps":
+        assert factors.counts is not None
+        # One step of every unit: those of its first group.
+        steps = factors.steps[:, :: _UNIT // group].astype(np.float16)
+        return [plane(steps, 1), plane(factors.counts, _UNIT // group)]
+    values = factors.steps.astype(np.float16) if kind == "half" else factors.steps
+    return [plane(values, _UNIT // group)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastdeploy_sd.errors import suggest
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
-from fastdeploy_sd.ops.rope_table import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling, yarn_amplitude
+from fastdeploy_sd.ops.rope_table import FactorScaling, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling, yarn_amplitude
 
 THETA = Number(1.01, 1e15, 10000.0)
 _FACTOR = Number(1, 1e6)
@@ -34,6 +34,7 @@ _OF_TYPE: Mapping[str, Mapping[str, Field]] = {
         "mscale_all_dim": Number(1e-3, 1e3),
         "truncate": Boolean(default=True),
     },
+    "factors": {"factors": _FACTOR},
 }
 
 
@@ -90,11 +91,19 @@ def _yarn(reader: FieldReader) -> YarnScaling:
     return YarnScaling(factor, reader.integer(_ORIGINAL), amplitude, fast, slow, reader.boolean("truncate"))
 
 
+def _factors(reader: FieldReader) -> FactorScaling:
+    factors = reader.values.get("factors")
+    if not isinstance(factors, list) or not all(isinstance(f, float) and _FACTOR.low <= f <= _FACTOR.high for f in factors):
+        raise reader.error("factors", f"numbers from {_FACTOR.low:g} to {_FACTOR.high:g}", factors)
+    return FactorScaling(tuple(factors))
+
+
 _SCALINGS: Mapping[str, Callable[[FieldReader], RopeScaling | None]] = {
     "default": lambda reader: None,
     "linear": lambda reader: LinearScaling(reader.number("factor")),
     "llama3": _llama3,
     "yarn": _yarn,
+    "factors": _factors,
 }
 
 

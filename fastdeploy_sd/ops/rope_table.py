@@ -35,6 +35,17 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class FactorScaling:
+    """Every pair turns more slowly by its own factor, as GGUF files say."""
+
+    factors: tuple[float, ...]
+
+    def scale(self, inverse: F64, theta: float) -> tuple[F64, float]:
+        del theta
+        return inverse / np.array(self.factors), 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """Keep short wavelengths, stretch long ones, blend between. Source: the Llama 3.1 release."""
 

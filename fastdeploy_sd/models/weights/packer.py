@@ -71,7 +71,8 @@ class WeightPacker:
         return PackedExperts(data, len(matrices), in_features, out_features, fmt)
 
     def _kept(self, matrix: WeightMatrix, slices: SliceRule) -> LinearFormat | None:
-        return group_format(matrix, slices) if self.keeps_integers else None
+        is_kept = self.keeps_integers and not isinstance(device(), CudaDevice)  # GPUs do not multiply these formats
+        return group_format(matrix, slices) if is_kept else None
 
     def _packed(self, name: str, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> Tensor:
         """Return matrices of one shape, one after the other."""

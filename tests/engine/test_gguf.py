@@ -1,0 +1,43 @@
+"""The promise for weights that are integers with a scale per group: the bytes of plain decoding, whatever drafts."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from fastdeploy_sd.cli.verify import PLAIN, Reference, make_reference, quick_variants, run_cell, standard_methods
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig
+from fastdeploy_sd.hub import located
+from tests.engine.test_ranks import on_ranks
+from tests.models import gguf_files
+
+pytestmark = pytest.mark.slow
+
+# Types with minima and without, of 4, 5 and 8 bits; q, k and v differ.
+TYPES = {"attn_v": "Q8_0", "attn": "Q5_0", "ffn_down": "Q5_1", "ffn": "Q4_1", "token": "Q8_0"}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp("gguf")
+    path = gguf_files.write(folder / "model.gguf", "llama-tiny", TYPES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FDSD_CACHE_DIR", str(folder / "cache"))
+        base = located(Config(ModelConfig(model=str(path), dtype="bfloat16"), CacheConfig()))
+    assert pathlib.Path(base.model.model).is_dir() and base.model.served_model_name == (str(path),)
+    return make_reference(base, seed=3, count=24)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("method", ["naive", "ngram", "suffix", "auto"])
+def test_same_tokens_whatever_drafts(reference: Reference, method: str, num_ranks: int) -> None:
+    """Ways take turns: between them chunks, prefix hits, preemption and batches."""
+    columns = [PLAIN] if method == "naive" else standard_methods([method], [3])
+    ways = quick_variants()[1:] if num_ranks == 1 else [quick_variants()[4]]
+    base = reference.base if num_ranks == 1 else on_ranks(reference.base, num_ranks)
+    for way in ways:
+        requests = reference.requests[: way.num_requests or None]
+        answers = {r.request_id: reference.answers[r.request_id] for r in requests}
+        cell = run_cell(base, way, columns[0], requests, answers)
+        assert (cell.difference, cell.missing) == (None, None), (way.name, method)

@@ -31,8 +31,9 @@ class ModelConfig:
     model: str = option(
         MISSING,
         Spec(
-            "Checkpoint directory in Hugging Face layout; the name of a model, as `Qwen/Qwen3-0.6B`, which is fetched"
-            f" unless it is in the cache; or '{DEMO_MODEL}' for the bundled model. A directory wins over a name."
+            "Checkpoint directory in Hugging Face layout; a GGUF file; the name of a model, as `Qwen/Qwen3-0.6B`, which"
+            f" is fetched unless it is in the cache; or '{DEMO_MODEL}' for the bundled model. What is here wins over a"
+            " name."
         ),
     )
     model_source: Literal["huggingface", "modelscope"] = option(

@@ -59,7 +59,7 @@ def fetch(wanted: WantedModel) -> Path:
     if not any(map(is_weights, files)):
         raise ConfigError(
             f"model: expected a repository with safetensors files, got {wanted.name!r}, which has none"
-            " (GGUF files and pickled weights are not read)",
+            " (pickled weights are not read, and GGUF files only from this machine)",
             param="model",
         )
     return _download(wanted, str(info.sha), {name: sizes[name] for name in files})

@@ -7,7 +7,14 @@ from typing import Any
 
 from fastdeploy_sd.errors import suggest
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
-from fastdeploy_sd.ops.rope_table import FactorScaling, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling, yarn_amplitude
+from fastdeploy_sd.ops.rope_table import (
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    yarn_amplitude,
+)
 
 THETA = Number(1.01, 1e15, 10000.0)
 _FACTOR = Number(1, 1e6)
@@ -93,7 +100,9 @@ def _yarn(reader: FieldReader) -> YarnScaling:
 
 def _factors(reader: FieldReader) -> FactorScaling:
     factors = reader.values.get("factors")
-    if not isinstance(factors, list) or not all(isinstance(f, float) and _FACTOR.low <= f <= _FACTOR.high for f in factors):
+    if not isinstance(factors, list) or not all(
+        isinstance(f, float) and _FACTOR.low <= f <= _FACTOR.high for f in factors
+    ):
         raise reader.error("factors", f"numbers from {_FACTOR.low:g} to {_FACTOR.high:g}", factors)
     return FactorScaling(tuple(factors))
 

@@ -25,7 +25,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FDSD_CACHE_DIR", str(folder / "cache"))
         base = located(Config(ModelConfig(model=str(path), dtype="bfloat16"), CacheConfig()))
-    assert pathlib.Path(base.model.model).is_dir() and base.model.served_model_name == (str(path),)
+    assert pathlib.Path(base.model.model).is_dir()
+    assert base.model.served_model_name == (str(path),)
     return make_reference(base, seed=3, count=24)
 
 

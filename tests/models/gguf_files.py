@@ -90,7 +90,7 @@ def write(path: pathlib.Path, model: str, types: Mapping[str, str] | str) -> pat
             heads = config["num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"]
             numbers = _pairs(numbers, heads)
         kind = types if isinstance(types, str) else next((t for part, t in types.items() if part in stored), "F32")
-        _add(writer, stored, numbers, kind if numbers.ndim == 2 else "F32")  # noqa: PLR2004
+        _add(writer, stored, numbers, kind if numbers.ndim == 2 else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.ops.reference.linear import read_input
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.types import U8
+from fastdeploy_sd.types import F32
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.models.gguf_files import random_blocks
 
@@ -34,7 +36,7 @@ def matrix(*parts: tuple[str, int], num_columns: int = NUM_COLUMNS) -> WeightMat
     )
 
 
-def packed(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[U8]:
+def packed(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Any]:
     num_rows, num_columns = weight.shape
     data = WeightMemory().take(packed_bytes(num_columns, num_rows, fmt, slices))
     pack_groups(weight, fmt, slices, data)
@@ -44,11 +46,12 @@ def packed(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -
 def check(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> None:
     x = np.random.default_rng(6).standard_normal((13, weight.shape[1])).astype(np.float32)
     own = packed(weight, fmt, slices)
-    y = linear(x, own)
+    y: F32 = linear(x, own)
     want = read_input(x, "wint8", slices).astype(np.float64) @ weight.to_array().astype(np.float64).T
     np.testing.assert_allclose(y, want, atol=3e-6 * np.abs(want).max())
     for begin, end in ((0, 1), (3, 8), (11, 13)):
-        np.testing.assert_array_equal(linear(x[begin:end].copy(), own), y[begin:end])
+        some: F32 = linear(x[begin:end].copy(), own)
+        np.testing.assert_array_equal(some, y[begin:end])
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
@@ -94,9 +97,7 @@ def test_ranks_have_the_bytes_of_the_whole() -> None:
         weight = matrix((name, 64))
         fmt = BLOCK_TYPES[name].fmt
         whole = packed(weight, fmt, slices).data.reshape(2, -1)
-        left, right = (
-            packed(weight.columns(part), fmt).data.reshape(2, -1) for part in slices.ranges(NUM_COLUMNS)
-        )
+        left, right = (packed(weight.columns(part), fmt).data.reshape(2, -1) for part in slices.ranges(NUM_COLUMNS))
         np.testing.assert_array_equal(np.concatenate([left, right], axis=1), whole)
         upper = packed(weight.rows([range(32, 64)]), fmt, slices).data
         np.testing.assert_array_equal(upper, whole[1])

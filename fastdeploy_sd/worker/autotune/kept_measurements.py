@@ -13,8 +13,8 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.device.processors import processor_name
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.process.files import read_json, replacing
-from fastdeploy_sd.types.folders import cache_folder
 from fastdeploy_sd.spec_decode.control.profile import Key
+from fastdeploy_sd.types.folders import cache_folder
 
 _log = logging.getLogger(__name__)
 

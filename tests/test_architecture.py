@@ -36,11 +36,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": {"config", "errors"},
     "metrics": VALUES,
     "wire": VALUES | {"config", "metrics", "process"},
-    "hub": {"config", "errors", "models.gguf", "process", "types"},
     "text": VALUES | {"config", "process"},
     "device": VALUES,
     "ops": VALUES | {"device"},
     "models": VALUES | {"config", "device", "ops", "process"},
+    "hub": {"config", "errors", "models.gguf", "process", "types"},
     "spec_decode": VALUES | {"config", "device", "models", "ops", "process"},
     "engine": VALUES | {"config", "process", "wire"},
     "worker": VALUES

@@ -29,8 +29,8 @@ def test_faults_of_file_flags_and_json_come_in_one_report(model: str, yaml_file:
         f"  port: expected an integer in 0..65535, got 70000 ({path}, line 2)",
         "  data_parallel_size: 4 is not supported yet in this version (only 1 is); start several servers with --router,"
         f" and 'fastdeploy-sd route' before them ({path}, line 4)",
-        "  model: expected a checkpoint directory with config.json, a GGUF file, a name as 'Qwen/Qwen3-0.6B', or 'demo',"
-        f" got '{model}/none' (command line)",
+        "  model: expected a checkpoint directory with config.json, a GGUF file, a name as 'Qwen/Qwen3-0.6B', or"
+        f" 'demo', got '{model}/none' (command line)",
         "  dtype: expected one of float32, bfloat16, float16, got 'fp8' (command line)",
         "  speculative_config.max_ngram: unknown key (did you mean 'max_ngram_size'?) (command line)",
         "  speculative_config.max_ngram_size: expected an integer in 1..64, got 0 (command line)",

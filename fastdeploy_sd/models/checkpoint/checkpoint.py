@@ -67,9 +67,10 @@ class Checkpoint(ModelSource):
         return tuple(ids)
 
     def is_transposed(self, name: str) -> bool:
-        """Paddle stores ERNIE's matrices so; files marked format=pt hold [out, in]."""
+        """Paddle stores ERNIE's matrices so, not its embedding; files marked format=pt hold [out, in]."""
         file = self._files[name]
-        return self._is_ernie and isinstance(file, SafetensorsFile) and file.metadata.get("format") != "pt"
+        is_paddle = self._is_ernie and isinstance(file, SafetensorsFile) and file.metadata.get("format") != "pt"
+        return is_paddle and not name.endswith("embed_tokens.weight")
 
     def identity(self) -> dict[str, Any]:
         files = {file.path.name: file.identity() for file in self._open_files}

@@ -229,9 +229,10 @@ Error PackLinear(const PackLinearParams& p, Stream stream) {
     case LinearFormat::kWint4:
       return LaunchPack<LinearFormat::kWint4>(p, stream);
     case LinearFormat::kFp8:
-      break;
+      return LaunchPack<LinearFormat::kFp8>(p, stream);
+    default:
+      return "format: expected one that GPUs multiply, got one of GGUF files";
   }
-  return LaunchPack<LinearFormat::kFp8>(p, stream);
 }
 
 }  // namespace fdsd::cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import U8
 from fastdeploy_sd.types.ranges import SliceRule
@@ -26,15 +28,31 @@ class GroupFormat:
     Attributes:
         bits: of a code.
         group: inputs that share a scale.
-        scale, minimum: "half" and "float" are one per group, "steps" a half per 128 inputs times an int8 per group.
+        scale, minimum: "half" and "float" are one per group, "steps" a half per 128 inputs times an int8 per group,
+            "zeros" the scale times an int8 per group, a zero point.
         zero: what is added to a code.
     """
 
     bits: int
     group: int
     scale: Literal["half", "float", "steps"]
-    minimum: Literal["none", "half", "float", "steps"]
+    minimum: Literal["none", "half", "float", "steps", "zeros"]
     zero: int
+
+    @property
+    def unit(self) -> int:
+        """Inputs at whose multiples slices may begin: a unit has one step."""
+        return _UNIT if "steps" in (self.scale, self.minimum) else self.group
+
+    def holds(self, other: GroupFormat) -> bool:
+        """Whether this format has all numbers of another."""
+        return (
+            self.group <= other.group
+            and self.zero >= other.zero
+            and (1 << self.bits) - self.zero >= (1 << other.bits) - other.zero
+            and self.scale in (other.scale, "float")
+            and (other.minimum == "none" or self.minimum in (other.minimum, "float"))
+        )
 
 
 GROUP_FORMATS: Mapping[LinearFormat, GroupFormat] = {
@@ -51,22 +69,45 @@ GROUP_FORMATS: Mapping[LinearFormat, GroupFormat] = {
     "iq4_xs": GroupFormat(8, 32, "steps", "none", 128),
     "mxfp4": GroupFormat(5, 32, "float", "none", 16),
     "int8_g16": GroupFormat(8, 16, "float", "float", 128),
+    "int6_g16": GroupFormat(6, 16, "steps", "steps", 32),
+    "int4_g32": GroupFormat(4, 32, "float", "zeros", 8),
+    "int4_g64": GroupFormat(4, 64, "float", "zeros", 8),
+    "int4_g128": GroupFormat(4, 128, "float", "zeros", 8),
+    "int8_g32": GroupFormat(8, 32, "float", "zeros", 128),
+    "wint4": GroupFormat(4, 128, "float", "none", 8),
+    "wint8": GroupFormat(8, 128, "float", "none", 128),
 }
-_WITHOUT_MINIMA: frozenset[LinearFormat] = frozenset({"q4_0", "q5_0", "q8_0"})
 
 
-def group_format(matrix: WeightMatrix, slices: SliceRule) -> LinearFormat | None:
-    """Return the narrowest format that holds a matrix without rounding, None where a part is no integers."""
-    formats = {part.group_format for part in matrix.parts}
+def integer_format(bits: int, group: int, *, has_zeros: bool) -> LinearFormat | None:
+    """Return the narrowest format of integers with f32 scales of groups of so many inputs, None where none holds them.
+
+    Args:
+        bits: 4 or 8; codes are signed.
+        has_zeros: their minima are an int8 times the scale, a zero point.
+    """
+    wanted = GroupFormat(bits, math.gcd(group, _UNIT), "float", "zeros" if has_zeros else "none", 1 << bits - 1)
+    return _narrowest([wanted], [])
+
+
+def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearFormat | None:
+    """Return the narrowest format that holds matrices without rounding, None where a part is no integers."""
+    parts = [part for matrix in matrices for part in matrix.parts]
+    formats = [part.group_format for part in parts]
     if None in formats:
         return None
-    first = next(iter(formats)) if len(formats) == 1 else "q8_0" if formats <= _WITHOUT_MINIMA else "int8_g16"
-    assert first is not None
-    fmt = GROUP_FORMATS[first]
-    # A unit has one step.
-    unit = _UNIT if "steps" in (fmt.scale, fmt.minimum) else fmt.group
-    begins = {part.first_column + piece.start for part in matrix.parts for piece in slices.ranges(matrix.shape[1])}
-    return first if all(begin % unit == 0 for begin in begins) else "int8_g16"
+    begins = [part.first_column + piece.start for part in parts for piece in slices.ranges(part.shape[1])]
+    return _narrowest([GROUP_FORMATS[name] for name in formats if name is not None], begins)
+
+
+def _narrowest(wanted: Sequence[GroupFormat], begins: Sequence[int]) -> LinearFormat | None:
+    """Return the narrowest format that holds all of some, whose units may begin at some inputs."""
+    fit = [
+        name
+        for name, fmt in GROUP_FORMATS.items()
+        if all(map(fmt.holds, wanted)) and all(begin % fmt.unit == 0 for begin in begins)
+    ]
+    return min(fit, key=lambda name: packed_bytes(_UNIT, _PANEL, name), default=None)
 
 
 def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out: U8) -> None:
@@ -86,17 +127,17 @@ def _joined(parts: Sequence[Integers], fmt: GroupFormat) -> Integers:
     """Return parts as one, with scales and minima of the format's kind."""
 
     def joined(factors: Sequence[Factors], kind: str) -> Factors:
-        if kind == "steps":
+        if kind in ("steps", "zeros"):
             counts = [part.counts for part in factors if part.counts is not None]
             return Factors(np.concatenate([part.steps for part in factors]), np.concatenate(counts))
         return Factors(np.concatenate([part.numbers() for part in factors]))
 
     minima = None
-    if fmt.minimum != "none":
-        kept = [part.minima for part in parts]
-        if fmt.minimum == "float":
-            kept = [Factors(part.minimum_numbers()) for part in parts]
-        minima = joined([part for part in kept if part is not None], fmt.minimum)
+    if fmt.minimum == "float":
+        minima = joined([Factors(part.minimum_numbers()) for part in parts], fmt.minimum)
+    elif fmt.minimum != "none":
+        none = [Factors(np.zeros_like(part.scales.steps), np.zeros(part.scales.steps.shape, np.int8)) for part in parts]
+        minima = joined([part.minima or zeros for part, zeros in zip(parts, none, strict=True)], fmt.minimum)
     scales = joined([part.scales for part in parts], fmt.scale)
     return Integers(np.concatenate([part.codes for part in parts]), scales, minima)
 
@@ -157,5 +198,8 @@ def _factor_planes(factors: Factors, kind: str, group: int, num_panels: int, num
         # One step of every unit: those of its first group.
         steps = factors.steps[:, :: _UNIT // group].astype(np.float16)
         return [plane(steps, 1), plane(factors.counts, _UNIT // group)]
+    if kind == "zeros":
+        assert factors.counts is not None
+        return [plane(factors.counts, _UNIT // group)]
     values = factors.steps.astype(np.float16) if kind == "half" else factors.steps
     return [plane(values, _UNIT // group)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ import pytest
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.storages.gguf import BlockPart
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
-from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.group_packing import group_format, integer_format, pack_groups
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.ops.reference.linear import read_input
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightMatrix, WeightPart
 from fastdeploy_sd.types import F32
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.models.gguf_files import random_blocks
@@ -59,7 +60,7 @@ def test_a_product_is_that_of_the_numbers_in_the_file(name: str, level: str) -> 
     """70 rows end within a panel."""
     del level
     weight = matrix((name, 70))
-    assert group_format(weight, WHOLE) == BLOCK_TYPES[name].fmt
+    assert group_format([weight], WHOLE) == BLOCK_TYPES[name].fmt
     check(weight, BLOCK_TYPES[name].fmt)
 
 
@@ -67,9 +68,10 @@ def test_a_product_is_that_of_the_numbers_in_the_file(name: str, level: str) -> 
     ("parts", "fmt"),
     [
         ((("Q5_0", 40), ("Q5_0", 8), ("Q8_0", 8)), "q8_0"),
-        ((("Q4_K", 40), ("Q4_K", 8), ("Q6_K", 8)), "int8_g16"),
+        ((("Q4_K", 40), ("Q5_K", 8), ("Q6_K", 8)), "int6_g16"),
+        ((("Q3_K", 40), ("Q2_K", 8)), "int6_g16"),
         ((("Q4_1", 33), ("Q2_K", 31)), "int8_g16"),
-        ((("MXFP4", 33), ("IQ4_XS", 31)), "int8_g16"),
+        ((("MXFP4", 33), ("IQ4_XS", 31)), "int8_g32"),
     ],
 )
 def test_parts_of_several_types_share_a_format(
@@ -77,18 +79,67 @@ def test_parts_of_several_types_share_a_format(
 ) -> None:
     del level
     weight = matrix(*parts)
-    assert group_format(weight, WHOLE) == fmt
+    assert group_format([weight], WHOLE) == fmt
     check(weight, fmt)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerPart(WeightPart):
+    """Random integers of 4 or 8 bits in groups, as repositories have them."""
+
+    stored: Integers
+    fmt: LinearFormat
+
+    @classmethod
+    def make(cls, bits: int, group: int, num_rows: int, *, has_zeros: bool) -> Self:
+        rng, low, high = np.random.default_rng(bits + group), -(1 << bits - 1), 1 << bits - 1
+        shape = num_rows, NUM_COLUMNS // group
+        codes = rng.integers(low, high, (num_rows, NUM_COLUMNS), np.int8)
+        scales = (rng.standard_normal(shape) / 100).astype(np.float32)
+        zeros = Factors(scales, rng.integers(low, high, shape, np.int8)) if has_zeros else None
+        fmt = integer_format(bits, group, has_zeros=has_zeros)
+        assert fmt is not None
+        return cls("p", codes, Integers(codes, Factors(scales), zeros), fmt)
+
+    @property
+    def group_format(self) -> LinearFormat:
+        return self.fmt
+
+    def integers(self, rows: slice) -> Integers:
+        return self.stored
+
+    def numbers(self) -> FloatPart:
+        return FloatPart(self.name, self.stored.numbers())
+
+    def _cut(self, rows: range, columns: range) -> Self:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "has_zeros", "fmt"),
+    [
+        (4, 32, True, "int4_g32"), (4, 64, True, "int4_g64"), (4, 128, True, "int4_g128"), (4, 128, False, "wint4"),
+        (4, NUM_COLUMNS, False, "wint4"), (4, 192, False, "int4_g64"), (8, 128, True, "int8_g32"),
+        (8, NUM_COLUMNS, False, "wint8"), (8, 48, False, "int8_g16"),
+    ],
+)  # fmt: skip
+def test_integers_of_repositories(bits: int, group: int, has_zeros: bool, fmt: LinearFormat, level: str) -> None:
+    """A scale for a whole row is one for each of its groups."""
+    del level
+    part = IntegerPart.make(bits, group, 40, has_zeros=has_zeros)
+    assert group_format([WeightMatrix((part,))], WHOLE) == fmt
+    check(WeightMatrix((part,)), fmt)
 
 
 def test_slices_begin_with_groups(level: str) -> None:
     """Slices of 192 begin in the middle of a block of 256, which the unit then shares with its neighbour."""
     del level
     slices = SliceRule(4, 192)
-    for name, fmt in (("Q5_0", "q5_0"), ("Q4_K", "int8_g16")):
+    cases: tuple[tuple[str, LinearFormat], ...] = (("Q5_0", "q5_0"), ("Q4_K", "int8_g16"))
+    for name, fmt in cases:
         weight = matrix((name, 40))
-        assert group_format(weight, slices) == fmt
-        check(weight, group_format(weight, slices) or "q8_0", slices)
+        assert group_format([weight], slices) == fmt
+        check(weight, fmt, slices)
 
 
 def test_ranks_have_the_bytes_of_the_whole() -> None:

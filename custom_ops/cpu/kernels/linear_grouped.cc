@@ -1,4 +1,4 @@
-// Inner loops of integers with a scale per group of 16 or 32 inputs. The integer dot product within a group is exact.
+// Inner loops of integers with a scale per group of 16 to 128 inputs. The integer dot product within a group is exact.
 // Then sum += float(dot) * (weight scale * x scale), and with minima sum += minimum * (x scale * sum of x), in order of
 // the groups.
 #include "linear_grouped.h"
@@ -54,6 +54,10 @@ FDSD_INLINE void ReadScales(const uint8_t* from, UnitScales* to) {
     ReadHalves(from, kNum, to->minima);
   } else if constexpr (kGroups.minimum == GroupMinimum::kFloat) {
     std::memcpy(to->minima, from, kNum * sizeof(to->minima[0]));
+  } else if constexpr (kGroups.minimum == GroupMinimum::kZeros) {
+    for (int i = 0; i < kNum * kPanelColumns; i += kLanes) {
+      Store(Mul(Mul(Load(to->scales[0] + i), LoadInt8(from + i)), Set1(-1.0f)), to->minima[0] + i);
+    }
   }
 }
 
@@ -170,6 +174,16 @@ const TileFunctions& GroupedTiles(LinearFormat format) {
       return Of<kIq4Xs>::kTiles;
     case kMxfp4:
       return Of<kMxfp4>::kTiles;
+    case kInt6Of16:
+      return Of<kInt6Of16>::kTiles;
+    case kInt4Of32:
+      return Of<kInt4Of32>::kTiles;
+    case kInt4Of64:
+      return Of<kInt4Of64>::kTiles;
+    case kInt4Of128:
+      return Of<kInt4Of128>::kTiles;
+    case kInt8Of32:
+      return Of<kInt8Of32>::kTiles;
     default:
       return Of<kInt8Of16>::kTiles;
   }

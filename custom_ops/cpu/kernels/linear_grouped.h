@@ -1,11 +1,12 @@
 #pragma once
-// The packed form of integers with a scale per output and group of 16 or 32 inputs.
+// The packed form of integers with a scale per output and group of 16 to 128 inputs.
 //
 // A panel holds units of 128 inputs of its 32 columns:
 //   codes   u8 [32][16][4] as wint4 of the lowest four bits of each code, or u8 [32][32][4] of eight bits
 //   highs   of codes of 5 or 6 bits: u8 [32 / s][32][4], each byte the upper bits of s = 8 or 4 steps
 //   scales  half or float [groups][32]; or half [32] and int8 [groups][32], whose product is a group's scale
-//   minima  half or float [groups][32]; or half [32] and uint8 [groups][32], whose product is subtracted
+//   minima  half or float [groups][32]; or half [32] and uint8 [groups][32], whose product is subtracted; or zero points
+//          int8 [groups][32], whose product with the scale is subtracted
 // A weight is scale * (code - zero) + minimum.
 #include <cstdint>
 
@@ -14,11 +15,11 @@
 namespace fdsd {
 
 enum class GroupScale : uint8_t { kHalf, kFloat, kSteps };
-enum class GroupMinimum : uint8_t { kNone, kHalf, kFloat, kSteps };
+enum class GroupMinimum : uint8_t { kNone, kHalf, kFloat, kSteps, kZeros };
 
 struct GroupFormat {
   int32_t bits;   // of a code: 4, 5, 6 or 8; 0 = no format of groups
-  int32_t group;  // inputs: 16 or 32
+  int32_t group;  // inputs: 16, 32, 64 or 128
   GroupScale scale;
   GroupMinimum minimum;
   int32_t zero;
@@ -42,8 +43,10 @@ struct GroupFormat {
         return code_bytes() + scale_bytes() + kPanelColumns * 2 * num_groups();
       case GroupMinimum::kFloat:
         return code_bytes() + scale_bytes() + kPanelColumns * 4 * num_groups();
-      default:
+      case GroupMinimum::kSteps:
         return code_bytes() + scale_bytes() + kPanelColumns * (2 + num_groups());
+      default:
+        return code_bytes() + scale_bytes() + kPanelColumns * num_groups();
     }
   }
 };
@@ -77,6 +80,16 @@ __attribute__((always_inline)) constexpr GroupFormat GroupFormatOf(LinearFormat 
       return {5, 32, GroupScale::kFloat, GroupMinimum::kNone, 16};
     case kInt8Of16:
       return {8, 16, GroupScale::kFloat, GroupMinimum::kFloat, 128};
+    case kInt6Of16:
+      return {6, 16, GroupScale::kSteps, GroupMinimum::kSteps, 32};
+    case kInt4Of32:
+      return {4, 32, GroupScale::kFloat, GroupMinimum::kZeros, 8};
+    case kInt4Of64:
+      return {4, 64, GroupScale::kFloat, GroupMinimum::kZeros, 8};
+    case kInt4Of128:
+      return {4, 128, GroupScale::kFloat, GroupMinimum::kZeros, 8};
+    case kInt8Of32:
+      return {8, 32, GroupScale::kFloat, GroupMinimum::kZeros, 128};
     default:
       return {0, kQuantGroup, GroupScale::kFloat, GroupMinimum::kNone, 0};
   }

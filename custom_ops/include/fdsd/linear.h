@@ -11,8 +11,8 @@ enum class LinearFormat : int32_t {
   kWint4 = 3,    // W4A8: int4 weights, likewise
   kFp8 = 4,      // W8A8 of e4m3, likewise, and so is x then. Only GPUs multiply it
   kFloat16 = 5,  // laid out as bfloat16. Only GPUs multiply it
-  // Integers with a scale, and for some a minimum, per output and group of 16 or 32 inputs, as GGUF files store them.
-  // x is int8, per row and group of 128. Only processors multiply them. See linear_grouped.h.
+  // Integers with a scale, and for some a minimum or a zero point, per output and group of 16 to 128 inputs, as
+  // checkpoints store them. x is int8, per row and group of 128. Only processors multiply them. See linear_grouped.h.
   kQ4Of0 = 6,
   kQ4Of1 = 7,
   kQ5Of0 = 8,
@@ -26,9 +26,14 @@ enum class LinearFormat : int32_t {
   kIq4Xs = 16,
   kMxfp4 = 17,
   kInt8Of16 = 18,  // holds what any of these do
+  kInt6Of16 = 19,  // holds what any of kQ2K to kQ6K do
+  kInt4Of32 = 20,
+  kInt4Of64 = 21,
+  kInt4Of128 = 22,
+  kInt8Of32 = 23,
 };
 constexpr int32_t kQuantGroup = 128;
-constexpr int32_t kNumLinearFormats = 19;
+constexpr int32_t kNumLinearFormats = 24;
 
 // How a sum over K inputs is cut into slices. Their float32 sums are added in a binary tree, 4 of them as (s0 + s1) +
 // (s2 + s3). The inputs are halved, and the halves again until there are `num_slices`, at multiples of `slice_unit` (of

@@ -6,6 +6,7 @@ Knows names, formats and bytes; knows no layers, and not whether packed matrices
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -18,12 +19,21 @@ from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
-from fastdeploy_sd.ops.group_packing import GROUP_FORMATS, group_format, pack_groups
-from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_codes, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a matrix becomes; `keeps_integers`: the format holds it as it is stored."""
+
+    format: LinearFormat
+    slices: SliceRule
+    keeps_integers: bool
 
 
 class WeightPacker:
@@ -52,12 +62,10 @@ class WeightPacker:
         Raises CheckpointError: `fmt` is float16, which cannot hold the matrix's numbers.
         """
         out_features, in_features = matrix.shape
-        fmt = self._kept(matrix, slices) or fmt
-        name = f"{fmt}: {matrix.name}"
+        form, name = self._form([matrix], fmt, slices), matrix.name
         if slices.count > 1:
             name += f" in {slices.count} slices of units of {slices.unit}"
-        data = self._packed(name, [matrix], fmt, slices)
-        return PackedLinear(data, in_features, out_features, fmt, slices)
+        return PackedLinear(self._packed(name, [matrix], form), in_features, out_features, form.format, slices)
 
     def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape.
@@ -65,64 +73,67 @@ class WeightPacker:
         Raises ValueError: no expert, or shapes that differ; CheckpointError: as `linear`.
         """
         out_features, in_features = experts_shape(matrices)
-        kept = {self._kept(matrix, WHOLE) for matrix in matrices}
-        fmt = (kept.pop() if len(kept) == 1 else None if None in kept else "int8_g16") or fmt
-        data = self._packed(f"{fmt}: {len(matrices)} experts from {matrices[0].name}", matrices, fmt, WHOLE)
-        return PackedExperts(data, len(matrices), in_features, out_features, fmt)
+        form = self._form(matrices, fmt, WHOLE)
+        data = self._packed(f"{len(matrices)} experts from {matrices[0].name}", matrices, form)
+        return PackedExperts(data, len(matrices), in_features, out_features, form.format)
 
-    def _kept(self, matrix: WeightMatrix, slices: SliceRule) -> LinearFormat | None:
-        is_kept = self.keeps_integers and not isinstance(device(), CudaDevice)  # GPUs do not multiply these formats
-        return group_format(matrix, slices) if is_kept else None
+    def _form(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> _Form:
+        kept = group_format(matrices, slices) if self.keeps_integers else None
+        if isinstance(device(), CudaDevice) and kept not in LINEAR_FORMATS:
+            kept = None  # GPUs do not multiply the other formats
+        return _Form(fmt if kept is None else kept, slices, kept is not None)
 
-    def _packed(self, name: str, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> Tensor:
+    def _packed(self, name: str, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
         """Return matrices of one shape, one after the other."""
         out_features, in_features = matrices[0].shape
-        size = packed_bytes(in_features, out_features, fmt, slices)
+        size = packed_bytes(in_features, out_features, form.format, form.slices)
         num_bytes = len(matrices) * size
+        name = f"{'integers as ' if form.keeps_integers else ''}{form.format}: {name}"
         found = None if self._store is None else self._store.find(name, num_bytes)
-        data = self._newly_packed(name, size, matrices, fmt, slices) if found is None else device().wrap(found)
+        data = self._newly_packed(name, size, matrices, form) if found is None else device().wrap(found)
         self._on_packed(sum(part.data.nbytes for matrix in matrices for part in matrix.parts), num_bytes)
         self._source.release(name for matrix in matrices for part in matrix.parts for name in part.tensors)
         return data
 
-    def _newly_packed(
-        self, name: str, size: int, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule
-    ) -> Tensor:
+    def _newly_packed(self, name: str, size: int, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
         where, num_bytes = device(), len(matrices) * size
         if isinstance(where, CudaDevice):
             tensor = where.empty((num_bytes,), np.uint8)
             for i, matrix in enumerate(matrices):
-                _pack_on_device(where, tensor.address + i * size, matrix, fmt, slices)
+                _pack_on_device(where, tensor.address + i * size, size, matrix, form)
             if self._store is not None:
                 self._store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
         data = self._memory.take(num_bytes)
         for i, matrix in enumerate(matrices):
-            _pack_into(data[i * size : (i + 1) * size], matrix, fmt, slices)
+            _pack_into(data[i * size : (i + 1) * size], matrix, form)
         if self._store is not None:
             self._store.add(name, data)
         return where.wrap(data)
 
 
-def _pack_on_device(
-    where: CudaDevice, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule
-) -> None:
-    codes = pack_codes(matrix, fmt, slices)
+def _pack_on_device(where: CudaDevice, address: int, size: int, matrix: WeightMatrix, form: _Form) -> None:
+    if form.keeps_integers:
+        packed = np.empty(size, np.uint8)
+        pack_groups(matrix, form.format, form.slices, packed)
+        send_packed(where, address, packed)
+        return
+    codes = pack_codes(matrix, form.format, form.slices)
     if codes is not None:
         send_packed(where, address, codes)
     else:
-        pack_on_device(where, address, _numbers(matrix, fmt), fmt, slices)
+        pack_on_device(where, address, _numbers(matrix, form.format), form.format, form.slices)
 
 
-def _pack_into(data: Bytes, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule) -> None:
-    if fmt in GROUP_FORMATS:
-        pack_groups(matrix, fmt, slices, data)
+def _pack_into(data: Bytes, matrix: WeightMatrix, form: _Form) -> None:
+    if form.keeps_integers:
+        pack_groups(matrix, form.format, form.slices, data)
         return
-    codes = pack_codes(matrix, fmt, slices)
+    codes = pack_codes(matrix, form.format, form.slices)
     if codes is not None:
         data[:] = codes
     else:
-        pack_into(data.ctypes.data, _numbers(matrix, fmt), fmt, slices)
+        pack_into(data.ctypes.data, _numbers(matrix, form.format), form.format, form.slices)
 
 
 def _numbers(matrix: WeightMatrix, fmt: LinearFormat) -> WeightMatrix:

@@ -74,7 +74,7 @@ Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format
   if (in_features < 0) return "in_features: expected 0 or more, got a negative number";
   if (out_features < 0) return "out_features: expected 0 or more, got a negative number";
   if (static_cast<int32_t>(format) < 0 || static_cast<int32_t>(format) >= kNumLinearFormats) {
-    return "format: expected 0 to 18, got another number";
+    return "format: expected 0 to 23, got another number";
   }
   if (slices.num_slices != 1 && slices.num_slices != 2 && slices.num_slices != 4) {
     return "num_slices: expected 1, 2 or 4, got another number";

@@ -2,112 +2,41 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import U8
 from fastdeploy_sd.types.ranges import SliceRule
 
-_UNIT, _PANEL, _STEP = 128, 32, 4
-_STEPS = _UNIT // _STEP
+_PANEL, _STEP = 32, 4
+_STEPS = UNIT // _STEP
 _ROWS_AT_ONCE = 512
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFormat:
-    """fdsd::GroupFormat.
-
-    Attributes:
-        bits: of a code.
-        group: inputs that share a scale.
-        scale, minimum: "half" and "float" are one per group, "steps" a half per 128 inputs times an int8 per group,
-            "zeros" the scale times an int8 per group, a zero point.
-        zero: what is added to a code.
-    """
-
-    bits: int
-    group: int
-    scale: Literal["half", "float", "steps"]
-    minimum: Literal["none", "half", "float", "steps", "zeros"]
-    zero: int
-
-    @property
-    def unit(self) -> int:
-        """Inputs at whose multiples slices may begin: a unit has one step."""
-        return _UNIT if "steps" in (self.scale, self.minimum) else self.group
-
-    def holds(self, other: GroupFormat) -> bool:
-        """Whether this format has all numbers of another."""
-        return (
-            self.group <= other.group
-            and self.zero >= other.zero
-            and (1 << self.bits) - self.zero >= (1 << other.bits) - other.zero
-            and self.scale in (other.scale, "float")
-            and (other.minimum == "none" or self.minimum in (other.minimum, "float"))
-        )
-
-
-GROUP_FORMATS: Mapping[LinearFormat, GroupFormat] = {
-    "q4_0": GroupFormat(4, 32, "half", "none", 8),
-    "q4_1": GroupFormat(4, 32, "half", "half", 0),
-    "q5_0": GroupFormat(5, 32, "half", "none", 16),
-    "q5_1": GroupFormat(5, 32, "half", "half", 0),
-    "q8_0": GroupFormat(8, 32, "half", "none", 128),
-    "q2_k": GroupFormat(4, 16, "steps", "steps", 0),
-    "q3_k": GroupFormat(4, 16, "steps", "none", 8),
-    "q4_k": GroupFormat(4, 32, "steps", "steps", 0),
-    "q5_k": GroupFormat(5, 32, "steps", "steps", 0),
-    "q6_k": GroupFormat(6, 16, "steps", "none", 32),
-    "iq4_xs": GroupFormat(8, 32, "steps", "none", 128),
-    "mxfp4": GroupFormat(5, 32, "float", "none", 16),
-    "int8_g16": GroupFormat(8, 16, "float", "float", 128),
-    "int6_g16": GroupFormat(6, 16, "steps", "steps", 32),
-    "int4_g32": GroupFormat(4, 32, "float", "zeros", 8),
-    "int4_g64": GroupFormat(4, 64, "float", "zeros", 8),
-    "int4_g128": GroupFormat(4, 128, "float", "zeros", 8),
-    "int8_g32": GroupFormat(8, 32, "float", "zeros", 128),
-    "wint4": GroupFormat(4, 128, "float", "none", 8),
-    "wint8": GroupFormat(8, 128, "float", "none", 128),
-}
-
-
-def integer_format(bits: int, group: int, *, has_zeros: bool) -> LinearFormat | None:
-    """Return the narrowest format of integers with f32 scales of groups of so many inputs, None where none holds them.
-
-    Args:
-        bits: 4 or 8; codes are signed.
-        has_zeros: their minima are an int8 times the scale, a zero point.
-    """
-    wanted = GroupFormat(bits, math.gcd(group, _UNIT), "float", "zeros" if has_zeros else "none", 1 << bits - 1)
-    return _narrowest([wanted], [])
-
-
 def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearFormat | None:
-    """Return the narrowest format that holds matrices without rounding, None where a part is no integers."""
+    """Return the narrowest format that holds matrices without rounding, None where a part is no integers.
+
+    float32 holds what no format of groups does.
+    """
     parts = [part for matrix in matrices for part in matrix.parts]
-    formats = [part.group_format for part in parts]
-    if None in formats:
+    wanted = [part.group_format for part in parts]
+    if None in wanted:
         return None
     begins = [part.first_column + piece.start for part in parts for piece in slices.ranges(part.shape[1])]
-    return _narrowest([GROUP_FORMATS[name] for name in formats if name is not None], begins)
-
-
-def _narrowest(wanted: Sequence[GroupFormat], begins: Sequence[int]) -> LinearFormat | None:
-    """Return the narrowest format that holds all of some, whose units may begin at some inputs."""
     fit = [
         name
         for name, fmt in GROUP_FORMATS.items()
-        if all(map(fmt.holds, wanted)) and all(begin % fmt.unit == 0 for begin in begins)
+        if all(own is not None and fmt.holds(own) for own in wanted) and all(begin % fmt.unit == 0 for begin in begins)
     ]
-    return min(fit, key=lambda name: packed_bytes(_UNIT, _PANEL, name), default=None)
+    if not fit:
+        return "float32"
+    return min(fit, key=lambda name: packed_bytes(UNIT, _PANEL, name))
 
 
 def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out: U8) -> None:
@@ -155,8 +84,8 @@ def pack_panels(rows: Integers, fmt: GroupFormat, pieces: Sequence[range]) -> U8
 
 def _pack_piece(rows: Integers, fmt: GroupFormat) -> U8:
     num_rows, num_columns = rows.codes.shape
-    num_panels, num_units = -(-num_rows // _PANEL), -(-num_columns // _UNIT)
-    codes = np.zeros((num_panels * _PANEL, num_units * _UNIT), np.uint8)
+    num_panels, num_units = -(-num_rows // _PANEL), -(-num_columns // UNIT)
+    codes = np.zeros((num_panels * _PANEL, num_units * UNIT), np.uint8)
     np.add(rows.codes.view(np.uint8), np.uint8(fmt.zero), out=codes[:num_rows, :num_columns])
     # [panels, units, steps, columns, 4 inputs]
     steps = codes.reshape(num_panels, _PANEL, num_units, _STEPS, _STEP).transpose(0, 2, 3, 1, 4)
@@ -196,10 +125,10 @@ def _factor_planes(factors: Factors, kind: str, group: int, num_panels: int, num
     if kind == "steps":
         assert factors.counts is not None
         # One step of every unit: those of its first group.
-        steps = factors.steps[:, :: _UNIT // group].astype(np.float16)
-        return [plane(steps, 1), plane(factors.counts, _UNIT // group)]
+        steps = factors.steps[:, :: UNIT // group].astype(np.float16)
+        return [plane(steps, 1), plane(factors.counts, UNIT // group)]
     if kind == "zeros":
         assert factors.counts is not None
-        return [plane(factors.counts, _UNIT // group)]
+        return [plane(factors.counts, UNIT // group)]
     values = factors.steps.astype(np.float16) if kind == "half" else factors.steps
-    return [plane(values, _UNIT // group)]
+    return [plane(values, UNIT // group)]

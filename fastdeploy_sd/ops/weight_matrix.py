@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.group_format import GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import F32, U8
 
@@ -127,6 +128,11 @@ class WeightPart(ABC):
         return _matrix_shape(self.data)
 
     @property
+    def num_bytes(self) -> int:
+        """What it takes in the checkpoint."""
+        return self.data.nbytes
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors that it is read from."""
         return (self.name,)
@@ -140,13 +146,13 @@ class WeightPart(ABC):
         return None
 
     @property
-    def group_format(self) -> LinearFormat | None:
-        """The format of groups that holds it without rounding, None where there is none."""
+    def group_format(self) -> GroupFormat | None:
+        """How it is held where its storage is integers, else None."""
         return None
 
     @property
     def first_column(self) -> int:
-        """Where its columns begin within blocks of the storage."""
+        """Where its columns begin within blocks or groups of the storage."""
         return 0
 
     def integers(self, rows: slice) -> Integers:

@@ -53,8 +53,8 @@ class Int8Rows:
 
     name = "int8, a scale per row"
 
-    def describes(self, description: Mapping[str, Any]) -> bool:
-        return description.get("quant_method") == "int8_rows"
+    def described(self, where: str, description: Mapping[str, Any]) -> Int8Rows | None:
+        return self if description.get("quant_method") == "int8_rows" else None
 
     def holds(self, source: WeightSource, weight: str) -> bool:
         return f"{weight}.codes" in source
@@ -67,7 +67,7 @@ class Int8Rows:
 
 @pytest.fixture
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "STORAGES", (Int8Rows(), *registry.STORAGES))
+    monkeypatch.setattr(registry, "DESCRIBED", (Int8Rows(),))
 
 
 def write(path: pathlib.Path, leave_out: str = "") -> tuple[pathlib.Path, pathlib.Path]:

@@ -11,7 +11,8 @@ import pytest
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.storages.gguf import BlockPart
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
-from fastdeploy_sd.ops.group_packing import group_format, integer_format, pack_groups
+from fastdeploy_sd.ops.group_format import GroupFormat
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
@@ -88,7 +89,7 @@ class IntegerPart(WeightPart):
     """Random integers of 4 or 8 bits in groups, as repositories have them."""
 
     stored: Integers
-    fmt: LinearFormat
+    held: GroupFormat
 
     @classmethod
     def make(cls, bits: int, group: int, num_rows: int, *, has_zeros: bool) -> Self:
@@ -97,13 +98,12 @@ class IntegerPart(WeightPart):
         codes = rng.integers(low, high, (num_rows, NUM_COLUMNS), np.int8)
         scales = (rng.standard_normal(shape) / 100).astype(np.float32)
         zeros = Factors(scales, rng.integers(low, high, shape, np.int8)) if has_zeros else None
-        fmt = integer_format(bits, group, has_zeros=has_zeros)
-        assert fmt is not None
-        return cls("p", codes, Integers(codes, Factors(scales), zeros), fmt)
+        held = GroupFormat(bits, group, "float", "zeros" if has_zeros else "none", high)
+        return cls("p", codes, Integers(codes, Factors(scales), zeros), held)
 
     @property
-    def group_format(self) -> LinearFormat:
-        return self.fmt
+    def group_format(self) -> GroupFormat:
+        return self.held
 
     def integers(self, rows: slice) -> Integers:
         return self.stored

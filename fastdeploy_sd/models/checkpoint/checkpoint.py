@@ -11,12 +11,13 @@ from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, is_token_id
-from fastdeploy_sd.models.checkpoint.quantization import verify_quantization
+from fastdeploy_sd.models.checkpoint.quantization import read_storages
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.names import Named, name_tensors
 from fastdeploy_sd.models.weights.mapped_file import MappedFile
 from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 from fastdeploy_sd.models.weights.source import ModelSource, TensorInfo, Weights
+from fastdeploy_sd.models.weights.storages.registry import Storage
 from fastdeploy_sd.process.files import read_json
 from fastdeploy_sd.types import Bytes
 
@@ -32,7 +33,7 @@ class Checkpoint(ModelSource):
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        config = read_config(path)
+        config, storages = _read_config(path)
         self._files: dict[str, MappedFile] = {}
         self._halves_of: dict[str, int] = {}
         tensors: dict[str, TensorInfo] = {}
@@ -51,6 +52,7 @@ class Checkpoint(ModelSource):
                 if named.halves_of:
                     self._halves_of[named.name] = named.halves_of
         super().__init__(path, tensors, path / CONFIG_NAME, config)
+        self.storages = storages
         self._is_ernie = any(name.startswith("ernie.") for name in tensors)
 
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -101,11 +103,14 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 
     Raises CheckpointError: no such folder, no readable config.json, or weights in a storage that is not read.
     """
+    return _read_config(folder)[0]
+
+
+def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], tuple[Storage, ...]]:
     if not folder.is_dir():
         raise CheckpointError(f"model: expected a checkpoint directory, got {str(folder)!r}", param="model")
     config = read_json(folder / CONFIG_NAME)
-    verify_quantization(folder, config)
-    return config
+    return config, read_storages(folder, config)
 
 
 def _named_tensors(file: MappedFile, first: MappedFile, config: dict[str, Any]) -> Iterator[Named]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.weights.storages.registry import described_storage
+from fastdeploy_sd.models.weights.storages.registry import Storage, described_storage
 from fastdeploy_sd.process.files import read_json
 
 # Names of methods in errors, where they differ from those in the files.
@@ -31,26 +31,29 @@ _AT_LOADING = ("wint8", "wint4", "mix_quant")
 _log = logging.getLogger(__name__)
 
 
-def verify_quantization(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose weights are quantised and in no storage that is read, by the name of the method.
+def read_storages(folder: Path, config: Mapping[str, Any]) -> tuple[Storage, ...]:
+    """Return the storages that a checkpoint says its quantised weights are in.
 
     The folder's quantize_config.json, quant_config.json and hf_quant_config.json are read too.
 
-    Raises CheckpointError: its weights are quantised, or a description of that cannot be understood.
+    Raises CheckpointError: they are in none that is read, which is named, or a description cannot be understood.
     """
+    storages = dict[str, Storage]()
     if config.get("is_quantized") not in _NOTHING:
         raise _refusal(f"{folder / 'config.json'}: is_quantized", "quantised")
     for where, description in _descriptions(folder, config):
         if not isinstance(description, Mapping):
             raise CheckpointError(f"{where}: expected a map that describes quantised weights, got {shown(description)}")
         method = _method(description)
-        storage = described_storage(description)
+        storage = described_storage(where, description)
         if storage is not None:
+            storages[storage.name] = storage
             _log.info("%s: weights are stored as %s", where, storage.name)
         elif method in _AT_LOADING and description.get("is_quantized") in _NOTHING:
             _log.info("%s: asks for %s as FastDeploy loads; here --quantization says so", where, method)
         elif method is not None:
             raise _refusal(where, f"{_NAMES.get(method, method)}{_bits(description)}")
+    return tuple(storages.values())
 
 
 def _descriptions(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,9 @@ from fastdeploy_sd.models.weights.storages.registry import has_weight, read_weig
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 
+# Of weights and biases.
+_SUFFIXES = (".weight", ".bias", ".qweight", ".weight_packed")
+
 
 class LayerWeights:
     """Weights of decoder layers by role.
@@ -180,8 +183,10 @@ class DecoderWeights(LayerWeights):
             )
 
     def _is_of_decoder(self, name: str) -> bool:
-        if not name.endswith((".weight", ".bias")):
+        if not name.endswith(_SUFFIXES):
             return False  # as tables of old files, or scales of a quantised KV cache
+        if name.endswith(".bias") and not self._source.tensor(name, self._source.shape(name)).any():
+            return False  # GPTQ's tools write one of zeros for every linear layer
         if name.startswith("lm_head."):
             return name != "lm_head.weight" or not self._config.tie_word_embeddings
         match = re.match(rf"{self._prefix}\.(\d+)\.", name)

@@ -5,6 +5,7 @@ Knows names, formats and bytes; knows no layers, and not whether packed matrices
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -19,12 +20,17 @@ from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS
 from fastdeploy_sd.ops.group_packing import group_format, pack_groups
-from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_codes, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
+
+_log = logging.getLogger(__name__)
+# Formats of groups that GPUs multiply.
+_GPU_GROUPS: tuple[LinearFormat, ...] = ("wint4", "wint8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class WeightPacker:
     ) -> None:
         self._source, self._store, self._memory = source, store, WeightMemory()
         self._on_packed, self.keeps_integers = on_packed, keeps_integers
+        self._kept_bytes: dict[LinearFormat, list[int]] = {}
 
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
         """Return one packed matrix; `slices` says how the sum over its inputs is cut.
@@ -77,11 +84,24 @@ class WeightPacker:
         data = self._packed(f"{len(matrices)} experts from {matrices[0].name}", matrices, form)
         return PackedExperts(data, len(matrices), in_features, out_features, form.format)
 
+    def log_kept(self) -> None:
+        """Log in which formats integers of the source were kept, and what that takes."""
+        for fmt, (stored, kept, count) in self._kept_bytes.items():
+            megabytes = kept / 1e6, stored / 1e6
+            _log.info(
+                "%d matrices keep their integers in format %s: %.1f MB, in the files %.1f", count, fmt, *megabytes
+            )
+
     def _form(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> _Form:
         kept = group_format(matrices, slices) if self.keeps_integers else None
-        if isinstance(device(), CudaDevice) and kept not in LINEAR_FORMATS:
-            kept = None  # GPUs do not multiply the other formats
-        return _Form(fmt if kept is None else kept, slices, kept is not None)
+        if kept is None or (isinstance(device(), CudaDevice) and kept not in _GPU_GROUPS):
+            return _Form(fmt, slices, keeps_integers=False)
+        sizes = self._kept_bytes.setdefault(kept, [0, 0, 0])
+        for matrix in matrices:
+            sizes[0] += sum(part.num_bytes for part in matrix.parts)
+            sizes[1] += packed_bytes(*matrix.shape[::-1], kept, slices)
+            sizes[2] += 1
+        return _Form(kept, slices, keeps_integers=kept in GROUP_FORMATS)
 
     def _packed(self, name: str, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
         """Return matrices of one shape, one after the other."""
@@ -91,7 +111,7 @@ class WeightPacker:
         name = f"{'integers as ' if form.keeps_integers else ''}{form.format}: {name}"
         found = None if self._store is None else self._store.find(name, num_bytes)
         data = self._newly_packed(name, size, matrices, form) if found is None else device().wrap(found)
-        self._on_packed(sum(part.data.nbytes for matrix in matrices for part in matrix.parts), num_bytes)
+        self._on_packed(sum(part.num_bytes for matrix in matrices for part in matrix.parts), num_bytes)
         self._source.release(name for matrix in matrices for part in matrix.parts for name in part.tensors)
         return data
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError, suggest
 from fastdeploy_sd.types import Bytes
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.models.weights.storages.registry import Storage
 
 Weights = npt.NDArray[np.generic]  # float32, float16, or bfloat16 as u16 bits; codes as their storage has them
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -32,7 +35,13 @@ class TensorInfo:
 
 
 class WeightSource(ABC):
-    """Named tensors, wherever they lie; `path` is the folder's or file's."""
+    """Named tensors, wherever they lie; `path` is the folder's or file's.
+
+    Attributes:
+        storages: in which a description of the source says that weights are.
+    """
+
+    storages: Sequence[Storage] = ()
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]) -> None:
         self.path, self.tensors = path, tensors
@@ -55,9 +64,7 @@ class WeightSource(ABC):
 
         Raises CheckpointError: missing, of another shape, or of none of these types.
         """
-        info = self.tensors.get(name)
-        if info is None:
-            raise CheckpointError(f"{self.path}: expected a tensor {name!r}, found none{suggest(name, self.tensors)}")
+        info = self._info(name)
         self._read.add(name)
         if info.shape != shape:
             raise CheckpointError(f"{info.path}: tensor {name!r}: expected shape {shape}, got {info.shape}")
@@ -66,6 +73,12 @@ class WeightSource(ABC):
             raise CheckpointError(f"{info.path}: tensor {name!r}: expected {expected}, got {info.dtype}")
         data = self._tensor(name)
         return data.astype(np.float32) if info.dtype == "F64" else data
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self.path}: expected a tensor {name!r}, found none{suggest(name, self.tensors)}")
+        return info
 
     def unread(self) -> list[str]:
         """Return the names of the tensors that were not asked for yet, sorted."""

@@ -80,6 +80,8 @@ def load_model(
                 draft_packer = WeightPacker(source, draft_store, progress.add, keeps_integers=packer.keeps_integers)
                 build = model_builder(name)
                 drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, group)
+        if shard.rank == 0:
+            packer.log_kept()
         return LoadedModel(decoder, drafts, progress.num_packed_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Quantised checkpoints are refused by the name of their method; descriptions that mean plain weights are taken."""
+"""Quantised checkpoints are refused by the name of their method; descriptions that can be read are taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import SafetensorsFile, read_config
 
 QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
-    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, "AWQ 4-bit"),
     "gptq": ({"quant_method": "gptq", "bits": 8}, "GPTQ 8-bit"),
     "fp8": ({"quant_method": "fp8"}, "FP8"),
     "fp8, other blocks": ({"quant_method": "fp8", "weight_block_size": [64, 128]}, "FP8"),
@@ -40,6 +39,7 @@ PLAIN: dict[str, Any] = {
     "no method": {"quant_method": None, "weight_quantize_algo": None, "quantization": "", "shift": False},
     "none by name": {"quant_method": "none"},
     "bitsandbytes off": {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
     "e4m3 in blocks": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
     "dense": {"quant_method": "compressed-tensors", "format": "dense"},
     "at loading": {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"},
@@ -56,6 +56,21 @@ def test_a_method_is_refused_by_its_name(tmp_path: pathlib.Path, name: str) -> N
     description, kind = QUANTISED[name]
     write(tmp_path, "config.json", {"quantization_config": description})
     with pytest.raises(CheckpointError, match=rf"config\.json: quantization_config: this checkpoint is {kind}: "):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"quant_method": "awq", "bits": 3}, "bits: expected 4 of AWQ, got 3"),
+        ({"quant_method": "awq", "version": "gemv_fast"}, "version: expected AWQ's layout gemm, got 'gemv_fast'"),
+    ],
+)
+def test_variants_that_are_not_read_are_named(
+    tmp_path: pathlib.Path, description: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, "config.json", {"quantization_config": description})
+    with pytest.raises(CheckpointError, match=f"quantization_config: {message}"):
         read_config(tmp_path)
 
 

@@ -80,14 +80,15 @@ class Float8Blocks:
 
     name = "e4m3, a scale per block of 128 x 128"
 
-    def describes(self, description: Mapping[str, Any]) -> bool:
+    def described(self, where: str, description: Mapping[str, Any]) -> Float8Blocks | None:
         """Of matrices that stayed plain the tensors' own types tell."""
-        return (
+        is_meant = (
             description.get("quant_method") == "fp8"
             and description.get("weight_block_size") == [BLOCK, BLOCK]
             and description.get("fmt", "e4m3") == "e4m3"
             and description.get("activation_scheme", "dynamic") == "dynamic"
         )
+        return self if is_meant else None
 
     def holds(self, source: WeightSource, weight: str) -> bool:
         name = f"{weight}.weight"

@@ -14,8 +14,8 @@ class Floats:
 
     name = "floating-point numbers"
 
-    def describes(self, description: Mapping[str, Any]) -> bool:
-        return False
+    def described(self, where: str, description: Mapping[str, Any]) -> None:
+        return None
 
     def holds(self, source: WeightSource, weight: str) -> bool:
         return f"{weight}.weight" in source

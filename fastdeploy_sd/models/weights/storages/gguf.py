@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES, BlockType
-from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS, GroupFormat
 from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightPart
 
 _ROWS_AT_ONCE = 256
@@ -34,8 +34,8 @@ class BlockPart(WeightPart):
         return len(self.data), self.end - self.begin
 
     @property
-    def group_format(self) -> LinearFormat | None:
-        return self.block.fmt
+    def group_format(self) -> GroupFormat:
+        return GROUP_FORMATS[self.block.fmt]
 
     @property
     def first_column(self) -> int:
@@ -76,9 +76,9 @@ class GgufBlocks:
 
     name = "GGUF blocks"
 
-    def describes(self, description: Mapping[str, Any]) -> bool:
+    def described(self, where: str, description: Mapping[str, Any]) -> None:
         """The tensors' own types tell."""
-        return False
+        return None
 
     def holds(self, source: WeightSource, weight: str) -> bool:
         name = f"{weight}.weight"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fastdeploy_sd.models.weights.source import WeightSource
+from fastdeploy_sd.models.weights.storages.awq import Awq
 from fastdeploy_sd.models.weights.storages.float8_blocks import Float8Blocks
 from fastdeploy_sd.models.weights.storages.floats import Floats
 from fastdeploy_sd.models.weights.storages.gguf import GgufBlocks
@@ -17,8 +18,11 @@ class Storage(Protocol):
 
     name: str
 
-    def describes(self, description: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint's description of its quantised weights means this storage."""
+    def described(self, where: str, description: Mapping[str, Any]) -> Storage | None:
+        """Return the storage that a checkpoint's description of its quantised weights means, None = another one.
+
+        Raises CheckpointError: a variant that is not read.
+        """
         ...
 
     def holds(self, source: WeightSource, weight: str) -> bool:
@@ -35,18 +39,26 @@ class Storage(Protocol):
 
 # The first that holds a weight reads it. The last one reads, and names, what none holds.
 STORAGES: tuple[Storage, ...] = (Float8Blocks(), GgufBlocks(), Floats())
+# Those that a checkpoint has only if it says so.
+DESCRIBED: tuple[Storage, ...] = (Awq(),)
 
 
-def described_storage(description: Mapping[str, Any]) -> Storage | None:
-    """Return the storage that a description means, None where it is none of them."""
-    return next((storage for storage in STORAGES if storage.describes(description)), None)
+def described_storage(where: str, description: Mapping[str, Any]) -> Storage | None:
+    """Return the storage that a description means, None where it is none of them; raises as Storage.described."""
+    storages = (storage.described(where, description) for storage in (*DESCRIBED, *STORAGES))
+    return next((storage for storage in storages if storage is not None), None)
 
 
 def has_weight(source: WeightSource, weight: str) -> bool:
-    return any(storage.holds(source, weight) for storage in STORAGES)
+    return any(storage.holds(source, weight) for storage in _storages(source))
 
 
 def read_weight(source: WeightSource, weight: str, shape: tuple[int, int]) -> WeightPart:
     """Return a weight [N, K], in place; raises as Storage.read."""
-    storage = next((storage for storage in STORAGES if storage.holds(source, weight)), STORAGES[-1])
+    storages = _storages(source)
+    storage = next((storage for storage in storages if storage.holds(source, weight)), storages[-1])
     return storage.read(source, weight, shape)
+
+
+def _storages(source: WeightSource) -> tuple[Storage, ...]:
+    return (*source.storages, *STORAGES)

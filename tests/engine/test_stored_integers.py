@@ -10,7 +10,7 @@ from fastdeploy_sd.cli.verify import PLAIN, Reference, make_reference, quick_var
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig
 from fastdeploy_sd.hub import located
 from tests.engine.test_ranks import on_ranks
-from tests.models import gguf_files
+from tests.models import gguf_files, quantized_files
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ TYPES = {"attn_v": "Q8_0", "attn": "Q5_0", "ffn_down": "Q5_1", "ffn": "Q4_1", "t
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp("gguf")
     path = gguf_files.write(folder / "model.gguf", "llama-tiny", TYPES)
     with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +32,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("method", ["naive", "ngram", "suffix", "auto"])
-def test_same_tokens_whatever_drafts(reference: Reference, method: str, num_ranks: int) -> None:
+def test_same_tokens_whatever_drafts(gguf: Reference, method: str, num_ranks: int) -> None:
+    check(gguf, method, num_ranks)
+
+
+def test_same_tokens_of_a_repository(tmp_path: pathlib.Path) -> None:
+    path, _ = quantized_files.write(tmp_path, "qwen3_moe-tiny", quantized_files.awq(32))
+    base = Config(ModelConfig(model=str(path), dtype="bfloat16"), CacheConfig())
+    reference = make_reference(base, seed=3, count=8)
+    for num_ranks in (1, 2):
+        check(reference, "auto", num_ranks)
+
+
+def check(reference: Reference, method: str, num_ranks: int) -> None:
     """Ways take turns: between them chunks, prefix hits, preemption and batches."""
     columns = [PLAIN] if method == "naive" else standard_methods([method], [3])
     ways = quick_variants()[1:] if num_ranks == 1 else [quick_variants()[4]]

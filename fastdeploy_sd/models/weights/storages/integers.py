@@ -1,0 +1,232 @@
+"""Weights stored as integers in words, with a scale and a zero point per group: AWQ, GPTQ and others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.weights.source import Weights, WeightSource
+from fastdeploy_sd.ops.bf16 import widen
+from fastdeploy_sd.ops.group_format import UNIT, GroupFormat
+from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightPart
+from fastdeploy_sd.types import F32, I32, U8
+
+I16 = npt.NDArray[np.int16]
+_BYTE = 8
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedIntegers:
+    """A matrix [N, K] of integers from 0 on, of which neighbours along an axis share a word.
+
+    Attributes:
+        words: along the axis N or K divided by the integers of a word, rounded up. Words of int8 count from -128 on.
+        order: which of its neighbours the n-th integer of a word is, from the lowest bits on.
+        begin, end: the matrix along the axis, counted from the first word on.
+    """
+
+    words: Weights
+    bits: int
+    axis: int
+    order: Sequence[int]
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        size, (num_rows, num_columns) = self.end - self.begin, self.words.shape
+        return (size, num_columns) if self.axis == 0 else (num_rows, size)
+
+    def cut(self, rows: range, columns: range) -> PackedIntegers:
+        """Return a part, in place."""
+        along, across = (rows, columns) if self.axis == 0 else (columns, rows)
+        begin, end, per_word = self.begin + along.start, self.begin + along.stop, len(self.order)
+        first = begin // per_word
+        words = slice(first, -(-end // per_word)), slice(across.start, across.stop)
+        data = self.words[words if self.axis == 0 else words[::-1]]
+        return replace(self, words=data, begin=begin - first * per_word, end=end - first * per_word)
+
+    def read(self) -> U8:
+        """Return u8[N, K]."""
+        num_rows, num_columns = self.words.shape
+        data = np.ascontiguousarray(self.words).view(np.uint8).reshape(num_rows, num_columns, -1)
+        if self.words.dtype == np.int8:
+            data = data ^ np.uint8(128)
+        mask, per_word = np.uint8((1 << self.bits) - 1), len(self.order)
+        # [rows, neighbours, columns] or [rows, columns, neighbours]
+        shape = (num_rows, per_word, num_columns) if self.axis == 0 else (num_rows, num_columns, per_word)
+        values = np.empty(shape, np.uint8)
+        by_place = values.swapaxes(1, 2) if self.axis == 0 else values
+        for n, place in enumerate(self.order):
+            byte, shift = divmod(n * self.bits, _BYTE)
+            by_place[:, :, place] = data[:, :, byte] >> np.uint8(shift) & mask
+        if self.axis == 0:
+            return values.reshape(-1, num_columns)[self.begin : self.end]
+        return values.reshape(num_rows, -1)[:, self.begin : self.end]
+
+
+def num_groups(source: WeightSource, name: str, axis: int) -> int:
+    """Return the groups of a tensor of scales along an axis; raises CheckpointError: missing, or no matrix."""
+    shape = source.shape(name) if name in source else ()
+    if len(shape) != len(("outputs", "groups")) or min(shape) < 1:
+        found = f"shape {shape}" if name in source else "none"
+        raise CheckpointError(f"{source.path}: tensor {name!r}: expected a scale per output and group, got {found}")
+    return shape[axis]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """What the inputs of a group share.
+
+    Attributes:
+        scales: [N, G].
+        zeros: [N, G], integers along axis 0, to which `zero_offset` is added; None = zeros.
+    """
+
+    scales: Weights
+    zeros: PackedIntegers | None
+    zero_offset: int
+
+    def cut(self, rows: range, groups: range) -> Groups:
+        scales = self.scales[rows.start : rows.stop, groups.start : groups.stop]
+        return replace(self, scales=scales, zeros=None if self.zeros is None else self.zeros.cut(rows, groups))
+
+    def repeated(self, times: int) -> Groups:
+        """Return those of so many groups instead of one."""
+        rows = len(self.scales)
+        zeros = self.zeros
+        if zeros is not None:
+            zeros = replace(zeros, words=np.broadcast_to(zeros.words, (len(zeros.words), times)))
+        return replace(self, scales=np.broadcast_to(self.scales, (rows, times)), zeros=zeros)
+
+    def zero_points(self) -> I16:
+        """Return i16[N, G]."""
+        if self.zeros is None:
+            return np.full(self.scales.shape, self.zero_offset, np.int16)
+        return self.zeros.read().astype(np.int16) + np.int16(self.zero_offset)
+
+    def format(self, name: str, bits: int, group: int) -> GroupFormat:
+        """Return how integers of so many bits are held; raises CheckpointError: a scale is not finite."""
+        scales = widen(self.scales)
+        if not np.isfinite(scales).all():
+            raise CheckpointError(f"tensor {name!r}: expected finite scales, got others")
+        with np.errstate(over="ignore"):
+            is_half = np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
+        middle = 1 << (bits - 1)
+        zeros = self.zero_points() - middle
+        is_int8 = int(zeros.max()) <= np.iinfo(np.int8).max
+        minimum: Literal["none", "zeros", "float"] = "none" if not zeros.any() else "zeros" if is_int8 else "float"
+        return GroupFormat(bits, group, "half" if is_half else "float", minimum, middle)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerPart(WeightPart):
+    """A part whose weights are (integer - zero point) * scale; its `data` are the words of the integers.
+
+    Attributes:
+        group_size: inputs of a group; its columns begin at input `begin` of the first group.
+        group_of: i32[K], the group of each input, where a group's inputs are no neighbours.
+        held: its `group_format`.
+        from_tensors: its `tensors`.
+    """
+
+    integers_of: PackedIntegers
+    groups: Groups
+    group_size: int
+    group_of: I32 | None
+    held: GroupFormat
+    from_tensors: tuple[str, ...]
+    begin: int = 0
+
+    @classmethod
+    def create(
+        cls, name: str, integers: PackedIntegers, groups: Groups, group_of: I32 | None, tensors: Sequence[str]
+    ) -> Self:
+        """Return a whole weight.
+
+        Raises CheckpointError: scales are not finite, or a number of inputs is no multiple of the number of groups.
+        """
+        num_columns, num_groups = integers.shape[1], groups.scales.shape[1]
+        if num_groups == 1:  # of a row: any size is one of its groups
+            size = math.gcd(num_columns, UNIT)
+            groups = groups.repeated(num_columns // size)
+        elif num_columns % num_groups:
+            raise CheckpointError(
+                f"tensor {name!r}: expected groups of one size, got {num_groups} of {num_columns} inputs"
+            )
+        else:
+            size = num_columns // num_groups
+        if group_of is not None and np.array_equal(group_of, np.arange(num_columns) // size):
+            group_of = None
+        held = groups.format(name, integers.bits, 1 if group_of is not None else size)
+        return cls(name, integers.words, integers, groups, size, group_of, held, tuple(tensors))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.integers_of.shape
+
+    @property
+    def num_bytes(self) -> int:
+        arrays = [self.data, self.groups.scales, *([] if self.groups.zeros is None else [self.groups.zeros.words])]
+        # A row's one scale, repeated for its groups, has a stride of zero.
+        return sum(array.nbytes for array in arrays if 0 not in array.strides)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return self.from_tensors
+
+    @property
+    def group_format(self) -> GroupFormat:
+        return self.held
+
+    @property
+    def first_column(self) -> int:
+        return self.begin
+
+    def integers(self, rows: slice) -> Integers:
+        part = self.rows(*rows.indices(self.shape[0])[:2])
+        num_columns, middle = part.shape[1], self.held.zero
+        # Groups of one size, that of the part's first and last ones included.
+        size = math.gcd(part.group_size, part.begin, num_columns)
+        group_of = (part.begin + np.arange(0, num_columns, size)) // part.group_size
+        scales = widen(part.groups.scales)[:, group_of]
+        zeros = part.groups.zero_points()[:, group_of] - np.int16(middle)
+        codes = (part.integers_of.read() - np.uint8(middle)).view(np.int8)
+        if self.held.minimum == "none":
+            return Integers(codes, Factors(scales))
+        if self.held.minimum == "zeros":
+            return Integers(codes, Factors(scales), Factors(scales, zeros.astype(np.int8)))
+        return Integers(codes, Factors(scales), Factors(-scales * zeros))
+
+    def numbers(self) -> FloatPart:
+        values = np.empty(self.shape, np.float32)
+        for first in range(0, len(values), _ROWS_AT_ONCE):
+            rows = slice(first, min(first + _ROWS_AT_ONCE, len(values)))
+            values[rows] = self.rows(rows.start, rows.stop)._values()
+        return FloatPart(self.name, values, place=self.place)
+
+    def _values(self) -> F32:
+        group_of = self.group_of
+        if group_of is None:
+            group_of = (self.begin + np.arange(self.shape[1], dtype=np.int32)) // self.group_size
+        differences = self.integers_of.read() - self.groups.zero_points()[:, group_of]
+        return differences * widen(self.groups.scales)[:, group_of]
+
+    def _cut(self, rows: range, columns: range) -> Self:
+        integers = self.integers_of.cut(rows, columns)
+        if self.group_of is not None:
+            groups = self.groups.cut(rows, range(self.groups.scales.shape[1]))
+            group_of = self.group_of[columns.start : columns.stop]
+            return replace(self, data=integers.words, integers_of=integers, groups=groups, group_of=group_of)
+        begin, end = self.begin + columns.start, self.begin + columns.stop
+        first = begin // self.group_size
+        groups = self.groups.cut(rows, range(first, -(-end // self.group_size)))
+        begin -= first * self.group_size
+        return replace(self, data=integers.words, integers_of=integers, groups=groups, begin=begin)

@@ -1,0 +1,104 @@
+"""Writes tiny models as AutoAWQ and others store them, with packers written from the descriptions of the layouts."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.types import F32
+from tests.models import rewrite
+
+Array = npt.NDArray[Any]
+# What a weight is stored as: tensors by the end of their names, and the numbers f32[N, K] that they stand for.
+Stored = tuple[dict[str, Array], F32]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How some tool stores weights.
+
+    Attributes:
+        description: quantization_config.
+        store: (random numbers, shape [N, K]) -> Stored.
+    """
+
+    description: Mapping[str, Any]
+    store: Callable[[np.random.Generator, tuple[int, int]], Stored]
+
+
+def random_integers(
+    rng: np.random.Generator, shape: tuple[int, int], bits: int, group: int
+) -> tuple[Array, Array, Array]:
+    """Return integers [N, K], zero points and scales [N, K / group]."""
+    groups = shape[0], shape[1] // group
+    middle = 1 << (bits - 1)
+    zeros = rng.integers(middle - middle // 2, middle + middle // 2 + 1, groups)
+    scales = rng.uniform(0.2, 1.0, groups) * 0.1 / middle
+    return rng.integers(0, 1 << bits, shape), zeros, scales
+
+
+def numbers(integers: Array, zeros: Array, scales: Array) -> F32:
+    """(integer - zero point) * scale, group by group."""
+    values = np.empty(integers.shape, np.float32)
+    group = integers.shape[1] // scales.shape[1]
+    for g in range(scales.shape[1]):
+        own = slice(g * group, (g + 1) * group)
+        values[:, own] = (integers[:, own] - zeros[:, g, None]) * scales[:, g, None].astype(np.float32)
+    return values
+
+
+def words(integers: Array, bits: int, axis: int, order: tuple[int, ...] | None = None) -> Array:
+    """Neighbours along an axis in words of 32 bits; `order` says which of them the n-th from the lowest bits on is."""
+    per_word = 32 // bits
+    moved = np.moveaxis(integers, axis, 0)
+    missing = -len(moved) % per_word
+    padded = np.concatenate([moved, np.zeros((missing, *moved.shape[1:]), moved.dtype)]).astype(np.uint32)
+    packed = np.zeros((len(padded) // per_word, *padded.shape[1:]), np.uint32)
+    for n in range(per_word):
+        packed |= padded[(n if order is None else order[n]) :: per_word] << np.uint32(n * bits)
+    return np.ascontiguousarray(np.moveaxis(packed, 0, axis)).view(np.int32)
+
+
+def awq(group: int) -> Method:
+    """AutoAWQ's layout gemm: inputs are rows."""
+
+    def store(rng: np.random.Generator, shape: tuple[int, int]) -> Stored:
+        integers, zeros, scales = random_integers(rng, shape, 4, group)
+        scales, order = scales.astype(np.float16), (0, 2, 4, 6, 1, 3, 5, 7)
+        tensors = {
+            "qweight": words(integers.T, 4, 1, order),
+            "qzeros": words(zeros.T, 4, 1, order),
+            "scales": scales.T.copy(),
+        }
+        return tensors, numbers(integers, zeros, scales)
+
+    return Method({"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}, store)
+
+
+def write(
+    path: pathlib.Path, model: str, method: Method, change: Mapping[str, Array] | None = None, leave: str = "none"
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Write a golden model with its projections as a method stores them, and the same model in numbers.
+
+    Args:
+        change: tensors of the first model that differ.
+        leave: weights with this in their names stay as they are.
+    """
+    rng = np.random.default_rng(8)
+    coded, plain = rewrite.read(model), rewrite.read(model)
+    for name in [name for name in coded if name.endswith("_proj.weight") and leave not in name]:
+        weight = name.removesuffix(".weight")
+        tensors, values = method.store(rng, coded.pop(name).shape)
+        coded |= {f"{weight}.{role}": value for role, value in tensors.items()}
+        plain[name] = values
+    coded |= dict(change or {})
+    configs: dict[str, Any] = {"coded": {"quantization_config": method.description}, "plain": {}}
+    for folder, tensors in (("coded", coded), ("plain", plain)):
+        rewrite.write_folder(path / folder, model, configs[folder])
+        rewrite.write_file(path / folder / "model.safetensors", tensors)
+    return path / "coded", path / "plain"

@@ -1,0 +1,116 @@
+"""Checkpoints of integers with a scale and a zero point per group: AWQ and others."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.models.weights.storages.registry import read_weight
+from fastdeploy_sd.ops.group_packing import group_format
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.types.ranges import WHOLE
+from fastdeploy_sd.types.shard import Shard
+from tests.models import quantized_files as files
+from tests.models import rewrite
+from tests.models.harness import SingleSequence
+from tests.ops.test_grouped_linear import check
+
+pytestmark = pytest.mark.slow
+
+METHODS = {"awq, groups of 32": files.awq(32), "awq, groups of 128": files.awq(128)}
+# The narrowest kernel that holds a matrix exactly.
+FORMATS: dict[str, LinearFormat] = {"awq, groups of 32": "int4_g32", "awq, groups of 128": "int4_g128"}
+
+
+def stored(path: pathlib.Path, method: files.Method, shape: tuple[int, int]) -> tuple[WeightMatrix, np.ndarray]:
+    """A weight in a file, and the numbers that it stands for."""
+    rewrite.write_folder(path / "m", "qwen3-tiny", {"quantization_config": method.description})
+    tensors, values = method.store(np.random.default_rng(2), shape)
+    rewrite.write_file(path / "m" / "model.safetensors", {f"w.{role}": value for role, value in tensors.items()})
+    return WeightMatrix((read_weight(Checkpoint(path / "m"), "w", shape),)), values
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_are_the_numbers_of_their_description(name: str, tmp_path: pathlib.Path) -> None:
+    """Of the whole and of parts that begin within a word and within a group."""
+    matrix, values = stored(tmp_path, METHODS[name], (72, 768))
+    np.testing.assert_array_equal(matrix.to_array(), values)
+    part = matrix.rows([range(3, 9), range(21, 70)]).columns(range(48, 720)).columns(range(16, 100))
+    np.testing.assert_array_equal(part.to_array(), np.concatenate([values[3:9], values[21:70]])[:, 64:148])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_kernels_multiply_these_numbers(name: str, tmp_path: pathlib.Path) -> None:
+    matrix, _ = stored(tmp_path, METHODS[name], (72, 768))
+    assert group_format([matrix], WHOLE) == FORMATS[name]
+    check(matrix, FORMATS[name])
+    # From the middle of a group on.
+    part = matrix.columns(range(48, 768)).rows([range(5, 70)])
+    check(part, group_format([part], WHOLE) or "float32")
+
+
+def test_a_model_computes_what_its_numbers_compute(tmp_path: pathlib.Path) -> None:
+    """Its query projections are plain numbers."""
+    coded, plain = (
+        SingleSequence(path, "float32")
+        for path in files.write(tmp_path, "qwen3_moe-tiny", files.awq(32), leave="q_proj")
+    )
+    tokens = np.arange(3, 20, dtype=np.int32)
+    np.testing.assert_array_equal(coded.logits(tokens), plain.logits(tokens))
+
+
+def test_kernels_of_integers_compute_what_the_numbers_compute(tmp_path: pathlib.Path) -> None:
+    """But for the rounding of activations to eight bits."""
+    path, plain = files.write(tmp_path, "qwen3-tiny", files.awq(32))
+    kept, checkpoint = SingleSequence(path, "float32"), Checkpoint(path)
+    packer = WeightPacker(checkpoint, keeps_integers=True)
+    kept.decoder = Decoder(checkpoint, kept.config, QuantScheme.create("float32", None), packer)
+    tokens = np.arange(3, 40, dtype=np.int32)
+    got, want = kept.logits(tokens), SingleSequence(plain, "float32").logits(tokens)
+    assert 0 < np.sqrt(np.mean((got - want) ** 2)) < 0.02 * np.std(want)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_every_rank_packs_its_part_without_rounding(num_ranks: int, tmp_path: pathlib.Path) -> None:
+    coded, _ = files.write(tmp_path, "qwen3-tiny", files.awq(32))
+    checkpoint = Checkpoint(coded)
+    config = read_decoder_config(checkpoint.config)
+    weights, packer = DecoderWeights(checkpoint, config), WeightPacker(checkpoint, keeps_integers=True)
+    formats = set()
+    for rank in range(num_ranks):
+        own = DecoderShard(config, Shard(rank, num_ranks)).feed_forward(320)
+        formats.add(packer.linear(weights.down(0)[0].columns(own.inputs), "bfloat16", own.slices).format)
+    assert formats == {"int8_g16"}  # slices of 80 inputs cut groups of 32
+    assert packer.linear(weights.qkv(0)[0], "bfloat16").format == "int4_g32"
+
+
+AWQ_NAME = "model.layers.0.mlp.gate_proj"
+
+
+@pytest.mark.parametrize(
+    ("role", "value", "message"),
+    [
+        ("qweight", np.zeros((320, 128), np.int32), r"expected shape \(128, 40\), got \(320, 128\)"),
+        ("qweight", np.zeros((128, 40), np.float32), "expected dtype I32, got F32"),
+        ("qzeros", np.zeros((1, 40), np.int32), r"expected shape \(4, 40\), got \(1, 40\)"),
+        ("scales", np.ones(4, np.float16), "expected a scale per output and group, got shape"),
+        ("scales", np.full((4, 320), np.nan, np.float16), "expected finite scales, got others"),
+    ],
+)
+def test_what_is_no_such_weight_is_refused(tmp_path: pathlib.Path, role: str, value: np.ndarray, message: str) -> None:
+    coded, _ = files.write(tmp_path, "qwen3-tiny", files.awq(32), {f"{AWQ_NAME}.{role}": value})
+    checkpoint = Checkpoint(coded)
+    with pytest.raises(CheckpointError, match=message) as error:
+        DecoderWeights(checkpoint, read_decoder_config(checkpoint.config)).verify()
+    assert AWQ_NAME in str(error.value)

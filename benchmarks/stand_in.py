@@ -23,6 +23,7 @@ from fastdeploy_sd.worker.kv.kv_pages import KvPages
 from fastdeploy_sd.worker.step.drafting import Drafting
 from fastdeploy_sd.worker.step.forward import StepResources
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
+from fastdeploy_sd.worker.step.prompt_rows import PromptRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.runner import ModelRunner
 
@@ -83,7 +84,8 @@ def stand_in_executor(
     table = RequestTable(max_num_seqs, max_model_len, BLOCK_SIZE, VOCAB_SIZE)
     speculation = SpeculationInfo(speculative.method, available_methods(speculative), num_drafts)
     memory = StepMemory(StepLimits(max_num_seqs, max_num_seqs * max_model_len, num_drafts), VOCAB_SIZE)
-    step = StepResources(StandInModel(memory, buffer, is_random=is_random), memory, table)
+    model, prompts = StandInModel(memory, buffer, is_random=is_random), PromptRows(None, memory, table)
+    step = StepResources(model, prompts, memory, table)
     guided = GuidedRows(None, memory, max_num_seqs)
     drafting = Drafting(proposer, step, guided, speculation, context.step_stats, is_lossy=False)
     runner = ModelRunner(step, drafting, VerifyRule(), guided)

@@ -32,6 +32,7 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.chat_template import Json
 from fastdeploy_sd.text.output_processor import Completion
 from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.prompt_logprobs import Logprob, prompt_logprobs
 from fastdeploy_sd.text.request_builder import RequestBuilder, RequestGroup
 from fastdeploy_sd.text.speculation import SpeculationOptions, may_change_tokens
 from fastdeploy_sd.text.tokenizer import load_tokenizer
@@ -48,6 +49,8 @@ class GenerationOutput:
         prompt: as given; None when it was given as token ids or as a conversation.
         outputs: `n` completions.
         num_cached_tokens: prompt tokens the first completion took from the prefix cache.
+        prompt_logprobs: per token of the prompt, where the sampling parameters ask for it, itself and the best at its
+            place, by id; None for the first token.
         metrics: of the first completion; `metrics.drafts` says what its drafts were worth.
         lossy: the LLM's verification may have changed the tokens.
         messages: of a conversation, the completions in their parts: what the model thinks, says and calls.
@@ -61,6 +64,7 @@ class GenerationOutput:
     metrics: RequestMetrics | None
     lossy: bool
     messages: list[ChatMessage] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class LLM:
@@ -244,15 +248,20 @@ class LLM:
     def _result(
         self, prompt: _Prompt, requests: RequestGroup, completions: list[Completion], reader: AnswerReader
     ) -> GenerationOutput:
+        found, num_top = completions[0].prompt_logprobs, requests.sampling.prompt_logprobs
+        prompt_token_ids: list[int] = requests.prompts[0].tolist()
         return GenerationOutput(
             request_id=requests.request_id,
             prompt=prompt.text,
-            prompt_token_ids=requests.prompts[0].tolist(),
+            prompt_token_ids=prompt_token_ids,
             outputs=completions,
             num_cached_tokens=completions[0].num_cached_tokens,
             metrics=completions[0].metrics,
             lossy=may_change_tokens(requests.speculation, requests.sampling.temperature, self._speculation, self._rule),
             messages=reader.messages(requests.request_id, completions),
+            prompt_logprobs=None
+            if found is None or num_top is None
+            else prompt_logprobs(prompt_token_ids, found, num_top, self._tokenizer),
         )
 
 

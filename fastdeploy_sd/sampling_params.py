@@ -18,10 +18,11 @@ from fastdeploy_sd.rules.sampling import (
 )
 
 _TOP_K = replace(NUMBER_RULES["top_k"], low=-1)  # another way to say 0
+_MAX_TOKENS = replace(NUMBER_RULES["max_tokens"], low=0)
 _REQUIRED = (
     "n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
 )  # fmt: skip
-_OPTIONAL = ("max_tokens", "seed", "logprobs")
+_OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 _MAX_ID_DIGITS = 10
 
 
@@ -43,9 +44,10 @@ class SamplingParams:
         logit_bias: token id -> added to the logit, -100..100.
         bad_words: texts that must not be produced.
         min_tokens: no EOS, stop token or stop string ends the request before that many tokens.
-        max_tokens: None = up to the model's context.
+        max_tokens: None = up to the model's context; 0 = only the prompt is computed.
         include_stop_str_in_output: keep the matched stop string in the text.
         logprobs: None = none, k = of each chosen token and of the k best.
+        prompt_logprobs: the same of the prompt's tokens, each after those before it. The first one has none.
 
     Raises:
         BadRequest: a value is out of range; `param` names the field.
@@ -69,6 +71,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name in _CHECKS:
@@ -100,6 +103,12 @@ def _number(name: str, value: object) -> object:
 
 def _optional_number(name: str, value: object) -> object:
     return None if value is None else _number(name, value)
+
+
+def _max_tokens(value: Any) -> object:
+    if value is not None:
+        _MAX_TOKENS.verify("max_tokens", value)
+    return value
 
 
 def _top_k(value: Any) -> int:
@@ -168,6 +177,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     **{name: partial(_optional_number, name) for name in _OPTIONAL},
     **{name: partial(_flag, name) for name in ("include_stop_str_in_output", "ignore_eos")},
     "top_k": _top_k,
+    "max_tokens": _max_tokens,
     "logit_bias": _logit_bias,
     "stop_token_ids": _token_ids,
     "stop": partial(_strings, "stop", limit=MAX_STOP_STRINGS),

@@ -271,10 +271,13 @@ def _prompt_only(request: Request, transfer_id: TransferId, info: SpeculationInf
     """Return the request of an order as this instance can run it: it asks for nothing that only its owner has."""
     asked, num_drafts = request.speculation, request.speculation.num_speculative_tokens
     max_tokens = min(request.max_tokens, 1 + info.max_draft_tokens + _NUM_MORE_TOKENS)
+    min_tokens = min(request.sampling.min_tokens, max_tokens)
     return replace(
         request,
         request_id=transfer_id,
-        sampling=replace(request.sampling, logprobs=None, min_tokens=min(request.sampling.min_tokens, max_tokens)),
+        sampling=replace(
+            request.sampling, logprobs=None, prompt_logprobs=None, min_tokens=min_tokens, max_tokens=max_tokens
+        ),
         max_tokens=max_tokens,
         arrival_time=0.0,
         speculation=Speculation(

@@ -71,11 +71,14 @@ class _Commit:
 
     def _append(self) -> list[RequestOutput]:
         verified, failed, stats = self._result.verified, self._failed, self._pool.stats
+        prompts = self._result.prompt_logprobs
         token_ids, outputs = verified.token_ids.tolist(), list[RequestOutput]()
         for r, (state, (begin, end)) in enumerate(
             zip(self._states, pairwise(verified.cu_num_output.tolist()), strict=True)
         ):
             row = token_ids[begin:end]
+            if prompts and (found := prompts.get(state.request_id)) is not None:
+                state.add_prompt_logprobs(self._plan.num_computed_tokens.item(r), found)
             if failed and state.request_id in failed:
                 self._ended.append((len(outputs), r))
                 outputs.append(state.empty_output())
@@ -159,7 +162,9 @@ class _Commit:
         if num_alternatives is not None:
             num_accepted = min(int(verified.num_accepted[r]), len(output.token_ids))
             draft_logprobs = slice_draft_logprobs(self._plan.draft, r, num_accepted, num_alternatives)
-        return replace(output, logprobs=logprobs, draft_logprobs=draft_logprobs)
+        is_first = len(state.token_ids) - len(output.token_ids) == state.num_prompt_tokens
+        prompt_logprobs = state.take_prompt_logprobs() if is_first else None
+        return replace(output, logprobs=logprobs, draft_logprobs=draft_logprobs, prompt_logprobs=prompt_logprobs)
 
     def _close(self, output: RequestOutput, r: int) -> RequestOutput:
         state, stop = self._states[r], self._stops.get(r)

@@ -15,6 +15,7 @@ from fastdeploy_sd.engine.connector_chain import ConnectorChain
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
+from fastdeploy_sd.engine.kvcache.block_table import NO_MATCH
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.prompt_budget import PromptBudget
 from fastdeploy_sd.engine.requests.admission import AdmissionRules
@@ -210,7 +211,8 @@ class Scheduler:
         has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
         if not has_seat and not (candidates := self._victims(state, has_seat=False)):
             return False
-        match = self._kv.match_prefix(state.table, state.token_ids, state.num_tokens)
+        owes_prompt = state.owes_prompt_logprobs  # then no KV is taken from elsewhere
+        match = NO_MATCH if owes_prompt else self._kv.match_prefix(state.table, state.token_ids, state.num_tokens)
         if not self._prompts.may_start(num_new := state.num_tokens - match.num_tokens, step.room_for(num_new)):
             return False
         if not has_seat or not self.pool.admit(state, match):
@@ -222,7 +224,9 @@ class Scheduler:
                 if self.pool.admit(state, match):
                     break
         token_ids = np.array(state.token_ids, np.int32)
-        state.is_ready = not self.connector.begin(state.request, token_ids, match.num_tokens, state.table.block_ids)
+        state.is_ready = owes_prompt or not self.connector.begin(
+            state.request, token_ids, match.num_tokens, state.table.block_ids
+        )
         return not state.is_ready or self._start(state, step)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:

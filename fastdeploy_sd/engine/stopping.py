@@ -16,7 +16,7 @@ class StopRule:
         eos_token_ids: empty when the request ignores EOS.
         stop_token_ids: the request's own, not those that are EOS already.
         min_tokens: outputs before this many are never the last one, except by max_tokens.
-        max_tokens: the output with this number is the last one.
+        max_tokens: the output with this number is the last one; 0 = there is none.
     """
 
     eos_token_ids: frozenset[int]
@@ -32,7 +32,8 @@ class StopRule:
     def of(request: Request) -> StopRule:
         sampling = request.sampling
         eos = frozenset[int]() if sampling.ignore_eos else frozenset(request.eos_token_ids)
-        return StopRule(eos, frozenset(sampling.stop_token_ids) - eos, sampling.min_tokens, request.max_tokens)
+        max_tokens = 0 if sampling.max_tokens == 0 else request.max_tokens
+        return StopRule(eos, frozenset(sampling.stop_token_ids) - eos, sampling.min_tokens, max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ def find_stop(new_token_ids: Sequence[int], num_output_tokens: int, rule: StopRu
                                                  '---kept--'  '- cut: accepted drafts past the end
         The stop, or None when the request goes on.
     """
+    if rule.max_tokens == 0 and new_token_ids:
+        return Stop(0, FinishReason.LENGTH)
     for i, token_id in enumerate(new_token_ids, 1):
         number = num_output_tokens + i
         if number >= rule.min_tokens:

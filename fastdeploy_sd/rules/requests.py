@@ -96,6 +96,7 @@ class RequestRules:
         _PRIORITY.verify("priority", request.priority)
         for name, value in (
             ("logprobs", sampling.logprobs),
+            ("prompt_logprobs", sampling.prompt_logprobs),
             ("num_draft_logprobs", request.speculation.num_draft_logprobs),
         ):
             if value is not None:

@@ -81,6 +81,7 @@ NUMBER_RULES: Mapping[str, NumberRule] = {
     "stop_token_ids": NumberRule(np.int32, 0, MAX_COUNT),
     "seed": NumberRule(np.uint64, 0, SEED_LIMIT - 1),
     "logprobs": NumberRule(np.int32, 0, MAX_LOGPROBS),
+    "prompt_logprobs": NumberRule(np.int32, 0, MAX_LOGPROBS),
 }
 
 

@@ -14,7 +14,15 @@ from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.detokenizer import create_detokenizer
 from fastdeploy_sd.text.stop_strings import REPEATED_CALL, StopMatch, StopStrings
 from fastdeploy_sd.text.tokenizer import Tokenizer
-from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
+from fastdeploy_sd.types import (
+    DraftLogprob,
+    FinishReason,
+    PromptLogprobs,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprob,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class TextDelta:
     num_cached_tokens: int = 0
     needs_abort: bool = False
     metrics: RequestMetrics | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class OutputProcessor:
@@ -97,6 +106,7 @@ class OutputProcessor:
             num_cached_tokens=output.num_cached_tokens,
             needs_abort=is_cut and output.finish_reason is None,
             metrics=self._metrics(output) if is_last else None,
+            prompt_logprobs=output.prompt_logprobs,
         )
 
     def _take_tokens(self, output: RequestOutput) -> tuple[list[str], list[int], StopMatch | None]:
@@ -157,6 +167,7 @@ class Completion:
     metrics: RequestMetrics | None
     draft_logprobs: tuple[DraftLogprob, ...] | None = None
     draft_text_offsets: tuple[int, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionCollector:
@@ -188,4 +199,5 @@ class CompletionCollector:
             metrics=last.metrics,
             draft_logprobs=tuple(x for d in self._deltas for x in d.draft_logprobs or ()) if has_drafts else None,
             draft_text_offsets=tuple(i for d in self._deltas for i in d.draft_text_offsets),
+            prompt_logprobs=next((d.prompt_logprobs for d in self._deltas if d.prompt_logprobs is not None), None),
         )

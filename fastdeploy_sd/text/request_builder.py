@@ -95,15 +95,11 @@ class RequestGroup(Sequence[Request]):
         suffixes += [str(sequence)] if self.sampling.n > 1 else []
         return "-".join([self.request_id, *suffixes])
 
-    @property
-    def num_logprobs_per_token(self) -> int:
-        """How many entries the output has per token: itself, and the alternatives that are reported with it."""
-        return 1 + (self.sampling.logprobs or 0)
-
-    @property
-    def max_output_entries(self) -> int:
-        """The most entries that all outputs together can have."""
-        return sum(self.max_tokens) * self.sampling.n * self.num_logprobs_per_token
+    def num_entries(self, num_output_tokens: int) -> int:
+        """How many log-probabilities an answer with so many output tokens has: of tokens, and of alternatives."""
+        s = self.sampling
+        num_prompt_tokens = 0 if s.prompt_logprobs is None else sum(map(len, self.prompts)) * s.n
+        return num_output_tokens * (1 + (s.logprobs or 0)) + num_prompt_tokens * (1 + (s.prompt_logprobs or 0))
 
     def prompt_of(self, index: int) -> I32:
         """Return the prompt of request `index`."""
@@ -212,7 +208,7 @@ class RequestBuilder:
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         self.verify_prompt_length(num_prompt_tokens)
         limit, source = context_limit(self._info)
-        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else params.max_tokens
+        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else max(params.max_tokens, 1)
         verify_fits(num_prompt_tokens, max_tokens, limit, source)
         if params.min_tokens > max_tokens:
             raise BadRequest(

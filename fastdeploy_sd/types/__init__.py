@@ -15,6 +15,7 @@ from fastdeploy_sd.types.requests import (
     DraftLogprob,
     FinishReason,
     KvSource,
+    PromptLogprobs,
     Request,
     RequestId,
     RequestMetrics,
@@ -37,7 +38,7 @@ from fastdeploy_sd.types.steps import (
 __all__ = [
     "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "MADE_ON_DEVICE", "U8", "U16", "U64", "Bytes", "Calibration",
     "ChoiceReport", "DraftCounts", "DraftLogprob", "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
-    "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "Request", "RequestDelta", "RequestId", "RequestMetrics",
-    "RequestOutput", "Rows", "SamplingArrays", "SchedulerOutput", "Speculation", "SpeculationInfo", "StepResult",
-    "StepView", "TokenLogprob", "VerifyResult", "offsets",
+    "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "PromptLogprobs", "Request", "RequestDelta", "RequestId",
+    "RequestMetrics", "RequestOutput", "Rows", "SamplingArrays", "SchedulerOutput", "Speculation", "SpeculationInfo",
+    "StepResult", "StepView", "TokenLogprob", "VerifyResult", "offsets",
 ]  # fmt: skip

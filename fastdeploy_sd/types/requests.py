@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types.arrays import EMPTY_I32, I32
+from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I32
 
 RequestId = str
 
@@ -50,7 +51,8 @@ class Request:
 
     Attributes:
         prompt_token_ids: i32[P], P >= 1.
-        max_tokens: resolved, >= 1; P + max_tokens <= ModelInfo.max_request_tokens.
+        max_tokens: resolved, >= 1, also where `sampling.max_tokens` is 0 and the first token is dropped;
+            P + max_tokens <= ModelInfo.max_request_tokens.
         seed: resolved, so that `philox(seed, position)` is always defined.
         eos_token_ids: ids that end the request unless `sampling.ignore_eos`.
         bad_words_token_ids: sequences that may not be completed.
@@ -97,6 +99,38 @@ class TokenLogprob:
     rank: int
     top_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """Log-probabilities of the tokens of a prompt of P tokens after its first, with n alternatives each.
+
+    Attributes:
+        logprobs, ranks: f32[P-1], i32[P-1].
+        top_token_ids, top_logprobs: i32[(P-1)*n], f32[(P-1)*n]; the n of a token are neighbours, best first.
+    """
+
+    logprobs: F32
+    ranks: I32
+    top_token_ids: I32
+    top_logprobs: F32
+
+    def entries(self, prompt_token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """Return those of the tokens after the first, with at most `num_top` alternatives each."""
+        num_tokens = len(self.logprobs)
+        top_token_ids = self.top_token_ids.reshape(num_tokens, -1)[:, :num_top] if num_tokens else self.top_token_ids
+        top_logprobs = self.top_logprobs.reshape(num_tokens, -1)[:, :num_top] if num_tokens else self.top_logprobs
+        return [
+            TokenLogprob(token_id, logprob, rank, tuple(ids), tuple(values))
+            for token_id, logprob, rank, ids, values in zip(
+                prompt_token_ids[1:],
+                self.logprobs.tolist(),
+                self.ranks.tolist(),
+                top_token_ids.tolist(),
+                top_logprobs.tolist(),
+                strict=True,
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +196,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens taken from the prefix cache.
         error: (exception class name in errors.py, message) when finish_reason is ERROR.
         metrics: set on the last output.
+        prompt_logprobs: on the first output with a token, or that has none to come, when asked for.
     """
 
     request_id: RequestId
@@ -173,3 +208,4 @@ class RequestOutput:
     error: tuple[str, str] | None = None
     metrics: RequestMetrics | None = None
     draft_logprobs: tuple[DraftLogprob, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None

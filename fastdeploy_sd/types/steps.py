@@ -233,6 +233,8 @@ class StepResult(StepView):
         skip_draft_steps: in so many of the next steps nothing is drafted, unless one has a new request.
         held: requests that no step may have until `Grammars.take_masked` names them. A row that came too early carries
             no output: it runs the same tokens again.
+        prompt_logprobs: of the prompt tokens after those that the step ran, for requests that asked. They hold for
+            longer than the step.
     """
 
     step_id: int
@@ -244,6 +246,7 @@ class StepResult(StepView):
     choice: ChoiceReport | None = None
     skip_draft_steps: int = 0
     held: frozenset[RequestId] = frozenset()
+    prompt_logprobs: Mapping[RequestId, LogprobArrays] = field(default_factory=dict)
 
     def take(self, rows: Rows) -> StepResult:
         """Return the result of some rows, intp[n] rising."""
@@ -255,4 +258,5 @@ class StepResult(StepView):
             drafts=self.drafts.take(rows),
             failed={request_id: self.failed[request_id] for request_id in request_ids if request_id in self.failed},
             held=self.held.intersection(request_ids),
+            prompt_logprobs={name: self.prompt_logprobs[name] for name in request_ids if name in self.prompt_logprobs},
         )

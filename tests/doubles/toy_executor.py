@@ -182,6 +182,7 @@ class ToyExecutor:
         self._apply_changes(plan)
         for r, request_id in enumerate(plan.request_ids):
             self._run_row(self._rows[request_id], plan, r)
+        prompt_logprobs = self._prompt_logprobs(plan)
         outputs: list[list[int]] = []
         failed: dict[RequestId, tuple[str, str]] = {}
         self._held.clear()
@@ -207,6 +208,7 @@ class ToyExecutor:
             timings,
             skip_draft_steps=skip_draft_steps,
             held=held,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
@@ -328,6 +330,18 @@ class ToyExecutor:
             return None
         token_ids = np.array([token_id for output in outputs for token_id in output], np.int32)
         return toy_logprobs(token_ids, max(count or 0 for count in wanted), self.model_info.vocab_size)
+
+    def _prompt_logprobs(self, plan: SchedulerOutput) -> dict[RequestId, LogprobArrays]:
+        """Those of the prompt tokens that follow the tokens of this step."""
+        found: dict[RequestId, LogprobArrays] = {}
+        for r, request_id in enumerate(plan.request_ids):
+            row, begin = self._rows[request_id], int(plan.num_computed_tokens[r]) + 1
+            wanted = row.request.sampling.prompt_logprobs
+            end = min(begin + int(plan.num_new_tokens[r]), row.num_prompt_tokens)
+            if wanted is not None and len(row.token_ids) == row.num_prompt_tokens and begin < end:
+                token_ids = np.array(row.token_ids[begin:end], np.int32)
+                found[request_id] = toy_logprobs(token_ids, wanted, self.model_info.vocab_size)
+        return found
 
     def _propose(self, plan: SchedulerOutput, outputs: list[list[int]]) -> DraftTokens:
         rows = [self._rows[request_id] for request_id in plan.request_ids]

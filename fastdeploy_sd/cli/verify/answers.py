@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from fastdeploy_sd.types import FinishReason, RequestId, RequestOutput, TokenLogprob
+from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
+from fastdeploy_sd.types import FinishReason, PromptLogprobs, RequestId, RequestOutput, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +16,14 @@ class Answer:
 
     Attributes:
         logprobs: one per token when asked for, else empty.
+        prompt_logprobs: one per prompt token after the first, likewise.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
     stop_reason: int | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,9 @@ class Difference:
     """The first place where an answer is not the expected one.
 
     Attributes:
-        what: "token", "logprob", "finish_reason" or "stop_reason".
-        position: 0 for the first output token; the number of tokens for a reason.
+        what: "token", "logprob", "prompt_logprob", "finish_reason" or "stop_reason".
+        position: 0 for the first output token, or the first prompt token that has one; the number of tokens for a
+            reason.
         expected, got: as text; "nothing" past an end.
     """
 
@@ -49,6 +53,7 @@ class AnswerCollector:
     def __init__(self) -> None:
         self._token_ids: dict[RequestId, list[int]] = {}
         self._logprobs: dict[RequestId, list[TokenLogprob]] = {}
+        self._prompts: dict[RequestId, PromptLogprobs] = {}
         self._last: dict[RequestId, RequestOutput] = {}
 
     def add(self, output: RequestOutput) -> None:
@@ -57,6 +62,9 @@ class AnswerCollector:
         assert request_id not in self._last, f"{request_id} got an output after its end"
         self._token_ids.setdefault(request_id, []).extend(output.token_ids)
         self._logprobs.setdefault(request_id, []).extend(output.logprobs or ())
+        if output.prompt_logprobs is not None:
+            assert request_id not in self._prompts, f"{request_id} got log-probabilities of its prompt twice"
+            self._prompts[request_id] = output.prompt_logprobs
         if output.finish_reason is not None:
             self._last[request_id] = output
 
@@ -69,6 +77,7 @@ class AnswerCollector:
             tuple(self._logprobs[request_id]),
             last.finish_reason,
             last.stop_reason,
+            _prompt_entries(self._prompts.get(request_id)),
         )
 
 
@@ -84,6 +93,7 @@ def _compare_answer(request_id: RequestId, expected: Answer, got: Answer) -> Dif
     for what, ours, theirs in (
         ("token", expected.token_ids, got.token_ids),
         ("logprob", expected.logprobs, got.logprobs),
+        ("prompt_logprob", expected.prompt_logprobs, got.prompt_logprobs),
     ):
         for position, (a, b) in enumerate(zip_longest(ours, theirs)):
             if a != b:
@@ -94,6 +104,11 @@ def _compare_answer(request_id: RequestId, expected: Answer, got: Answer) -> Dif
     if expected.stop_reason != got.stop_reason:
         return Difference(request_id, "stop_reason", end, _text(expected.stop_reason), _text(got.stop_reason))
     return None
+
+
+def _prompt_entries(found: PromptLogprobs | None) -> tuple[TokenLogprob, ...]:
+    """Without the prompt's ids, which are the same wherever the request runs."""
+    return () if found is None else tuple(found.entries([0] * (len(found.logprobs) + 1), MAX_LOGPROBS))
 
 
 def _text(value: object) -> str:

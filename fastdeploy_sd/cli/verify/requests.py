@@ -71,10 +71,10 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "greedy-logprobs": {"temperature": 0.0, "logprobs": 3},
     "plain": {"temperature": 1.0},
-    "hot-top-k": {"temperature": 1.7, "top_k": 20, "logprobs": 0},
+    "hot-top-k": {"temperature": 1.7, "top_k": 20, "logprobs": 0, "prompt_logprobs": 0},
     "top-p": {"temperature": 0.8, "top_p": 0.9},
     "min-p": {"temperature": 1.3, "min_p": 0.05},
-    "everything": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 5},
+    "everything": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 5, "prompt_logprobs": 2},
     "penalties": {
         "temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "logprobs": 2,
     },

@@ -145,7 +145,7 @@ class EngineDead:
 FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect
 FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(6, FromClient, FromEngine)
+_PROTOCOL = Protocol(7, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 

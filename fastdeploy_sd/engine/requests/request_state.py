@@ -13,7 +13,7 @@ from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.stats_recorder import DraftCounter
 from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import Request, RequestMetrics, RequestOutput, SpeculationInfo
+from fastdeploy_sd.types import LogprobArrays, PromptLogprobs, Request, RequestMetrics, RequestOutput, SpeculationInfo
 from fastdeploy_sd.types.draft_methods import NAIVE
 
 
@@ -80,7 +80,9 @@ class RequestState:
         self.max_total_tokens = self.num_prompt_tokens + request.max_tokens
         self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
         self.token_ids.frombytes(np.ascontiguousarray(request.output_token_ids, np.intc).tobytes())
-        self.has_reports = request.sampling.logprobs is not None or request.speculation.num_draft_logprobs is not None
+        asked = request.sampling.logprobs, request.sampling.prompt_logprobs, request.speculation.num_draft_logprobs
+        self.has_reports = any(count is not None for count in asked)
+        self._prompt_logprobs: list[LogprobArrays] = []
         has_rules = bool(request.grammar or request.bad_words_token_ids or request.sampling.min_tokens)
         self.is_text_bound = has_rules or self.has_reports
         self.num_cached_tokens = 0
@@ -106,6 +108,30 @@ class RequestState:
     def num_computed_tokens(self) -> int:
         """Committed tokens whose KV is in the request's blocks."""
         return int(self._counters.num_computed_tokens[self.counter_row])
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether every token of the prompt must be computed: its log-probabilities go with the first output."""
+        return self.request.sampling.prompt_logprobs is not None and self.num_tokens == self.num_prompt_tokens
+
+    def add_prompt_logprobs(self, begin: int, found: LogprobArrays) -> None:
+        """Take those of the prompt tokens after position `begin`; tokens that run again replace what they gave."""
+        while sum(len(part.logprobs) for part in self._prompt_logprobs) > begin:
+            self._prompt_logprobs.pop()
+        self._prompt_logprobs.append(found)
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """Return those of the whole prompt, None if the request asks for none; then they are gone."""
+        num_top = self.request.sampling.prompt_logprobs
+        if num_top is None:
+            return None
+        parts, self._prompt_logprobs = self._prompt_logprobs, []
+        found = LogprobArrays.concat(parts or [LogprobArrays.empty(0, num_top)])
+        if len(found.logprobs) != self.num_prompt_tokens - 1:
+            got = f"{len(found.logprobs)} of a prompt of {self.num_prompt_tokens} tokens"
+            raise InternalError(f"request {self.request_id}: expected log-probabilities of all tokens, got {got}")
+        tops = found.top_token_ids[:, :num_top].reshape(-1), found.top_logprobs[:, :num_top].reshape(-1)
+        return PromptLogprobs(found.logprobs, found.ranks, *tops)
 
     @property
     def num_drafts(self) -> int:

@@ -57,6 +57,7 @@ class AnswerOptions:
     Attributes:
         tells_service_tier: the request named one.
         response: of /v1/responses only.
+        num_prompt_logprobs: alternatives for each token of the prompt in a field of its own, None = no such field.
         shown_ids: of tokens that text hides otherwise, but that mean something to the parsers of its parts.
     """
 
@@ -68,6 +69,7 @@ class AnswerOptions:
     includes_draft_logprobs: bool = False
     collects_metrics: bool = False
     echo: bool = False
+    num_prompt_logprobs: int | None = None
     tells_service_tier: bool = False
     response: ResponseEcho | None = None
     reasoning: ReasoningOptions | None = None
@@ -87,6 +89,7 @@ class AnswerOptions:
             collects_metrics=bool(body.collect_metrics),
             tells_service_tier=body.service_tier is not None,
             echo=isinstance(body, CompletionBody) and bool(body.echo),
+            num_prompt_logprobs=body.prompt_logprobs,
             response=ResponseEcho.of(body) if isinstance(body, ResponseBody) else None,
         )
 

@@ -18,6 +18,7 @@ from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.answer_parts import PartsDelta, ToolCallDelta, tool_call_id
 from fastdeploy_sd.text.output_processor import Completion, TextDelta
+from fastdeploy_sd.text.prompt_logprobs import text_offsets
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, RequestMetrics
 from fastdeploy_sd.wire.http.error_format import chunk_error
@@ -43,7 +44,7 @@ class ChoiceFormat(AnswerFormat):
     def whole(self, completions: Sequence[Completion], usage: UsageCounter) -> dict[str, Any]:
         choices = [self._final_choice(completion) for completion in completions]
         answer = self._envelope(self.response_object, choices) | {"usage": usage.to_json()}
-        return answer | self._vllm_prompt_token_ids(0)
+        return answer | self._vllm_prompt_token_ids(0) | self._shared_prompt_logprobs(completions[0])
 
     def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
         is_first = choice not in self._begun
@@ -89,6 +90,18 @@ class ChoiceFormat(AnswerFormat):
     def _vllm_prompt_token_ids(self, choice: int) -> dict[str, Any]:
         """The same where vLLM's clients look for them: next to `choices`, where all have one prompt."""
         return {}
+
+    def _shared_prompt_logprobs(self, completion: Completion) -> dict[str, Any]:
+        """Those of the prompt next to `choices`, where all have one prompt."""
+        return {}
+
+    def _prompt_logprobs(self, part: Completion) -> dict[str, Any]:
+        """Those of the prompt when asked for, in vLLM's form."""
+        num_top, found = self._answer.num_prompt_logprobs, part.prompt_logprobs
+        if num_top is None or found is None:
+            return {}
+        prompt = self._job.prompt_token_ids_of(part.index)
+        return {"prompt_logprobs": self._logprobs_format.prompt(prompt, found, num_top)}
 
     def _token_ids(self, part: Completion | TextDelta) -> dict[str, Any]:
         """The output's ids when asked for."""
@@ -159,6 +172,9 @@ class ChatFormat(ChoiceFormat):
     def _vllm_prompt_token_ids(self, choice: int) -> dict[str, Any]:
         return self._prompt_token_ids(choice)
 
+    def _shared_prompt_logprobs(self, completion: Completion) -> dict[str, Any]:
+        return self._prompt_logprobs(completion)
+
     def _parts(self, choice: int, delta: TextDelta) -> PartsDelta:
         """What a delta adds to the parts of a choice, of which another instance may have shown some."""
         parser = self._parsers.get(choice)
@@ -208,9 +224,14 @@ class CompletionFormat(ChoiceFormat):
     response_object = "text_completion"
     chunk_object = "text_completion"
 
+    def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
+        super().__init__(job, tokenizer)
+        self._echoes: dict[int, str] = {}
+
     def _final_choice(self, completion: Completion) -> dict[str, Any]:
         index = completion.index
-        choice = {"index": index, "text": self._echo(index) + completion.text} | self._logprobs(completion)
+        choice = {"index": index, "text": self._echo(index) + completion.text} | self._logprobs(completion, index)
+        choice |= self._prompt_logprobs(completion)
         choice |= self._prompt_token_ids(index) | self._token_ids(completion) | self._vllm_token_ids(completion)
         return choice | self._ending(completion)
 
@@ -218,7 +239,7 @@ class CompletionFormat(ChoiceFormat):
         text = (self._echo(choice) if is_first else "") + delta.text
         if not (text or self._shows_tokens(delta) or delta.finish_reason is not None):
             return []
-        entry = {"index": choice, "text": text} | self._logprobs(delta)
+        entry = {"index": choice, "text": text} | self._logprobs(delta, choice)
         entry |= (self._prompt_token_ids(choice) if is_first else {}) | self._token_ids(delta)
         return [entry | self._vllm_token_ids(delta) | self._ending(delta)]
 
@@ -227,19 +248,32 @@ class CompletionFormat(ChoiceFormat):
         if not self._answer.echo:
             return ""
         text = self._job.echoed_text_of(choice)
-        return (
-            self._tokenizer.decode(self._job.prompt_token_ids_of(choice), skip_hidden=False) if text is None else text
-        )
+        if text is None and choice not in self._echoes:
+            prompt = self._job.prompt_token_ids_of(choice)
+            self._echoes[choice] = self._tokenizer.decode(prompt, skip_hidden=False)
+        return self._echoes[choice] if text is None else text
 
-    def _logprobs(self, part: Completion | TextDelta) -> dict[str, Any]:
-        """`logprobs`, and `draft_logprobs` when asked for."""
+    def _logprobs(self, part: Completion | TextDelta, choice: int) -> dict[str, Any]:
+        """`logprobs`, of an echoed prompt too, and `draft_logprobs` when asked for."""
+        form, num_top = self._logprobs_format, self._job.requests.sampling.logprobs
+        begin = len(self._echo(choice)) if num_top is not None else 0
         logprobs = None
         if part.logprobs is not None:
-            logprobs = self._logprobs_format.completion(part.logprobs, part.text_offsets)
+            logprobs = form.completion(part.logprobs, [begin + offset for offset in part.text_offsets])
+        if self._answer.echo and num_top is not None and part.prompt_logprobs is not None:
+            prompt = self._job.prompt_token_ids_of(choice)
+            offsets = self._echo_offsets(choice, prompt)
+            echoed = form.echoed(prompt, part.prompt_logprobs, num_top, offsets)
+            logprobs = echoed if logprobs is None else {name: echoed[name] + logprobs[name] for name in echoed}
         if not self._answer.includes_draft_logprobs:
             return {"logprobs": logprobs}
-        drafts, offsets = part.draft_logprobs or (), part.draft_text_offsets
-        return {"logprobs": logprobs, "draft_logprobs": self._logprobs_format.completion_drafts(drafts, offsets)}
+        drafts, offsets = part.draft_logprobs or (), [begin + offset for offset in part.draft_text_offsets]
+        return {"logprobs": logprobs, "draft_logprobs": form.completion_drafts(drafts, offsets)}
+
+    def _echo_offsets(self, choice: int, prompt_token_ids: Sequence[int]) -> list[int]:
+        """Return where each token's text starts in the echoed prompt."""
+        shows_hidden = self._job.echoed_text_of(choice) is None
+        return text_offsets(self._tokenizer, prompt_token_ids, shows_hidden=shows_hidden)
 
 
 def _chunk(choice: int, delta: dict[str, Any]) -> dict[str, Any]:

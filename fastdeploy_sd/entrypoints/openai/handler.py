@@ -132,7 +132,7 @@ async def _whole(
 
 def _is_large(job: GenerationJob, usage: UsageCounter) -> bool:
     """Whether writing all of an answer takes so long that others should not wait for it."""
-    return usage.num_completion_tokens * job.requests.num_logprobs_per_token > _MAX_INLINE_ENTRIES
+    return job.requests.num_entries(usage.num_completion_tokens) > _MAX_INLINE_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,8 @@ async def _events(
             usage.add(choice, delta)
             if notes is not None:
                 notes.add(choice, delta)
-            if form.repeats_all and delta.finish_reason is not None and _is_large(job, usage):
+            is_whole = form.repeats_all and delta.finish_reason is not None
+            if (is_whole or delta.prompt_logprobs is not None) and _is_large(job, usage):
                 part = await asyncio.to_thread(form.part, choice, delta, usage)
             else:
                 part = form.part(choice, delta, usage)

@@ -229,11 +229,14 @@ class JobBuilder:
             self._verify_grammar(grammar, "bad_words", forbidden)
         requests = self._requests.with_prediction(replace(requests, grammar=grammar, client=user), prediction)
         limit = MAX_LOGPROBS_OUTPUT // (_NUM_REPEATS if isinstance(body, ResponseBody) else 1)
-        if params.logprobs is not None and requests.max_output_entries > limit:
+        names = ("logprobs", "prompt_logprobs")
+        asked = [name for name in names if getattr(params, name) is not None]
+        num_entries = requests.num_entries(sum(requests.max_tokens) * params.n)
+        if asked and num_entries > limit:
             raise BadRequest(
-                f"logprobs: expected at most {limit} of them (sequences times max_tokens times"
-                f" alternatives and one), got {requests.max_output_entries}",
-                param="logprobs",
+                f"{asked[0]}: expected at most {limit} of them (sequences times max_tokens, and prompt tokens where"
+                f" those are asked for, times alternatives and one), got {num_entries}",
+                param=asked[0],
             )
         granted = requests.speculation
         return GenerationJob(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from fastdeploy_sd.text.prompt_logprobs import prompt_logprobs
 from fastdeploy_sd.text.tokenizer import Tokenizer
-from fastdeploy_sd.types import DraftLogprob, TokenLogprob
+from fastdeploy_sd.types import DraftLogprob, PromptLogprobs, TokenLogprob
 
 # JSON has no infinity; this is what OpenAI's clients are used to.
 _LOWEST_LOGPROB = -9999.0
@@ -45,6 +47,26 @@ class LogprobsFormat:
             "top_logprobs": [self._alternatives(entry) for entry in logprobs],
             "text_offset": list(text_offsets),
         }
+
+    def echoed(
+        self, prompt_token_ids: Sequence[int], logprobs: PromptLogprobs, num_top: int, text_offsets: Iterable[int]
+    ) -> dict[str, Any]:
+        """Return the part of `choices[].logprobs` that is of an echoed prompt; its first token has none."""
+        part = self.completion(logprobs.entries(prompt_token_ids, num_top), text_offsets)
+        part["tokens"].insert(0, self._label(prompt_token_ids[0]))
+        for name in ("token_logprobs", "top_logprobs"):
+            part[name].insert(0, None)
+        return part
+
+    def prompt(
+        self, prompt_token_ids: Sequence[int], logprobs: PromptLogprobs, num_top: int
+    ) -> list[dict[str, Any] | None]:
+        """Return `prompt_logprobs` as vLLM writes it: per token itself and the best at its place, by id."""
+        found: list[dict[str, Any] | None] = [None]
+        for at in prompt_logprobs(prompt_token_ids, logprobs, num_top, self._tokenizer)[1:]:
+            assert at is not None, "only the first token has none"
+            found.append({str(i): asdict(entry) | {"logprob": _finite(entry.logprob)} for i, entry in at.items()})
+        return found
 
     def chat_drafts(self, drafts: Sequence[DraftLogprob]) -> dict[str, Any]:
         """Return the logprobs of a chat's drafts, each with its `position` in its step and whether `accepted`."""

@@ -46,6 +46,7 @@ from fastdeploy_sd.worker.step.forward import (
     keeping,
 )
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
+from fastdeploy_sd.worker.step.prompt_rows import PromptRows, RowLogits
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.step_buffers import StepBuffers
 
@@ -154,6 +155,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         forward: Forward = EagerForward(forward_pass, memory, table.blocks)
     else:
         forward = RecordedForward(forward_pass, memory, table.blocks, buffers, known)
+    row_logits = RowLogits(model.decoder, forward.hidden, is_eager=config.model.enforce_eager)
     return Loaded(
         checkpoint=checkpoint,
         draft_weights=draft_weights,
@@ -161,7 +163,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         kv=kv,
         drafts=model.drafts,
         kept_hidden=kept_hidden,
-        step=StepResources(forward, memory, table, signals, buffers),
+        step=StepResources(forward, PromptRows(row_logits, memory, table), memory, table, signals, buffers),
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,

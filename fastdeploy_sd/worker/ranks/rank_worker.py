@@ -43,6 +43,7 @@ class RankWorker:
     ) -> None:
         self.collectives = collectives
         self._forward, self._memory, self._table, self._methods = step.forward, step.memory, step.table, methods
+        self._prompts = step.prompts
         # Only draft models read tokens where the target runs.
         self._buffers = step.buffers if methods else HOST_BUFFERS
         self._batches = BatchBuilder(step.table, step.memory, self._buffers)
@@ -73,6 +74,7 @@ class RankWorker:
             self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))
             self._batches.build(self._ran)
             self._forward()
+            self._prompts.follow()
             # No rank begins its next attempt before all have ended this one.
             device().wait()
         else:

@@ -32,6 +32,7 @@ from fastdeploy_sd.ops.mtp import keep_hidden_
 from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 from fastdeploy_sd.types import F32, I32
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
+from fastdeploy_sd.worker.step.prompt_rows import PromptRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
@@ -259,6 +260,7 @@ class StepResources:
     """Made once, when the model is loaded; `buffers` are of the memory and the table."""
 
     forward: Forward
+    prompts: PromptRows
     memory: StepMemory
     table: RequestTable
     signals: LayerSignals | None = None

@@ -106,7 +106,8 @@ class RequestTable:
         self._rules = RequestRules(vocab_size, max_model_len)
         self.counts = TokenCounts(max_num_seqs, vocab_size)
         self.num_logprobs, self.num_draft_logprobs = np.full((2, max_num_seqs), -1, np.int32)
-        self.num_reports = 0
+        self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.num_reports = self.num_prompt_reports = 0
         self.new_rows: set[int] = set()
         self.rows_with_blocks: set[int] = set()
         self._table_row_of: dict[RequestId, int] = {}
@@ -179,6 +180,7 @@ class RequestTable:
                 self.counts.free(int(self.count_rows[table_row]))
             del self.rules[table_row]
             self.num_reports -= self._wants_report(table_row)
+            self.num_prompt_reports -= bool(self.num_prompt_logprobs[table_row] >= 0)
             self.num_masks -= bool(self.has_mask[table_row])
             self._free.append(table_row)
             dropped.append(table_row)
@@ -203,6 +205,10 @@ class RequestTable:
         self.repetition[table_row], self.presence[table_row] = s.repetition_penalty, s.presence_penalty
         self.frequency[table_row], self.top_k[table_row] = s.frequency_penalty, s.top_k
         self.num_logprobs[table_row] = -1 if s.logprobs is None else s.logprobs
+        # The prompt's are told with the first output token.
+        wanted = s.prompt_logprobs if n == new.num_prompt_tokens else None
+        self.num_prompt_logprobs[table_row] = -1 if wanted is None else wanted
+        self.num_prompt_reports += wanted is not None
         self.seed[table_row] = request.seed
         self.rules[table_row], self.count_rows[table_row] = rules, count_row
         self.has_mask[table_row] = rules.has_mask

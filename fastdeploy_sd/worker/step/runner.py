@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fastdeploy_sd.device.device_buffers import Output
 from fastdeploy_sd.device.step_memory import StepMemory
@@ -16,6 +16,7 @@ from fastdeploy_sd.types import (
     EMPTY_I32,
     I32,
     DraftTokens,
+    LogprobArrays,
     RequestId,
     SchedulerOutput,
     StepResult,
@@ -54,6 +55,7 @@ class LaunchedStep:
     computed: float
     launched: float
     wait_begin: float = 0.0
+    prompt_logprobs: Mapping[RequestId, LogprobArrays] = field(default_factory=dict)
 
     def report(self, stats: StepStats, verified: float, ended: float) -> None:
         """Add this step to the statistics.
@@ -102,7 +104,7 @@ class ModelRunner:
         ranks: RankCoordinator | None = None,
     ) -> None:
         self._forward, self._memory, self._table, self._signals = step.forward, step.memory, step.table, step.signals
-        self._logits = step.forward.logits
+        self._logits, self._prompts = step.forward.logits, step.prompts
         self._drafting, self._guided, self._ranks = drafting, guided, ranks or SingleRank()
         self._step_stats, self._ended = drafting.step_stats, time.perf_counter()
         self._batches = BatchBuilder(step.table, step.memory, step.buffers)
@@ -156,6 +158,7 @@ class ModelRunner:
         built = time.perf_counter()
         with self._guided.masks():
             self._forward()
+        prompt_logprobs = {plan.request_ids[r]: found for r, found in self._prompts.logprobs().items()}
         computed = time.perf_counter()
         output = self._verifier.start()
         rows = self._batches.open(before) if is_open else None
@@ -163,7 +166,8 @@ class ModelRunner:
             output.extend()
         m = self._memory
         sizes = m.num_tokens, m.num_requests, m.num_logits
-        return LaunchedStep(plan, output, rows, *sizes, begin, built, computed, time.perf_counter())
+        times = begin, built, computed, time.perf_counter()
+        return LaunchedStep(plan, output, rows, *sizes, *times, prompt_logprobs=prompt_logprobs)
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """Take the tokens of a launched step, and draft after them. Raises as `_run`."""
@@ -203,6 +207,7 @@ class ModelRunner:
             choice=self._step_stats.report,
             skip_draft_steps=self._step_stats.skip_draft_steps,
             held=self._guided.held(plan.request_ids),
+            prompt_logprobs=step.prompt_logprobs,
         )
 
     def update_requests(self, plan: SchedulerOutput) -> tuple[Mapping[RequestId, Exception], I32]:

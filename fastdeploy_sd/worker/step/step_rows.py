@@ -9,7 +9,16 @@ import numpy as np
 
 from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.spec_decode.bisection import run_in_parts
-from fastdeploy_sd.types import I32, DraftTokens, RequestId, Rows, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.types import (
+    I32,
+    DraftTokens,
+    LogprobArrays,
+    RequestId,
+    Rows,
+    SchedulerOutput,
+    StepResult,
+    VerifyResult,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -54,9 +63,11 @@ def merge_results(
     timings_ms: dict[str, float] = {}
     choice, skip_draft_steps = None, 0
     all_failed, held = dict(failed), frozenset[RequestId]()
+    prompt_logprobs: dict[RequestId, LogprobArrays] = {}
     for _, part in parts:
         all_failed |= part.failed
         held |= part.held
+        prompt_logprobs |= part.prompt_logprobs
         choice, skip_draft_steps = part.choice, part.skip_draft_steps  # as things are after the last part
         for phase, milliseconds in part.timings_ms.items():
             timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
@@ -70,6 +81,7 @@ def merge_results(
         choice,
         skip_draft_steps,
         held,
+        prompt_logprobs,
     )
 
 

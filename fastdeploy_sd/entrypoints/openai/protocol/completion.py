@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
@@ -14,7 +15,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
     is_token_ids,
 )
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
-from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import NumLogprobs
+from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import AnyMaxTokens, NumLogprobs
 from fastdeploy_sd.sampling_params import SamplingParams
 
 MAX_PROMPTS = 1024
@@ -48,13 +49,15 @@ class CompletionBody(GenerationBody):
     Attributes:
         prompt: one or several prompts, as text or token ids; after validation always a list.
         prompt_token_ids: the same as token ids in `prompt`, which must then be absent.
-        echo: put the prompt before the generated text.
+        echo: put the prompt before the generated text, and its log-probabilities before those of the text.
+        max_tokens: also 0, which computes the prompt only.
     """
 
     prompt: Annotated[list[Prompt] | None, _Prompts(takes_text=True)] = None
     prompt_token_ids: Annotated[list[Prompt] | None, _Prompts(takes_text=False)] = None
     echo: bool | None = None
     logprobs: NumLogprobs = None
+    max_tokens: AnyMaxTokens = None
 
     suffix: Annotated[None, Only("", instead="put it into the prompt, in the form that the model has for it")] = None
     add_special_tokens: Annotated[None, Only(True)] = None
@@ -74,10 +77,10 @@ class CompletionBody(GenerationBody):
         if (self.prompt is None) == (self.prompt_token_ids is None):
             got = "neither" if self.prompt is None else "both"
             faults.append(Fault(f"prompt: expected either prompt or prompt_token_ids, got {got}", "prompt"))
-        if self.echo and self.logprobs is not None:
-            text = "echo: not supported with logprobs: there are no log-probabilities of prompt tokens"
-            faults.append(Fault(text, "echo", "not_supported"))
         return faults
 
     def sampling_params(self) -> SamplingParams:
-        return self._build_sampling_params(self.max_tokens, self.logprobs)
+        params = self._build_sampling_params(self.max_tokens, self.logprobs)
+        if not self.echo or params.logprobs is None:
+            return params
+        return replace(params, prompt_logprobs=max(params.logprobs, params.prompt_logprobs or 0))

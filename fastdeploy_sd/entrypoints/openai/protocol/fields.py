@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, suggest
+from fastdeploy_sd.rules.sampling import NumberRule
 from fastdeploy_sd.sampling_params import verified
 
 # Bookkeeping of OpenAI's platform (billing, storage, abuse control, cache routing) with no meaning for one server.
@@ -96,12 +97,14 @@ class FieldKind:
 class Sampling(FieldKind):
     """A field that SamplingParams checks, alone; rules between two of them are checked when all are known.
 
-    `unset`: another way to say null, as llama.cpp and LM Studio write -1.
+    `unset`: another way to say null, as llama.cpp and LM Studio write -1. rule: what else must hold here.
     """
 
-    def __init__(self, name: str, schema: Mapping[str, Any], unset: int | None = None) -> None:
+    def __init__(
+        self, name: str, schema: Mapping[str, Any], unset: int | None = None, rule: NumberRule | None = None
+    ) -> None:
         self._name = name
-        self._unset = unset
+        self._unset, self._rule = unset, rule
         self.schema = schema if unset is None else {"anyOf": [dict(schema), {"const": unset}]}
 
     def convert(self, value: Any) -> Any:
@@ -109,6 +112,8 @@ class Sampling(FieldKind):
             return None
         try:
             verified(self._name, value)
+            if self._rule is not None:
+                self._rule.verify(self._name, value)
         except BadRequest as error:
             text = error.message.removeprefix(self._name)
             raise fault("refused", text.removeprefix(": ")) from None

@@ -114,7 +114,6 @@ class GenerationBody(StructuredFields, SamplingFields):
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
 
-    prompt_logprobs: Annotated[None, Only(0, False, instead="there are no log-probabilities of prompt tokens")] = None
     bad_words_token_ids: NotSupported = None
     logits_processors: NotSupported = None
     logits_processors_args: NotSupported = None
@@ -198,6 +197,9 @@ class GenerationBody(StructuredFields, SamplingFields):
         if self.include_draft_logprobs and params.logprobs is None:
             name = "include_draft_logprobs"
             faults.append(Fault(f"{name}: expected only with logprobs, got none", name))
+        if self.stream and self.prompt_logprobs is not None:
+            name = "prompt_logprobs"
+            faults.append(Fault(f"{name}: expected only without stream, got both", name, "not_supported"))
         faults += self.structured_faults(params)
         if self.best_of is not None and self.best_of != params.n:
             text = f"best_of: not supported: only the value of n ({params.n}) is, got {shown(self.best_of)}"

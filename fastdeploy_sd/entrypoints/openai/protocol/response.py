@@ -129,6 +129,7 @@ class ResponseBody(GenerationBody):
     previous_response_id: _Stored = None
     conversation: _Stored = None
     prompt: _Stored = None
+    prompt_logprobs: NotSupported = None
     background: Annotated[None, Only(False, instead="a Response is answered at once, or as a stream")] = None
     truncation: Annotated[None, Only("disabled", instead="prompts are never cut")] = None
     include: Annotated[bool | None, _Include()] = None

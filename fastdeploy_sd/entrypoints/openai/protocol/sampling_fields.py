@@ -37,7 +37,10 @@ _BIASES = {
 }
 _FLAG = {"type": "boolean"}
 
-MaxTokens = Annotated[int | None, Sampling("max_tokens", _number("max_tokens"), unset=_UNSET)]
+AnyMaxTokens = Annotated[int | None, Sampling("max_tokens", {**_number("max_tokens"), "minimum": 0}, unset=_UNSET)]
+MaxTokens = Annotated[
+    int | None, Sampling("max_tokens", _number("max_tokens"), unset=_UNSET, rule=NUMBER_RULES["max_tokens"])
+]
 NumLogprobs = Annotated[int | None, Sampling("logprobs", _number("logprobs"))]
 
 
@@ -59,6 +62,7 @@ class SamplingFields(Body):
     stop_token_ids: Annotated[Any, Sampling("stop_token_ids", _TOKEN_IDS)] = None
     include_stop_str_in_output: Annotated[Any, Sampling("include_stop_str_in_output", _FLAG)] = None
     ignore_eos: Annotated[Any, Sampling("ignore_eos", _FLAG)] = None
+    prompt_logprobs: Annotated[Any, Sampling("prompt_logprobs", _number("prompt_logprobs"))] = None
     seed: Annotated[Any, Sampling("seed", _number("seed"), unset=_UNSET)] = None
 
     def _build_sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:

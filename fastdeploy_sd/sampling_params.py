@@ -18,11 +18,10 @@ from fastdeploy_sd.rules.sampling import (
 )
 
 _TOP_K = replace(NUMBER_RULES["top_k"], low=-1)  # another way to say 0
-_MAX_TOKENS = replace(NUMBER_RULES["max_tokens"], low=0)
 _REQUIRED = (
     "n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
 )  # fmt: skip
-_OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 _MAX_ID_DIGITS = 10
 
 
@@ -105,12 +104,6 @@ def _optional_number(name: str, value: object) -> object:
     return None if value is None else _number(name, value)
 
 
-def _max_tokens(value: Any) -> object:
-    if value is not None:
-        _MAX_TOKENS.verify("max_tokens", value)
-    return value
-
-
 def _top_k(value: Any) -> int:
     _TOP_K.verify("top_k", value)
     return max(int(value), 0)
@@ -177,7 +170,6 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     **{name: partial(_optional_number, name) for name in _OPTIONAL},
     **{name: partial(_flag, name) for name in ("include_stop_str_in_output", "ignore_eos")},
     "top_k": _top_k,
-    "max_tokens": _max_tokens,
     "logit_bias": _logit_bias,
     "stop_token_ids": _token_ids,
     "stop": partial(_strings, "stop", limit=MAX_STOP_STRINGS),

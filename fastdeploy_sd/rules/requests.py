@@ -20,6 +20,7 @@ from fastdeploy_sd.rules.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     NUMBER_RULES,
+    SOME_TOKENS,
     NumberRule,
     verify_count,
     verify_token_ids,
@@ -92,7 +93,7 @@ class RequestRules:
         for name in _PER_ROW:
             NUMBER_RULES[name].verify(name, getattr(sampling, name))
         NUMBER_RULES["seed"].verify("seed", request.seed)
-        NUMBER_RULES["max_tokens"].verify("max_tokens", request.max_tokens)
+        SOME_TOKENS.verify("max_tokens", request.max_tokens)
         _PRIORITY.verify("priority", request.priority)
         for name, value in (
             ("logprobs", sampling.logprobs),

@@ -6,7 +6,7 @@ The kernels check the same ranges for themselves, and tests drive them to both s
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,12 +77,15 @@ NUMBER_RULES: Mapping[str, NumberRule] = {
     "frequency_penalty": NumberRule(np.float32, -2.0, 2.0),
     "logit_bias": NumberRule(np.float32, -100.0, 100.0),
     "min_tokens": NumberRule(np.int32, 0, MAX_COUNT),
-    "max_tokens": NumberRule(np.int32, 1, MAX_COUNT),
+    "max_tokens": NumberRule(np.int32, 0, MAX_COUNT),
     "stop_token_ids": NumberRule(np.int32, 0, MAX_COUNT),
     "seed": NumberRule(np.uint64, 0, SEED_LIMIT - 1),
     "logprobs": NumberRule(np.int32, 0, MAX_LOGPROBS),
     "prompt_logprobs": NumberRule(np.int32, 0, MAX_LOGPROBS),
 }
+
+# What takes a token at least: the room of a request, and the answer to a chat.
+SOME_TOKENS = replace(NUMBER_RULES["max_tokens"], low=1)
 
 
 def verify_count(name: str, items: Collection[object], limit: int) -> None:

@@ -36,9 +36,9 @@ def prompt_logprobs(
     return found
 
 
-def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], *, shows_hidden: bool) -> list[int]:
-    """Return where each token's text starts in the text of all, whose control tokens are shown or hidden."""
-    detokenizer = create_detokenizer(tokenizer, (), tokenizer.hidden_ids if shows_hidden else ())
+def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
+    """Return where each token's text starts in the text of all, control tokens included."""
+    detokenizer = create_detokenizer(tokenizer, (), tokenizer.hidden_ids)
     offsets, end = [], 0
     for token_id in token_ids:
         offsets.append(end)

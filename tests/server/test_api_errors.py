@@ -165,7 +165,11 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "x " * 600}, "prompt", "prompt is too long: expected at most 511 tokens, as this model's"),
     ({"best_of": 2}, "best_of", "best_of: not supported: only the value of n (1) is, got 2"),
     ({"suffix": "x"}, "suffix", "suffix: not supported"),
-    ({"echo": True, "logprobs": 1}, "echo", "echo: not supported with logprobs: there are no"),
+    ({"max_tokens": -2}, "max_tokens", "max_tokens: expected an integer in 0..2147483647, got -2"),
+    ({"max_tokens": 0, "min_tokens": 1}, "min_tokens", "min_tokens: expected at most max_tokens (0), got 1"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs: expected an integer in 0..20, got 21"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "prompt_logprobs: expected an integer in 0..20, got -1"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs: expected only without stream"),
     ({"logprobs": True}, "logprobs", "logprobs: expected an integer in 0..20, got true"),
     ({"messages": []}, "messages", "messages: unknown field"),
     ({"guided_choice": []}, "guided_choice", "guided_choice: expected a list of 1..4096 texts, got []"),
@@ -381,6 +385,9 @@ async def test_more_logprobs_than_an_answer_may_have_are_refused(served: Served)
     response = await served.http.post(COMPLETION, json=body)
     assert response.status_code == 400
     assert error_of(response)["message"].startswith("logprobs: expected at most 4194304 of them")
+    body = {"prompt": [[5] * 400] * 1024, "max_tokens": 0, "prompt_logprobs": 20}
+    response = await served.http.post(COMPLETION, json=body)
+    assert error_of(response)["message"].startswith("prompt_logprobs: expected at most 4194304 of them")
 
 
 async def test_the_engine_failing_a_request_is_500() -> None:

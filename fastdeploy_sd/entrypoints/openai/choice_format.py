@@ -271,9 +271,11 @@ class CompletionFormat(ChoiceFormat):
         return {"logprobs": logprobs, "draft_logprobs": form.completion_drafts(drafts, offsets)}
 
     def _echo_offsets(self, choice: int, prompt_token_ids: Sequence[int]) -> list[int]:
-        """Return where each token's text starts in the echoed prompt."""
-        shows_hidden = self._job.echoed_text_of(choice) is None
-        return text_offsets(self._tokenizer, prompt_token_ids, shows_hidden=shows_hidden)
+        """Return where each token's text starts in the echoed prompt, of which an added first token is no part."""
+        offsets = text_offsets(self._tokenizer, prompt_token_ids)
+        first = self._tokenizer.decode(prompt_token_ids[:1], skip_hidden=False)
+        is_added = prompt_token_ids[0] in self._tokenizer.hidden_ids and not self._echo(choice).startswith(first)
+        return [max(offset - len(first), 0) for offset in offsets] if is_added else offsets
 
 
 def _chunk(choice: int, delta: dict[str, Any]) -> dict[str, Any]:

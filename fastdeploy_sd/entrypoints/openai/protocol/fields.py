@@ -111,9 +111,9 @@ class Sampling(FieldKind):
         if self._unset is not None and _is_same(value, self._unset):
             return None
         try:
-            verified(self._name, value)
-            if self._rule is not None:
+            if self._rule is not None and value is not None:
                 self._rule.verify(self._name, value)
+            verified(self._name, value)
         except BadRequest as error:
             text = error.message.removeprefix(self._name)
             raise fault("refused", text.removeprefix(": ")) from None

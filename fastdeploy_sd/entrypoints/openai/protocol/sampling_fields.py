@@ -11,6 +11,7 @@ from fastdeploy_sd.rules.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     NUMBER_RULES,
+    SOME_TOKENS,
 )
 from fastdeploy_sd.sampling_params import SamplingParams
 
@@ -37,9 +38,10 @@ _BIASES = {
 }
 _FLAG = {"type": "boolean"}
 
-AnyMaxTokens = Annotated[int | None, Sampling("max_tokens", {**_number("max_tokens"), "minimum": 0}, unset=_UNSET)]
+AnyMaxTokens = Annotated[int | None, Sampling("max_tokens", _number("max_tokens"), unset=_UNSET)]
 MaxTokens = Annotated[
-    int | None, Sampling("max_tokens", _number("max_tokens"), unset=_UNSET, rule=NUMBER_RULES["max_tokens"])
+    int | None,
+    Sampling("max_tokens", {**_number("max_tokens"), "minimum": SOME_TOKENS.low}, unset=_UNSET, rule=SOME_TOKENS),
 ]
 NumLogprobs = Annotated[int | None, Sampling("logprobs", _number("logprobs"))]
 

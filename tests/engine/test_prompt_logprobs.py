@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ CHUNKS = EngineVariant(
 )
 
 
-def ask(name: str, token_ids: list[int], max_tokens: int, **sampling: int) -> Request:
+def ask(name: str, token_ids: list[int], max_tokens: int, **sampling: Any) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
     return Request(name, np.array(token_ids, np.int32), params, max_tokens=max(max_tokens, 1), seed=1)
 

@@ -104,6 +104,12 @@ def _replay(argv: Sequence[str]) -> int:
     return replay.main(argv)
 
 
+def _perplexity(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.cli.perplexity import command as perplexity
+
+    return perplexity.main(argv)
+
+
 def _verify(argv: Sequence[str]) -> int:
     from fastdeploy_sd.cli.verify import command as verify
 
@@ -116,6 +122,7 @@ COMMANDS = {
     "chat": Command("talk to a running server", _chat),
     "complete": Command("let a running server continue a text", _complete),
     "replay": Command("count what drafting would have gained on recorded texts; needs no model", _replay),
+    "perplexity": Command("score a text under a model, and compare two formats of it", _perplexity),
     "verify": Command("prove on your model that tokens do not depend on how they are computed", _verify),
     "explain-config": Command("print the effective options and where each came from", _explain_config),
     "collect-env": Command("print versions and hardware, for bug reports", _collect_env),

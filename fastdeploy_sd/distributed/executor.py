@@ -11,7 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
 from fastdeploy_sd.distributed.starting import threads_per_rank
-from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.interfaces.executor import Executor, WatchPrompts
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.types import SchedulerOutput, StepResult
@@ -33,6 +33,8 @@ class KvExecutor(Executor, Protocol):
     kv_pages: AnyPages
     kv_identity: KvIdentity
     layer_signals: LayerSignals | None
+
+    def watch_prompts(self, watch: WatchPrompts | None) -> None: ...
 
 
 CreateFirst = Callable[[Config, RankGroup], KvExecutor]
@@ -58,6 +60,10 @@ class MultiProcessExecutor:
             return self._first.execute(plan)
         except GroupEnded as end:
             raise end.error from None
+
+    def watch_prompts(self, watch: WatchPrompts | None) -> None:
+        """See LocalExecutor.watch_prompts."""
+        self._first.watch_prompts(watch)
 
     def shutdown(self) -> None:
         if not self._is_shut_down:

@@ -11,6 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_method, create_proposer
@@ -65,6 +66,11 @@ class LocalExecutor:
         assert self._runner is not None, "execute() after shutdown()"
         with device_lost_as_error():
             return self._runner.execute(plan)
+
+    def watch_prompts(self, watch: WatchPrompts | None) -> None:
+        """Let `watch` see the logits of prompts whose log-probabilities are asked for; None = nothing does."""
+        assert self._runner is not None, "watch_prompts() after shutdown()"
+        self._runner.prompts.watch = watch
 
     def shutdown(self) -> None:
         if self.block_store is not None:

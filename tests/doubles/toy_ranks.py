@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
 from fastdeploy_sd.worker.ranks.commands import Attempt, BeginDrafts, ForgetDrafts, RunRows, TakeOutput, TakePlan
@@ -46,6 +47,9 @@ class ToyFirst:
         return None
 
     grammars = block_store
+
+    def watch_prompts(self, watch: WatchPrompts | None) -> None:
+        raise AssertionError("a toy has no logits")
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         self._lead.take_plan(plan, ())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
-from fastdeploy_sd.types import ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.types import F32, I32, ModelInfo, SchedulerOutput, StepResult
+
+# Gets tokens i32[n] of prompts, and the logits f32[n, V] that each was to be expected from; they hold until it returns.
+WatchPrompts = Callable[[I32, F32], None]
 
 
 class Executor(Protocol):

@@ -18,6 +18,7 @@ from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.logprob_rows import logit_rows
@@ -88,10 +89,14 @@ class PromptRows:
     """The rows of a step that a known prompt token follows, of requests that ask for its log-probability.
 
     `logits`: None = a model whose requests never ask.
+
+    Attributes:
+        watch: sees their logits, None = nothing does.
     """
 
     def __init__(self, logits: RowLogits | None, memory: StepMemory, table: RequestTable) -> None:
         self._logits, self._memory, self._table = logits, memory, table
+        self.watch: WatchPrompts | None = None
 
     def counts(self) -> I32:
         """Return i32[R], how many there are of each request."""
@@ -125,7 +130,11 @@ class PromptRows:
         if not counts.any():
             return {}
         wanted = self._table.num_prompt_logprobs.take(self._memory.table_rows[: len(counts)])
-        found = [_logprobs_of(piece, int(wanted[counts > 0].max())) for piece in self.pieces(counts)]
+        num_top, found = int(wanted[counts > 0].max()), list[LogprobArrays]()
+        for piece in self.pieces(counts):
+            if self.watch is not None:
+                self.watch(piece.token_ids, piece.logits[: len(piece.token_ids)])
+            found.append(_logprobs_of(piece, num_top))
         merged, ends = LogprobArrays.concat(found), np.cumsum(counts)
         return {r: merged.take(np.arange(ends[r] - counts[r], ends[r])) for r in np.flatnonzero(counts).tolist()}
 

@@ -104,7 +104,7 @@ class ModelRunner:
         ranks: RankCoordinator | None = None,
     ) -> None:
         self._forward, self._memory, self._table, self._signals = step.forward, step.memory, step.table, step.signals
-        self._logits, self._prompts = step.forward.logits, step.prompts
+        self._logits, self.prompts = step.forward.logits, step.prompts
         self._drafting, self._guided, self._ranks = drafting, guided, ranks or SingleRank()
         self._step_stats, self._ended = drafting.step_stats, time.perf_counter()
         self._batches = BatchBuilder(step.table, step.memory, step.buffers)
@@ -158,7 +158,7 @@ class ModelRunner:
         built = time.perf_counter()
         with self._guided.masks():
             self._forward()
-        prompt_logprobs = {plan.request_ids[r]: found for r, found in self._prompts.logprobs().items()}
+        prompt_logprobs = {plan.request_ids[r]: found for r, found in self.prompts.logprobs().items()}
         computed = time.perf_counter()
         output = self._verifier.start()
         rows = self._batches.open(before) if is_open else None

@@ -38,6 +38,7 @@ def random_integers(
     groups = shape[0], shape[1] // group
     middle = 1 << (bits - 1)
     zeros = rng.integers(middle - middle // 2, middle + middle // 2 + 1, groups)
+    zeros[0, 0], zeros[1, 0] = 0, (1 << bits) - 1
     scales = rng.uniform(0.2, 1.0, groups) * 0.1 / middle
     return rng.integers(0, 1 << bits, shape), zeros, scales
 
@@ -78,6 +79,30 @@ def awq(group: int) -> Method:
         return tensors, numbers(integers, zeros, scales)
 
     return Method({"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}, store)
+
+
+def gptq(bits: int, group: int, version: str = "gptq", *, act_order: bool = False, zero: int | None = None) -> Method:
+    """AutoGPTQ's form: inputs are rows; of zero points, all `zero` if given, 1 is subtracted unless it is gptq_v2."""
+
+    def store(rng: np.random.Generator, shape: tuple[int, int]) -> Stored:
+        integers, zeros, scales = random_integers(rng, shape, bits, group)
+        if zero is not None:
+            zeros[:] = zero
+        scales, ones = scales.astype(np.float16), words(np.ones((1, 32 // bits)), bits, 1)[0, 0]
+        values, group_of = numbers(integers, zeros, scales), np.arange(shape[1], dtype=np.int32) // group
+        if act_order:
+            order = rng.permutation(shape[1])
+            integers, values, group_of = integers[:, order], np.ascontiguousarray(values[:, order]), group_of[order]
+        return {
+            "qweight": words(integers.T, bits, 0),
+            "qzeros": words(zeros.T, bits, 1) - (np.int32(version == "gptq") * ones),
+            "scales": scales.T.copy(),
+            "g_idx": group_of,
+            "bias": np.zeros(shape[0], np.float16),
+        }, values
+
+    description = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order}
+    return Method(description | {"checkpoint_format": version}, store)
 
 
 def write(

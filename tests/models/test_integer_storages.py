@@ -28,9 +28,19 @@ from tests.ops.test_grouped_linear import check
 
 pytestmark = pytest.mark.slow
 
-METHODS = {"awq, groups of 32": files.awq(32), "awq, groups of 128": files.awq(128)}
-# The narrowest kernel that holds a matrix exactly.
-FORMATS: dict[str, LinearFormat] = {"awq, groups of 32": "int4_g32", "awq, groups of 128": "int4_g128"}
+# How a weight is stored, and the narrowest kernel that holds it exactly.
+METHODS: dict[str, tuple[files.Method, LinearFormat]] = {
+    "awq, groups of 32": (files.awq(32), "int4_g32"),
+    "awq, groups of 128": (files.awq(128), "int4_g128"),
+    "gptq, symmetric": (files.gptq(4, 128, zero=8), "wint4"),
+    "gptq, one group": (files.gptq(4, 768), "int4_g128"),
+    "gptq, groups of 64": (files.gptq(4, 64), "int4_g64"),
+    "gptq_v2": (files.gptq(4, 32, "gptq_v2", zero=8), "q4_0"),
+    "gptq, 2 bits": (files.gptq(2, 64), "int4_g64"),
+    "gptq, 8 bits": (files.gptq(8, 128), "int8_g32"),
+    "gptq, 8 bits, symmetric": (files.gptq(8, 128, zero=128), "wint8"),
+    "gptq, act-order": (files.gptq(4, 128, act_order=True), "float32"),
+}
 
 
 def stored(path: pathlib.Path, method: files.Method, shape: tuple[int, int]) -> tuple[WeightMatrix, np.ndarray]:
@@ -44,7 +54,7 @@ def stored(path: pathlib.Path, method: files.Method, shape: tuple[int, int]) -> 
 @pytest.mark.parametrize("name", METHODS)
 def test_weights_are_the_numbers_of_their_description(name: str, tmp_path: pathlib.Path) -> None:
     """Of the whole and of parts that begin within a word and within a group."""
-    matrix, values = stored(tmp_path, METHODS[name], (72, 768))
+    matrix, values = stored(tmp_path, METHODS[name][0], (72, 768))
     np.testing.assert_array_equal(matrix.to_array(), values)
     part = matrix.rows([range(3, 9), range(21, 70)]).columns(range(48, 720)).columns(range(16, 100))
     np.testing.assert_array_equal(part.to_array(), np.concatenate([values[3:9], values[21:70]])[:, 64:148])
@@ -52,11 +62,15 @@ def test_weights_are_the_numbers_of_their_description(name: str, tmp_path: pathl
 
 @pytest.mark.parametrize("name", METHODS)
 def test_kernels_multiply_these_numbers(name: str, tmp_path: pathlib.Path) -> None:
-    matrix, _ = stored(tmp_path, METHODS[name], (72, 768))
-    assert group_format([matrix], WHOLE) == FORMATS[name]
-    check(matrix, FORMATS[name])
+    method, fmt = METHODS[name]
+    matrix, _ = stored(tmp_path, method, (72, 768))
     # From the middle of a group on.
     part = matrix.columns(range(48, 768)).rows([range(5, 70)])
+    assert group_format([matrix], WHOLE) == fmt
+    if fmt == "float32":
+        assert group_format([part], WHOLE) == fmt
+        return
+    check(matrix, fmt)
     check(part, group_format([part], WHOLE) or "float32")
 
 
@@ -95,22 +109,30 @@ def test_every_rank_packs_its_part_without_rounding(num_ranks: int, tmp_path: pa
     assert packer.linear(weights.qkv(0)[0], "bfloat16").format == "int4_g32"
 
 
-AWQ_NAME = "model.layers.0.mlp.gate_proj"
+WEIGHT = "model.layers.0.mlp.gate_proj"
 
 
 @pytest.mark.parametrize(
-    ("role", "value", "message"),
+    ("method", "role", "value", "message"),
     [
-        ("qweight", np.zeros((320, 128), np.int32), r"expected shape \(128, 40\), got \(320, 128\)"),
-        ("qweight", np.zeros((128, 40), np.float32), "expected dtype I32, got F32"),
-        ("qzeros", np.zeros((1, 40), np.int32), r"expected shape \(4, 40\), got \(1, 40\)"),
-        ("scales", np.ones(4, np.float16), "expected a scale per output and group, got shape"),
-        ("scales", np.full((4, 320), np.nan, np.float16), "expected finite scales, got others"),
+        ("awq", "qweight", np.zeros((320, 128), np.int32), r"expected shape \(128, 40\), got \(320, 128\)"),
+        ("awq", "qweight", np.zeros((128, 40), np.float32), "expected dtype I32, got F32"),
+        ("awq", "qzeros", np.zeros((1, 40), np.int32), r"expected shape \(4, 40\), got \(1, 40\)"),
+        ("awq", "scales", np.ones(4, np.float16), "expected a scale per output and group, got shape"),
+        ("awq", "scales", np.full((4, 320), np.nan, np.float16), "expected finite scales, got others"),
+        ("gptq", "qweight", np.zeros((15, 320), np.int32), "expected words of 128 integers of 2, 4, 8 bits, got shape"),
+        ("gptq", "scales", np.zeros((3, 320), np.float16), r"expected shape \(3, 40\), got \(4, 40\)"),
+        ("gptq", "g_idx", np.full(128, 4, np.int32), "expected groups from 0 to 3, got 4"),
+        ("gptq", "g_idx", np.full(128, -1, np.int32), "expected groups from 0 to 3, got -1"),
+        ("gptq", "bias", np.ones(320, np.float16), "expected no tensor beyond those that config.json tells of"),
     ],
 )
-def test_what_is_no_such_weight_is_refused(tmp_path: pathlib.Path, role: str, value: np.ndarray, message: str) -> None:
-    coded, _ = files.write(tmp_path, "qwen3-tiny", files.awq(32), {f"{AWQ_NAME}.{role}": value})
+def test_what_is_no_such_weight_is_refused(
+    tmp_path: pathlib.Path, method: str, role: str, value: np.ndarray, message: str
+) -> None:
+    stored = files.awq(32) if method == "awq" else files.gptq(4, 32)
+    coded, _ = files.write(tmp_path, "qwen3-tiny", stored, {f"{WEIGHT}.{role}": value})
     checkpoint = Checkpoint(coded)
     with pytest.raises(CheckpointError, match=message) as error:
         DecoderWeights(checkpoint, read_decoder_config(checkpoint.config)).verify()
-    assert AWQ_NAME in str(error.value)
+    assert WEIGHT in str(error.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, Weight
 from fastdeploy_sd.types import F32, I32, U8
 
 I16 = npt.NDArray[np.int16]
-_BYTE = 8
+_BYTE, _WORD = 8, 32
+_BITS = (2, 4, 8)
 _ROWS_AT_ONCE = 256
 
 
@@ -81,6 +82,37 @@ def num_groups(source: WeightSource, name: str, axis: int) -> int:
     return shape[axis]
 
 
+def in_order(bits: int) -> tuple[int, ...]:
+    """The `order` of integers that lie in a word of 32 bits as they follow one another."""
+    return tuple(range(_WORD // bits))
+
+
+def bits_of_words(source: WeightSource, name: str, axis: int, size: int) -> int:
+    """Return the bits of integers of which `size` lie along an axis of words; raises CheckpointError: not 2, 4 or 8."""
+    shape = source.shape(name) if name in source else ()
+    for bits in _BITS:
+        if len(shape) == len(("N", "K")) and shape[axis] == -(-size * bits // _WORD):
+            return bits
+    found = f"shape {shape}" if name in source else "none"
+    raise CheckpointError(
+        f"{source.path}: tensor {name!r}: expected words of {size} integers of {', '.join(map(str, _BITS))} bits,"
+        f" got {found}"
+    )
+
+
+def group_indices(source: WeightSource, name: str, num_columns: int, num_groups: int) -> I32 | None:
+    """Return the group of each input, None where there is no such tensor; raises CheckpointError: no such group."""
+    if name not in source:
+        return None
+    group_of = source.tensor(name, (num_columns,), ("I32",)).astype(np.int32)
+    if not ((group_of >= 0) & (group_of < num_groups)).all():
+        wrong = group_of[(group_of < 0) | (group_of >= num_groups)][0]
+        raise CheckpointError(
+            f"{source.path}: tensor {name!r}: expected groups from 0 to {num_groups - 1}, got {wrong}"
+        )
+    return group_of
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
     """What the inputs of a group share.
@@ -120,10 +152,8 @@ class Groups:
         with np.errstate(over="ignore"):
             is_half = np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
         middle = 1 << (bits - 1)
-        zeros = self.zero_points() - middle
-        is_int8 = int(zeros.max()) <= np.iinfo(np.int8).max
-        minimum: Literal["none", "zeros", "float"] = "none" if not zeros.any() else "zeros" if is_int8 else "float"
-        return GroupFormat(bits, group, "half" if is_half else "float", minimum, middle)
+        is_symmetric = (self.zero_points() == middle).all()
+        return GroupFormat(bits, group, "half" if is_half else "float", "none" if is_symmetric else "zeros", middle)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +185,7 @@ class IntegerPart(WeightPart):
         """
         num_columns, num_groups = integers.shape[1], groups.scales.shape[1]
         if num_groups == 1:  # of a row: any size is one of its groups
-            size = math.gcd(num_columns, UNIT)
+            size, group_of = math.gcd(num_columns, UNIT), None
             groups = groups.repeated(num_columns // size)
         elif num_columns % num_groups:
             raise CheckpointError(
@@ -197,13 +227,11 @@ class IntegerPart(WeightPart):
         size = math.gcd(part.group_size, part.begin, num_columns)
         group_of = (part.begin + np.arange(0, num_columns, size)) // part.group_size
         scales = widen(part.groups.scales)[:, group_of]
-        zeros = part.groups.zero_points()[:, group_of] - np.int16(middle)
         codes = (part.integers_of.read() - np.uint8(middle)).view(np.int8)
         if self.held.minimum == "none":
             return Integers(codes, Factors(scales))
-        if self.held.minimum == "zeros":
-            return Integers(codes, Factors(scales), Factors(scales, zeros.astype(np.int8)))
-        return Integers(codes, Factors(scales), Factors(-scales * zeros))
+        zeros = part.groups.zero_points()[:, group_of] - np.int16(middle)
+        return Integers(codes, Factors(scales), Factors(scales, zeros.astype(np.int8)))
 
     def numbers(self) -> FloatPart:
         values = np.empty(self.shape, np.float32)

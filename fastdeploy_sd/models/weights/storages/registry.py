@@ -10,6 +10,7 @@ from fastdeploy_sd.models.weights.storages.awq import Awq
 from fastdeploy_sd.models.weights.storages.float8_blocks import Float8Blocks
 from fastdeploy_sd.models.weights.storages.floats import Floats
 from fastdeploy_sd.models.weights.storages.gguf import GgufBlocks
+from fastdeploy_sd.models.weights.storages.gptq import Gptq
 from fastdeploy_sd.ops.weight_matrix import WeightPart
 
 
@@ -40,7 +41,7 @@ class Storage(Protocol):
 # The first that holds a weight reads it. The last one reads, and names, what none holds.
 STORAGES: tuple[Storage, ...] = (Float8Blocks(), GgufBlocks(), Floats())
 # Those that a checkpoint has only if it says so.
-DESCRIBED: tuple[Storage, ...] = (Awq(),)
+DESCRIBED: tuple[Storage, ...] = (Awq(), Gptq())
 
 
 def described_storage(where: str, description: Mapping[str, Any]) -> Storage | None:

@@ -20,13 +20,13 @@ _ROWS_AT_ONCE = 512
 
 
 def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearFormat | None:
-    """Return the narrowest format that holds matrices without rounding, None where a part is no integers.
+    """Return the narrowest format that holds matrices without rounding, None where no part is integers.
 
-    float32 holds what no format of groups does.
+    float32 holds what no format of groups does, and what is integers in part.
     """
     parts = [part for matrix in matrices for part in matrix.parts]
     wanted = [part.group_format for part in parts]
-    if None in wanted:
+    if all(own is None for own in wanted):
         return None
     begins = [part.first_column + piece.start for part in parts for piece in slices.ranges(part.shape[1])]
     fit = [

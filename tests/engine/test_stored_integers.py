@@ -37,7 +37,15 @@ def test_same_tokens_whatever_drafts(gguf: Reference, method: str, num_ranks: in
 
 
 def test_same_tokens_of_a_repository(tmp_path: pathlib.Path) -> None:
-    path, _ = quantized_files.write(tmp_path, "qwen3_moe-tiny", quantized_files.awq(32))
+    """Integers of 4 and 8 bits, e4m3, and integers whose groups are no neighbours."""
+    others = {
+        "layers.1.mlp": quantized_files.int_quantized(has_zeros=True),
+        "v_proj": quantized_files.pack_quantized(8, 32, has_zeros=True),
+        "o_proj": quantized_files.pack_quantized(4, 32, act_order=True),
+        "layers.1.self_attn.o_proj": quantized_files.float8("channel", {}),
+    }
+    method = quantized_files.pack_quantized(4, 32, has_zeros=True)
+    path, _ = quantized_files.write(tmp_path, "qwen3_moe-tiny", method, others=dict(reversed(others.items())))
     base = Config(ModelConfig(model=str(path), dtype="bfloat16"), CacheConfig())
     reference = make_reference(base, seed=3, count=8)
     for num_ranks in (1, 2):

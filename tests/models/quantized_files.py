@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.ops.bf16 import from_bf16, to_bf16
 from fastdeploy_sd.types import F32
 from tests.models import rewrite
 
@@ -105,20 +106,89 @@ def gptq(bits: int, group: int, version: str = "gptq", *, act_order: bool = Fals
     return Method(description | {"checkpoint_format": version}, store)
 
 
+def pack_quantized(bits: int, group: int, *, has_zeros: bool = False, act_order: bool = False) -> Method:
+    """compressed-tensors' integers in words; group 0 = one of a row."""
+
+    def store(rng: np.random.Generator, shape: tuple[int, int]) -> Stored:
+        integers, zeros, scales = random_integers(rng, shape, bits, group or shape[1])
+        if not has_zeros:
+            zeros[:] = 1 << (bits - 1)
+        scales = from_bf16(to_bf16(scales.astype(np.float32)))
+        values, group_of = numbers(integers, zeros, scales), np.arange(shape[1], dtype=np.int32) // (group or shape[1])
+        if act_order:
+            order = rng.permutation(shape[1])
+            integers, values, group_of = integers[:, order], np.ascontiguousarray(values[:, order]), group_of[order]
+        tensors = {"weight_packed": words(integers, bits, 1), "weight_scale": to_bf16(scales)}
+        tensors |= {"weight_shape": np.array(shape, np.int32)}
+        tensors |= {"weight_zero_point": words(zeros, bits, 0)} if has_zeros else {}
+        return tensors | ({"weight_g_idx": group_of} if act_order else {}), values
+
+    return Method(compressed_tensors("pack-quantized"), store)
+
+
+def int_quantized(*, has_zeros: bool = False, is_tensor: bool = False) -> Method:
+    """compressed-tensors' int8 with a scale per output, or for all of a tensor."""
+
+    def store(rng: np.random.Generator, shape: tuple[int, int]) -> Stored:
+        codes = rng.integers(-128, 128, shape).astype(np.int8)
+        zeros = rng.integers(-20, 20, (shape[0], 1)).astype(np.int8) * np.int8(has_zeros)
+        scales = rng.uniform(1e-4, 1e-3, (1 if is_tensor else shape[0], 1)).astype(np.float32)
+        values = (codes.astype(np.float32) - zeros) * scales
+        return {
+            "weight": codes,
+            "weight_scale": scales[0] if is_tensor else scales,
+            "weight_zero_point": zeros[0] * np.int8(0) if is_tensor else zeros,
+        }, values.astype(np.float32)
+
+    return Method(compressed_tensors("int-quantized"), store)
+
+
+def float8(kind: str, description: Mapping[str, Any]) -> Method:
+    """e4m3 with a scale per "tensor", "channel" or "block"."""
+
+    def store(rng: np.random.Generator, shape: tuple[int, int]) -> Stored:
+        codes = rng.integers(0, 256, shape).astype(np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0  # NaN
+        exponents, fractions = (codes >> 3 & 15).astype(np.int32), (codes & 7).astype(np.float32)
+        magnitudes = np.where(exponents == 0, np.ldexp(fractions, -9), np.ldexp(fractions + 8, exponents - 10))
+        sizes = {"tensor": (1, 1), "channel": (shape[0], 1), "block": (-(-shape[0] // 128), -(-shape[1] // 128))}
+        scales = rng.uniform(1e-4, 5e-4, sizes[kind]).astype(np.float32)
+        rows, columns = (
+            np.arange(n) * m // n if kind != "block" else np.arange(n) // 128
+            for n, m in zip(shape, sizes[kind], strict=True)
+        )
+        values = np.where(codes < 128, magnitudes, -magnitudes).astype(np.float32) * scales[rows[:, None], columns]
+        return {"weight": codes, "weight_scale": scales[0] if kind == "tensor" else scales}, values
+
+    return Method(description, store)
+
+
+def compressed_tensors(stored: str) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "input_activations": {"dynamic": False}}}
+    return {"quant_method": "compressed-tensors", "format": stored, "config_groups": groups, "ignore": ["re:.*lm_head"]}
+
+
 def write(
-    path: pathlib.Path, model: str, method: Method, change: Mapping[str, Array] | None = None, leave: str = "none"
+    path: pathlib.Path,
+    model: str,
+    method: Method,
+    change: Mapping[str, Array] | None = None,
+    others: Mapping[str, Method | None] | None = None,
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Write a golden model with its projections as a method stores them, and the same model in numbers.
 
     Args:
         change: tensors of the first model that differ.
-        leave: weights with this in their names stay as they are.
+        others: methods of weights with some word in their names; None leaves them as they are.
     """
     rng = np.random.default_rng(8)
     coded, plain = rewrite.read(model), rewrite.read(model)
-    for name in [name for name in coded if name.endswith("_proj.weight") and leave not in name]:
+    for name in [name for name in coded if name.endswith("_proj.weight")]:
         weight = name.removesuffix(".weight")
-        tensors, values = method.store(rng, coded.pop(name).shape)
+        own = next((other for word, other in (others or {}).items() if word in name), method)
+        if own is None:
+            continue
+        tensors, values = own.store(rng, coded.pop(name).shape)
         coded |= {f"{weight}.{role}": value for role, value in tensors.items()}
         plain[name] = values
     coded |= dict(change or {})

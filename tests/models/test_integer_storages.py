@@ -1,4 +1,4 @@
-"""Checkpoints of integers with a scale and a zero point per group: AWQ and others."""
+"""Checkpoints of integers with a scale and a zero point per group: AWQ, GPTQ and compressed-tensors."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ METHODS: dict[str, tuple[files.Method, LinearFormat]] = {
     "gptq, 8 bits": (files.gptq(8, 128), "int8_g32"),
     "gptq, 8 bits, symmetric": (files.gptq(8, 128, zero=128), "wint8"),
     "gptq, act-order": (files.gptq(4, 128, act_order=True), "float32"),
+    "compressed-tensors, W4A16": (files.pack_quantized(4, 128), "wint4"),
+    "compressed-tensors, W4A16_ASYM": (files.pack_quantized(4, 128, has_zeros=True), "int4_g128"),
+    "compressed-tensors, rows of 4 bits": (files.pack_quantized(4, 0, has_zeros=True), "int4_g128"),
+    "compressed-tensors, rows of 8 bits": (files.pack_quantized(8, 0), "wint8"),
+    "compressed-tensors, 8 bits": (files.pack_quantized(8, 32, has_zeros=True), "int8_g32"),
+    "compressed-tensors, actorder": (files.pack_quantized(4, 128, has_zeros=True, act_order=True), "float32"),
+    "compressed-tensors, W8A8": (files.int_quantized(), "wint8"),
+    "compressed-tensors, W8A8 with zero points": (files.int_quantized(has_zeros=True), "int8_g32"),
+    "compressed-tensors, W8A8 of tensors": (files.int_quantized(is_tensor=True), "wint8"),
 }
 
 
@@ -78,7 +87,7 @@ def test_a_model_computes_what_its_numbers_compute(tmp_path: pathlib.Path) -> No
     """Its query projections are plain numbers."""
     coded, plain = (
         SingleSequence(path, "float32")
-        for path in files.write(tmp_path, "qwen3_moe-tiny", files.awq(32), leave="q_proj")
+        for path in files.write(tmp_path, "qwen3_moe-tiny", files.awq(32), others={"q_proj": None})
     )
     tokens = np.arange(3, 20, dtype=np.int32)
     np.testing.assert_array_equal(coded.logits(tokens), plain.logits(tokens))
@@ -109,6 +118,14 @@ def test_every_rank_packs_its_part_without_rounding(num_ranks: int, tmp_path: pa
     assert packer.linear(weights.qkv(0)[0], "bfloat16").format == "int4_g32"
 
 
+def test_integers_beside_numbers_are_not_rounded(tmp_path: pathlib.Path) -> None:
+    coded, _ = files.write(tmp_path, "qwen3-tiny", files.awq(32), others={"k_proj": None})
+    checkpoint = Checkpoint(coded)
+    weights = DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
+    assert group_format([weights.qkv(0)[0]], WHOLE) == "float32"
+    assert group_format([WeightMatrix(weights.qkv(0)[0].parts[1:2])], WHOLE) is None
+
+
 WEIGHT = "model.layers.0.mlp.gate_proj"
 
 
@@ -124,13 +141,21 @@ WEIGHT = "model.layers.0.mlp.gate_proj"
         ("gptq", "scales", np.zeros((3, 320), np.float16), r"expected shape \(3, 40\), got \(4, 40\)"),
         ("gptq", "g_idx", np.full(128, 4, np.int32), "expected groups from 0 to 3, got 4"),
         ("gptq", "g_idx", np.full(128, -1, np.int32), "expected groups from 0 to 3, got -1"),
+        ("even", "weight_scale", np.ones((320, 3), np.float32), "expected groups of a power of two of inputs, got 3"),
+        ("packed", "weight_scale", np.ones((4, 320), np.float32), r"expected shape \(320, 320\), got \(4, 320\)"),
+        ("packed", "weight_packed", np.zeros((320, 12), np.int32), "expected words of 128 integers of 2, 4, 8 bits"),
+        ("packed", "weight_packed", np.zeros((320, 64), np.int8), "expected words of 128 integers of 2, 4, 8 bits"),
+        ("packed", "weight_zero_point", np.zeros((320, 4), np.int32), r"expected shape \(40, 4\), got \(320, 4\)"),
+        ("packed", "weight_g_idx", np.full(128, 4, np.int32), "expected groups from 0 to 3, got 4"),
         ("gptq", "bias", np.ones(320, np.float16), "expected no tensor beyond those that config.json tells of"),
     ],
 )
 def test_what_is_no_such_weight_is_refused(
     tmp_path: pathlib.Path, method: str, role: str, value: np.ndarray, message: str
 ) -> None:
-    stored = files.awq(32) if method == "awq" else files.gptq(4, 32)
+    methods = {"awq": files.awq(32), "gptq": files.gptq(4, 32), "packed": files.pack_quantized(4, 32, has_zeros=True)}
+    methods["even"] = files.pack_quantized(4, 32)
+    stored = methods[method]
     coded, _ = files.write(tmp_path, "qwen3-tiny", stored, {f"{WEIGHT}.{role}": value})
     checkpoint = Checkpoint(coded)
     with pytest.raises(CheckpointError, match=message) as error:

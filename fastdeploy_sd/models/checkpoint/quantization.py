@@ -49,10 +49,12 @@ def read_storages(folder: Path, config: Mapping[str, Any]) -> tuple[Storage, ...
         if storage is not None:
             storages[storage.name] = storage
             _log.info("%s: weights are stored as %s", where, storage.name)
+            if _has_input_scales(description):
+                _log.info("%s: scales of inputs are not used: every row of inputs gets its own", where)
         elif method in _AT_LOADING and description.get("is_quantized") in _NOTHING:
             _log.info("%s: asks for %s as FastDeploy loads; here --quantization says so", where, method)
         elif method is not None:
-            raise _refusal(where, f"{_NAMES.get(method, method)}{_bits(description)}")
+            raise _refusal(where, f"{_NAMES.get(method, method)}{_variant(description)}")
     return tuple(storages.values())
 
 
@@ -83,12 +85,25 @@ def _method(description: Mapping[str, Any]) -> str | None:
     return None if is_told or not description else "quantised in an unknown way"
 
 
+def _has_input_scales(description: Mapping[str, Any]) -> bool:
+    groups = description.get("config_groups")
+    inputs = [
+        group.get("input_activations")
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping)
+    ]
+    is_static = any(isinstance(each, Mapping) and each.get("dynamic") is False for each in inputs)
+    return is_static or description.get("activation_scheme") == "static" or description.get("quant_algo") == "FP8"
+
+
 def _loads_in_bits(description: Mapping[str, Any]) -> bool:
     keys = ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")
     return any(description.get(key) not in _NOTHING for key in keys)
 
 
-def _bits(description: Mapping[str, Any]) -> str:
+def _variant(description: Mapping[str, Any]) -> str:
+    if description.get("quant_method") == "modelopt" and isinstance(description.get("quant_algo"), str):
+        return f" {description['quant_algo'][:40]}"
     found = [description[key] for key in _BITS_KEYS if isinstance(description.get(key), int)]
     found += [bits for bits in (4, 8) if description.get(f"load_in_{bits}bit") is True]
     return f" {found[0]}-bit" if found else ""
@@ -96,6 +111,6 @@ def _bits(description: Mapping[str, Any]) -> str:
 
 def _refusal(where: str, kind: str) -> CheckpointError:
     return CheckpointError(
-        f"{where}: this checkpoint is {kind}: expected unquantised weights (bfloat16, float16 or float32); "
-        "--quantization wint8 or wint4 quantises those as they are loaded"
+        f"{where}: this checkpoint is {kind}: expected unquantised weights, which --quantization wint8 or wint4 "
+        "quantises as they are loaded, or AWQ, GPTQ, compressed-tensors or FP8 as docs/models.md says"
     )

@@ -12,19 +12,10 @@ from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import SafetensorsFile, read_config
 
 QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
-    "gptq": ({"quant_method": "gptq", "bits": 8}, "GPTQ 8-bit"),
-    "fp8": ({"quant_method": "fp8"}, "FP8"),
-    "fp8, other blocks": ({"quant_method": "fp8", "weight_block_size": [64, 128]}, "FP8"),
-    "fp8, other codes": ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"}, "FP8"),
-    "fp8, scales of inputs": (
-        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"},
-        "FP8",
-    ),
-    "compressed-tensors": ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes 4-bit"),
     "mxfp4": ({"quant_method": "mxfp4"}, "MXFP4"),
     "quark": ({"quant_method": "quark"}, "Quark"),
-    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "ModelOpt"),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "ModelOpt NVFP4"),
     "unheard of": ({"quant_method": "zip-weights"}, "zip-weights"),
     "without a name": ({"bits": 4}, "quantised 4-bit"),
     "without sense": ({"foo": 1}, "quantised in an unknown way"),
@@ -33,13 +24,19 @@ QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "Paddle's, stored": ({"quantization": "wint8", "is_quantized": True}, "wint8"),
     "PaddleNLP's": ({"weight_quantize_algo": "a8w8"}, "a8w8"),
 }
-PLAIN: dict[str, Any] = {
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+READ: dict[str, Any] = {
     "none": None,
     "empty": {},
     "no method": {"quant_method": None, "weight_quantize_algo": None, "quantization": "", "shift": False},
     "none by name": {"quant_method": "none"},
     "bitsandbytes off": {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "gptq": {"quant_method": "gptq", "bits": 8},
+    "auto-round": {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "compressed-tensors": COMPRESSED,
     "e4m3 in blocks": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
     "dense": {"quant_method": "compressed-tensors", "format": "dense"},
     "at loading": {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"},
@@ -64,6 +61,19 @@ def test_a_method_is_refused_by_its_name(tmp_path: pathlib.Path, name: str) -> N
     [
         ({"quant_method": "awq", "bits": 3}, "bits: expected 4 of AWQ, got 3"),
         ({"quant_method": "awq", "version": "gemv_fast"}, "version: expected AWQ's layout gemm, got 'gemv_fast'"),
+        (
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            "checkpoint_format: expected gptq or gptq_v2, got 'm",
+        ),
+        ({"quant_method": "fp8", "weight_block_size": [64, 128]}, r"weight_block_size: expected \[128, 128\], got"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected e4m3, got 'e5m2'"),
+        (
+            COMPRESSED | {"format": "nvfp4-pack-quantized"},
+            "format: expected one of pack-quantized, .*, got 'nvfp4-pack",
+        ),
+        (COMPRESSED | {"config_groups": {"a": {"format": "mxfp8-quantized"}}}, "config_groups.a.format: expected one"),
+        (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format: expected one of"),
+        (COMPRESSED | {"transform_config": {"a": 1}}, "transform_config: expected none, got"),
     ],
 )
 def test_variants_that_are_not_read_are_named(
@@ -74,10 +84,10 @@ def test_variants_that_are_not_read_are_named(
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", READ)
 def test_a_description_of_plain_weights_is_taken(tmp_path: pathlib.Path, name: str) -> None:
-    write(tmp_path, "config.json", {"quantization_config": PLAIN[name], "is_quantized": False})
-    assert read_config(tmp_path)["quantization_config"] == PLAIN[name]
+    write(tmp_path, "config.json", {"quantization_config": READ[name], "is_quantized": False})
+    assert read_config(tmp_path)["quantization_config"] == READ[name]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,7 @@ def test_a_description_of_plain_weights_is_taken(tmp_path: pathlib.Path, name: s
             "quantize_config.json: this .* is quantised 4-bit",
         ),
         ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "quant_config.json: this checkpoint is quantised 4-bit"),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "hf_quant_config.json: this .* is FP8"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "hf_quant_config.json: this .* is NVFP4"),
         ("config.json", {"is_quantized": True}, "is_quantized: this checkpoint is quantised"),
         ("config.json", {"compression_config": {"format": "int-quantized"}}, "compression_config: this checkpoint"),
         (

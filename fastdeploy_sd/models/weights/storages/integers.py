@@ -181,18 +181,16 @@ class IntegerPart(WeightPart):
     ) -> Self:
         """Return a whole weight.
 
-        Raises CheckpointError: scales are not finite, or a number of inputs is no multiple of the number of groups.
+        Raises CheckpointError: scales are not finite, or groups are of several sizes or none that is read.
         """
         num_columns, num_groups = integers.shape[1], groups.scales.shape[1]
+        size, rest = divmod(num_columns, max(num_groups, 1))
         if num_groups == 1:  # of a row: any size is one of its groups
             size, group_of = math.gcd(num_columns, UNIT), None
             groups = groups.repeated(num_columns // size)
-        elif num_columns % num_groups:
-            raise CheckpointError(
-                f"tensor {name!r}: expected groups of one size, got {num_groups} of {num_columns} inputs"
-            )
-        else:
-            size = num_columns // num_groups
+        elif num_groups < 1 or rest or size & (size - 1):  # as are groups of which the last is short
+            expected = "groups of a power of two of inputs"
+            raise CheckpointError(f"tensor {name!r}: expected {expected}, got {num_groups} of {num_columns} inputs")
         if group_of is not None and np.array_equal(group_of, np.arange(num_columns) // size):
             group_of = None
         held = groups.format(name, integers.bits, 1 if group_of is not None else size)

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.models.weights.storages.awq import Awq
-from fastdeploy_sd.models.weights.storages.float8_blocks import Float8Blocks
+from fastdeploy_sd.models.weights.storages.compressed_tensors import CompressedTensors
+from fastdeploy_sd.models.weights.storages.float8 import Float8
 from fastdeploy_sd.models.weights.storages.floats import Floats
 from fastdeploy_sd.models.weights.storages.gguf import GgufBlocks
 from fastdeploy_sd.models.weights.storages.gptq import Gptq
@@ -39,9 +40,9 @@ class Storage(Protocol):
 
 
 # The first that holds a weight reads it. The last one reads, and names, what none holds.
-STORAGES: tuple[Storage, ...] = (Float8Blocks(), GgufBlocks(), Floats())
+STORAGES: tuple[Storage, ...] = (Float8(), GgufBlocks(), Floats())
 # Those that a checkpoint has only if it says so.
-DESCRIBED: tuple[Storage, ...] = (Awq(), Gptq())
+DESCRIBED: tuple[Storage, ...] = (Awq(), Gptq(), CompressedTensors())
 
 
 def described_storage(where: str, description: Mapping[str, Any]) -> Storage | None:

@@ -1,4 +1,4 @@
-"""Checkpoints of e4m3 with a scale per block of 128 x 128, as DeepSeek's and Qwen's."""
+"""Checkpoints of e4m3 with scales per block of 128 x 128, as DeepSeek's and Qwen's, per output or tensor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
-from fastdeploy_sd.models.weights.storages.float8_blocks import BLOCK, Float8Part
+from fastdeploy_sd.models.weights.storages.float8 import BLOCK, Float8Part
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_codes, pack_linear
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.engine.gpu import gpu_device
-from tests.models import golden, rewrite
+from tests.models import golden, quantized_files, rewrite
+from tests.models.harness import SingleSequence
 from tests.ops.cuda_device import EMULATED, emulated
 
 pytestmark = pytest.mark.slow
@@ -130,6 +131,44 @@ def packed(path: pathlib.Path, fmt: LinearFormat) -> list[np.ndarray]:
     packer = WeightPacker(checkpoint)
     matrices = [weights.qkv(1)[0], weights.gate_up(1)[0], weights.down(1)[0]]
     return [np.asarray(packer.linear(matrix, fmt).data.numpy()) for matrix in matrices]
+
+
+def numbers(codes: Array) -> Array:
+    return Float8Part("w", codes, np.ones((1, 1), np.float32), (), codes.shape).numbers().data
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "description"),
+    [
+        ("tensor", FP8), ("tensor", {"quant_method": "modelopt", "quant_algo": "FP8"}),
+        ("tensor", quantized_files.compressed_tensors("float-quantized")), ("channel", {"quant_method": "fbgemm_fp8"}),
+        ("channel", quantized_files.compressed_tensors("float-quantized")),
+        ("block", quantized_files.compressed_tensors("float-quantized")),
+    ],
+)  # fmt: skip
+def test_scales_of_tensors_outputs_and_blocks(kind: str, description: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Whatever tool wrote them, and some matrices as plain numbers."""
+    method = quantized_files.float8(kind, description)
+    path, plain = quantized_files.write(tmp_path, NAME, method, others={"k_proj": None})
+    tokens = np.arange(3, 20, dtype=np.int32)
+    coded = SingleSequence(path, "float32")
+    np.testing.assert_array_equal(coded.logits(tokens), SingleSequence(plain, "float32").logits(tokens))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "channel", "block"])
+def test_codes_of_all_kinds_are_packed_as_they_are(kind: str) -> None:
+    """Of a part in the middle."""
+    blocks = {"tensor": (200, 256), "channel": (1, 256), "block": (128, 128)}[kind]
+    tensors, values = quantized_files.float8(kind, {}).store(np.random.default_rng(1), (200, 256))
+    scales = tensors["weight_scale"].reshape(-(-200 // blocks[0]), -1)
+    part = Float8Part("w", tensors["weight"], scales, (), blocks).rows(100, 200).columns(128, 256)
+    found = part.codes("fp8", [range(128)])
+    assert found is not None
+    assert found.is_exact.all()
+    np.testing.assert_array_equal(numbers(found.codes) * found.scales, values[100:, 128:])
 
 
 @pytest.mark.parametrize("fmt", ["bfloat16", "wint8"])

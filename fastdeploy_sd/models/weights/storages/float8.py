@@ -1,4 +1,4 @@
-"""Weights stored as e4m3 with a scale per block of 128 x 128, as DeepSeek's and Qwen's checkpoints are."""
+"""Weights stored as e4m3 with a scale per block of 128 x 128, per output or for all, whatever tool stored them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
@@ -36,16 +36,20 @@ _VALUES = _values()
 class Float8Part(WeightPart):
     """A part stored as codes of e4m3, u8[N, K]; a number is code * scale.
 
-    The scales f32[N / 128, K / 128], rounded up, are those of the whole weight, in which it begins at (row, column).
+    Attributes:
+        scales: f32, one per block of the whole weight, in which the part begins at (row, column).
+        block: outputs and inputs of a block; the last ones may be cut off.
     """
 
     scales: F32
+    from_tensors: tuple[str, ...] = ()
+    block: tuple[int, int] = (BLOCK, BLOCK)
     row: int = 0
     column: int = 0
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        return self.name, _scales_name(self.name)
+        return self.from_tensors
 
     def numbers(self) -> FloatPart:
         num_rows, num_columns = self.shape
@@ -61,48 +65,60 @@ class Float8Part(WeightPart):
         if fmt != "fp8":
             return None
         begins, lasts = (np.array([group[i] for group in groups]) for i in (0, -1))
-        is_in_one_block = (begins + self.column) // BLOCK == (lasts + self.column) // BLOCK
+        width = self.block[1]
+        is_in_one_block = (begins + self.column) // width == (lasts + self.column) // width
         codes = self.data.view(np.uint8)
         has_nan = np.logical_or.reduceat(codes & _MAGNITUDE == _NAN, begins, axis=1)
         return Codes(codes, self._scales_at(np.arange(len(codes)), begins), is_in_one_block & ~has_nan)
 
     def _scales_at(self, rows: Rows, columns: Rows) -> F32:
         """Return f32[n, m]: the scale of every element at some rows and some columns of the part."""
-        return self.scales[(self.row + rows[:, None]) // BLOCK, (self.column + columns) // BLOCK]
+        height, width = self.block
+        return self.scales[(self.row + rows[:, None]) // height, (self.column + columns) // width]
 
     def _cut(self, rows: range, columns: range) -> Self:
         data = self.data[rows.start : rows.stop, columns.start : columns.stop]
         return replace(self, data=data, row=self.row + rows.start, column=self.column + columns.start)
 
 
-class Float8Blocks:
-    """The Storage."""
+class Float8:
+    """The Storage: e4m3 [N, K]; scales [N / 128, K / 128], [N, K / n], [N] or one."""
 
-    name = "e4m3, a scale per block of 128 x 128"
+    name = "e4m3, a scale per block of 128 x 128, output or tensor"
 
-    def described(self, where: str, description: Mapping[str, Any]) -> Float8Blocks | None:
+    def described(self, where: str, description: Mapping[str, Any]) -> Float8 | None:
         """Of matrices that stayed plain the tensors' own types tell."""
-        is_meant = (
-            description.get("quant_method") == "fp8"
-            and description.get("weight_block_size") == [BLOCK, BLOCK]
-            and description.get("fmt", "e4m3") == "e4m3"
-            and description.get("activation_scheme", "dynamic") == "dynamic"
-        )
-        return self if is_meant else None
+        method, algorithm = description.get("quant_method"), description.get("quant_algo")
+        if method not in ("fp8", "fbgemm_fp8") and not (method in ("modelopt", None) and algorithm == "FP8"):
+            return None
+        block, codes = description.get("weight_block_size"), description.get("fmt", "e4m3")
+        if block not in (None, [BLOCK, BLOCK]):
+            raise CheckpointError(f"{where}: weight_block_size: expected [{BLOCK}, {BLOCK}], got {shown(block)}")
+        if codes != "e4m3":
+            raise CheckpointError(f"{where}: fmt: expected e4m3, got {shown(codes)}")
+        return self
 
     def holds(self, source: WeightSource, weight: str) -> bool:
         name = f"{weight}.weight"
         return name in source and source.tensors[name].dtype == _DTYPE and not source.is_transposed(name)
 
     def read(self, source: WeightSource, weight: str, shape: tuple[int, int]) -> Float8Part:
-        name = f"{weight}.weight"
+        name, (num_rows, num_columns) = f"{weight}.weight", shape
         codes = source.tensor(name, shape, (_DTYPE,))
-        num_rows, num_columns = (-(-size // BLOCK) for size in shape)
-        scales = widen(source.tensor(_scales_name(name), (num_rows, num_columns)))
+        scales_name = f"{name}_scale" if f"{name}_scale" in source else f"{name}_scale_inv"
+        found = source.shape(scales_name) if scales_name in source else ()
+        wanted: tuple[int, ...]
+        wanted, block = (-(-num_rows // BLOCK), -(-num_columns // BLOCK)), (BLOCK, BLOCK)
+        if found == wanted:
+            pass
+        elif found in ((), (1,), (1, 1)):
+            wanted, block = found, shape
+        elif found in ((num_rows,), (num_rows, 1)):
+            wanted, block = found, (1, num_columns)
+        elif len(found) == len(shape) and found[0] == num_rows and num_columns % max(found[1], 1) == 0 < found[1]:
+            wanted, block = found, (1, num_columns // found[1])
+        scales = widen(source.tensor(scales_name, wanted))
         if not np.isfinite(scales).all():
             raise CheckpointError(f"{source.path}: scales of {name!r}: expected finite numbers, got others")
-        return Float8Part(name, codes, scales)
-
-
-def _scales_name(name: str) -> str:
-    return f"{name}_scale_inv"
+        tall, wide = -(-num_rows // block[0]), -(-num_columns // block[1])
+        return Float8Part(name, codes, scales.reshape(tall, wide), (name, scales_name), block)

@@ -23,7 +23,7 @@ class ApartUnits {
   // Whether all rows see all of these 64 keys, wherever they stand in the tile.
   __device__ __forceinline__ bool IsWhole(int block) const {
     const int seen = tile_.num_before + (tile_.is_tree ? 0 : tile_.FirstToken(shape_) + 1);
-    return block * kStepKeys >= shape_.first_key && (block + 1) * kStepKeys <= seen;
+    return block * kStepKeys >= shape_.FirstKey(tile_.end_key - 1) && (block + 1) * kStepKeys <= seen;
   }
   // Whether one of 64 values is infinite or NaN. Alike for all threads.
   __device__ __forceinline__ bool HasBadValue(DevicePtr<const uint8_t> values) const {

@@ -91,10 +91,10 @@ struct Partial {
   // The merged partitions that a tile of the request's group has computed, in order; without any, over no key.
   __device__ void LoadShared(const AttentionShape& shape, const TilePlace& tile, DevicePtr<const float> results) {
     Clear();
-    if (tile.first_partition == 0 || tile.HeadRow(shape, Row()) < 0) return;
+    if (tile.num_shared == 0 || tile.HeadRow(shape, Row()) < 0) return;
     const DevicePtr<const float> row = results + tile.SharedOffset(shape, Row());
     if (shape.num_slots == 1) return LoadRow(row, tile.num_columns);
-    for (int partition = 0; partition < tile.first_partition; ++partition) {
+    for (int partition = 0; partition < tile.num_shared; ++partition) {
       Partial next;
       next.LoadRow(row + partition * shape.PartialSize(), tile.num_columns);
       Merge(next);

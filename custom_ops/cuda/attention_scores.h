@@ -6,7 +6,6 @@ namespace fdsd::cuda {
 
 constexpr int kUnitTiles = kUnitKeys / kMatrixColumns;  // of scores
 constexpr int kKeyTiles = kUnits * kUnitTiles;
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kMasked = -INFINITY;
 
 // The rows of a tile in shared memory: words of two numbers, or floats.
@@ -142,9 +141,8 @@ __device__ __forceinline__ void WeighKeys(const AttentionShape& shape, const Att
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = first_key + n * kMatrixColumns + lane % 4 * 2 + i;
-      const bool is_seen = key <= position && (key >= shape.first_key || key == position);
       float& score = scores[n][2 * half + i];
-      score = is_seen ? score * shape.scale * kLog2E : kMasked;
+      score = shape.IsSeen(key, position) ? shape.Capped(score * shape.scale * kLog2E) : kMasked;
       largest = fmaxf(largest, score);
     }
   }

@@ -70,7 +70,7 @@ class StepStream {
   __device__ StepStream(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile, int first,
                         int end)
       : shape_(shape), a_(a), tile_(tile), first_(first), end_(end), step_(0) {
-    begin_key_ = min(shape.first_key, tile.num_before);
+    begin_key_ = tile.begin_key;
     end_key_ = min(tile.end_key, tile.is_tree ? tile.num_before / kUnitKeys * kUnitKeys : tile.end_key);
     WriteUnits(first / kPartitionSteps);
     __syncthreads();

@@ -15,6 +15,7 @@ constexpr int kUnits = 4;      // of a warp
 constexpr int kWarpKeys = kUnits * kUnitKeys;
 constexpr int kPartitionKeys = kAttentionWarps * kWarpKeys;
 static_assert(kPartitionKeys == fdsd::kPartitionKeys);
+constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kPartColumns = 128;  // of values, at most, that a block has; as many sums find room in registers
 
 struct AttentionShape {
@@ -23,12 +24,29 @@ struct AttentionShape {
   int32_t num_heads;
   int32_t max_blocks;
   float scale;
+  float softcap;  // 0 = none
   int32_t first_key;
+  int32_t window;          // 0 = none
   int32_t num_partitions;  // of the grid
   int32_t num_slots;       // for results over shared partitions: one for each of them, or 1 for all merged
   int32_t tile_rows;       // kTileRows, or so many times that
   int64_t num_rows;        // packed, of a KV head; there is room for so many results over a partition
   bool is_float32;         // activations; else bfloat16
+
+  // The first key that a row at this position sees.
+  __device__ __forceinline__ int32_t FirstKey(int32_t position) const {
+    const int32_t first = min(first_key, position);
+    return window > 0 ? max(first, position + 1 - window) : first;
+  }
+  __device__ __forceinline__ bool IsSeen(int32_t key, int32_t position) const {
+    return key <= position && key >= FirstKey(position);
+  }
+
+  // A score in units of log 2.
+  __device__ __forceinline__ float Capped(float score) const {
+    const float cap = softcap * kLog2E;
+    return softcap > 0.0f ? cap * tanhf(score / cap) : score;
+  }
 
   __device__ __forceinline__ int32_t GroupSize() const { return num_heads / cache.num_kv_heads; }
 
@@ -89,7 +107,9 @@ struct TilePlace {
   int32_t num_new;
   int32_t num_before;
   int32_t end_key;          // after the last key that a row of the tile sees
-  int32_t first_partition;  // those before have been computed for the request's group
+  int32_t begin_key;        // before it no row of the tile sees a key of the cache
+  int32_t num_shared;       // partitions that have been computed for the request's group
+  int32_t first_partition;  // of the tile's own, after those or from begin_key on
   int32_t place;            // of its rows among those of groups
   bool is_tree;
 
@@ -116,11 +136,13 @@ struct TilePlace {
     if (first_row >= num_rows) return false;
     num_before = a.seq_lens[request] - num_new;
     is_tree = !(a.tree_mask == nullptr) && num_new <= kMaxTreeRows;
-    first_partition = 0;
+    begin_key = min(shape.FirstKey(num_before + (is_tree ? 0 : FirstToken(shape))), num_before);
+    num_shared = 0;
     if (!(a.prefixes.group_rows == nullptr)) {
-      first_partition = a.prefixes.shared_partitions[request];
+      num_shared = a.prefixes.shared_partitions[request];
       place = a.prefixes.group_places[request];
     }
+    first_partition = max(num_shared, begin_key / kPartitionKeys);
     end_key = 0;
     for (int token = FirstToken(shape); token <= LastToken(shape); ++token)
       end_key = max(end_key, PositionOf(a, token) + 1);
@@ -141,6 +163,8 @@ struct TilePlace {
     first_row = tile * height;
     end_key = a.prefixes.shared_partitions[request] * kPartitionKeys;
     num_before = end_key;
+    begin_key = shape.first_key;
+    num_shared = 0;
     first_partition = 0;
     is_tree = false;
   }

@@ -40,11 +40,11 @@ struct UnitKeys {
   __device__ __forceinline__ int64_t Index(int i) const {
     const int key = first + i;
     if (token == kNobody) {
-      if (key < shape.first_key && key < tile.num_before) return -1;
+      if (key < tile.begin_key) return -1;
       return key < tile.num_before + tile.num_new ? at_first + i : -1;
     }
     const int position = tile.PositionOf(a, token);
-    if (key > position || (key < shape.first_key && key < position)) return -1;
+    if (!shape.IsSeen(key, position)) return -1;
     return IndexOf(tile.Stored(a, token, key));
   }
 };
@@ -102,7 +102,8 @@ class UnitStream {
   // Whether the unit has keys that not every row sees.
   __device__ __forceinline__ bool IsPartlySeen(int unit) const {
     const int first = first_key_ + unit * kUnitKeys;
-    return first < shape_.first_key || first + kUnitKeys > tile_.num_before + tile_.FirstToken(shape_) + 1;
+    return first < shape_.FirstKey(tile_.end_key - 1) ||
+           first + kUnitKeys > tile_.num_before + tile_.FirstToken(shape_) + 1;
   }
 
   // The slot of a stage, when it has arrived. Stages are waited for in order.

@@ -84,12 +84,12 @@ struct WideResult {
   __device__ __forceinline__ void LoadShared(const AttentionShape& shape, const TilePlace& own,
                                              DevicePtr<const float> results) {
     Clear();
-    if (own.first_partition == 0) return;
+    if (own.num_shared == 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (own.HeadRow(shape, OwnRow(half)) < 0) continue;
       const DevicePtr<const float> row = results + own.SharedOffset(shape, OwnRow(half));
-      const int num_slots = shape.num_slots == 1 ? 1 : own.first_partition;
+      const int num_slots = shape.num_slots == 1 ? 1 : own.num_shared;
 #pragma unroll 1
       for (int slot = 0; slot < num_slots; ++slot) MergeRow(row + slot * shape.PartialSize(), half, own.num_columns);
     }

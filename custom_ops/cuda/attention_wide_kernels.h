@@ -47,13 +47,13 @@ __device__ __forceinline__ void WeighStep(const AttentionShape& shape, const int
                                           float (*scores)[4], uint32_t (*weights)[4], WideResult<Block>* result) {
   const float scale = shape.scale * kLog2E;
 #pragma unroll
-  for (int i = 0; i < 4 * kKeyTiles; ++i) scores[i / 4][i % 4] *= scale;
+  for (int i = 0; i < 4 * kKeyTiles; ++i) scores[i / 4][i % 4] = shape.Capped(scores[i / 4][i % 4] * scale);
   if (!is_whole) {
 #pragma unroll
     for (int i = 0; i < 4 * kKeyTiles; ++i) {
       const int key = block * kStepKeys + OwnColumn(i / 4) + i % 2;
       const int position = positions[i % 4 / 2];
-      if (key > position || (key < shape.first_key && key < position)) scores[i / 4][i % 4] = kMasked;
+      if (!shape.IsSeen(key, position)) scores[i / 4][i % 4] = kMasked;
     }
   }
 #pragma unroll
@@ -161,7 +161,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kGroups == 1 ? 2 : 1) void 
   if (is_split && (begin < tile.first_partition || begin >= tile.NumPartitions())) return;
   ResultBefore<Block> before;
   WideResult<Block> merged;
-  if (!is_split && tile.first_partition > 0) {
+  if (!is_split && tile.num_shared > 0) {
     merged.LoadShared(shape, own, shared);
     before.Store(merged);
   }

@@ -12,11 +12,19 @@ from fastdeploy_sd.ops.rope_table import RopeScaling
 MAX_EXPERTS = 65_536
 # What the attention kernels do.
 MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
+# Layer types in config.json.
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Self-attention of a layer; `window`: tokens that a token attends to, itself included, None = all before it."""
+    """Self-attention of a layer.
+
+    Attributes:
+        window: tokens that a token attends to, itself included, None = all before it.
+        softcap: c: scores become c * tanh(score / c); None = they stay.
+        scale: of scores; None = head_dim ** -0.5.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -25,6 +33,8 @@ class AttentionConfig:
     output_bias: bool = False
     qk_norm: bool = False
     window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
 
     @property
     def q_size(self) -> int:
@@ -124,6 +134,9 @@ FIELDS: Mapping[str, Field] = {
     "attention_bias": Boolean(),
     "mlp_bias": Boolean(),
     "use_bias": Boolean(),
+    **integer_fields(1, MAX_I32, "sliding_window"),
+    "use_sliding_window": Boolean(),
+    "max_window_layers": Integer(0, 10_000, 28),
     # Qwen3
     "num_experts": Integer(0, MAX_EXPERTS),
     "num_local_experts": Integer(0, MAX_EXPERTS, 0),
@@ -154,7 +167,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "qk_layernorm": (False,),
     "residual_multiplier": (1.0,),
     "use_mrope": (False,),
-    "use_sliding_window": (False,),
 }
 
 
@@ -175,15 +187,15 @@ def read_decoder(
     reader.require_neutral({**_NEUTRAL, "hidden_act": activations})
     num_heads, hidden_size = reader.integer("num_attention_heads"), reader.integer("hidden_size")
     max_position = reader.integer("max_position_embeddings")
-    _verify_layer_types(reader)
     num_kv_heads, head_dim = _read_heads(reader, num_heads, hidden_size)
     theta, scaling = read_rope(reader, max_position)
     dense = DenseConfig(reader.integer("intermediate_size"), mlp_bias)
     layer = LayerConfig(AttentionConfig(num_heads, num_kv_heads, head_dim, **attention), dense)
+    windows = read_windows(reader, reader.integer("num_hidden_layers"))
     return DecoderConfig(
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * reader.integer("num_hidden_layers"),
+        layers=tuple([replace(layer, attention=replace(layer.attention, window=window)) for window in windows]),
         dense=dense,
         max_position=scaled_context(scaling, max_position),
         norm_eps=reader.number("rms_norm_eps"),
@@ -212,8 +224,20 @@ def _read_heads(reader: FieldReader, num_heads: int, hidden_size: int) -> tuple[
     return num_kv_heads, head_dim
 
 
-def _verify_layer_types(reader: FieldReader) -> None:
-    """Some releases list draft layers too, so that there may be more types than layers."""
+def read_windows(reader: FieldReader, num_layers: int) -> list[int | None]:
+    """Return each layer's window: by `layer_types`, else with `use_sliding_window` from `max_window_layers` on.
+
+    Some releases list draft layers too, so that there may be more types than layers. Raises CheckpointError: there are
+    fewer, or another type.
+    """
     types = reader.values.get("layer_types")
-    if types is not None and (not isinstance(types, list) or any(kind != "full_attention" for kind in types)):
-        raise reader.error("layer_types", "a list of 'full_attention' (nothing else is supported)", types)
+    if types is None:
+        num_full = reader.integer("max_window_layers") if reader.boolean("use_sliding_window") else num_layers
+        types = [_FULL if i < num_full else _SLIDING for i in range(num_layers)]
+    elif not (
+        isinstance(types, list) and len(types) >= num_layers and all(kind in (_FULL, _SLIDING) for kind in types)
+    ):
+        raise reader.error("layer_types", f"a list of {num_layers} '{_FULL}' or '{_SLIDING}'", types)
+    kinds = types[:num_layers]
+    window = reader.integer("sliding_window") if _SLIDING in kinds else None
+    return [window if kind == _SLIDING else None for kind in kinds]

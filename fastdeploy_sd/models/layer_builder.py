@@ -38,7 +38,7 @@ class LayerBuilder:
         attention = Attention(
             self._outputs(weights.qkv(i), self._shard.qkv(config)),
             self._summed(weights.output(i), self._shard.attention(config)),
-            config.head_dim,
+            config,
             qk_norm,
         )
         return DecoderLayer(

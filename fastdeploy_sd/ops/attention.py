@@ -83,7 +83,9 @@ CASCADE_APPEND_ATTENTION = Op(
     dtype=DTypeOf("q"),
     **_REQUEST_MAPS,
     scale=Attr(float),
+    softcap=Attr(float),
     first_key=Attr(int),
+    window=Attr(int),
     **_prefixes(In, optional=True),
     tree_mask=In(I64, "num_tokens", optional=True),
     y=Out("q", "num_tokens, num_heads*head_dim"),
@@ -156,10 +158,14 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     scale: float,
     prefixes: SharedPrefixes[A] | None = None,
     tree_mask: A | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> A:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
-    Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always.
+    Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always;
+    with a window only the last ones of these. No block before the windows of a request's rows is read.
     The cache is read once per request and KV head for all of its rows, and what a group of `prefixes` shares once for
     the group; a row's bits do not depend on the other rows of the call, nor on groups. Sums are in float32. Over a
     bfloat16 cache the softmax weights are rounded to bfloat16, which leaves a row within 0.5 % of its exact length.
@@ -175,14 +181,16 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         seq_lens: i32[R], lengths including the new tokens.
         scale: of the scores, usually D ** -0.5.
         prefixes: from `find_shared_prefixes` of the same offsets, lengths and blocks, None: nothing is shared.
+        window: keys that a row sees at most, its own included; None: all.
+        softcap: c > 0: scores become c * tanh(score / c); None: they stay.
         tree_mask: i64[T], bit j < 64 of a request's row i: whether it sees the request's new token j, for j < i. None:
             it sees all of them.
 
     Returns:
         The same dtype, [T, Hq * D].
 
-    Raises ValueError: a block is outside the cache, `prefixes` are of another call, cache.first_key is not in 0..63, or
-    the device has no kernel for float8.
+    Raises ValueError: a block is outside the cache, `prefixes` are of another call or given with a window,
+    cache.first_key is not in 0..63, or the device has no kernel for float8.
     """
     y: A = CASCADE_APPEND_ATTENTION(
         **_arrays(cache),
@@ -192,6 +200,8 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         table_rows=blocks.table_rows,
         block_tables=blocks.block_tables,
         scale=scale,
+        softcap=softcap or 0.0,
+        window=window or 0,
         first_key=cache.first_key,
         **({} if prefixes is None else prefixes._asdict()),
         tree_mask=tree_mask,

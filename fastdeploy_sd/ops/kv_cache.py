@@ -64,6 +64,7 @@ class KvCache(Generic[A]):
             0 but for draft layers, which start after the target's.
         k_scale, v_scale: f32[num_blocks, Hkv, block_size], one token's elements of a byte times this are its values;
             None for others.
+        group: KV group of the layer, whose blocks these are; see `types.kv_groups`.
     """
 
     k: A
@@ -71,6 +72,7 @@ class KvCache(Generic[A]):
     first_key: int = 0
     k_scale: A | None = None
     v_scale: A | None = None
+    group: int = 0
 
     @property
     def num_blocks(self) -> int:

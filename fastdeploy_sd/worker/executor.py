@@ -20,6 +20,7 @@ from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.text.guidance.vocabulary import VocabularyError, load_vocabulary
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
+from fastdeploy_sd.types.kv_groups import most_blocks
 from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits, measure_limits
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_pages
@@ -193,7 +194,7 @@ def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float)
     size = loaded.kv.size
     _log.info("KV cache: %s", size.describe(info.max_request_tokens))
     if info.max_request_tokens < info.max_model_len:
-        needed = -(-info.max_model_len // size.block_size) * size.block_bytes
+        needed = most_blocks(size.groups, info.max_model_len) * size.block_bytes
         _log.info(
             "the KV cache limits requests to %d tokens; the model's %d take kv_cache_memory_gb %.3f",
             info.max_request_tokens, info.max_model_len, needed / 2**30,

@@ -59,7 +59,7 @@ class Model:
         rotary = make_rotary(config, MAX_LEN)
         self.memory = StepMemory(StepLimits(8, 256, 255), config.vocab_size)
         self.tables = np.full((8, NUM_BLOCKS), -1, np.int32)
-        over = self.memory, self.tables
+        over = self.memory, [self.tables]
         self.eager = EagerForward(ForwardPass(self.decoder, self.eager_caches, rotary), *over)
         self.recorded = RecordedForward(ForwardPass(self.decoder, self.caches, rotary), *over)
 

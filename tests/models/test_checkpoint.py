@@ -135,12 +135,6 @@ def test_what_the_layers_cannot_do_is_refused(key: str) -> None:
         read_decoder_config(config)
 
 
-def test_sliding_windows_are_refused() -> None:
-    config = json.loads((golden.ROOT / "qwen2-tiny" / "config.json").read_text()) | {"use_sliding_window": True}
-    with pytest.raises(CheckpointError, match=r"use_sliding_window: expected false .*, got true"):
-        read_decoder_config(config)
-
-
 def test_a_checkpoint_of_neither_naming_is_refused(tmp_path: pathlib.Path) -> None:
     path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
     rewrite.write_file(path / "model.safetensors", {"transformer.wte.weight": np.zeros((4, 4), np.uint16)})

@@ -27,6 +27,7 @@ EXPERTS = {
     "qwen3_moe-tiny": ("num_experts_per_tok", "num_local_experts", "moe_intermediate_size", "decoder_sparse_step"),
     "ernie4_5_moe-tiny": ("moe_k", "moe_num_experts", "moe_intermediate_size", "moe_num_shared_experts"),
 }
+WINDOWS_FROM_1 = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e6}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
 
@@ -130,9 +131,24 @@ def test_yarn_reaches_as_far_as_its_factor_says() -> None:
 
 
 def test_layers_of_another_attention_are_refused() -> None:
-    refuse("qwen3-tiny", "layer_types", ["full_attention", "sliding_attention", "full_attention"])
+    refuse("qwen3-tiny", "layer_types", ["full_attention", "chunked_attention", "full_attention"])
+    refuse("qwen3-tiny", "layer_types", ["full_attention"] * 2)
     refuse("qwen3-tiny", "layer_types", "full_attention")
     assert read("qwen3-tiny", layer_types=["full_attention"] * 4).num_layers == 3
+
+
+def test_layers_have_the_windows_of_their_types() -> None:
+    """Windows from a layer on are what Qwen's older releases have."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    for config, wanted in (
+        ({"layer_types": types, "sliding_window": 64}, [64, None, 64]),
+        ({"layer_types": None, **WINDOWS_FROM_1}, [None, 64, 64]),
+        ({"layer_types": None, **WINDOWS_FROM_1, "use_sliding_window": False}, [None] * 3),
+    ):
+        layers = read("qwen3-tiny", **config).layers
+        assert [layer.attention.window for layer in layers] == wanted
+    with pytest.raises(CheckpointError, match="sliding_window: expected an integer from 1"):
+        read("qwen3-tiny", layer_types=types)
 
 
 def test_every_field_is_read_by_some_family() -> None:
@@ -145,6 +161,7 @@ def test_every_field_is_read_by_some_family() -> None:
 
     for name in golden.NAMES:
         read_decoder_config(Recorder(values_of(name)))
+    read_decoder_config(Recorder(values_of("qwen2-tiny") | {"layer_types": None} | WINDOWS_FROM_1))
     assert set(FIELDS) <= read_keys
 
 

@@ -117,7 +117,7 @@ def test_calls_can_be_put_behind_every_layers_kv() -> None:
 
     rotary = make_rotary(model.decoder.config, MAX_LEN)
     forward_pass = ForwardPass(model.decoder, model.caches, rotary, on_stored)
-    hooked = RecordedForward(forward_pass, model.memory, model.tables)
+    hooked = RecordedForward(forward_pass, model.memory, [model.tables])
     assert seen == model.caches
     model.load(step)
     got, wanted = model.bits(hooked), model.bits(model.eager)

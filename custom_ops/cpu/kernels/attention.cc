@@ -112,7 +112,7 @@ class Call {
     const RunPartials partials{memory.partials, tile.num_vectors()};
     for (int32_t partition = begin; partition < plan.end_partition; ++partition) {
       tile.RunPartition(partition, memory.scratch, partials);
-      tile.MergePartials(tile.FirstVector(partition), partials, totals);
+      tile.MergePartition(partition, partials, totals);
     }
   }
 
@@ -145,8 +145,10 @@ class Call {
         const RunPartials partials = KeptAt(vectors, merge.first_head, part);
         if (totals.base == nullptr) {
           totals = partials;
+        } else if (is_own) {
+          tile.MergePartition(plan.first_partition + part, partials, totals);
         } else {
-          tile.MergePartials(is_own ? tile.FirstVector(plan.first_partition + part) : 0, partials, totals);
+          tile.MergePartials(partials, totals);
         }
       }
     };

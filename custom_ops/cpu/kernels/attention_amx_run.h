@@ -91,8 +91,9 @@ class RunAmx {
   // sums = sums, of which those over bfloat16 are 0, and then the values times their weights.
   void AddValues(const HeadValues& head) const {
     const int first = keys_.FirstVectorAt(head.begin);
-    if (AddVectors(head, first, keys_.num_vectors() - first)) return;
-    for (int i = first; i < keys_.num_vectors(); i += keys_.group()) AddVectors(head, i, keys_.group());
+    const int end = keys_.EndVectorBefore(head.begin + head.num_keys);
+    if (AddVectors(head, first, end - first)) return;
+    for (int i = first; i < end; i += keys_.group()) AddVectors(head, i, keys_.group());
   }
 
  private:

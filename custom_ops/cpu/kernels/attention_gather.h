@@ -28,7 +28,7 @@ class GatheredKeys {
     const int32_t num_old = tile.num_before - begin_;
     for (int h = 0; h < run.num_heads; ++h) {
       const int head = run.first_head + h;
-      if (num_old > 0) CopyPanel(p.cache, slot(begin_), head, h);
+      if (num_old > 0 && slot(begin_).block >= 0) CopyPanel(p.cache, slot(begin_), head, h);  // else before the window
       int32_t to = num_old;
       for (uint64_t left = tile.seen; left != 0; left &= left - 1, ++to) {
         const Slot target{to / cache_.block_size, to % cache_.block_size};

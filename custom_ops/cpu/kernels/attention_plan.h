@@ -4,6 +4,8 @@
 // Query rows are put together into tiles, and the keys of a row are cut into partitions at fixed absolute positions. A
 // row's partitions are computed independently of each other and merged in order. One task or many may do that, for the
 // row alone or with rows of other requests. So neither the tiles nor the choices made here can show in a result.
+#include <algorithm>
+
 #include "attention_sharing.h"
 #include "fdsd/attention.h"
 #include "kv_check.h"
@@ -86,6 +88,12 @@ struct AttentionRun {
 template <typename Params>
 const int32_t* BlocksOf(const Params& p, int32_t r) {
   return p.block_tables + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
+}
+
+// Position of the first key that a row with so many keys up to its own sees.
+inline int32_t FirstKeySeen(const CascadeAppendAttentionParams& p, int32_t num_keys) {
+  const int32_t first = std::min(p.first_key, num_keys - 1);
+  return p.window > 0 ? std::max(first, num_keys - p.window) : first;
 }
 
 // nullptr when what says of request r which rows and blocks it has fits together.

@@ -38,23 +38,34 @@ class RunKeys {
 
   int32_t NumKeys(int i) const { return tile_.num_keys + (tile_.is_common ? 0 : i / group_); }
 
-  // Which of the keys from position `key` on vector i sees: its own one is never hidden from it.
+  // Position of the first key that vector i sees: its own one is never hidden from it.
+  int32_t FirstKey(int i) const { return FirstKeySeen(p_, NumKeys(i)); }
+
+  // Which of the keys from position `key` on vector i sees; end <= begin: none.
   KeyRange Seen(int i, int32_t key, int num_keys) const {
-    return {std::max(0, std::min(p_.first_key, NumKeys(i) - 1) - key), std::min(num_keys, NumKeys(i) - key)};
+    return {std::max(0, FirstKey(i) - key), std::min(num_keys, NumKeys(i) - key)};
   }
 
   // Vectors of a head before this one see no key from position `key` on.
   int FirstVectorAt(int32_t key) const { return tile_.is_common ? 0 : std::max(0, key + 1 - tile_.num_keys) * group_; }
+  // Vectors of a head from this one on see no key before position `key`.
+  int EndVectorBefore(int32_t key) const {
+    if (p_.window <= 0) return num_vectors_;
+    const int64_t num_rows = int64_t{key} + p_.window - tile_.num_keys;
+    return static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(num_vectors_, num_rows * group_)));
+  }
 
-  // The keys and values of the run's first head from position `key` on. Panels after the last key of the tile may have
-  // no block: they repeat the first one.
+  // The keys and values of the run's first head from position `key` on. Panels outside of what the tile's vectors see
+  // may have no block: they repeat one inside.
   KvBlock<T> Locate(int32_t key) const {
     KvBlock<T> block{};
     block.k_stride = static_cast<int64_t>(p_.cache.block_size) * kPackSize<T>;
     block.head_dim = head_dim_;
     const int32_t last = NumKeys(num_vectors_ - 1) - 1;
+    const int32_t first = std::max(key, FirstKey(0) / kPanelKeys * kPanelKeys);
     for (int i = 0; i < kBlockPanels; ++i) {
-      const int32_t position = key + i * kPanelKeys <= last ? key + i * kPanelKeys : key;
+      const int32_t wanted = key + i * kPanelKeys;
+      const int32_t position = wanted > last ? first : std::max(wanted, first);
       const bool is_gathered = position >= gathered_.begin();
       const KvCache& cache = is_gathered ? gathered_.cache() : p_.cache;
       const int32_t head = is_gathered ? 0 : first_head_;

@@ -75,6 +75,16 @@ FDSD_INLINE void Merge(const Partial& next, int head_dim, const Partial& total) 
   *total.max = max;
 }
 
+// Scores s become c tanh(s / c) = c - 2c / (1 + e^(2s / c)), for a softcap of c log2(e) in their units: those of the
+// panels with keys that are seen.
+FDSD_INLINE void CapScores(float softcap, KeyRange seen, float* scores) {
+  const float cap = softcap * kLog2E;
+  for (int key = seen.begin / kPanelKeys * kPanelKeys; key < seen.end; key += kPanelKeys) {
+    const F32x16 e = Exp(Mul(Load(scores + key), Set1(2.0f / cap)));
+    Store(Sub(Set1(cap), Div(Set1(2.0f * cap), Add(e, Set1(1.0f)))), scores + key);
+  }
+}
+
 // Largest of a vector's scores of a partition's keys, of which it sees `seen`; the others become -infinity. Written are
 // whole blocks of 64 keys, as far as the vector sees one of them.
 FDSD_INLINE float LargestScore(KeyRange seen, float* scores) {

@@ -47,9 +47,6 @@ class TileRun {
 
   int num_vectors() const { return num_vectors_; }
 
-  // Vectors of a head before this one see no key of the partition.
-  int FirstVector(int32_t partition) const { return keys_.FirstVectorAt(partition * kPartitionKeys); }
-
   // partials = the run's vectors over the keys of one partition.
   void RunPartition(int32_t partition, RunScratch<T>* scratch, const RunPartials& partials) const {
     const int32_t begin = partition * kPartitionKeys;
@@ -62,7 +59,8 @@ class TileRun {
       if (h == num_heads_) return blocks[std::min(b + 1, num_blocks - 1)];
       return keys_.At(blocks[b], h);
     };
-    for (int b = 0; b < num_blocks; ++b) {
+    const int first_block = std::max(0, keys_.FirstKey(0) - begin) / kBlockKeys;
+    for (int b = first_block; b < num_blocks; ++b) {
       for (int h = 0; h < num_heads_; ++h) {
         const KvBlock<T> next = block_at(b, h + 1);
         ScoreBlock(h, begin + b * kBlockKeys, block_at(b, h), next.k, scratch->scores + b * kBlockKeys);
@@ -71,14 +69,14 @@ class TileRun {
     for (int h = 0; h < num_heads_; ++h) {
       Scales scales;
       for (int b = 0; b < num_blocks; ++b) scales.Read(keys_.At(blocks[b], h), b);
-      for (int i = keys_.FirstVectorAt(begin); i < num_vectors_; ++i) {
+      for (int i = keys_.FirstVectorAt(begin); i < keys_.EndVectorBefore(end); ++i) {
         WeighVector(h, i, keys_.Seen(i, begin, kPartitionKeys), num_blocks, scales, scratch, At(partials, h, i));
       }
     }
     if constexpr (kHasAmx<T>) {
       if (amx_.is_used()) return AddPartition(begin, end, blocks, num_blocks, *scratch, partials);
     }
-    for (int b = 0; b < num_blocks; ++b) {
+    for (int b = first_block; b < num_blocks; ++b) {
       for (int h = 0; h < num_heads_; ++h) {
         const KvBlock<T> next = block_at(b, h + 1);
         AddBlock(h, begin + b * kBlockKeys, block_at(b, h), next.v, *scratch, partials);
@@ -86,10 +84,25 @@ class TileRun {
     }
   }
 
-  // partials = partials and then `next`, for the vectors of all heads from vector `first` on.
-  void MergePartials(int first, const RunPartials& next, const RunPartials& partials) const {
+  // partials = partials and then `next`, for all vectors.
+  void MergePartials(const RunPartials& next, const RunPartials& partials) const {
     for (int h = 0; h < num_heads_; ++h) {
-      for (int i = first; i < num_vectors_; ++i) Merge(At(next, h, i), head_dim_, At(partials, h, i));
+      for (int i = 0; i < num_vectors_; ++i) Merge(At(next, h, i), head_dim_, At(partials, h, i));
+    }
+  }
+
+  // partials = partials and then those of the tile's partition. A vector begins with the first one that it sees.
+  void MergePartition(int32_t partition, const RunPartials& next, const RunPartials& partials) const {
+    const int32_t begin = partition * kPartitionKeys;
+    const int last = keys_.EndVectorBefore(begin + kPartitionKeys);
+    for (int h = 0; h < num_heads_; ++h) {
+      for (int i = keys_.FirstVectorAt(begin); i < last; ++i) {
+        if (partition > 0 && keys_.FirstKey(i) >= begin) {
+          std::memcpy(At(partials, h, i).sums, At(next, h, i).sums, PartialSize(head_dim_) * sizeof(float));
+        } else {
+          Merge(At(next, h, i), head_dim_, At(partials, h, i));
+        }
+      }
     }
   }
 
@@ -189,6 +202,7 @@ class TileRun {
     if constexpr (kHasAmx<T>) {
       if (amx_.is_used()) amx_.FinishScores(queries_.of[h * num_vectors_ + i], scales.k, seen.end, scores);
     }
+    if (p_.softcap > 0) CapScores(p_.softcap, seen, scores);
     const float max = LargestScore(seen, scores);
     F32x16 total = Set1(0.0f);
     int offset = 0;
@@ -223,12 +237,13 @@ class TileRun {
                 const RunPartials& partials) const {
     const int offset = key % kPartitionKeys;
     const int first = keys_.FirstVectorAt(key);
-    const int num_tiles = (num_vectors_ - first + kValueVectors - 1) / kValueVectors;
-    for (int i = first, tile = 0; i < num_vectors_; i += kValueVectors, ++tile) {
+    const int end = keys_.EndVectorBefore(key - offset + kPartitionKeys);
+    const int num_tiles = (end - first + kValueVectors - 1) / kValueVectors;
+    for (int i = first, tile = 0; i < end; i += kValueVectors, ++tile) {
       SetNext(next, block.v, tile, num_tiles, &block);
       const WeightedRows<T> rows{WeightsAt(&scratch, h, i) + offset, FactorsAt(&scratch, h, offset) + i,
                                  At(partials, h, i).sums, PartialSize(head_dim_)};
-      AddBlockValues(i, std::min(kValueVectors, num_vectors_ - i), key, block, rows);
+      AddBlockValues(i, std::min(kValueVectors, end - i), key, block, rows);
     }
   }
 
@@ -237,18 +252,25 @@ class TileRun {
       AddValues<T>(count, rows, block, {0, kBlockKeys});
       return;
     }
-    // Vectors on both sides of first_key have no key in common.
+    // Whole packs that all vectors see, between those that only some do.
+    constexpr int kPack = kPackSize<T>;
     const KeyRange seen = keys_.Seen(first, key, kBlockKeys);
-    const bool is_aligned = seen.begin == keys_.Seen(first + count - 1, key, kBlockKeys).begin;
-    const int common = is_aligned ? seen.end / kPackSize<T> * kPackSize<T> : 0;
-    if (common > seen.begin) AddValues<T>(count, rows, block, {seen.begin, common});
-    for (int i = 0; i < count; ++i) {
-      const KeyRange own = keys_.Seen(first + i, key, kBlockKeys);
-      const int begin = std::max(common, own.begin);
-      const WeightedRows<T> row{rows.weights + i * kPartitionKeys, rows.factors + i, rows.sums + i * rows.sums_stride,
-                                rows.sums_stride};
-      if (own.end > begin) AddValues<T>(1, row, block, {begin, own.end});
-    }
+    const int last_begin = keys_.Seen(first + count - 1, key, kBlockKeys).begin;
+    KeyRange common{last_begin, seen.end / kPack * kPack};
+    if (last_begin != seen.begin) common.begin = (last_begin + kPack - 1) / kPack * kPack;
+    if (common.end < common.begin) common.end = common.begin;
+    const auto add_own = [&](int begin, int end) {
+      for (int i = 0; i < count; ++i) {
+        const KeyRange own = keys_.Seen(first + i, key, kBlockKeys);
+        const KeyRange keys{std::max(begin, own.begin), std::min(end, own.end)};
+        const WeightedRows<T> row{rows.weights + i * kPartitionKeys, rows.factors + i, rows.sums + i * rows.sums_stride,
+                                  rows.sums_stride};
+        if (keys.end > keys.begin) AddValues<T>(1, row, block, keys);
+      }
+    };
+    if (last_begin != seen.begin) add_own(0, common.begin);
+    if (common.end > common.begin) AddValues<T>(count, rows, block, common);
+    add_own(common.end, kBlockKeys);
   }
 
   const CascadeAppendAttentionParams& p_;

@@ -60,7 +60,8 @@ constexpr int32_t kMaxTreeRows = 64;
 // read once for all of them. Scores are split at fixed absolute positions and the partial results merged in order, so a
 // row does not depend on what else is in the call. Sums are in float32. Over a bfloat16 cache the softmax weights are
 // rounded to bfloat16 before they meet the values, which leaves a row within 0.5 % of its exact length. A row at
-// position p sees the keys first_key..p, and its own key also where p < first_key. Requests may have no rows: then only
+// position p sees the keys first_key..p, with a window the last ones of them, and its own key also where p < first_key.
+// No block before the windows of a request's rows is read. Requests may have no rows: then only
 // their offsets are read. On a GPU, rows after query_start_loc[R] belong to no request, and their rows of y stay as
 // they are.
 //
@@ -76,7 +77,9 @@ struct CascadeAppendAttentionParams {
   int32_t num_table_rows;  // rows of block_tables
   int32_t max_blocks;      // columns of block_tables
   float scale;
+  float softcap;                   // c: scores become c * tanh(score / c); 0: they stay
   int32_t first_key;               // 0..63; keys before it hold nothing defined
+  int32_t window;                  // a row sees so many keys at most, its own included; 0: all. Then no prefixes
   const void* q;                   // [T, Hq * D], cache.dtype
   const int32_t* query_start_loc;  // [R + 1]
   const int32_t* seq_lens;         // [R], length including the new tokens

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paddle import Tensor
 
+from fastdeploy_sd.models.decoder_config import AttentionConfig
 from fastdeploy_sd.models.layers.linear import Linear, LinearLayer
 from fastdeploy_sd.ops.attention import cascade_append_attention, find_shared_prefixes, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
@@ -25,11 +27,19 @@ class OutputRows:
     query_start_loc: Tensor
 
 
+class GroupMaps(NamedTuple):
+    """Where the layers of a KV group keep the step's tokens and those before; see StepMemory and RequestTable."""
+
+    slot_mapping: Tensor
+    blocks: RequestBlocks[Tensor]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionInputs:
     """The step's maps as tensors, shared by all layers; see fastdeploy_sd/device/step_memory.py.
 
     Attributes:
+        slot_mapping, blocks: of the first KV group. more_groups: those of the others.
         outputs: None = every row's output is wanted.
         on_stored: called with a layer's cache once the step's tokens are in it, for calls that belong there; in a
             recording they stand between the layer's own.
@@ -43,43 +53,61 @@ class AttentionInputs:
     rotary: Rotary[Tensor]
     outputs: OutputRows | None = None
     on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None
-    _prefixes: dict[int, SharedPrefixes[Tensor]] = field(init=False, default_factory=dict)
+    more_groups: Sequence[GroupMaps] = ()
+    _prefixes: dict[tuple[int, int], SharedPrefixes[Tensor]] = field(init=False, default_factory=dict)
 
     @property
     def wanted_start_loc(self) -> Tensor:
         """i32[R+1], request r owns rows [q[r], q[r+1]) of those whose output is wanted."""
         return self.query_start_loc if self.outputs is None else self.outputs.query_start_loc
 
-    def prefixes(self, block_size: int, group_size: int) -> SharedPrefixes[Tensor]:
-        """What the requests share, found by the first layer that asks; see `find_shared_prefixes`."""
-        if group_size not in self._prefixes:
-            starts = self.wanted_start_loc
-            found = find_shared_prefixes(starts, self.seq_lens, self.blocks, block_size, group_size)
-            self._prefixes[group_size] = found
-        return self._prefixes[group_size]
+    def maps_of(self, cache: KvCache[Tensor]) -> GroupMaps:
+        """Return those of a layer's KV group."""
+        return self.more_groups[cache.group - 1] if cache.group else GroupMaps(self.slot_mapping, self.blocks)
+
+    def prefixes(self, cache: KvCache[Tensor], group_size: int) -> SharedPrefixes[Tensor]:
+        """What the requests share, found by a KV group's first layer that asks; see `find_shared_prefixes`."""
+        key = cache.group, group_size
+        if key not in self._prefixes:
+            starts, blocks = self.wanted_start_loc, self.maps_of(cache).blocks
+            self._prefixes[key] = find_shared_prefixes(starts, self.seq_lens, blocks, cache.block_size, group_size)
+        return self._prefixes[key]
 
 
 class Attention:
     """Project, rotate, store KV, attend, project back."""
 
-    def __init__(self, qkv: Linear, output: LinearLayer, head_dim: int, qk_norm: QkNorm[Tensor] | None) -> None:
+    def __init__(
+        self, qkv: Linear, output: LinearLayer, config: AttentionConfig, qk_norm: QkNorm[Tensor] | None
+    ) -> None:
         self._qkv, self._output, self._qk_norm = qkv, output, qk_norm
-        self._scale = head_dim**-0.5
+        self._scale = config.head_dim**-0.5 if config.scale is None else config.scale
+        self._window, self._softcap = config.window, config.softcap
 
     def __call__(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> [T, H], or [n, H] of the wanted rows; writes the T new tokens' KV."""
         q = self.store_kv(x, cache, inputs)
         if inputs.outputs is not None:
             q = gather_output_rows(q, inputs.outputs.indices)
-        prefixes = inputs.prefixes(cache.block_size, q.shape[1] // (cache.head_dim * cache.num_kv_heads))
-        starts, lengths = inputs.wanted_start_loc, inputs.seq_lens
-        y = cascade_append_attention(q, cache, starts, lengths, inputs.blocks, self._scale, prefixes)
+        group_size = q.shape[1] // (cache.head_dim * cache.num_kv_heads)
+        y = cascade_append_attention(
+            q,
+            cache,
+            inputs.wanted_start_loc,
+            inputs.seq_lens,
+            inputs.maps_of(cache).blocks,
+            self._scale,
+            inputs.prefixes(cache, group_size) if self._window is None else None,
+            window=self._window,
+            softcap=self._softcap,
+        )
         return self._output(y)
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> rotated q [T, Hq * D]; writes the T new tokens' KV."""
         qkv = self._qkv(x)
-        q = rope_store_kv_(qkv, cache, inputs.positions, inputs.slot_mapping, inputs.rotary, self._qk_norm)
+        slots = inputs.maps_of(cache).slot_mapping
+        q = rope_store_kv_(qkv, cache, inputs.positions, slots, inputs.rotary, self._qk_norm)
         if inputs.on_stored is not None:
             inputs.on_stored(cache, inputs)
         return q

@@ -154,12 +154,16 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     scale: float,
     prefixes: SharedPrefixes[I32] | None = None,
     tree_mask: I64 | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Array:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
-    Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always:
-    y = softmax(scale * q . K^T) . V, query head h using KV head h / (Hq / Hkv). In a tree, new tokens that a row does
-    not see are left out, and later ones count as if they followed at once.
+    Row i of request r has position seq_lens[r] - rows + i and sees keys cache.first_key..position, its own one always,
+    with a window the last of these: y = softmax(softcap * tanh(scale * q . K^T / softcap)) . V, without tanh where
+    there is no softcap. Query head h uses KV head h / (Hq / Hkv). In a tree, new tokens that a row does not see are
+    left out, and later ones count as if they followed at once.
 
     Arguments are those of ops.attention.cascade_append_attention; `prefixes` change nothing.
     """
@@ -178,8 +182,9 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
             mask = int(tree_mask[row]) if tree_mask is not None and is_tree else -1
             new = [j for j in range(i) if mask >> j & 1] + [i]
             seen = np.array([*range(int(length) - len(rows)), *(int(length) - len(rows) + j for j in new)])
-            seen = seen[min(cache.first_key, len(seen) - 1) :]
+            seen = seen[min(cache.first_key, len(seen) - 1) :][-(window or len(seen)) :]
             scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[seen])
+            scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
             y[row] = np.einsum("hk,khd->hd", weights, v[seen])

@@ -167,8 +167,10 @@ class SyntheticRequests:
             speculation=speculation,
             cache_salt=_SALT,
         )
-        blocks = (*context, *range(own, own + self._own_blocks))
-        return NewRequest(request, request.prompt_token_ids, num_tokens, blocks)
+        blocks, num_groups = (*context, *range(own, own + self._own_blocks)), len(self._info.groups)
+        counts = (len(blocks),) * num_groups if num_groups > 1 else ()
+        # Layers of several groups overwrite one another's KV, which costs what separate blocks would.
+        return NewRequest(request, request.prompt_token_ids, num_tokens, blocks * num_groups, num_blocks=counts)
 
 
 def _order(count: int, i: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.gpu_kv import share_gpu_kv
 from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile
-from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, KvLayout, LayerKv
+from fastdeploy_sd.worker.kv.kv_layout import KvLayout
+from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
@@ -109,9 +110,10 @@ def allocate_kv(
     them.
     """
     kv_format = KvCacheFormat.create(config)
-    layers = _Layers(target, drafts, config.speculative.num_model_steps, group.size)
-    layout = KvLayout.create(layers.of_rank(group.rank), kv_format, config.scheduler)
-    assert len(layout.groups) == 1, "the layers of every model that is served share their blocks"
+    layers = _Layers(config, target, drafts, group.size)
+    layout = layers.layout(kv_format)
+    if group.rank == 0 and layout.why_kept:
+        _log.info("the KV blocks before a layer's window are kept: %s", layout.why_kept)
     one_block = group.size * layout.block_bytes
     room = partial(_room, config, target, drafts, group)
     size = kv_sizing.choose_size(config, one_block, max_model_len, room, layout.groups)
@@ -151,9 +153,10 @@ class _Layers:
     """The KV of a model's layers, and of its draft layers, on each of `num_ranks` ranks."""
 
     def __init__(
-        self, target: DecoderConfig, drafts: Mapping[str, DraftWeights], num_steps: int, num_ranks: int
+        self, config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], num_ranks: int
     ) -> None:
-        self._target, self._drafts, self._num_steps, self._num_ranks = target, drafts, num_steps, num_ranks
+        self._config, self._target, self._drafts, self._num_ranks = config, target, drafts, num_ranks
+        self._num_steps = config.speculative.num_model_steps
 
     def of_rank(self, rank: int) -> list[LayerKv]:
         """Return one per layer, draft layers last."""
@@ -164,10 +167,26 @@ class _Layers:
             layers += LayerKv.of_draft_layers(weights.config, num_layers, shard, reads_hidden=reads_hidden)
         return layers
 
+    def layout(self, fmt: KvCacheFormat) -> KvLayout:
+        """Return the KV groups, which are those of any rank."""
+        on_gpu = device().kind != "cpu"
+        return KvLayout.of_model(self.of_rank(0), fmt, self._config, has_drafts=bool(self._drafts), on_gpu=on_gpu)
+
+    def in_block(self, rank: int, fmt: KvCacheFormat) -> list[LayerKv]:
+        """Return the layers of the largest KV group, whose memory those of the others share."""
+        layers = self.of_rank(rank)
+        return [layers[i] for i in max(self.layout(fmt).members, key=len)]
+
     def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, zeros: Zeros) -> RankKv:
         """Return a rank's memory; raises as `allocate`."""
         layers, shard = self.of_rank(rank), Shard(rank, self._num_ranks)
-        caches = allocate(layers, num_blocks, fmt, zeros)
+        shared = allocate(self.in_block(rank, fmt), num_blocks, fmt, zeros)
+        of_layer = {
+            i: replace(shared[j], group=g)
+            for g, members in enumerate(self.layout(fmt).members)
+            for j, i in enumerate(members)
+        }
+        caches = [of_layer[i] for i in range(len(layers))]
         hidden = iter(allocate_block_hidden(layers, num_blocks, fmt, zeros))
         own = DecoderShard(self._target, shard)
         heads = [own.kv_heads(layer.attention) for layer in self._target.layers]
@@ -193,7 +212,7 @@ def _zeros_of_ranks(
         return {}
 
     def num_bytes(rank: int) -> int:
-        own = layers.of_rank(rank)
+        own = layers.in_block(rank, fmt)
         return num_blocks * kv_sizing.block_bytes(own, fmt) + len(own) * MAX_PARTS * ALIGNMENT
 
     with asking_for_memory():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.config import Config, SchedulerConfig
+from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
@@ -248,44 +248,3 @@ def choose_size(
             param="max_model_len",
         )
     return KvCacheSize(count, cache.block_size, one_block, reason, groups)
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """The KV groups of a model.
-
-    Blocks of all groups come from one pool, so they have the same size. Layers of full attention are one kind, layers
-    with the same window another. The kind with the fewest layers sets the number of layers per group; the others are
-    split into groups of that size. With 4 layers of full attention and 10 windows of one size:
-
-        group 0   f f f f          group 1   w w w w
-                                   group 2   w w w w
-                                   group 3   w w . .      padding
-
-    A group whose layers are smaller holds more tokens per block.
-
-    Attributes:
-        members: per group, the numbers of its layers.
-        block_bytes: of a block of any group.
-    """
-
-    groups: tuple[KvGroup, ...]
-    members: tuple[tuple[int, ...], ...]
-    block_bytes: int
-
-    @classmethod
-    def create(cls, layers: Sequence[LayerKv], fmt: KvCacheFormat, limits: SchedulerConfig) -> KvLayout:
-        """Group the layers of a model, and those of its draft models."""
-        max_step_tokens = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-        kinds: dict[int | None, list[int]] = {}
-        for i, layer in sorted(enumerate(layers), key=lambda item: item[1].window is not None):
-            kinds.setdefault(layer.window, []).append(i)
-        size = min(map(len, kinds.values()))
-        members = [(w, tuple(k[i : i + size])) for w, k in kinds.items() for i in range(0, len(k), size)]
-        sizes = [block_bytes([layers[i] for i in numbers], fmt) for _, numbers in members]
-        largest = max(sizes)
-        groups = [
-            KvGroup(fmt.block_size << (largest // own).bit_length() - 1, window, max_step_tokens)
-            for (window, _), own in zip(members, sizes, strict=True)
-        ]
-        return cls(tuple(groups), tuple(numbers for _, numbers in members), largest)

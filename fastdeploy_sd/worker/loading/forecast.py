@@ -21,7 +21,7 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import resident_bytes, weight_bytes_per_step
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_sizing
-from fastdeploy_sd.worker.kv.kv_sizing import KvLayout
+from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme
 from fastdeploy_sd.worker.loading.free_memory import free_memory
@@ -50,9 +50,10 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     on_disk = checkpoint.num_bytes()
     packed = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))
-    layout = KvLayout.create(model.kv_layers(shard), kv_sizing.KvCacheFormat.create(config), config.scheduler)
-    one_block = shard.size * layout.block_bytes
     rows, gpu = _device_rows(config)
+    fmt, on_gpu = kv_sizing.KvCacheFormat.create(config), gpu is not None
+    layout = KvLayout.of_model(model.kv_layers(shard), fmt, config, has_drafts=bool(model.drafts), on_gpu=on_gpu)
+    one_block = shard.size * layout.block_bytes
     if gpu is None:
         taken = on_disk if packed is None else packed
         size = kv_sizing.choose_size(

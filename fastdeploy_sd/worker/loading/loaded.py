@@ -133,8 +133,9 @@ def load(config: Config, group: RankGroup) -> Loaded:
     kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    memory = StepMemory(limits, vocab_size)
-    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size)
+    num_groups = len(kv.size.groups)
+    memory = StepMemory(limits, vocab_size, num_groups)
+    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size, num_groups)
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens)
     # A GPU's pages are sent after the step, so its layers need no signals.
@@ -152,9 +153,9 @@ def load(config: Config, group: RankGroup) -> Loaded:
     if not is_host and group.size == 1:  # other ranks only follow the first
         known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
     if config.model.enforce_eager:
-        forward: Forward = EagerForward(forward_pass, memory, table.blocks)
+        forward: Forward = EagerForward(forward_pass, memory, table.group_blocks)
     else:
-        forward = RecordedForward(forward_pass, memory, table.blocks, buffers, known)
+        forward = RecordedForward(forward_pass, memory, table.group_blocks, buffers, known)
     row_logits = RowLogits(model.decoder, forward.hidden, is_eager=config.model.enforce_eager)
     return Loaded(
         checkpoint=checkpoint,

@@ -23,7 +23,7 @@ from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.layers.attention import AttentionInputs
+from fastdeploy_sd.models.layers.attention import AttentionInputs, GroupMaps
 from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
@@ -76,6 +76,11 @@ class ForwardPass:
     on_stored: OnStored | None = None
     on_hidden: OnHidden | None = None
 
+    @property
+    def num_groups(self) -> int:
+        """Return the number of KV groups."""
+        return 1 + max(cache.group for cache in self.caches)
+
     def run(self, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return hidden rows and logits; inputs and results are tensors, or symbolic ones."""
         maps = AttentionInputs(
@@ -86,6 +91,12 @@ class ForwardPass:
             blocks=RequestBlocks(inputs["table_rows"], inputs["block_tables"]),
             rotary=self.rotary,
             on_stored=self.on_stored,
+            more_groups=[
+                GroupMaps(inputs[slots], RequestBlocks(inputs["table_rows"], inputs[blocks]))
+                for slots, blocks in list(zip(*(_of_groups(name, self.num_groups) for name in _BY_GROUP), strict=True))[
+                    1:
+                ]
+            ],
         )
         hidden = self.decoder.forward(inputs["input_ids"], self.caches, maps)
         if self.on_hidden is not None:
@@ -98,10 +109,10 @@ class EagerForward:
 
     Args:
         memory: of the steps.
-        block_tables: i32[max_num_seqs, max_blocks], the requests' blocks by table row.
+        block_tables: per KV group i32[max_num_seqs, max_blocks], the requests' blocks by table row.
     """
 
-    def __init__(self, forward_pass: ForwardPass, memory: StepMemory, block_tables: I32) -> None:
+    def __init__(self, forward_pass: ForwardPass, memory: StepMemory, block_tables: Sequence[I32]) -> None:
         self._pass, self._memory, self._block_tables = forward_pass, memory, block_tables
         config, limits = forward_pass.decoder.config, memory.limits
         self.hidden = device().zeros((limits.num_tokens, config.hidden_size), storage(forward_pass.decoder.dtype))
@@ -111,9 +122,9 @@ class EagerForward:
     def __call__(self) -> None:
         m = self._memory
         counts = {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
-        tensors = {}
+        tensors, shapes = {}, _shapes(self._pass.num_groups)
         for name, array in _inputs(m, self._block_tables).items():
-            dim = _SHAPES.get(name)
+            dim = shapes.get(name)
             tensors[name] = device().wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
         hidden, logits = self._pass.run(tensors)
         self._rows[: m.num_tokens] = device().read(hidden)
@@ -137,20 +148,21 @@ class RecordedForward:
         self,
         forward_pass: ForwardPass,
         memory: StepMemory,
-        block_tables: I32,
+        block_tables: Sequence[I32],
         buffers: DeviceBuffers = HOST_BUFFERS,
         known: KnownTokens | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
-        arrays, shapes = _inputs(memory, block_tables), _SHAPES
+        arrays, shapes = _inputs(memory, block_tables), _shapes(len(block_tables))
+        padding: Padding = {**_PADDING, **dict.fromkeys(_of_groups("slot_mapping", len(block_tables)), -1)}
         if known is not None:
-            shapes = _SHAPES | _RESOLVED_SHAPES
+            shapes |= _RESOLVED_SHAPES
             arrays |= {name: getattr(memory, name) for name in (*_RESOLVED_SHAPES, "draft_token_ids")}
             arrays |= {"token_table": known.tokens, "num_known": known.num_tokens, "made_drafts": known.made_drafts}
         inputs = {
             name: recorder.add_input(
                 name,
-                paddle.int64 if name == "slot_mapping" else paddle.int32,
+                paddle.int64 if array.dtype == np.int64 else paddle.int32,
                 (shapes[name],) if name in shapes else array.shape,
             )
             for name, array in arrays.items()
@@ -165,7 +177,7 @@ class RecordedForward:
         }
         self._memory, self._buffers = memory, buffers
         self.program = device().program(
-            Recording(recorder, outputs, bounds, {name: value for name, value in _PADDING.items() if name in inputs}),
+            Recording(recorder, outputs, bounds, {name: value for name, value in padding.items() if name in inputs}),
             {name: buffers.of(array) for name, array in arrays.items()},
         )
         self.hidden, logits = self.program.outputs
@@ -209,9 +221,25 @@ _PADDING: Padding = {
 }
 
 
-def _inputs(memory: StepMemory, block_tables: I32) -> dict[str, Array]:
+# Inputs that each KV group has its own of.
+_BY_GROUP = ("slot_mapping", "block_tables")
+
+
+def _of_groups(name: str, num_groups: int) -> list[str]:
+    """Return the name of an input for each KV group."""
+    return [name, *(f"{name}_{g}" for g in range(1, num_groups))]
+
+
+def _shapes(num_groups: int) -> dict[str, Size]:
+    return _SHAPES | dict.fromkeys(_of_groups("slot_mapping", num_groups), _SHAPES["slot_mapping"])
+
+
+def _inputs(memory: StepMemory, block_tables: Sequence[I32]) -> dict[str, Array]:
     """Return the whole input arrays of the pass."""
-    return {name: getattr(memory, name) for name in _SHAPES} | {"block_tables": block_tables}
+    arrays: dict[str, Array] = {name: getattr(memory, name) for name in _SHAPES}
+    for name, of_groups in zip(_BY_GROUP, (memory.slot_mappings, block_tables), strict=True):
+        arrays |= dict(zip(_of_groups(name, len(block_tables)), of_groups, strict=True))
+    return arrays
 
 
 def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:

@@ -75,7 +75,8 @@ class RequestTable:
     Attributes:
         tokens: i32[max_num_seqs, max_model_len]; num_tokens: i32[max_num_seqs] committed.
         max_total: i32[max_num_seqs], the most committed tokens: prompt + max_tokens, at most max_model_len.
-        blocks: i32[max_num_seqs, max_blocks], -1 past the request's own.
+        group_blocks: per KV group i32[max_num_seqs, max_blocks], -1 past the request's own. blocks: of the first one.
+        num_blocks: i32[max_num_seqs], that a request has in every group.
         temperature .. bias_values: one value or row per table row; see SamplingArrays.
         has_mask: bool[max_num_seqs], whether some token may be forbidden to the request; num_masks: to how many.
         num_draft_logprobs: alternatives reported with every draft, -1 = none wanted.
@@ -86,13 +87,17 @@ class RequestTable:
             the columns cleared these sets.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, num_groups: int = 1
+    ) -> None:
         self.block_size, max_blocks = block_size, -(-max_model_len // block_size)
         self.tokens = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
         self.max_total = np.zeros(max_num_seqs, np.int32)
-        self.blocks = np.full((max_num_seqs, max_blocks), -1, np.int32)
+        self.group_blocks = [np.full((max_num_seqs, max_blocks), -1, np.int32) for _ in range(num_groups)]
+        self.blocks = self.group_blocks[0]
         self.num_blocks = np.zeros(max_num_seqs, np.int32)
+        self._num_group_blocks = np.zeros((num_groups, max_num_seqs), np.int32)
         self.temperature, self.top_p, self.min_p = (np.zeros(max_num_seqs, np.float32) for _ in range(3))
         self.repetition, self.presence, self.frequency = (np.zeros(max_num_seqs, np.float32) for _ in range(3))
         self.top_k = np.zeros(max_num_seqs, np.int32)
@@ -126,7 +131,7 @@ class RequestTable:
             except Exception as error:
                 refused[new.request.request_id] = error
         for delta in plan.deltas:
-            self._append_blocks(self._table_row_of[delta.request_id], delta.new_block_ids)
+            self._append_blocks(self._table_row_of[delta.request_id], delta.new_block_ids, delta.num_blocks)
         return Changes(dropped, added, refused)
 
     def table_rows(self, request_ids: Sequence[RequestId]) -> I32:
@@ -175,7 +180,8 @@ class RequestTable:
             table_row = self._table_row_of.pop(request_id, None)
             if table_row is None:
                 continue
-            self.blocks[table_row, : self.num_blocks[table_row]] = -1
+            for blocks, count in zip(self.group_blocks, self._num_group_blocks[:, table_row], strict=True):
+                blocks[table_row, :count] = -1
             if self.count_rows[table_row] >= 0:
                 self.counts.free(int(self.count_rows[table_row]))
             del self.rules[table_row]
@@ -199,8 +205,8 @@ class RequestTable:
         self.tokens[table_row, :n] = new.token_ids
         self.num_tokens[table_row] = n
         self.max_total[table_row] = new.num_prompt_tokens + request.max_tokens
-        self.num_blocks[table_row] = 0
-        self._append_blocks(table_row, new.block_ids)
+        self._num_group_blocks[:, table_row] = 0
+        self._append_blocks(table_row, new.block_ids, new.num_blocks)
         self.temperature[table_row], self.top_p[table_row], self.min_p[table_row] = s.temperature, s.top_p, s.min_p
         self.repetition[table_row], self.presence[table_row] = s.repetition_penalty, s.presence_penalty
         self.frequency[table_row], self.top_k[table_row] = s.frequency_penalty, s.top_k
@@ -225,8 +231,12 @@ class RequestTable:
     def _wants_report(self, table_row: int) -> bool:
         return bool(self.num_logprobs[table_row] >= 0 or self.num_draft_logprobs[table_row] >= 0)
 
-    def _append_blocks(self, table_row: int, block_ids: tuple[int, ...]) -> None:
-        begin = int(self.num_blocks[table_row])
-        self.blocks[table_row, begin : begin + len(block_ids)] = block_ids
-        self.num_blocks[table_row] = begin + len(block_ids)
+    def _append_blocks(self, table_row: int, block_ids: tuple[int, ...], num_blocks: tuple[int, ...]) -> None:
+        first = 0
+        for g, count in enumerate(num_blocks or (len(block_ids),)):
+            begin = self._num_group_blocks.item(g, table_row)
+            self.group_blocks[g][table_row, begin : begin + count] = block_ids[first : first + count]
+            self._num_group_blocks[g, table_row] = begin + count
+            first += count
+        self.num_blocks[table_row] = self._num_group_blocks[:, table_row].min()
         self.rows_with_blocks.add(table_row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ PREFILL = [(0, 17), (0, 70), (50, 100), (500, 20)]
 MIXED = [(0, 0), (700, 1), (0, 33), (90, 0), (511, 6), (64, 64), (3, 1)]
 DTYPES: list[Any] = [np.float32, np.uint16]
 FIRST_KEYS = [1, 2, 17, 63]
+# A window and a softcap for some of them.
+WINDOWS = {1: (1, None), 17: (17, 3.0), 63: (300, 20.0)}
 Geometry = tuple[int, int, int, int]  # query heads, KV heads, head size, block size
 SHAPES: list[tuple[Sequence[tuple[int, int]], Geometry]] = [
     ([], (2, 1, 16, 16)),
@@ -152,9 +155,18 @@ def inputs() -> dict[str, dict[str, Any]]:
         args = batch(requests, *geometry, dtype)
         name = f"first-key-{first_key}-{np.dtype(dtype)}-{len(requests)}-{shape}"
         found[name] = without_first_keys(args, first_key)
+        if first_key in WINDOWS:
+            found[name.replace("first-key", "window")] = windowed(args, first_key)
     for dtype in DTYPES:
         found |= {f"shared-{name}-{np.dtype(dtype)}": args for name, args in shared_batches(dtype).items()}
     return found
+
+
+def windowed(args: dict[str, Any], first_key: int) -> dict[str, Any]:
+    """The same call with a window and a softcap, over a table without the blocks before the windows."""
+    window, softcap = WINDOWS[first_key]
+    kept = args if window is None else without_keys_before(args, window)
+    return {**kept, "window": window, "softcap": softcap}
 
 
 def without_first_keys(args: dict[str, Any], first_key: int) -> dict[str, Any]:
@@ -168,6 +180,24 @@ def without_first_keys(args: dict[str, Any], first_key: int) -> dict[str, Any]:
             k[own_blocks(args, r)[block], :, :, offset] = nan
             v[own_blocks(args, r)[block], :, offset // s, :, offset % s] = nan
     return {**args, "cache": KvCache(k, v, first_key)}
+
+
+def without_keys_before(args: dict[str, Any], window: int) -> dict[str, Any]:
+    """The same call without the blocks before the window of each request's first row; keys before it become NaN."""
+    tables, size = args["blocks"].block_tables.copy(), args["cache"].block_size
+    found = args["cache"]
+    cache = replace(found, k=found.k.copy(), v=found.v.copy())
+    for r, num_rows in enumerate(np.diff(args["query_start_loc"])):
+        first = max(int(args["seq_lens"][r]) - int(num_rows) + 1 - window, 0)
+        own = own_blocks(args, r)
+        for position in range(first // size * size, first):
+            if cache.k_scale is None:
+                poison = np.nan if cache.k.dtype == np.float32 else 0x7FC0
+                cache.k[own[position // size], :, :, position % size] = poison
+                s = cache.v.shape[4]
+                cache.v[own[position // size], :, position % size // s, :, position % s] = poison
+        tables[args["blocks"].table_rows[r], : first // size] = -1
+    return {**args, "cache": cache, "blocks": args["blocks"]._replace(block_tables=tables)}
 
 
 def select(together: Mapping[str, Any], requests: Sequence[int]) -> dict[str, Any]:

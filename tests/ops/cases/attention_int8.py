@@ -14,7 +14,7 @@ from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.reference.kv_quantize import quantize_heads
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.types import F32
-from tests.ops.cases.attention import FIRST_KEYS, SHAPES, batch, own_blocks, select, shared_batches
+from tests.ops.cases.attention import FIRST_KEYS, SHAPES, WINDOWS, batch, own_blocks, select, shared_batches, windowed
 from tests.ops.cases.case import OpCases
 
 BLOCKS = 4
@@ -75,7 +75,10 @@ def attention_inputs() -> dict[str, dict[str, Any]]:
             name = f"{i}-{np.dtype(dtype)}-{geometry[0]}:{geometry[1]}x{geometry[2]}-block{geometry[3]}"
             found[name] = quantized(blunt(batch(requests, *geometry, dtype)))
         first_key = FIRST_KEYS[i % len(FIRST_KEYS)]
-        found[f"{i}-first-key-{first_key}"] = quantized(blunt(batch(requests, *geometry, np.float32)), first_key)
+        args = blunt(batch(requests, *geometry, np.float32))
+        found[f"{i}-first-key-{first_key}"] = quantized(args, first_key)
+        if first_key in WINDOWS:
+            found[f"{i}-window-{first_key}"] = windowed(quantized(args), first_key)
     found |= {f"shared-{name}": quantized(blunt(args)) for name, args in shared_batches(np.float32).items()}
     return found
 

@@ -45,11 +45,11 @@ def as_chain(args: dict[str, Any], r: int, path: list[int]) -> dict[str, Any]:
                 divmod(before + token, cache.block_size),
             )
             array[table[block], offset] = source[table[other_block], other]
-    new_scales = [None if scale is None else np.ascontiguousarray(scale.transpose(0, 2, 1)) for scale in scales]
+    k_scale, v_scale = [None if scale is None else np.ascontiguousarray(scale.transpose(0, 2, 1)) for scale in scales]
     return {
         **alone,
         "q": args["q"][starts[r] + np.array(path)],
-        "cache": KvCache(reference.pack_k(k), reference.pack_v(v), cache.first_key, *new_scales),
+        "cache": KvCache(reference.pack_k(k), reference.pack_v(v), cache.first_key, k_scale, v_scale),
         "query_start_loc": np.array([0, len(path)], np.int32),
         "seq_lens": np.array([before + len(path)], np.int32),
     }

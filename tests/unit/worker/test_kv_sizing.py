@@ -11,9 +11,9 @@ from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConf
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.types.kv_groups import KvGroup
+from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.kv.kv_sizing import (
     KvCacheFormat,
-    KvLayout,
     KvRoom,
     LayerKv,
     block_bytes,

@@ -36,17 +36,6 @@ bool IsTree(const CascadeAppendAttentionParams& p, int32_t r) {
   return false;
 }
 
-Error CheckBlocks(const CascadeAppendAttentionParams& p, int32_t r) {
-  if (NumRows(p, r) == 0) return nullptr;
-  const int64_t num_blocks = (static_cast<int64_t>(p.seq_lens[r]) + p.cache.block_size - 1) / p.cache.block_size;
-  const int32_t* table = BlocksOf(p, r);
-  for (int64_t i = 0; i < num_blocks; ++i) {
-    if (table[i] < 0 || table[i] >= p.cache.num_blocks)
-      return "block_tables: expected a block of the cache for every token, got an id outside";
-  }
-  return nullptr;
-}
-
 // Makes the tiles: first those of rows that share a prefix, then trees' trunks, then each request's own.
 class Planner {
  public:
@@ -63,7 +52,7 @@ class Planner {
       for (int32_t r = 0; r < p_.num_requests; ++r) FindBefore(r);
     }
     for (int32_t r = 0; r < p_.num_requests; ++r) {
-      if (IsTree(p_, r)) AddTrunk(r);
+      if (p_.window <= 0 && IsTree(p_, r)) AddTrunk(r);  // rows of a tree have different windows
     }
     for (int32_t r = 0; r < p_.num_requests; ++r) IsTree(p_, r) ? AddTreeRows(r) : AddOwnTiles(r);
     SplitTiles();
@@ -108,6 +97,10 @@ class Planner {
     before_[static_cast<size_t>(r)] = {prefixes.shared_partitions[r], {g, num_before * group_}};
   }
 
+  int32_t FirstPartition(const Before& before, int32_t num_keys) const {
+    return std::max(before.num_partitions, FirstKeySeen(p_, num_keys) / kPartitionKeys);
+  }
+
   void AddOwnTiles(int32_t r) {
     const int32_t num_rows = NumRows(p_, r);
     const Before& before = before_[static_cast<size_t>(r)];
@@ -119,7 +112,7 @@ class Planner {
       tile.first_row = p_.query_start_loc[r] + begin;
       tile.num_rows = end - begin;
       tile.num_keys = p_.seq_lens[r] - num_rows + begin + 1;
-      tile.first_partition = before.num_partitions;
+      tile.first_partition = FirstPartition(before, tile.num_keys);
       tile.end_partition = (tile.num_keys + tile.num_rows - 2) / kPartitionKeys + 1;
       tile.before = before.kept;
       tiles_.push_back(tile);
@@ -169,7 +162,7 @@ class Planner {
       tile.seen = (static_cast<uint64_t>(p_.tree_mask[first_row + i]) & (own - 1)) | own;
       tile.num_before = p_.seq_lens[r] - num_rows;
       tile.num_keys = tile.num_before + __builtin_popcountll(tile.seen);
-      tile.first_partition = before.num_partitions;
+      tile.first_partition = FirstPartition(before, tile.num_keys);
       tile.end_partition = (tile.num_keys - 1) / kPartitionKeys + 1;
       tile.before = before.kept;
       tile.before.first += i * group_;
@@ -263,29 +256,6 @@ thread_local std::vector<KeptPartials> Planner::kept_;
 thread_local std::vector<Planner::Before> Planner::before_;
 
 }  // namespace
-
-Error CheckCpuKvCache(const KvCache& cache) {
-  if (const Error error = CheckKvCache(cache); error != nullptr) return error;
-  if (cache.kv_dtype == KvDType::kFloat8)
-    return "kv_dtype: expected a type that CPUs have a kernel for (float32, bfloat16, int8), got float8";
-  return nullptr;
-}
-
-Error CheckAttention(const CascadeAppendAttentionParams& p) {
-  if (const Error error = CheckCpuKvCache(p.cache); error != nullptr) return error;
-  if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
-    return "num_heads: expected a positive multiple of num_kv_heads";
-  if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize) return "num_heads: expected at most 16 per KV head, got more";
-  if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
-  if (p.first_key < 0 || p.first_key > kMaxFirstKey) return "first_key: expected 0..63, got a number outside";
-  if (p.query_start_loc[0] != 0 || p.query_start_loc[p.num_requests] != p.num_tokens)
-    return "query_start_loc: expected to start at 0 and to end at the number of rows of q";
-  for (int32_t r = 0; r < p.num_requests; ++r) {
-    if (const Error error = CheckRequest(p, r, p.cache.block_size); error != nullptr) return error;
-    if (const Error error = CheckBlocks(p, r); error != nullptr) return error;
-  }
-  return p.prefixes.group_rows == nullptr ? nullptr : CheckPrefixes(p);
-}
 
 Error PlanAttention(const CascadeAppendAttentionParams& p, AttentionPlan* plan) {
   try {

@@ -36,7 +36,7 @@ class LayerBuilder:
         eps, norms, config = self._config.norm_eps, weights.qk_norms(i), self._config.layers[i].attention
         qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
         attention = Attention(
-            self._outputs(weights.qkv(i), self._shard.qkv(config)),
+            self._outputs(weights.qkv(i), self._scheme.qkv(config), self._shard.qkv(config)),
             self._summed(weights.output(i), self._shard.attention(config)),
             config,
             qk_norm,
@@ -73,7 +73,8 @@ class LayerBuilder:
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> SwigluMlp:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
         return SwigluMlp(
-            self._outputs(weights.gate_up(i, part, size), (gate, up)), self._summed(weights.down(i, part, size), own)
+            self._outputs(weights.gate_up(i, part, size), self._scheme.linear, (gate, up)),
+            self._summed(weights.down(i, part, size), own),
         )
 
     def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:
@@ -85,10 +86,10 @@ class LayerBuilder:
         )
         return Experts(own.inputs.start, gate_up, down, own.slices.count)
 
-    def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
+    def _outputs(self, weight_and_bias: WeightAndBias, fmt: LinearFormat, rows: Sequence[range]) -> Linear:
         """Build the rank's outputs of a linear layer, which stay with it."""
         matrix, bias = weight_and_bias
-        return Linear(self._packer.linear(matrix.rows(rows), self._scheme.linear), _of_rows(bias, rows))
+        return Linear(self._packer.linear(matrix.rows(rows), fmt), _of_rows(bias, rows))
 
     def _summed(self, weight_and_bias: WeightAndBias, own: SumPart) -> LinearLayer:
         """Build the rank's part of a linear layer whose inputs are shared out."""

@@ -48,7 +48,7 @@ def layer_bytes(config: DecoderConfig, scheme: QuantScheme, layer: LayerConfig, 
     """Return the bytes of the matrices that a rank has of a decoder layer; raises as resident_bytes."""
     hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard)
     attention = own.attention(layer.attention)
-    total = packed_bytes(hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
+    total = packed_bytes(hidden, sum(map(len, own.qkv(layer.attention))), scheme.qkv(layer.attention))
     total += packed_bytes(len(attention.inputs), hidden, scheme.linear, attention.slices)
     if isinstance(mlp, DenseConfig):
         return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(mlp.intermediate_size))

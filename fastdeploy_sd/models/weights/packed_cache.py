@@ -20,7 +20,7 @@ import numpy as np
 import fastdeploy_sd
 from fastdeploy_sd.device.checksum import packed_layout_version
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.quant_scheme import SCHEME_VERSION, QuantScheme
 from fastdeploy_sd.models.sharding import RULES_VERSION
 from fastdeploy_sd.models.weights.packed_file import Key, PackedFile, PackedFileError, write_packed_file
 from fastdeploy_sd.models.weights.source import WeightSource
@@ -113,6 +113,7 @@ def cache_key(checkpoint: WeightSource, scheme: QuantScheme, part: str, shard: S
         "checkpoint": checkpoint.identity(),
         "part": part,
         "scheme": asdict(scheme),
+        "scheme_version": SCHEME_VERSION,
         "shard": asdict(shard),
         "slice_rules": RULES_VERSION,
         "layout_version": packed_layout_version(),

@@ -116,6 +116,12 @@ def _verify(argv: Sequence[str]) -> int:
     return verify.main(argv)
 
 
+def _quantize(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.cli import quantize
+
+    return quantize.main(argv)
+
+
 COMMANDS = {
     "serve": Command("serve a model over the OpenAI API", _serve),
     "route": Command("give requests to several servers, and go on elsewhere when one fails", _route),
@@ -124,6 +130,7 @@ COMMANDS = {
     "replay": Command("count what drafting would have gained on recorded texts; needs no model", _replay),
     "perplexity": Command("score a text under a model, and compare two formats of it", _perplexity),
     "verify": Command("prove on your model that tokens do not depend on how they are computed", _verify),
+    "quantize": Command("write a checkpoint whose weights are quantised already", _quantize),
     "explain-config": Command("print the effective options and where each came from", _explain_config),
     "collect-env": Command("print versions and hardware, for bug reports", _collect_env),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,10 +22,10 @@ from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 A = TypeVar("A")
 # fdsd::WeightDType.
 _WEIGHT_DTYPE_CODES = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1, np.dtype(np.float16): 2}
-# Formats whose codes are packed as custom_ops/cpu/kernels/linear_layout.h packs fp8: panels of 32 outputs, in each
-# groups of at most 128 inputs, and their scales.
-_FORMATS: tuple[LinearFormat, ...] = ("fp8",)
-_GROUP, _PANEL, _WORD = 128, 32, 4
+GROUP, _PANEL, _WORD = 128, 32, 4
+# Formats with codes, and that of the number 0. custom_ops/cpu/kernels/linear_layout.h says how they are packed: panels
+# of 32 outputs, in each groups of at most 128 inputs, and their scales. Two of wint4 lie in a byte.
+CODE_ZEROS: Mapping[LinearFormat, int] = {"fp8": 0, "wint8": 128, "wint4": 8}
 
 
 @dataclass(frozen=True)
@@ -124,25 +124,45 @@ def pack_linear(
     return PackedLinear(data, in_features, out_features, fmt, slices)
 
 
+def input_groups(num_columns: int, slices: SliceRule) -> list[range]:
+    """Return the inputs that share a scale, group by group: at most 128 of one slice."""
+    return [
+        range(begin, min(begin + GROUP, piece.stop))
+        for piece in slices.ranges(num_columns)
+        for begin in range(piece.start, piece.stop, GROUP)
+    ]
+
+
+def unpack_codes(packed: PackedLinear[npt.NDArray[np.uint8]]) -> tuple[U8, npt.NDArray[np.float32]]:
+    """Return the codes u8[N, K] of a matrix in a format with scales, as they are packed, and their scales f32[N, K]."""
+    groups = input_groups(packed.in_features, packed.slices)
+    units = packed.data.reshape(-(-packed.out_features // _PANEL), len(groups), -1)
+    words, scales = np.split(units, [units.shape[2] - 4 * _PANEL], axis=2)
+    steps = words.reshape(*words.shape[:2], GROUP // _WORD, -1, _WORD)
+    if packed.format == "wint4":
+        steps = np.concatenate([steps & 15, steps >> 4], axis=3)
+    # [panels, columns, groups, steps, 4 inputs]
+    padded = steps.transpose(0, 3, 1, 2, 4).reshape(-1, len(groups), GROUP)[: packed.out_features]
+    codes = np.concatenate([padded[:, g, : len(group)] for g, group in enumerate(groups)], axis=1)
+    by_group = np.ascontiguousarray(scales).view(np.float32).transpose(0, 2, 1).reshape(-1, len(groups))
+    return codes, np.repeat(by_group[: packed.out_features], [len(group) for group in groups], axis=1)
+
+
 def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> U8 | None:
     """Return a matrix packed for `linear` with the codes that it is stored with, None where a part has none.
 
     A group that codes do not hold exactly is quantised from its numbers. Each group is packed by itself, so ranks that
     have parts of a matrix have the bytes of the whole.
     """
-    if fmt not in _FORMATS:
+    if fmt not in CODE_ZEROS:
         return None
     num_rows, num_columns = matrix.shape
-    groups = [
-        range(begin, min(begin + _GROUP, piece.stop))
-        for piece in slices.ranges(num_columns)
-        for begin in range(piece.start, piece.stop, _GROUP)
-    ]
+    groups = input_groups(num_columns, slices)
     parts = [found for part in matrix.parts if (found := part.codes(fmt, groups)) is not None]
     if len(parts) < len(matrix.parts):
         return None
     num_panels = -(-num_rows // _PANEL)
-    codes = np.zeros((num_panels * _PANEL, len(groups), _GROUP), np.uint8)
+    codes = np.full((num_panels * _PANEL, len(groups), GROUP), CODE_ZEROS[fmt], np.uint8)
     scales = np.zeros((num_panels * _PANEL, len(groups)), np.float32)
     is_exact = np.ones(scales.shape, np.bool_)
     scales[:num_rows] = np.concatenate([part.scales for part in parts])
@@ -151,12 +171,16 @@ def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOL
         own = slice(group.start, group.stop)
         np.concatenate([part.codes[:, own] for part in parts], out=codes[:num_rows, g, : len(group)])
     places = num_panels, _PANEL, len(groups)
-    words = codes.reshape(*places, _GROUP // _WORD, _WORD).transpose(0, 2, 3, 1, 4)
+    words = codes.reshape(*places, GROUP // _WORD, _WORD).transpose(0, 2, 3, 1, 4)
+    if fmt == "wint4":
+        words = words[:, :, :, : _PANEL // 2] | words[:, :, :, _PANEL // 2 :] << np.uint8(4)
     scale_words = scales.reshape(places).transpose(0, 2, 1)
     if not is_exact.all():
+        if fmt == "wint4":
+            return None
         mask = is_exact.reshape(places).transpose(0, 2, 1)
         quantised = pack_linear(matrix, fmt, slices).data.reshape(num_panels, len(groups), -1)
-        own_words, own_scales = np.split(quantised, [_PANEL * _GROUP], axis=2)
+        own_words, own_scales = np.split(quantised, [_PANEL * GROUP], axis=2)
         words = np.where(mask[:, :, None, :, None], words, own_words.reshape(words.shape))
         scale_words = np.where(mask, scale_words, np.ascontiguousarray(own_scales).view(np.float32))
     shape = num_panels, len(groups), -1

@@ -141,6 +141,10 @@ class WeightPart(ABC):
     def numbers(self) -> FloatPart:
         """Return it as numbers: in place where it is such, else f32."""
 
+    def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
+        """Return the format of one scale per group of inputs whose codes hold it exactly, None where there is none."""
+        return None
+
     def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
         """Return it as codes of a format, with a scale per group of inputs; None where its storage has none."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -14,12 +14,15 @@ from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.weights.source import Weights, WeightSource
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import UNIT, GroupFormat
-from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightPart
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.weight_matrix import Codes, Factors, FloatPart, Integers, WeightPart
 from fastdeploy_sd.types import F32, I32, U8
 
 I16 = npt.NDArray[np.int16]
 _BYTE, _WORD = 8, 32
 _BITS = (2, 4, 8)
+# By the bits of an integer.
+_CODE_FORMATS: Mapping[int, LinearFormat] = {4: "wint4", 8: "wint8"}
 _ROWS_AT_ONCE = 256
 
 
@@ -217,6 +220,26 @@ class IntegerPart(WeightPart):
     @property
     def first_column(self) -> int:
         return self.begin
+
+    def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
+        fmt = _CODE_FORMATS.get(self.integers_of.bits)
+        is_fit = fmt is not None and self.group_of is None and self.held.minimum == "none"
+        return fmt if is_fit and self._scales_of(groups)[1].all() else None
+
+    def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
+        """See WeightPart.codes; a group is exact whose inputs have one scale."""
+        if fmt != self.code_format(groups):
+            return None
+        return Codes(self.integers_of.read(), *self._scales_of(groups))
+
+    def _scales_of(self, groups: Sequence[range]) -> tuple[F32, npt.NDArray[np.bool_]]:
+        """Return a scale f32[N, G] per group of inputs, and whether all of the group have it."""
+        scales = widen(self.groups.scales)
+        firsts = np.array([(self.begin + group.start) // self.group_size for group in groups])
+        lasts = np.array([(self.begin + group.stop - 1) // self.group_size for group in groups])
+        is_new = np.diff(scales, axis=1, prepend=scales[:, :1]) != 0
+        changes = is_new.cumsum(axis=1)
+        return scales[:, firsts], changes[:, firsts] == changes[:, lasts]
 
     def integers(self, rows: slice) -> Integers:
         part = self.rows(*rows.indices(self.shape[0])[:2])

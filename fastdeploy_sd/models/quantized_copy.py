@@ -1,0 +1,175 @@
+"""Writes a checkpoint whose linear layers hold the integers that `--quantization` would make of them.
+
+Its layout is pack-quantized of compressed-tensors. Groups are as small as the cuts of sums need: their scales repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts
+from fastdeploy_sd.models.weights.source import FLOATS, ModelSource
+from fastdeploy_sd.models.weights.storages.registry import read_weight
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import GROUP, pack_linear, unpack_codes
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
+from fastdeploy_sd.process.files import replacing
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
+
+_BITS: Mapping[LinearFormat, int] = {"wint4": 4, "wint8": 8}
+_WORD_BITS = 32
+_DTYPES = {"uint16": "BF16", "float16": "F16", "float32": "F32"}
+_SIZES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
+_MATRIX = 2
+Matrix = tuple[WeightMatrix, LinearFormat, SliceRule]
+
+
+def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme) -> Iterator[Matrix]:
+    """Yield every matrix that a scheme stores, its format, and how the sum over its inputs is cut."""
+    yield weights.lm_head(), scheme.lm_head, WHOLE
+    for i, layer in enumerate(config.layers):
+        attention, mlp = layer.attention, layer.mlp
+        yield weights.qkv(i)[0], scheme.qkv(attention), WHOLE
+        yield weights.output(i)[0], scheme.linear, attention_slices(attention)
+        if isinstance(mlp, DenseConfig):
+            dense = [("mlp", mlp.intermediate_size)]
+        else:
+            dense = [("mlp.shared_experts", mlp.shared_intermediate_size)] * (mlp.shared_intermediate_size > 0)
+            for part in expert_parts(mlp):
+                yield weights.gate_up(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
+                yield weights.down(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
+        for part, size in dense:
+            yield weights.gate_up(i, part, size)[0], scheme.linear, WHOLE
+            yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
+
+
+class QuantizedCopy:
+    """The tensors and the config.json of such a checkpoint.
+
+    Raises CheckpointError: a tensor is missing, has another shape, or would not be used.
+    """
+
+    def __init__(self, source: ModelSource, config: DecoderConfig, scheme: QuantScheme) -> None:
+        weights = DecoderWeights(source, config)
+        weights.verify()
+        self._source, self._config = source, source.config
+        self._parts: dict[str, tuple[WeightPart, LinearFormat, SliceRule]] = {}
+        read = set[str]()
+        for matrix, fmt, slices in matrices(weights, config, scheme):
+            for part in matrix.parts if fmt in _BITS else ():
+                is_tied = config.tie_word_embeddings and part.tensors == weights.embedding().tensors
+                self._parts["lm_head" if is_tied else part.name.removesuffix(".weight")] = part, fmt, slices
+                read.update(() if is_tied else part.tensors)
+        self._plain = [name for name in source.names() if name not in read and _is_number(source, name)]
+
+    @property
+    def num_bytes(self) -> int:
+        """What the tensors take."""
+        return sum(math.prod(shape) * _SIZES[dtype] for dtype, shape in self.entries().values())
+
+    def config(self) -> dict[str, Any]:
+        """Return config.json."""
+        groups: dict[tuple[int, int], list[str]] = {}
+        for name, (part, fmt, slices) in self._parts.items():
+            groups.setdefault((_BITS[fmt], group_size(part, slices)), []).append(name)
+        described = {
+            f"group_{i}": {"targets": names, "weights": _weights_of(bits, size), "format": "pack-quantized"}
+            for i, ((bits, size), names) in enumerate(groups.items())
+        }
+        ignored = [] if "lm_head" in self._parts else ["lm_head"]
+        return {key: value for key, value in self._config.items() if key != "quantization_config"} | {
+            "tie_word_embeddings": bool(self._config.get("tie_word_embeddings")) and "lm_head" not in self._parts,
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "quantization_status": "compressed",
+                "config_groups": described,
+                "ignore": ignored,
+            },
+        }
+
+    def entries(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the type and the shape of every tensor, the widest elements first."""
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {f"{name}.weight_shape": ("I64", (2,)) for name in self._parts}
+        for name, (part, fmt, slices) in self._parts.items():
+            num_rows, num_columns = part.shape
+            shapes[f"{name}.weight_packed"] = "I32", (num_rows, -(-num_columns * _BITS[fmt] // _WORD_BITS))
+            shapes[f"{name}.weight_scale"] = "F32", (num_rows, num_columns // group_size(part, slices))
+        plain = {name: (_DTYPES[str(self._number(name).dtype)], self._number(name).shape) for name in self._plain}
+        return shapes | dict(sorted(plain.items(), key=lambda item: -_SIZES[item[1][0]]))
+
+    def tensors(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield them in the order of the entries."""
+        entries = self.entries()
+        for part, _, _ in self._parts.values():
+            yield np.array(part.shape, np.int64)
+        for part, fmt, slices in self._parts.values():
+            yield from _quantised(part, fmt, slices)
+            self._source.release(part.tensors)
+        for name in entries:
+            if name in self._plain:
+                yield self._number(name)
+
+    def _number(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor that stays as it is, matrices [out, in]."""
+        shape = self._source.shape(name)
+        if self._source.tensors[name].dtype in FLOATS:
+            data = self._source.tensor(name, shape)
+            return np.ascontiguousarray(data.T) if data.ndim == _MATRIX and self._source.is_transposed(name) else data
+        return read_weight(self._source, name.removesuffix(".weight"), (shape[0], shape[1])).numbers().data
+
+
+def group_size(part: WeightPart, slices: SliceRule) -> int:
+    """Return the inputs that share a scale: as many as lie between two borders of the kernels' groups."""
+    num_columns = part.shape[1]
+    return math.gcd(GROUP, num_columns, *(piece.start for piece in slices.ranges(num_columns)))
+
+
+def _is_number(source: ModelSource, name: str) -> bool:
+    return source.tensors[name].dtype in FLOATS or name.endswith(".weight")
+
+
+def _weights_of(bits: int, size: int) -> dict[str, Any]:
+    return {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": size}
+
+
+def _quantised(part: WeightPart, fmt: LinearFormat, slices: SliceRule) -> Iterator[npt.NDArray[Any]]:
+    """Yield the words i32[N, K * bits / 32] of a part's integers from 0 on, and their scales f32[N, K / group]."""
+    codes, scales = unpack_codes(pack_linear(WeightMatrix((part.numbers(),)), fmt, slices))
+    if not np.isfinite(scales).all():
+        raise CheckpointError(f"tensor {part.name!r}: expected finite numbers, got others")
+    bits, (num_rows, num_columns) = _BITS[fmt], part.shape
+    per_word = _WORD_BITS // bits
+    padded = np.zeros((num_rows, -(-num_columns // per_word), per_word), np.uint32)
+    padded.reshape(num_rows, -1)[:, :num_columns] = codes
+    places = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
+    yield np.bitwise_or.reduce(padded << places, axis=2).view(np.int32)
+    yield np.ascontiguousarray(scales[:, :: group_size(part, slices)])
+
+
+def write_tensors(copy: QuantizedCopy, path: Path, on_written: Callable[[int], object]) -> None:
+    """Write a safetensors file; `on_written` gets the bytes of every tensor. Raises OSError."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in copy.entries().items():
+        begin, end = end, end + math.prod(shape) * _SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for data in copy.tensors():
+            file.write(np.ascontiguousarray(data).data)
+            on_written(data.nbytes)

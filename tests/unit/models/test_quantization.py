@@ -65,6 +65,10 @@ def test_a_method_is_refused_by_its_name(tmp_path: pathlib.Path, name: str) -> N
             {"quant_method": "gptq", "checkpoint_format": "marlin"},
             "checkpoint_format: expected gptq or gptq_v2, got 'm",
         ),
+        (
+            {"quant_method": "gptq", "checkpoint_format": ["gptq"]},
+            r"checkpoint_format: expected gptq .*, got \['gptq'\]",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [64, 128]}, r"weight_block_size: expected \[128, 128\], got"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected e4m3, got 'e5m2'"),
         (

@@ -39,7 +39,7 @@ class Gptq:
         if not _is_gptq(description):
             return None
         stored = description.get("checkpoint_format") or "gptq"
-        if stored not in _SUBTRACTED:
+        if not isinstance(stored, str) or stored not in _SUBTRACTED:
             expected = " or ".join(_SUBTRACTED)
             raise CheckpointError(f"{where}: checkpoint_format: expected {expected}, got {shown(stored)}")
         return Gptq(_SUBTRACTED[stored])

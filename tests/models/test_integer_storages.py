@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
@@ -16,14 +17,17 @@ from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.storages.registry import read_weight
-from fastdeploy_sd.ops.group_packing import group_format
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE
 from fastdeploy_sd.types.shard import Shard
+from tests.engine.gpu import gpu_device
 from tests.models import quantized_files as files
 from tests.models import rewrite
 from tests.models.harness import SingleSequence
+from tests.ops.cuda_device import EMULATED, emulated
 from tests.ops.test_grouped_linear import check
 
 pytestmark = pytest.mark.slow
@@ -116,6 +120,17 @@ def test_every_rank_packs_its_part_without_rounding(num_ranks: int, tmp_path: pa
         formats.add(packer.linear(weights.down(0)[0].columns(own.inputs), "bfloat16", own.slices).format)
     assert formats == {"int8_g16"}  # slices of 80 inputs cut groups of 32
     assert packer.linear(weights.qkv(0)[0], "bfloat16").format == "int4_g32"
+
+
+def test_a_gpu_gets_the_integers_that_its_formats_hold(tmp_path: pathlib.Path) -> None:
+    matrix, _ = stored(tmp_path, files.pack_quantized(4, 128), (72, 768))
+    want = np.empty(packed_bytes(768, 72, "wint4"), np.uint8)
+    pack_groups(matrix, "wint4", WHOLE, want)
+    with gpu_device(EMULATED):
+        choose(emulated().device)
+        packed = WeightPacker(Checkpoint(tmp_path / "m"), keeps_integers=True).linear(matrix, "bfloat16")
+        assert packed.format == "wint4"
+        np.testing.assert_array_equal(emulated().device.read(packed.data), want)
 
 
 def test_integers_beside_numbers_are_not_rounded(tmp_path: pathlib.Path) -> None:

@@ -114,7 +114,7 @@ class RequestMaker:
             return Ask(self._number, CHAT, body | self._messages())
         if rng.random() < 0.5:
             body["logprobs"] = rng.choice([0, 1, 5, 20])
-        elif rng.random() < 0.3:
+        if rng.random() < 0.3:
             body["echo"] = True
         return Ask(self._number, COMPLETIONS, body | {"prompt": self._prompt()})
 

@@ -17,9 +17,8 @@ from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.storages.registry import read_weight
-from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE
 from fastdeploy_sd.types.shard import Shard
@@ -28,7 +27,7 @@ from tests.models import quantized_files as files
 from tests.models import rewrite
 from tests.models.harness import SingleSequence
 from tests.ops.cuda_device import EMULATED, emulated
-from tests.ops.test_grouped_linear import check
+from tests.ops.test_grouped_linear import check, packed
 
 pytestmark = pytest.mark.slow
 
@@ -124,13 +123,12 @@ def test_every_rank_packs_its_part_without_rounding(num_ranks: int, tmp_path: pa
 
 def test_a_gpu_gets_the_integers_that_its_formats_hold(tmp_path: pathlib.Path) -> None:
     matrix, _ = stored(tmp_path, files.pack_quantized(4, 128), (72, 768))
-    want = np.empty(packed_bytes(768, 72, "wint4"), np.uint8)
-    pack_groups(matrix, "wint4", WHOLE, want)
+    want = packed(matrix, "wint4").data
     with gpu_device(EMULATED):
         choose(emulated().device)
-        packed = WeightPacker(Checkpoint(tmp_path / "m"), keeps_integers=True).linear(matrix, "bfloat16")
-        assert packed.format == "wint4"
-        np.testing.assert_array_equal(emulated().device.read(packed.data), want)
+        got = WeightPacker(Checkpoint(tmp_path / "m"), keeps_integers=True).linear(matrix, "bfloat16")
+        assert got.format == "wint4"
+        np.testing.assert_array_equal(emulated().device.read(got.data), want)
 
 
 def test_integers_beside_numbers_are_not_rounded(tmp_path: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ from fastdeploy_sd.ops.group_format import GroupFormat
 from fastdeploy_sd.ops.group_packing import group_format, pack_groups
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
+from fastdeploy_sd.ops.packing import PackedLinear, pack_codes, packed_bytes
 from fastdeploy_sd.ops.reference.linear import read_input
 from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightMatrix, WeightPart
 from fastdeploy_sd.types import F32
@@ -41,7 +41,11 @@ def matrix(*parts: tuple[str, int], num_columns: int = NUM_COLUMNS) -> WeightMat
 def packed(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Any]:
     num_rows, num_columns = weight.shape
     data = WeightMemory().take(packed_bytes(num_columns, num_rows, fmt, slices))
-    pack_groups(weight, fmt, slices, data)
+    codes = pack_codes(weight, fmt, slices)
+    if codes is not None:
+        data[:] = codes
+    else:
+        pack_groups(weight, fmt, slices, data)
     return PackedLinear(data, num_columns, num_rows, fmt, slices)
 
 

@@ -44,6 +44,7 @@ _SHARED_SOURCES = (
 _SHARED_HEADERS = (
     build.ROOT / "cpu" / "kernels" / "attention_sharing.h",
     build.ROOT / "cpu" / "kernels" / "kv_check.h",
+    build.ROOT / "cpu" / "kernels" / "linear_grouped.h",
     build.ROOT / "cpu" / "kernels" / "linear_layout.h",
     build.ROOT / "cpu" / "runtime" / "call_list.h",
     build.ROOT / "cpu" / "runtime" / "group_flags.h",

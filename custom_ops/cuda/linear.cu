@@ -1,7 +1,7 @@
 // Products of few or many rows with packed weights, which are packed as for the CPU (linear_layout.h): what a lane
 // reads of a panel is what it multiplies. How many rows a block has changes no row's bits (linear_stages.h).
 #include "fdsd/linear.h"
-#include "linear_kernels.h"
+#include "linear_grouped_kernel.h"
 #include "ops.h"
 
 namespace fdsd::cuda {
@@ -87,6 +87,19 @@ struct LinearCall {
     return MultiplyManyRows<Weights, kWholeSumTiles / 2>();
   }
 
+  // By the kernel of the format, which is one from kFirst on.
+  template <int32_t kFirst = static_cast<int32_t>(LinearFormat::kQ4Of0)>
+  Error MultiplyGrouped() const {
+    if constexpr (kFirst < kNumLinearFormats) {
+      constexpr auto kFormat = static_cast<LinearFormat>(kFirst);
+      if (p.format != kFormat) return MultiplyGrouped<kFirst + 1>();
+      return Launch<GroupedKernel<kFormat>>(LaunchShape{dim3(num_panels(), num_tiles()), dim3(kGroupedThreads)}, stream,
+                                            shape, groups, input, DevicePtr<const uint8_t>(p.packed), output);
+    } else {
+      return "format: expected one of a kernel, got another";
+    }
+  }
+
   template <typename X>
   Error MultiplyFloats() const {
     return Launch<LinearFloatKernel<X>>(
@@ -119,6 +132,7 @@ struct LinearCall {
   Error Run() const {
     if (p.format == LinearFormat::kFloat32) return MultiplyFloats<X>();
     if (const Error error = PrepareInput<X>(); error != nullptr) return error;
+    if (IsGrouped(p.format)) return MultiplyGrouped();
     switch (p.format) {
       case LinearFormat::kBFloat16:
         return MultiplyRows<Bf16Weights>();

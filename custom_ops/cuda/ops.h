@@ -33,6 +33,7 @@ Error Cast(const CastParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
 Error GatherOutputRows(const GatherOutputRowsParams& p, Stream stream);
+Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream);
 Error KeepHidden(const KeepHiddenParams& p, Stream stream);
 Error Linear(const LinearParams& p, void* workspace, Stream stream);
 Error MoeFfn(const MoeFfnParams& p, void* workspace, Stream stream);

@@ -231,7 +231,7 @@ Error PackLinear(const PackLinearParams& p, Stream stream) {
     case LinearFormat::kFp8:
       return LaunchPack<LinearFormat::kFp8>(p, stream);
     default:
-      return "format: expected one that GPUs multiply, got one of GGUF files";
+      return "format: expected one that numbers are rounded to, got one of integers with groups";
   }
 }
 

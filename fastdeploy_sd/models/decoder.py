@@ -23,15 +23,22 @@ from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightPart
+from fastdeploy_sd.ops.linear import gather_weight_rows
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix, WeightPart
 from fastdeploy_sd.types import I32
 
 
 class Embedding:
-    """Token ids to rows of a table [V, H], in the model's dtype; raises CheckpointError where float16 is too narrow."""
+    """Token ids to rows of a table [V, H], in the model's dtype; raises CheckpointError where float16 is too narrow.
 
-    def __init__(self, part: WeightPart, scheme: QuantScheme) -> None:
-        dtype = storage(scheme.dtype)
+    Integers stay integers where the packer keeps them: a tied head has the same.
+    """
+
+    def __init__(self, part: WeightPart, scheme: QuantScheme, packer: WeightPacker) -> None:
+        dtype, self._dtype = storage(scheme.dtype), scheme.dtype
+        self._packed = packer.integers(WeightMatrix((part,)))
+        if self._packed is not None:
+            return
         if isinstance(part, FloatPart) and part.data.dtype == dtype:
             # On a CPU it stays in the mapped file: a step touches a few rows of it.
             self._table = device().wrap(part.data)
@@ -47,6 +54,8 @@ class Embedding:
 
     def __call__(self, input_ids: Tensor | I32) -> Tensor:
         """i32[T] -> [T, H]."""
+        if self._packed is not None:
+            return gather_weight_rows(self._packed, input_ids, self._dtype)
         return gather_output_rows(self._table, input_ids)
 
 
@@ -76,7 +85,7 @@ class Decoder:
         weights.verify()
         packer = WeightPacker(source) if packer is None else packer
         builder = LayerBuilder(config, scheme, packer, group)
-        self.embed = Embedding(weights.embedding(), scheme)
+        self.embed = Embedding(weights.embedding(), scheme, packer)
         self._layers = [builder.layer(weights, i) for i in range(config.num_layers)]
         self.final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
         self.lm_head_format = scheme.lm_head

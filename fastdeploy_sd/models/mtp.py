@@ -98,7 +98,7 @@ class _MtpBuilder:
     def __init__(
         self, target: TargetParts, weights: MtpWeights, scheme: QuantScheme, packer: WeightPacker, group: TpGroup
     ) -> None:
-        self._target, self._weights, self._scheme = target, weights, scheme
+        self._target, self._weights, self._scheme, self._packer = target, weights, scheme, packer
         self._builder = LayerBuilder(weights.config, scheme, packer, group)
         self._target_builder = LayerBuilder(target.decoder.config, scheme, target.packer, group)
 
@@ -117,7 +117,7 @@ class _MtpBuilder:
     def _embed(self, own: FloatPart | None) -> Embed:
         if own is None or _is_same(own.data, self._target.weights.embedding().data):
             return self._target.decoder.embed
-        return Embedding(own, self._scheme)
+        return Embedding(own, self._scheme, self._packer)
 
     def _head(self, own: WeightMatrix | None) -> Head:
         if own is None or _is_same(own.to_array(), self._target.weights.lm_head().to_array()):

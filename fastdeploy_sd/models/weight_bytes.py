@@ -1,36 +1,90 @@
-"""How many bytes of weights a decoding step reads, and a rank has. Knows shapes and packed sizes; loads nothing."""
+"""How many bytes of weights a decoding step reads, and a rank has. Knows shapes and packed sizes; packs nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS
+from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 
-def weight_bytes_per_step(config: DecoderConfig, scheme: QuantScheme) -> int | None:
+def weight_bytes_per_step(
+    config: DecoderConfig, scheme: QuantScheme, weights: DecoderWeights | None = None
+) -> int | None:
     """Return the packed bytes of every linear layer and the head, each read once per step whatever the batch.
 
     The embedding table is left out (a step reads one row per token of it), and so are the norms (a few kilobytes).
     None for a mixture of experts: which experts are read depends on the tokens.
+
+    Args:
+        weights: of which integers stay integers; None = all weights have the scheme's formats.
     """
     if any(isinstance(layer.mlp, MoeConfig) for layer in config.layers):
         return None
+    if weights is not None:
+        return sum(_stored_bytes(*matrix) for matrix in _matrices(config, scheme, weights))
     layers = sum(layer_bytes(config, scheme, layer) for layer in config.layers)
     return layers + packed_bytes(config.hidden_size, config.vocab_size, scheme.lm_head)
 
 
-def resident_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard = WHOLE_MODEL) -> int:
+def embedding_bytes(weights: DecoderWeights) -> int:
+    """Return what an embedding of integers takes besides the head, 0 where it is numbers, which stay in the file."""
+    embedding, head = WeightMatrix((weights.embedding(),)), weights.lm_head()
+    fmt = group_format([embedding], WHOLE)
+    rows, columns = embedding.shape
+    if fmt is None or fmt not in GROUP_FORMATS or embedding.name == head.name:
+        return 0
+    return packed_bytes(columns, rows, fmt)
+
+
+def _matrices(
+    config: DecoderConfig, scheme: QuantScheme, weights: DecoderWeights
+) -> Iterator[tuple[WeightMatrix, LinearFormat, SliceRule]]:
+    """Yield the matrices of a dense decoder, with the formats of numbers and the slices of sums."""
+    whole = DecoderShard(config)
+    yield weights.lm_head(), scheme.lm_head, WHOLE
+    for i, layer in enumerate(config.layers):
+        yield weights.qkv(i)[0], scheme.qkv(layer.attention), WHOLE
+        yield weights.output(i)[0], scheme.linear, whole.attention(layer.attention).slices
+        yield weights.gate_up(i)[0], scheme.linear, WHOLE
+        yield weights.down(i)[0], scheme.linear, whole.feed_forward(layer.mlp.intermediate_size).slices
+
+
+def _stored_bytes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule) -> int:
+    rows, columns = matrix.shape
+    return packed_bytes(columns, rows, group_format([matrix], slices) or fmt, slices)
+
+
+def resident_bytes(
+    config: DecoderConfig, scheme: QuantScheme, shard: Shard = WHOLE_MODEL, weights: DecoderWeights | None = None
+) -> int:
     """Return the bytes of everything that a rank has of a decoder on a device, but for norms and biases.
+
+    Args:
+        weights: as for weight_bytes_per_step.
 
     Raises ConfigError: as DecoderShard.
     """
     layers = sum(layer_bytes(config, scheme, layer, shard) for layer in config.layers)
     head = packed_bytes(config.hidden_size, len(DecoderShard(config, shard).vocabulary()), scheme.lm_head)
     embedding = config.vocab_size * config.hidden_size * storage(scheme.dtype).itemsize
+    if weights is None:
+        return layers + head + embedding
+    plain, stored = weight_bytes_per_step(config, scheme), weight_bytes_per_step(config, scheme, weights)
+    if plain is not None and stored is not None:
+        layers -= (plain - stored) // shard.size
+    if group_format([WeightMatrix((weights.embedding(),))], WHOLE) in GROUP_FORMATS:
+        embedding = embedding_bytes(weights)
     return layers + head + embedding
 
 

@@ -12,7 +12,7 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import input_groups, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import U8
-from fastdeploy_sd.types.ranges import SliceRule
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 _PANEL, _STEP = 32, 4
 _STEPS = UNIT // _STEP
@@ -32,6 +32,8 @@ def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearF
     if all(own is None for own in wanted):
         return None
     begins = [part.first_column + piece.start for part in parts for piece in slices.ranges(part.shape[1])]
+    # Of a rank that has one slice, too: all ranks add up the same groups.
+    begins += [slices.unit] * (slices != WHOLE)
     fit = [
         name
         for name, fmt in GROUP_FORMATS.items()

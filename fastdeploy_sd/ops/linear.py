@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastdeploy_sd.device.device_tensor import dtype_name
-from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, U8, Attr, DTypeOf, In, Out
 from fastdeploy_sd.device.program.op import A, Op
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.ops.packing import PackedLinear
@@ -24,6 +24,17 @@ LINEAR = Op(
     x_dtype=DTypeOf("x"),
     y_dtype=Attr(ACTIVATIONS),
     y=Out("y_dtype", "num_rows, out_features"),
+)
+GATHER_WEIGHT_ROWS = Op(
+    "gather_weight_rows",
+    "num_rows_out",
+    in_features=Attr(int),
+    out_features=Attr(int),
+    format=Attr(int),
+    packed=In(U8, "packed_linear_bytes(in_features, out_features, format, 1, 1)"),
+    indices=In(I32, "num_rows_out"),
+    y_dtype=Attr(ACTIVATIONS),
+    y=Out("y_dtype", "num_rows_out, in_features"),
 )
 
 
@@ -44,5 +55,18 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
         num_slices=packed.slices.count,
         slice_unit=packed.slices.unit,
         y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
+    )
+    return y
+
+
+def gather_weight_rows(packed: PackedLinear[A], indices: Any, dtype: str) -> A:
+    """Return rows i32[n] of a packed matrix of integers as numbers, [n, K]; `dtype` is "float32" or "bfloat16"."""
+    y: A = GATHER_WEIGHT_ROWS(
+        packed=packed.data,
+        indices=indices,
+        in_features=packed.in_features,
+        out_features=packed.out_features,
+        format=format_code(packed.format),
+        y_dtype=dtype,
     )
     return y

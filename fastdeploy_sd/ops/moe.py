@@ -18,11 +18,12 @@ MOE_FFN = Op(
     first_expert=Attr(int),
     num_local_experts=Attr(int),
     num_slices=Attr(int),
-    format=Attr(int),
+    gate_up_format=Attr(int),
+    down_format=Attr(int),
     x=In(ACTIVATIONS, "num_tokens, hidden_size"),
     router_weight=In(F32, "num_experts, hidden_size"),
-    gate_up=In(U8, "num_local_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, format, 1, 1)"),
-    down=In(U8, "num_local_experts*packed_linear_bytes(intermediate_size, hidden_size, format, 1, 1)"),
+    gate_up=In(U8, "num_local_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, gate_up_format, 1, 1)"),
+    down=In(U8, "num_local_experts*packed_linear_bytes(intermediate_size, hidden_size, down_format, 1, 1)"),
     selection_bias=In(F32, "num_experts", optional=True),
     shared=In("x", "num_tokens, hidden_size", optional=True),
     top_k=Attr(int),
@@ -61,15 +62,15 @@ def moe_ffn(  # noqa: PLR0913
 
     Args:
         x, router_weight, selection_bias: f32, bf16 or f16 [T, H]; f32[E, H]; f32[E].
-        gate_up, down: L matrices [2 * I, H] and [H, I], in one format.
+        gate_up, down: L matrices [2 * I, H] and [H, I].
         shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
         first_expert: the id of the first of the L experts.
         num_slices: 1, 2 or 4.
     """
-    shape = (down.num_experts, 2 * down.in_features, down.out_features, down.format)
-    got = (gate_up.num_experts, gate_up.out_features, gate_up.in_features, gate_up.format)
+    shape = (down.num_experts, 2 * down.in_features, down.out_features)
+    got = (gate_up.num_experts, gate_up.out_features, gate_up.in_features)
     if got != shape:
-        expected = "{} matrices [{}, {}] in {}".format
+        expected = "{} matrices [{}, {}]".format
         raise ValueError(f"moe_ffn: gate_up: expected {expected(*shape)} to fit down, got {expected(*got)}")
     y: A = MOE_FFN(
         x=x,
@@ -83,7 +84,8 @@ def moe_ffn(  # noqa: PLR0913
         first_expert=first_expert,
         num_local_experts=down.num_experts,
         num_slices=num_slices,
-        format=format_code(down.format),
+        gate_up_format=format_code(gate_up.format),
+        down_format=format_code(down.format),
         top_k=top_k,
         normalize=normalize,
         norm_min=norm_min,

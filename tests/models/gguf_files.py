@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from collections.abc import Mapping
 
 import gguf
@@ -12,7 +13,7 @@ import numpy as np
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops.bf16 import from_bf16
 from fastdeploy_sd.ops.rope_table import Llama3Scaling
-from fastdeploy_sd.types import F32, U8
+from fastdeploy_sd.types import F32, U8, U16
 from tests.models import golden, rewrite
 
 # Where the halves of a block lie.
@@ -35,6 +36,10 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 
 
@@ -51,13 +56,13 @@ def random_blocks(rng: np.random.Generator, name: str, num_rows: int, num_column
 
 
 def write(path: pathlib.Path, model: str, types: Mapping[str, str] | str) -> pathlib.Path:
-    """Write a golden model of Llama, Qwen2 or Qwen3.
+    """Write a golden model of Llama, Qwen2 or Qwen3, dense or with experts.
 
     Args:
         types: of the matrices, by what their names in the file contain; one for all. Others stay float32.
     """
     config = json.loads((golden.ROOT / model / "config.json").read_text())
-    architecture = config["model_type"]
+    architecture = config["model_type"].replace("_", "")
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -70,6 +75,10 @@ def write(path: pathlib.Path, model: str, types: Mapping[str, str] | str) -> pat
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     _add_tokenizer(writer, model)
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
@@ -82,7 +91,7 @@ def write(path: pathlib.Path, model: str, types: Mapping[str, str] | str) -> pat
         )
         factors = inverse / scaling.scale(inverse, rope["rope_theta"])[0]
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-    for name, bits in rewrite.read(model).items():
+    for name, bits in _stacked(rewrite.read(model)).items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         numbers, stored = from_bf16(bits), _stored_name(name)
@@ -90,12 +99,20 @@ def write(path: pathlib.Path, model: str, types: Mapping[str, str] | str) -> pat
             heads = config["num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"]
             numbers = _pairs(numbers, heads)
         kind = types if isinstance(types, str) else next((t for part, t in types.items() if part in stored), "F32")
-        _add(writer, stored, numbers, kind if numbers.ndim == 2 else "F32")
+        _add(writer, stored, numbers, kind if numbers.ndim > 1 else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _stacked(tensors: Mapping[str, U16]) -> dict[str, U16]:
+    """Return tensors with those of all experts as one."""
+    found: dict[str, list[U16]] = {}
+    for name, bits in tensors.items():
+        found.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(bits)
+    return {name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
 
 
 def _add(writer: gguf.GGUFWriter, name: str, numbers: F32, kind: str) -> None:

@@ -13,6 +13,7 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.types import F32, I32
@@ -26,12 +27,23 @@ class SingleSequence:
     """One model (a golden one's name, or a directory) and the logits of one sequence at a time."""
 
     def __init__(
-        self, model: str | pathlib.Path, dtype: str, quantization: str | QuantizationFormats | None = None
+        self,
+        model: str | pathlib.Path,
+        dtype: str,
+        quantization: str | QuantizationFormats | None = None,
+        *,
+        keeps_integers: bool = False,
     ) -> None:
         checkpoint = Checkpoint(golden.ROOT / model)
         self.config = read_decoder_config(checkpoint.config)
         self.dtype = dtype
-        self.decoder = Decoder(checkpoint, self.config, QuantScheme.create(dtype, quantization))  # type: ignore[arg-type]
+        self.num_packed_bytes = 0
+
+        def count(_: int, num_bytes: int) -> None:
+            self.num_packed_bytes += num_bytes
+
+        packer = WeightPacker(checkpoint, on_packed=count, keeps_integers=keeps_integers)
+        self.decoder = Decoder(checkpoint, self.config, QuantScheme.create(dtype, quantization), packer)  # type: ignore[arg-type]
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V], the logits after every token of the sequence, computed in one call."""

@@ -19,6 +19,9 @@ from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.tokenizer import Vocabulary, tokenizer_json
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.weight_bytes import embedding_bytes, weight_bytes_per_step
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.models.weights.storages.registry import read_weight
 from fastdeploy_sd.ops.bf16 import widen
@@ -90,6 +93,28 @@ def test_quantised_weights_keep_the_numbers_of_the_file(model: str, tmp_path: pa
     if model == "llama-tiny":
         want = want.reshape(heads, -1, 2, 128).swapaxes(1, 2).reshape(want.shape)
     np.testing.assert_array_equal(q.numbers().data, want)
+
+
+MIXED = {
+    "attn_v": "Q8_0", "attn": "Q5_0", "gate_inp": "F32", "ffn_down": "Q5_1", "ffn_gate": "Q4_0", "ffn_up": "Q5_0",
+    "output": "Q8_0", "token": "Q5_0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["qwen3-tiny", "qwen3_moe-tiny"])
+def test_integers_of_several_types_are_multiplied(model: str, tmp_path: pathlib.Path) -> None:
+    """Of gate and up, and of experts' gate_up and down; the logits are those of the numbers but for int8 inputs."""
+    folder = checkpoint_folder([files.write(tmp_path / "m.gguf", model, MIXED)])
+    token_ids = np.random.default_rng(0).integers(4, 4096, 40).astype(np.int32)
+    own, numbers = (SingleSequence(folder, "float32", keeps_integers=kept) for kept in (True, False))
+    want = numbers.logits(token_ids)
+    assert np.linalg.norm(own.logits(token_ids) - want) < 0.05 * np.linalg.norm(want)
+    source, scheme = Checkpoint(folder), QuantScheme.create("float32", None)
+    weights = DecoderWeights(source, own.config)
+    per_step = weight_bytes_per_step(own.config, scheme, weights)
+    if model == "qwen3-tiny":
+        assert per_step is not None
+        assert own.num_packed_bytes == per_step + embedding_bytes(weights)
 
 
 @pytest.mark.parametrize("model", MODELS)

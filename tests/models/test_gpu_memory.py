@@ -19,6 +19,7 @@ from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.types.shard import WHOLE_MODEL
 from fastdeploy_sd.worker.executor import create_executor
 from fastdeploy_sd.worker.kv import kv_sizing
@@ -76,7 +77,8 @@ def test_what_a_server_takes_is_no_more_than_was_told(
         config = config_of(make_model(tmp_path, "ernie4_5_moe-tiny", "ernie-folder").path, mtp)
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config)
-    model = forecasts._Model(config, decoder, list(open_draft_weights(config, checkpoint, decoder).values()), 512)
+    weights = list(open_draft_weights(config, checkpoint, decoder).values())
+    model = forecasts._Model(config, decoder, DecoderWeights(checkpoint, decoder), weights, 512)
     told = model.memory_with_weights(gpu, WHOLE_MODEL)
     layers = model.kv_layers(WHOLE_MODEL)
     beside_steps = told.total - told.free + 40 * kv_sizing.block_bytes(layers, kv_sizing.KvCacheFormat.create(config))

@@ -164,9 +164,9 @@ def test_only_what_differs_from_the_target_is_kept_twice(
 ) -> None:
     tables: list[FloatPart] = []
 
-    def noted(table: FloatPart, scheme: QuantScheme) -> Embedding:
+    def noted(table: FloatPart, scheme: QuantScheme, packer: WeightPacker) -> Embedding:
         tables.append(table)
-        return Embedding(table, scheme)
+        return Embedding(table, scheme, packer)
 
     monkeypatch.setattr(mtp, "Embedding", noted)
     packed = PackedMatrices(None)

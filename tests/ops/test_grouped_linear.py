@@ -11,9 +11,10 @@ import pytest
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.storages.gguf import BlockPart
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
+from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.group_format import GroupFormat
 from fastdeploy_sd.ops.group_packing import group_format, pack_groups
-from fastdeploy_sd.ops.linear import linear
+from fastdeploy_sd.ops.linear import gather_weight_rows, linear
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedLinear, pack_codes, packed_bytes
 from fastdeploy_sd.ops.reference.linear import read_input
@@ -21,6 +22,7 @@ from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, Weight
 from fastdeploy_sd.types import F32
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.models.gguf_files import random_blocks
+from tests.ops.cuda_device import OpRunner
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +51,13 @@ def packed(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -
     return PackedLinear(data, num_columns, num_rows, fmt, slices)
 
 
+def check_rows(weight: WeightMatrix, own: PackedLinear[Any]) -> None:
+    indices = np.array([weight.shape[0] - 1, 0, 17, 33], np.int32)
+    for dtype in ("float32", "bfloat16"):
+        want = narrow(widen(weight.to_array()[indices]), storage(dtype))
+        np.testing.assert_array_equal(widen(gather_weight_rows(own, indices, dtype)), widen(want))
+
+
 def check(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> None:
     x = np.random.default_rng(6).standard_normal((13, weight.shape[1])).astype(np.float32)
     own = packed(weight, fmt, slices)
@@ -67,6 +76,7 @@ def test_a_product_is_that_of_the_numbers_in_the_file(name: str, level: str) -> 
     weight = matrix((name, 70))
     assert group_format([weight], WHOLE) == BLOCK_TYPES[name].fmt
     check(weight, BLOCK_TYPES[name].fmt)
+    check_rows(weight, packed(weight, BLOCK_TYPES[name].fmt))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +143,7 @@ def test_integers_of_repositories(bits: int, group: int, has_zeros: bool, fmt: L
     part = IntegerPart.make(bits, group, 40, has_zeros=has_zeros)
     assert group_format([WeightMatrix((part,))], WHOLE) == fmt
     check(WeightMatrix((part,)), fmt)
+    check_rows(WeightMatrix((part,)), packed(WeightMatrix((part,)), fmt))
 
 
 def test_slices_begin_with_groups(level: str) -> None:
@@ -144,6 +155,8 @@ def test_slices_begin_with_groups(level: str) -> None:
         weight = matrix((name, 40))
         assert group_format([weight], slices) == fmt
         check(weight, fmt, slices)
+        for part in slices.ranges(NUM_COLUMNS):
+            assert group_format([weight.columns(part)], slices.of_rank(4)) == fmt
 
 
 def test_ranks_have_the_bytes_of_the_whole() -> None:
@@ -156,3 +169,24 @@ def test_ranks_have_the_bytes_of_the_whole() -> None:
         np.testing.assert_array_equal(np.concatenate([left, right], axis=1), whole)
         upper = packed(weight.rows([range(32, 64)]), fmt, slices).data
         np.testing.assert_array_equal(upper, whole[1])
+
+
+GPU_CASES: tuple[tuple[str, LinearFormat], ...] = (
+    ("Q4_0", "q4_0"), ("Q5_1", "q5_1"), ("Q6_K", "q6_k"), ("Q2_K", "q2_k"), ("IQ4_XS", "iq4_xs"), ("MXFP4", "mxfp4"),
+    ("Q4_1", "int8_g16"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fmt"), GPU_CASES)
+def test_gpus_multiply_the_same_numbers(name: str, fmt: LinearFormat, device: OpRunner) -> None:
+    """Whatever the number of rows, in slices too."""
+    with device.runs_ops():
+        check(matrix((name, 40)), fmt, SliceRule(2, 128))
+        check_rows(matrix((name, 40)), packed(matrix((name, 40)), fmt))
+
+
+def test_gpus_subtract_zero_points(device: OpRunner) -> None:
+    part = IntegerPart.make(4, 64, 40, has_zeros=True)
+    with device.runs_ops():
+        check(WeightMatrix((part,)), "int4_g64")
+        check_rows(WeightMatrix((part,)), packed(WeightMatrix((part,)), "int4_g64"))

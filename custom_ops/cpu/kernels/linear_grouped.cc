@@ -145,49 +145,19 @@ struct Of {
   static constexpr TileFunctions kTiles = MakeTileFunctions<Tile>();
 };
 
+// Those of the format, which is one from kFirst on.
+template <int32_t kFirst = static_cast<int32_t>(LinearFormat::kQ4Of0)>
+const TileFunctions& TilesOf(LinearFormat format) {
+  constexpr auto kFormat = static_cast<LinearFormat>(kFirst);
+  if constexpr (kFirst + 1 < kNumLinearFormats) {
+    if (format != kFormat) return TilesOf<kFirst + 1>(format);
+  }
+  return Of<kFormat>::kTiles;
+}
+
 }  // namespace
 
-const TileFunctions& GroupedTiles(LinearFormat format) {
-  using enum LinearFormat;
-  switch (format) {
-    case kQ4Of0:
-      return Of<kQ4Of0>::kTiles;
-    case kQ4Of1:
-      return Of<kQ4Of1>::kTiles;
-    case kQ5Of0:
-      return Of<kQ5Of0>::kTiles;
-    case kQ5Of1:
-      return Of<kQ5Of1>::kTiles;
-    case kQ8Of0:
-      return Of<kQ8Of0>::kTiles;
-    case kQ2K:
-      return Of<kQ2K>::kTiles;
-    case kQ3K:
-      return Of<kQ3K>::kTiles;
-    case kQ4K:
-      return Of<kQ4K>::kTiles;
-    case kQ5K:
-      return Of<kQ5K>::kTiles;
-    case kQ6K:
-      return Of<kQ6K>::kTiles;
-    case kIq4Xs:
-      return Of<kIq4Xs>::kTiles;
-    case kMxfp4:
-      return Of<kMxfp4>::kTiles;
-    case kInt6Of16:
-      return Of<kInt6Of16>::kTiles;
-    case kInt4Of32:
-      return Of<kInt4Of32>::kTiles;
-    case kInt4Of64:
-      return Of<kInt4Of64>::kTiles;
-    case kInt4Of128:
-      return Of<kInt4Of128>::kTiles;
-    case kInt8Of32:
-      return Of<kInt8Of32>::kTiles;
-    default:
-      return Of<kInt8Of16>::kTiles;
-  }
-}
+const TileFunctions& GroupedTiles(LinearFormat format) { return TilesOf(format); }
 
 }  // namespace FDSD_ISA
 }  // namespace fdsd

@@ -5,7 +5,8 @@
 //   codes   u8 [32][16][4] as wint4 of the lowest four bits of each code, or u8 [32][32][4] of eight bits
 //   highs   of codes of 5 or 6 bits: u8 [32 / s][32][4], each byte the upper bits of s = 8 or 4 steps
 //   scales  half or float [groups][32]; or half [32] and int8 [groups][32], whose product is a group's scale
-//   minima  half or float [groups][32]; or half [32] and uint8 [groups][32], whose product is subtracted; or zero points
+//   minima  half or float [groups][32]; or half [32] and uint8 [groups][32], whose product is subtracted; or zero
+//   points
 //          int8 [groups][32], whose product with the scale is subtracted
 // A weight is scale * (code - zero) + minimum.
 #include <cstdint>
@@ -32,8 +33,8 @@ struct GroupFormat {
     return (bits == 8 ? kWint8Bytes : kWint4Bytes) + high_bytes();
   }
   __attribute__((always_inline)) constexpr int64_t scale_bytes() const {
-    return kPanelColumns * (scale == GroupScale::kSteps ? 2 + num_groups()
-                                                        : (scale == GroupScale::kHalf ? 2 : 4) * num_groups());
+    return kPanelColumns *
+           (scale == GroupScale::kSteps ? 2 + num_groups() : (scale == GroupScale::kHalf ? 2 : 4) * num_groups());
   }
   __attribute__((always_inline)) constexpr int64_t unit_bytes() const {
     switch (minimum) {
@@ -54,6 +55,10 @@ struct GroupFormat {
 __attribute__((always_inline)) constexpr GroupFormat GroupFormatOf(LinearFormat format) {
   using enum LinearFormat;
   switch (format) {
+    case kWint4:
+      return {4, kQuantGroup, GroupScale::kFloat, GroupMinimum::kNone, kWint4ZeroPoint};
+    case kWint8:
+      return {8, kQuantGroup, GroupScale::kFloat, GroupMinimum::kNone, kWint8ZeroPoint};
     case kQ4Of0:
       return {4, 32, GroupScale::kHalf, GroupMinimum::kNone, 8};
     case kQ4Of1:

@@ -24,13 +24,16 @@ constexpr int32_t kWavePairs = 512;
 constexpr SliceRule kWhole = {1, 1};
 Slices WholeSum(int32_t in_features, LinearFormat format) { return SlicesOf(in_features, format, kWhole); }
 
-// One of the two matrices of every expert.
+// One of the two matrices of every expert, and how its rows of x are packed.
 struct ExpertMatrices {
   LinearFormat format;
   int32_t in_features;
   int32_t out_features;
   const uint8_t* packed;  // [L] matrices, one after another
   Slices slices = WholeSum(in_features, format);
+  const RowKernels& kernels = RowKernelsOf(format);
+  Blocking blocking = BlockingOf(kernels, format);
+  int32_t* first_tile = nullptr;  // [L + 1] of a wave's experts
 
   const uint8_t* Panel(int64_t expert, int64_t panel) const {
     return packed + expert * PackedLinearBytes(in_features, out_features, format, kWhole) +
@@ -39,31 +42,32 @@ struct ExpertMatrices {
 };
 
 struct Buffers {
-  const RowKernels& kernels;
-  const Blocking blocking;
+  ExpertMatrices gate_up_matrices;
+  ExpertMatrices down_matrices;
   MoePairs pairs;
   float* sums;  // [slices, T, H]
   // One wave's: used experts in order of their ids, and the pairs of each as rows.
-  int32_t* experts;     // [L]
-  int32_t* first_tile;  // [L + 1]
-  uint8_t* packed;      // [W] rows of x, then of the activations
-  char* gate_up;        // [W, 2 * I]
-  char* activated;      // [W, I]
-  float* y;             // [W, H]
+  int32_t* experts;  // [L]
+  uint8_t* packed;   // [W] rows of x, then of the activations
+  char* gate_up;     // [W, 2 * I]
+  char* activated;   // [W, I]
+  float* y;          // [W, H]
   char* router;
 
   Buffers(const MoeFfnParams& p, Arena* arena)
-      : kernels(RowKernelsOf(p.format)), blocking(BlockingOf(kernels, p.format)), pairs(p, arena) {
+      : gate_up_matrices{p.gate_up_format, p.hidden_size, 2 * p.intermediate_size,
+                         static_cast<const uint8_t*>(p.gate_up)},
+        down_matrices{p.down_format, p.intermediate_size, p.hidden_size, static_cast<const uint8_t*>(p.down)},
+        pairs(p, arena) {
     const int64_t tokens = p.num_tokens;
     // An expert has at most one pair per token.
     const int64_t rows = std::max<int64_t>(std::min<int64_t>(tokens * p.router.top_k, kWavePairs), tokens);
     sums = arena->Take<float>(p.num_slices * tokens * p.hidden_size);
     experts = arena->Take<int32_t>(p.num_local_experts);
-    first_tile = arena->Take<int32_t>(p.num_local_experts + 1);
-    const auto bytes = [&](int32_t size) {
-      return PackedRows::Bytes(kernels, WholeSum(size, p.format), p.format, rows);
-    };
-    packed = arena->Take<uint8_t>(std::max(bytes(p.hidden_size), bytes(p.intermediate_size)));
+    gate_up_matrices.first_tile = arena->Take<int32_t>(p.num_local_experts + 1);
+    down_matrices.first_tile = arena->Take<int32_t>(p.num_local_experts + 1);
+    const auto bytes = [&](const ExpertMatrices& m) { return PackedRows::Bytes(m.kernels, m.slices, m.format, rows); };
+    packed = arena->Take<uint8_t>(std::max(bytes(gate_up_matrices), bytes(down_matrices)));
     gate_up = arena->Take<char>(rows * p.intermediate_size * 2 * ElementBytes(p.dtype));
     activated = arena->Take<char>(rows * p.intermediate_size * ElementBytes(p.dtype));
     y = arena->Take<float>(rows * p.hidden_size);
@@ -76,27 +80,26 @@ class Wave {
  public:
   // Takes experts from `*expert` on and moves it to the one after the last taken.
   Wave(const MoeFfnParams& p, const Buffers& b, int32_t* expert) : p_(p), b_(b), first_pair_(b.pairs.first[*expert]) {
-    b.first_tile[0] = 0;
+    for (const ExpertMatrices* m : {&b.gate_up_matrices, &b.down_matrices}) m->first_tile[0] = 0;
     for (; *expert < p.first_expert + p.num_local_experts; ++*expert) {
       const int32_t end = b.pairs.first[*expert + 1];
       const int32_t num_pairs = end - b.pairs.first[*expert];
       if (num_pairs == 0) continue;
       if (num_experts_ > 0 && end - first_pair_ > kWavePairs) break;
       b.experts[num_experts_] = *expert;
-      b.first_tile[num_experts_ + 1] = b.first_tile[num_experts_] + b.blocking.NumTiles(num_pairs);
+      for (const ExpertMatrices* m : {&b.gate_up_matrices, &b.down_matrices}) {
+        m->first_tile[num_experts_ + 1] = m->first_tile[num_experts_] + m->blocking.NumTiles(num_pairs);
+      }
       ++num_experts_;
     }
     end_pair_ = b.pairs.first[*expert];
   }
 
   void Run() const {
-    const auto* gate_up_weights = static_cast<const uint8_t*>(p_.gate_up);
-    const auto* down_weights = static_cast<const uint8_t*>(p_.down);
-    const int32_t inner = p_.intermediate_size;
-    ForEachTile([&](int64_t e, int64_t tile) { PackX(e, tile); });
-    Multiply({p_.format, p_.hidden_size, 2 * inner, gate_up_weights}, p_.dtype, b_.gate_up);
-    ForEachTile([&](int64_t e, int64_t tile) { Activate(e, tile); });
-    Multiply({p_.format, inner, p_.hidden_size, down_weights}, DType::kFloat32, b_.y);
+    ForEachTile(b_.gate_up_matrices, [&](int64_t e, int64_t tile) { PackX(e, tile); });
+    Multiply(b_.gate_up_matrices, p_.dtype, b_.gate_up);
+    ForEachTile(b_.down_matrices, [&](int64_t e, int64_t tile) { Activate(e, tile); });
+    Multiply(b_.down_matrices, DType::kFloat32, b_.y);
     ParallelFor(p_.num_tokens, [&](int64_t token) { AddToken(token); });
   }
 
@@ -104,41 +107,40 @@ class Wave {
   // First row of the e-th expert of the wave.
   int64_t FirstRow(int64_t e) const { return b_.pairs.first[b_.experts[e]] - first_pair_; }
 
-  PackedRows Rows(int64_t e, int32_t in_features) const {
+  PackedRows Rows(const ExpertMatrices& m, int64_t e) const {
     const int32_t* first = b_.pairs.first + b_.experts[e];
-    const Slices slices = WholeSum(in_features, p_.format);
-    const int64_t offset = FirstRow(e) * b_.kernels.row_bytes(slices, p_.format);
-    return {b_.kernels, b_.blocking, slices, p_.format, first[1] - first[0], b_.packed + offset};
+    const int64_t offset = FirstRow(e) * m.kernels.row_bytes(m.slices, m.format);
+    return {m.kernels, m.blocking, m.slices, m.format, first[1] - first[0], b_.packed + offset};
   }
 
   // body(e, tile) for the tiles of all experts, on all threads.
   template <typename Body>
-  void ForEachTile(Body&& body) const {
-    ParallelFor(b_.first_tile[num_experts_], [&](int64_t task) {
+  void ForEachTile(const ExpertMatrices& m, Body&& body) const {
+    ParallelFor(m.first_tile[num_experts_], [&](int64_t task) {
       int64_t e = 0;
-      while (b_.first_tile[e + 1] <= task) ++e;
-      body(e, task - b_.first_tile[e]);
+      while (m.first_tile[e + 1] <= task) ++e;
+      body(e, task - m.first_tile[e]);
     });
   }
 
   void PackX(int64_t e, int64_t tile) const {
-    const PackedRows rows = Rows(e, p_.hidden_size);
+    const PackedRows rows = Rows(b_.gate_up_matrices, e);
     const int32_t* tokens = b_.pairs.tokens + first_pair_ + FirstRow(e) + rows.Begin(tile);
-    const XRows x{p_.format, p_.dtype, p_.hidden_size, p_.hidden_size, p_.x, tokens};
-    b_.kernels.pack_tile(x, rows.slices, rows.Size(tile), 0, rows.slices.num_units(), rows.Tile(tile));
+    const XRows x{rows.format, p_.dtype, p_.hidden_size, p_.hidden_size, p_.x, tokens};
+    rows.kernels->pack_tile(x, rows.slices, rows.Size(tile), 0, rows.slices.num_units(), rows.Tile(tile));
   }
 
   // What gate_up left is rounded to p.dtype, and so is swiglu's result, as in a dense layer.
   void Activate(int64_t e, int64_t tile) const {
     const int32_t inner = p_.intermediate_size;
-    const PackedRows rows = Rows(e, inner);
+    const PackedRows rows = Rows(b_.down_matrices, e);
     const int64_t row = FirstRow(e) + rows.Begin(tile);
     const char* gate_up = b_.gate_up + row * 2 * inner * ElementBytes(p_.dtype);
     char* activated = b_.activated + row * inner * ElementBytes(p_.dtype);
     // Cannot fail: CheckMoe has seen the sizes.
     Swiglu({rows.Size(tile), inner, p_.dtype, gate_up, activated});
-    b_.kernels.pack_tile({p_.format, p_.dtype, inner, inner, activated, nullptr}, rows.slices, rows.Size(tile), 0,
-                         rows.slices.num_units(), rows.Tile(tile));
+    rows.kernels->pack_tile({rows.format, p_.dtype, inner, inner, activated, nullptr}, rows.slices, rows.Size(tile), 0,
+                            rows.slices.num_units(), rows.Tile(tile));
   }
 
   // One pass over the panels of all experts: a thread reads a stretch of them from end to end.
@@ -150,13 +152,13 @@ class Wave {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t e = unit / num_panels;
         const int64_t panel = unit % num_panels;
-        const PackedRows rows = Rows(e, matrices.in_features);
+        const PackedRows rows = Rows(matrices, e);
         const LinearOutput out{y_dtype, matrices.out_features, nullptr,
                                static_cast<char*>(y) + FirstRow(e) * row_bytes};
-        b_.kernels.multiply_panel(rows, 0, rows.num_tiles, matrices.Panel(b_.experts[e] - p_.first_expert, panel),
-                                  panel, out);
+        matrices.kernels.multiply_panel(rows, 0, rows.num_tiles, matrices.Panel(b_.experts[e] - p_.first_expert, panel),
+                                        panel, out);
       }
-      b_.kernels.leave();
+      matrices.kernels.leave();
     };
     ParallelRanges(num_experts_ * num_panels, DivideUp(kMinPieceBytes, panel_bytes), multiply, panel_bytes);
   }
@@ -240,9 +242,12 @@ Error CheckMoe(const MoeFfnParams& p) {
   }
   if (static_cast<int64_t>(p.num_tokens) * p.router.top_k > std::numeric_limits<int32_t>::max())
     return "num_tokens: expected at most 2^31 - 1 pairs of a token and an expert, got more";
-  if (const Error error = CheckProcessorFormat(p.format)) return error;
-  if (const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.format, kWhole, p.gate_up)) return error;
-  return CheckLinear(p.intermediate_size, p.hidden_size, p.format, kWhole, p.down);
+  for (const LinearFormat format : {p.gate_up_format, p.down_format}) {
+    if (const Error error = CheckProcessorFormat(format)) return error;
+  }
+  const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.gate_up_format, kWhole, p.gate_up);
+  if (error != nullptr) return error;
+  return CheckLinear(p.intermediate_size, p.hidden_size, p.down_format, kWhole, p.down);
 }
 
 }  // namespace

@@ -92,4 +92,17 @@ struct LinearParams {
 };
 Error Linear(const LinearParams& p);
 
+// y[i] = row indices[i] of a packed matrix of integers, as numbers.
+struct GatherWeightRowsParams {
+  int32_t num_rows_out;
+  int32_t in_features;   // K
+  int32_t out_features;  // N
+  LinearFormat format;   // wint8, wint4 or one of integers with groups
+  DType y_dtype;
+  const void* packed;      // without slices
+  const int32_t* indices;  // [num_rows_out]
+  void* y;                 // [num_rows_out, K]
+};
+Error GatherWeightRows(const GatherWeightRowsParams& p);
+
 }  // namespace fdsd

@@ -15,7 +15,8 @@ struct MoeFfnParams {
   int32_t num_slices;         // of the local experts: 1, 2 or 4
   DType dtype;                // of x and shared
   DType y_dtype;
-  LinearFormat format;  // of the experts
+  LinearFormat gate_up_format;
+  LinearFormat down_format;
   struct Router {
     const float* router_weight;   // [E, H]
     const float* selection_bias;  // [E] added to the probabilities for choosing only; may be nullptr

@@ -29,17 +29,19 @@ from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 _log = logging.getLogger(__name__)
-# Formats of groups that GPUs multiply.
-_GPU_GROUPS: tuple[LinearFormat, ...] = ("wint4", "wint8")
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a matrix becomes; `keeps_integers`: the format holds it as it is stored."""
+    """What a matrix becomes; `is_exact`: the format holds integers as they are stored."""
 
     format: LinearFormat
     slices: SliceRule
-    keeps_integers: bool
+    is_exact: bool
+
+    @property
+    def keeps_integers(self) -> bool:
+        return self.is_exact and self.format in GROUP_FORMATS
 
 
 class WeightPacker:
@@ -62,6 +64,7 @@ class WeightPacker:
         self._source, self._store, self._memory = source, store, WeightMemory()
         self._on_packed, self.keeps_integers = on_packed, keeps_integers
         self._kept_bytes: dict[LinearFormat, list[int]] = {}
+        self._made: dict[str, Tensor] = {}
 
     def linear(self, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Tensor]:
         """Return one packed matrix; `slices` says how the sum over its inputs is cut.
@@ -73,6 +76,11 @@ class WeightPacker:
         if slices.count > 1:
             name += f" in {slices.count} slices of units of {slices.unit}"
         return PackedLinear(self._packed(name, [matrix], form), in_features, out_features, form.format, slices)
+
+    def integers(self, matrix: WeightMatrix) -> PackedLinear[Tensor] | None:
+        """Return a matrix packed for `gather_weight_rows`, None where it does not stay integers."""
+        form = self._form([matrix], "float32", WHOLE)
+        return self.linear(matrix, form.format) if form.keeps_integers else None
 
     def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape.
@@ -94,14 +102,9 @@ class WeightPacker:
 
     def _form(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> _Form:
         kept = group_format(matrices, slices) if self.keeps_integers else None
-        if kept is None or (isinstance(device(), CudaDevice) and kept not in _GPU_GROUPS):
-            return _Form(fmt, slices, keeps_integers=False)
-        sizes = self._kept_bytes.setdefault(kept, [0, 0, 0])
-        for matrix in matrices:
-            sizes[0] += sum(part.num_bytes for part in matrix.parts)
-            sizes[1] += packed_bytes(*matrix.shape[::-1], kept, slices)
-            sizes[2] += 1
-        return _Form(kept, slices, keeps_integers=kept in GROUP_FORMATS)
+        if kept is None or (isinstance(device(), CudaDevice) and kept not in GROUP_FORMATS):
+            return _Form(fmt, slices, is_exact=False)
+        return _Form(kept, slices, is_exact=True)
 
     def _packed(self, name: str, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
         """Return matrices of one shape, one after the other."""
@@ -109,10 +112,18 @@ class WeightPacker:
         size = packed_bytes(in_features, out_features, form.format, form.slices)
         num_bytes = len(matrices) * size
         name = f"{'integers as ' if form.keeps_integers else ''}{form.format}: {name}"
+        if name in self._made:  # a tied head has the embedding's matrix
+            return self._made[name]
         found = None if self._store is None else self._store.find(name, num_bytes)
         data = self._newly_packed(name, size, matrices, form) if found is None else device().wrap(found)
-        self._on_packed(sum(part.num_bytes for matrix in matrices for part in matrix.parts), num_bytes)
+        stored = sum(part.num_bytes for matrix in matrices for part in matrix.parts)
+        self._on_packed(stored, num_bytes)
+        if form.is_exact:
+            sizes = self._kept_bytes.setdefault(form.format, [0, 0, 0])
+            for i, number in enumerate((stored, num_bytes, len(matrices))):
+                sizes[i] += number
         self._source.release(name for matrix in matrices for part in matrix.parts for name in part.tensors)
+        self._made[name] = data
         return data
 
     def _newly_packed(self, name: str, size: int, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:

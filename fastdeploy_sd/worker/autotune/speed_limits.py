@@ -6,6 +6,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.roofline import Roofline, measure_roofline
 
@@ -43,7 +44,8 @@ def bytes_per_step(config: Config, source: ModelSource) -> int:
     Raises CheckpointError: as read_decoder_config.
     """
     decoder_config = read_decoder_config(source.config, str(source.config_path))
-    return weight_bytes_per_step(decoder_config, _scheme(config)) or 0
+    weights = None if config.model.quantization else DecoderWeights(source, decoder_config)
+    return weight_bytes_per_step(decoder_config, _scheme(config), weights) or 0
 
 
 def _scheme(config: Config) -> QuantScheme:

@@ -18,7 +18,8 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_bytes import resident_bytes, weight_bytes_per_step
+from fastdeploy_sd.models.weight_bytes import embedding_bytes, resident_bytes, weight_bytes_per_step
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.kv_layout import KvLayout
@@ -46,16 +47,18 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     max_model_len = kv_sizing.max_model_len(config, decoder)
     drafts = list(open_draft_weights(config, checkpoint, decoder).values())
-    model = _Model(config, decoder, drafts, max_model_len)
+    model = _Model(config, decoder, DecoderWeights(checkpoint, decoder), drafts, max_model_len)
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     on_disk = checkpoint.num_bytes()
-    packed = weight_bytes_per_step(decoder, QuantScheme.create(config.model.dtype, config.model.quantization))
+    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+    stored = None if config.model.quantization else model.weights
+    packed = weight_bytes_per_step(decoder, scheme, stored)
     rows, gpu = _device_rows(config)
     fmt, on_gpu = kv_sizing.KvCacheFormat.create(config), gpu is not None
     layout = KvLayout.of_model(model.kv_layers(shard), fmt, config, has_drafts=bool(model.drafts), on_gpu=on_gpu)
     one_block = shard.size * layout.block_bytes
     if gpu is None:
-        taken = on_disk if packed is None else packed
+        taken = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
         size = kv_sizing.choose_size(
             config, one_block, max_model_len, lambda: kv_sizing.half_of(max(0, free() - taken)), layout.groups
         )
@@ -67,7 +70,9 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     longest = min(max_model_len, size.num_tokens + 1)
     weights = f"{on_disk / 1e9:.2f} GB in files"
     if packed is not None:
-        weights += f", {packed / 1e9:.2f} GB of linear layers as {config.model.quantization or config.model.dtype}"
+        are_integers = packed != weight_bytes_per_step(decoder, scheme)
+        form = "the integers of the file" if are_integers else config.model.quantization or config.model.dtype
+        weights += f", {packed / 1e9:.2f} GB of linear layers as {form}"
     why = "" if longest == max_model_len else f" (the model's {max_model_len} do not fit into the KV cache)"
     return rows | {
         "weights": weights,
@@ -85,6 +90,7 @@ class _Model:
 
     config: Config
     decoder: DecoderConfig
+    weights: DecoderWeights
     drafts: Sequence[DraftWeights]
     max_model_len: int
 
@@ -99,7 +105,8 @@ class _Model:
         """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
         scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-        weights = resident_bytes(self.decoder, scheme, shard)
+        stored = None if config.model.quantization else self.weights
+        weights = resident_bytes(self.decoder, scheme, shard, stored)
         head = draft_head_format(config, scheme.lm_head)
         own_head = None if head == scheme.lm_head else head
         for draft in self.drafts:

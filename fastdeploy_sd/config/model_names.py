@@ -6,12 +6,15 @@ import os
 import re
 from pathlib import Path
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
 _MAX_CHARS = 96  # of a name, as Hugging Face has it
 
 
 def hub_name(model: str) -> str | None:
-    """Return the name, as `Qwen/Qwen3-0.6B`; None = the model lies here, or is no name. What lies here always wins."""
+    """Return the name, as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B-GGUF:Q8_0`; None = the model is here, or is no name.
+
+    What lies here always wins.
+    """
     is_name = len(model) <= _MAX_CHARS and _HUB_NAME.fullmatch(model) is not None and not model.endswith(".gguf")
     return model if is_name and not os.path.lexists(model) else None
 

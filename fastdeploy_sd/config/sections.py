@@ -31,9 +31,9 @@ class ModelConfig:
     model: str = option(
         MISSING,
         Spec(
-            "Checkpoint directory in Hugging Face layout; a GGUF file; the name of a model, as `Qwen/Qwen3-0.6B`, which"
-            f" is fetched unless it is in the cache; or '{DEMO_MODEL}' for the bundled model. What is here wins over a"
-            " name."
+            "Checkpoint directory in Hugging Face layout; a GGUF file; the name of a model, as `Qwen/Qwen3-0.6B` or"
+            " `Qwen/Qwen3-0.6B-GGUF:Q8_0`, which is fetched unless it is in the cache; or"
+            f" '{DEMO_MODEL}' for the bundled model. What is here wins over a name."
         ),
     )
     model_source: Literal["huggingface", "modelscope"] = option(

@@ -13,7 +13,7 @@ from fastdeploy_sd.config import Config, hub_name
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import huggingface, modelscope
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
-from fastdeploy_sd.hub.selection import WantedModel, missing_files
+from fastdeploy_sd.hub.selection import WantedModel, is_gguf
 
 _SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {
     "huggingface": huggingface.fetch,
@@ -36,15 +36,18 @@ def located(config: Config, *, may_fetch: bool = True) -> Config:
         return _with_folder(config, checkpoint_folder(files), model.model) if files else config
     revision = None if model.revision in _DEFAULT_BRANCHES else model.revision
     kept_in = None if model.download_dir is None else Path(model.download_dir).expanduser().absolute()
-    folder = _SOURCES[model.model_source](WantedModel(name, revision, kept_in, model.offline or not may_fetch))
-    missing = missing_files(folder)
+    repository, _, gguf_type = name.partition(":")
+    wanted = WantedModel(repository, gguf_type or None, revision, kept_in, model.offline or not may_fetch)
+    folder = _SOURCES[model.model_source](wanted)
+    missing = wanted.missing_files(folder)
     if missing:
         raise ConfigError(
             f"model: expected a repository with all files of a checkpoint, got {name!r} without"
             f" {', '.join(missing[:3])}",
             param="model",
         )
-    return _with_folder(config, folder, name)
+    ggufs = [folder / file for file in wanted.files_in(folder) if is_gguf(file)]
+    return _with_folder(config, checkpoint_folder(ggufs) if ggufs else folder, name)
 
 
 def _with_folder(config: Config, folder: Path, name: str) -> Config:

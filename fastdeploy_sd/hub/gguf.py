@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 
 from fastdeploy_sd.errors import CheckpointError, ConfigError
+from fastdeploy_sd.hub.selection import gguf_parts, is_gguf
 from fastdeploy_sd.models.gguf.config import config_json, generation_config
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.tokenizer import Vocabulary, tokenizer_config, tokenizer_json
 from fastdeploy_sd.process.files import describe, replacing
 from fastdeploy_sd.types.folders import cache_folder
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 # Raised whenever the same file would be written as other JSON.
 _VERSION = 1
 
@@ -33,17 +32,14 @@ def gguf_files(model: Path) -> list[Path]:
         if (model / "config.json").exists():
             return []
         found = sorted(model.glob("*.gguf"))
-        firsts = [path for path in found if (part := _PART.fullmatch(path.name)) is None or int(part[2]) == 1]
+        firsts = [path for path in found if gguf_parts(path.name)[0] == path.name]
         if len(firsts) > 1:
             names = ", ".join(path.name for path in firsts[:5])
             raise ConfigError(f"model: expected one model in {model}, got {names}: give the file", param="model")
         return gguf_files(firsts[0]) if firsts else []
-    if model.suffix != ".gguf":
+    if not is_gguf(model.name):
         return []
-    part = _PART.fullmatch(model.name)
-    if part is None:
-        return [model]
-    paths = [model.with_name(f"{part[1]}-{i:05}-of-{part[3]}.gguf") for i in range(1, int(part[3]) + 1)]
+    paths = [model.with_name(name) for name in gguf_parts(model.name)]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ConfigError(

@@ -21,20 +21,21 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from fastdeploy_sd.errors import ConfigError, shown
-from fastdeploy_sd.hub.selection import WantedModel, is_weights, missing_files, select_files
+from fastdeploy_sd.hub.selection import WantedModel, is_gguf
 
 _log = logging.getLogger(__name__)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ASK_TIMEOUT_S = 20.0
 _SERVER_ERRORS = 500
+_MAX_NAMED = 12
 _GB = 1e9
 
 
 def fetch(wanted: WantedModel) -> Path:
     """Return the folder of a model, after fetching what is missing of it.
 
-    Raises ConfigError: there is no such model or revision, it has no safetensors files, the hub cannot be reached, or
+    Raises ConfigError: there is no such model or revision, it has no such files, the hub cannot be reached, or
     nothing may be fetched and the cache lacks a file.
     """
     from huggingface_hub import HfApi, constants
@@ -42,7 +43,7 @@ def fetch(wanted: WantedModel) -> Path:
     is_offline = wanted.is_offline or constants.HF_HUB_OFFLINE
     if is_offline or _COMMIT.fullmatch(wanted.revision or ""):
         folder = _cached(wanted)
-        if folder is not None and not missing_files(folder):
+        if folder is not None and not wanted.missing_files(folder):
             return folder
         if is_offline:
             raise ConfigError(
@@ -55,11 +56,13 @@ def fetch(wanted: WantedModel) -> Path:
     except Exception as error:
         return _without_hub(wanted, error)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    files = select_files(sizes)
-    if not any(map(is_weights, files)):
+    files = wanted.select_files(sizes)
+    if not files:
+        kind = f"GGUF files of type {wanted.gguf_type}" if wanted.gguf_type else "safetensors or GGUF files"
+        others = sorted(filter(is_gguf, sizes))[:_MAX_NAMED]
         raise ConfigError(
-            f"model: expected a repository with safetensors files, got {wanted.name!r}, which has none"
-            " (pickled weights are not read, and GGUF files only from this machine)",
+            f"model: expected a repository with {kind}, got {wanted.name!r}, which has none (pickled weights are not"
+            f" read)" + (f"; it has {', '.join(others)}" if others else ""),
             param="model",
         )
     return _download(wanted, str(info.sha), {name: sizes[name] for name in files})
@@ -71,13 +74,13 @@ def _cached(wanted: WantedModel) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        # The pattern: the repository's other files are not missing.
+        # The pattern matches no file, so that none is missing.
         found = snapshot_download(
             wanted.name,
             revision=wanted.revision,
             cache_dir=wanted.folder,
             local_files_only=True,
-            allow_patterns=["config.json"],
+            allow_patterns=["//"],
         )
     except (LocalEntryNotFoundError, ValueError):
         return None
@@ -92,7 +95,7 @@ def _without_hub(wanted: WantedModel, error: Exception) -> Path:
     if status < _SERVER_ERRORS or isinstance(error, ValueError):
         raise _refusal(wanted, error) from error
     folder = _cached(wanted)
-    if folder is None or missing_files(folder):
+    if folder is None or wanted.missing_files(folder):
         raise ConfigError(
             f"model: {constants.ENDPOINT} cannot be reached ({_cause(error)}), and {_in_cache(wanted, folder)}; check"
             " the network, HF_ENDPOINT and the proxy's variables, or give a directory",
@@ -178,7 +181,7 @@ def _in_cache(wanted: WantedModel, folder: Path | None) -> str:
     revision = "" if wanted.revision is None else f" at {wanted.revision}"
     if folder is None:
         return f"{wanted.name!r}{revision} is not in {cache}"
-    missing = missing_files(folder)
+    missing = wanted.missing_files(folder)
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return f"{wanted.name!r}{revision} is in {cache} without {missing[0]}{more}"
 
@@ -189,11 +192,8 @@ def _cause(error: Any) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-_log = logging.getLogger(__name__)
-
 _POLL_S = 0.5
 _LOG_INTERVAL_S = 5.0
-_GB = 1e9
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
 
 

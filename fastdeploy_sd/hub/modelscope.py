@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.hub.selection import NAMES, WantedModel, missing_files
+from fastdeploy_sd.hub.selection import NAMES, WantedModel
 
 _log = logging.getLogger(__name__)
 
@@ -27,20 +27,21 @@ def fetch(wanted: WantedModel) -> Path:
         ) from error
     if not wanted.is_offline:
         _log.info("fetching %s of ModelScope, unless it is in the cache", wanted.name)
+    kind = wanted.gguf_type
     try:
         found = snapshot_download(
             wanted.name,
             revision=wanted.revision,
             cache_dir=None if wanted.folder is None else str(wanted.folder),
             local_files_only=wanted.is_offline,
-            allow_patterns=list(NAMES),
+            allow_patterns=list(NAMES) if kind is None else [f"*{name}.gguf" for name in (kind, kind.lower())],
             ignore_patterns=["*/*"],
         )
     except Exception as error:
         raise _refusal(wanted, error) from error
     folder = Path(found)
-    if wanted.is_offline and missing_files(folder):
-        raise _refusal(wanted, FileNotFoundError(f"{folder} lacks {missing_files(folder)[0]}"))
+    if wanted.is_offline and (missing := wanted.missing_files(folder)):
+        raise _refusal(wanted, FileNotFoundError(f"{folder} lacks {missing[0]}"))
     return folder
 
 

@@ -13,7 +13,9 @@ import pytest
 from fastdeploy_sd.config import Config, config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
+from fastdeploy_sd.hub.selection import WantedModel
 from tests.doubles.hub_server import COMMIT, OLDER_COMMIT, Hub, running_hub
+from tests.models import gguf_files
 
 NAME = "some/model"
 WEIGHTS = {"model-1.safetensors": b"a" * 3000, "model-2.safetensors": b"b" * 2000}
@@ -157,7 +159,9 @@ def test_what_the_hub_refuses_says_what_to_do(hub: Hub) -> None:
     )
     assert refusal("some/other").startswith(not_there)
     assert refusal("some/gated").startswith("model: 'some/gated' is open to who has accepted its terms: do so at")
-    assert refusal("some/pickles").startswith("model: expected a repository with safetensors files, got 'some/pickles'")
+    assert refusal("some/pickles").startswith(
+        "model: expected a repository with safetensors or GGUF files, got 'some/pickles'"
+    )
     assert refusal("some/half").endswith("got 'some/half' without model-2.safetensors")
     assert "weight_map: expected an object of file names" in refusal("some/index")
     assert not any(name.endswith((".bin", ".py")) for name in hub.fetched())
@@ -179,3 +183,59 @@ def test_a_directory_wins_over_a_name(hub: Hub, tmp_path: Path) -> None:
 def test_weights_of_one_form_only_are_taken_whatever_they_are_called(hub: Hub) -> None:
     hub.files["some/mistral"] = {"config.json": b"{}", "consolidated.safetensors": b"x"}
     assert sorted(content(find("some/mistral").model.path)) == ["config.json", "consolidated.safetensors"]
+
+
+GGUF = "some/model-GGUF"
+GGUF_FILES = [
+    "README.md",
+    "mmproj-F16.gguf",
+    "model-Q4_0.gguf",
+    "model-q4_k_m.gguf",
+    "model-UD-Q4_K_M.gguf",
+    *(f"Q8_0/model-Q8_0-{part:05}-of-00002.gguf" for part in (1, 2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("gguf_type", "files"),
+    [
+        (None, ["model-q4_k_m.gguf"]),
+        ("Q4_K_M", ["model-q4_k_m.gguf"]),
+        ("UD-Q4_K_M", ["model-UD-Q4_K_M.gguf"]),
+        ("q8_0", GGUF_FILES[-2:]),
+    ],
+)
+def test_a_gguf_repository_is_taken_by_type(gguf_type: str | None, files: list[str]) -> None:
+    wanted = WantedModel(GGUF, gguf_type, None, None, is_offline=False)
+    assert wanted.select_files(GGUF_FILES) == files
+    if gguf_type is None:
+        both = [*GGUF_FILES, "config.json", "model.safetensors"]
+        assert wanted.select_files(both) == ["config.json", "model.safetensors"]
+
+
+def test_several_models_of_a_type_are_refused() -> None:
+    wanted = WantedModel(GGUF, None, None, None, is_offline=False)
+    with pytest.raises(ConfigError, match="found a-7b-Q4_K_M, b-7b-Q4_K_M; give the type"):
+        wanted.select_files(["a-7b-Q4_K_M.gguf", "b-7b-Q4_K_M.gguf"])
+    with pytest.raises(ConfigError, match="found a-Q2_K, a-Q8_0; give the type"):
+        wanted.select_files(["a-Q8_0.gguf", "a-Q2_K.gguf"])
+
+
+def test_a_gguf_model_is_fetched_once_and_read_from_the_cache(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path / "own"))
+    content = gguf_files.write(tmp_path / "m.gguf", "llama-tiny", "Q8_0").read_bytes()
+    hub.files[GGUF] = {"model-Q8_0.gguf": content, "model-Q4_0.gguf": b"GGUF", "config.json": b"{}"}
+    config = find(f"{GGUF}:Q8_0")
+    assert hub.fetched() == ["model-Q8_0.gguf"]
+    assert config.model.served_names == (f"{GGUF}:Q8_0",)
+    assert json.loads((config.model.path / "config.json").read_text())["model_type"] == "llama"
+    assert (config.model.path / "model-Q8_0.gguf").read_bytes() == content
+    told = refusal(f"{GGUF}:Q5_K_M")
+    assert "with GGUF files of type Q5_K_M, got" in told
+    assert told.endswith("; it has model-Q4_0.gguf, model-Q8_0.gguf")
+    hub.is_broken = True
+    assert find(f"{GGUF}:Q8_0", offline=True).model.path == config.model.path
+    assert "is in" in (told := refusal(f"{GGUF}:Q4_0", offline=True))
+    assert "without *Q4_0.gguf" in told

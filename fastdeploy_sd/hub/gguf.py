@@ -29,7 +29,7 @@ def gguf_files(model: Path) -> list[Path]:
         ConfigError: a folder with several models, or a set that is not whole.
     """
     if model.is_dir():
-        if (model / "config.json").exists():
+        if any(model.glob("*.safetensors")):
             return []
         found = sorted(model.glob("*.gguf"))
         firsts = [path for path in found if gguf_parts(path.name)[0] == path.name]

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import pathlib
+import random
+from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, Reference, make_reference, quick_variants, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import (
+    PLAIN,
+    Reference,
+    compare,
+    make_reference,
+    quick_variants,
+    run_cell,
+    standard_methods,
+)
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig
 from fastdeploy_sd.hub import located
+from tests.engine.handover_pairs import open_pair
+from tests.engine.test_handover import DECODE, PREFILL
 from tests.engine.test_ranks import on_ranks
 from tests.models import gguf_files, quantized_files
 
@@ -62,3 +74,22 @@ def check(reference: Reference, method: str, num_ranks: int) -> None:
         answers = {r.request_id: reference.answers[r.request_id] for r in requests}
         cell = run_cell(base, way, columns[0], requests, answers)
         assert (cell.difference, cell.missing) == (None, None), (way.name, method)
+
+
+def test_two_engines_give_the_bytes_of_one(reference: Reference) -> None:
+    [ngram] = standard_methods(["ngram"], [3])
+    with open_pair(reference, (DECODE, ngram), (PREFILL, PLAIN), seed=1) as pair:
+        answers = pair.run(ngram.apply(reference.requests), random.Random(0))
+        assert compare(reference.answers, answers) is None
+        assert pair.decode.stats().num_supplied_tokens["prefill"] > 500
+
+
+def test_packed_weights_of_a_file_are_kept(reference: Reference, tmp_path: pathlib.Path) -> None:
+    way = quick_variants()[0]
+    base = replace(reference.base, model=replace(reference.base.model, packed_weights_cache=str(tmp_path)))
+    written = []
+    for _ in range(2):
+        cell = run_cell(base, way, PLAIN, reference.requests, reference.answers)
+        assert (cell.difference, cell.missing) == (None, None)
+        written.append([path.stat().st_mtime_ns for path in tmp_path.glob("*.packed")])
+    assert written[0] == written[1] != []

@@ -18,12 +18,14 @@ from typing import Any
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.decoder_config import FIELDS
 from fastdeploy_sd.process.files import read_json
+from tests.fuzz import gguf_mutations
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _DEMO = Path(__file__).resolve().parents[2] / "fastdeploy_sd" / "demo_model"
 _WEIGHTS = "model.safetensors"
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 _HUGE = 10**400
+_GGUF_SHARE = 0.3
 _EDGES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 7, 8, 16, 17, 31, 64, 127, 255, 1024, 65_536, 2**31 - 1, 2**31, 2**32, 2**63,
     2**64, 10**10, 10**12, _HUGE, -_HUGE, 0.0, -0.0, 0.5, 1.5, 1e-46, 1e-30, 1e308, -1e308, float("nan"), float("inf"),
@@ -56,6 +58,8 @@ _TEMPLATES = (
 def write_mutant(seed: str, folder: Path) -> str:
     """Write one damaged checkpoint into an empty folder and return what was done to it."""
     rng = random.Random(seed)
+    if rng.random() < _GGUF_SHARE:
+        return gguf_mutations.write_mutant(rng, folder, _TEMPLATES)
     source = rng.choice([*sorted(p for p in _GOLDEN.iterdir() if p.is_dir()), *[_DEMO] * (rng.random() < 0.2)])
     for path in source.iterdir():
         if path.is_dir():

@@ -7,6 +7,7 @@ was answered, or refused or failed alone), "refused" (one clear line), or "broke
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import sys
@@ -64,6 +65,7 @@ def run_seed(seed: str) -> dict[str, str]:
     """Make a mutant, start it, and return the line to write."""
     with tempfile.TemporaryDirectory(prefix="fdsd-mutant-") as name:
         folder = Path(name)
+        os.environ["FDSD_CACHE_DIR"] = name  # where the JSON files of a GGUF file are written
         what = write_mutant(seed, folder)
         try:
             outcome, detail = start(folder, _options(seed, folder))

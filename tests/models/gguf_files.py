@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import gguf
 import numpy as np
@@ -55,11 +55,17 @@ def random_blocks(rng: np.random.Generator, name: str, num_rows: int, num_column
     return blocks.reshape(num_rows, -1)
 
 
-def write(path: pathlib.Path, model: str, types: Mapping[str, str] | str) -> pathlib.Path:
+def write(
+    path: pathlib.Path,
+    model: str,
+    types: Mapping[str, str] | str,
+    change: Callable[[gguf.GGUFWriter], object] = lambda _: None,
+) -> pathlib.Path:
     """Write a golden model of Llama, Qwen2 or Qwen3, dense or with experts.
 
     Args:
         types: of the matrices, by what their names in the file contain; one for all. Others stay float32.
+        change: called with what is about to be written.
     """
     config = json.loads((golden.ROOT / model / "config.json").read_text())
     architecture = config["model_type"].replace("_", "")
@@ -100,6 +106,7 @@ def write(path: pathlib.Path, model: str, types: Mapping[str, str] | str) -> pat
             numbers = _pairs(numbers, heads)
         kind = types if isinstance(types, str) else next((t for part, t in types.items() if part in stored), "F32")
         _add(writer, stored, numbers, kind if numbers.ndim > 1 else "F32")
+    change(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+import shutil
 import struct
 from typing import Any
 
@@ -220,6 +221,14 @@ def test_the_files_of_a_model_are_found(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="expected one model"):
         gguf_files(tmp_path)
     assert gguf_files(golden.ROOT / MODELS[0]) == []
+
+
+def test_safetensors_of_a_folder_win_over_gguf_files(tmp_path: pathlib.Path) -> None:
+    folder = shutil.copytree(golden.ROOT / MODELS[0], tmp_path / "model")
+    want = Checkpoint(folder).tensors
+    (folder / "other.gguf").write_bytes(b"GGUF")
+    assert gguf_files(folder) == []
+    assert Checkpoint(folder).tensors == want
 
 
 def test_scales_that_are_no_numbers_are_refused(tmp_path: pathlib.Path) -> None:

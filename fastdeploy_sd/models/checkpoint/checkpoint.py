@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.checkpoint.fields import MAX_I32, is_token_id
+from fastdeploy_sd.models.checkpoint.fields import MAX_I32, FieldReader, Integer, is_token_id
 from fastdeploy_sd.models.checkpoint.quantization import read_storages
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.names import Named, name_tensors
@@ -24,6 +24,7 @@ from fastdeploy_sd.types import Bytes
 CONFIG_NAME = "config.json"
 MAX_FILES, MAX_NAME_CHARS = 10_000, 255
 MAX_EOS_TOKEN_IDS = 1024
+_HEADS = {name: Integer(1, MAX_I32) for name in ("num_attention_heads", "num_key_value_heads")}
 
 
 class Checkpoint(ModelSource):
@@ -37,7 +38,7 @@ class Checkpoint(ModelSource):
         self._files: dict[str, MappedFile] = {}
         self._halves_of: dict[str, int] = {}
         tensors: dict[str, TensorInfo] = {}
-        paths = sorted(path.glob("*.gguf"))
+        paths = [] if any(path.glob("*.safetensors")) else sorted(path.glob("*.gguf"))
         self._open_files: list[MappedFile] = (
             [GgufFile(file) for file in paths]
             if paths
@@ -95,7 +96,12 @@ class Checkpoint(ModelSource):
     def _tensor(self, name: str) -> Weights:
         data = self._files[name].read(self.tensors[name])
         heads = self._halves_of.get(name)
-        return data if heads is None else _halves(data, heads)
+        if heads is None:
+            return data
+        if len(data) % (2 * heads):
+            expected = f"an even number of rows for each of {heads} heads"
+            raise CheckpointError(f"{self.tensors[name].path}: tensor {name!r}: expected {expected}, got {len(data)}")
+        return _halves(data, heads)
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -116,8 +122,9 @@ def _read_config(folder: pathlib.Path) -> tuple[dict[str, Any], tuple[Storage, .
 def _named_tensors(file: MappedFile, first: MappedFile, config: dict[str, Any]) -> Iterator[Named]:
     if not isinstance(first, GgufFile):
         return (Named(name, entry) for name, entry in file.entries.items())
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads", heads)
+    reader = FieldReader(config, _HEADS, str(first.path))
+    heads = reader.integer("num_attention_heads")
+    kv_heads = reader.integer("num_key_value_heads", heads)
     return name_tensors(file.entries, str(first.metadata["general.architecture"]), heads, kv_heads)
 
 

@@ -74,6 +74,8 @@ def config_json(file: GgufFile) -> dict[str, Any]:
     if embedding is not None:
         config["vocab_size"] = embedding.shape[0]
     config |= {key: value for stored, key in _SIZES.items() if (value := data.get(stored)) is not None}
+    for key in ("embedding_length", "attention.head_count"):
+        config[_SIZES[key]] = data.integer(key)
     scaling = _rope_scaling(data)
     if scaling is not None:
         config["rope_scaling"] = scaling
@@ -111,11 +113,9 @@ def _rope_scaling(data: Metadata) -> dict[str, Any] | None:
 
 def _verify_rotary(data: Metadata, config: dict[str, Any]) -> None:
     """A head whose dimensions do not all rotate says so in config.json, for the family to read or refuse."""
-    rotary, heads = data.get("rope.dimension_count"), config.get("num_attention_heads")
-    head_dim = config.get("head_dim")
-    if head_dim is None and isinstance(heads, int) and heads > 0:
-        head_dim = config.get("hidden_size", 0) // heads
-    if isinstance(rotary, int) and head_dim and rotary != head_dim:
+    rotary = data.get("rope.dimension_count")
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if isinstance(rotary, int) and isinstance(head_dim, int) and head_dim > 0 and rotary != head_dim:
         config["partial_rotary_factor"] = rotary / head_dim
 
 

@@ -22,7 +22,7 @@ _FORMATS = ("none", "wint8", "wint4", "fp8")
 
 # What `dtype` says.
 Activations = Literal["float32", "bfloat16", "float16"]
-QuantizationName = Literal["wint8", "wint4", "fp8"]
+QuantizationName = Literal["none", "wint8", "wint4", "fp8"]
 WeightFormat = Literal["none", "wint8", "wint4", "fp8"]
 
 
@@ -57,6 +57,7 @@ Quantization = QuantizationName | QuantizationFormats
 
 _NAMES: dict[QuantizationName | None, QuantizationFormats] = {
     None: QuantizationFormats("none", "none", "none"),
+    "none": QuantizationFormats("none", "none", "none"),
     "wint8": QuantizationFormats("wint8", "wint8", "wint8"),
     # Rows of the head decide the argmax directly, and it is read once per step.
     "wint4": QuantizationFormats("wint4", "wint4", "wint8"),
@@ -70,8 +71,8 @@ def formats_of(quantization: Quantization | None) -> QuantizationFormats:
     return quantization if isinstance(quantization, QuantizationFormats) else _NAMES[quantization]
 
 
-def read_quantization(value: object) -> Quantization | None:
-    """Return what a map or its JSON text says: a name, or None, where that says the same.
+def read_quantization(value: object) -> Quantization:
+    """Return what a map or its JSON text says: a name, where that says the same.
 
     `quantization` in it is a name, whose formats the other keys replace one by one, or mix_quant, which needs the
     formats of dense layers and of experts. Without one, what is not named is unquantised. The head is wint8 where dense
@@ -96,7 +97,7 @@ def read_quantization(value: object) -> Quantization | None:
         _verify_mix(written, faults)
         name = "none"
     faults.raise_all()
-    base = formats_of(None if name == "none" else cast(QuantizationName, name))
+    base = formats_of(cast(QuantizationName, name))
     dense = given.get("dense", base.dense)
     head = "none" if dense == "none" else "wint8"
     formats = {"dense": dense, "moe": base.moe, "lm_head": head} | given
@@ -118,5 +119,5 @@ def _verify_mix(written: Mapping[str, object], faults: Faults) -> None:
             faults.add(ConfigError(text, param=_OPTION))
 
 
-def _shortest(formats: QuantizationFormats) -> Quantization | None:
-    return next((name for name, meaning in _NAMES.items() if meaning == formats), formats)
+def _shortest(formats: QuantizationFormats) -> Quantization:
+    return next((name for name, meaning in _NAMES.items() if name and meaning == formats), formats)

@@ -91,11 +91,13 @@ class ModelConfig:
         "bfloat16",
         Spec("Type of weights, activations and, unless `kv_cache_dtype` says otherwise, KV cache. float16: GPUs only."),
     )
-    quantization: Literal["wint8", "wint4", "fp8"] | QuantizationFormats | None = option(  # noqa: RUF009 (makes a field)
+    quantization: Literal["none", "wint8", "wint4", "fp8"] | QuantizationFormats | None = option(  # noqa: RUF009 (makes a field)
         None,
         Spec(
             "Quantise the linear layers at load; activations are then int8 per row and group of 128, or with fp8, which"
-            " only a GPU multiplies, e4m3. A map says it apart for dense layers, experts and the output head.",
+            " only a GPU multiplies, e4m3. A map says it apart for dense layers, experts and the output head. none: of"
+            " `dtype`, even where the checkpoint is quantised.",
+            default_text="as the checkpoint is",
             read_map=read_quantization,
         ),
     )

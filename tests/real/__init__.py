@@ -1,0 +1,1 @@
+"""Tests on trained models, which `scripts/dev test --real` fetches."""

@@ -76,20 +76,20 @@ def check(reference: Reference, method: str, num_ranks: int) -> None:
         assert (cell.difference, cell.missing) == (None, None), (way.name, method)
 
 
-def test_two_engines_give_the_bytes_of_one(reference: Reference) -> None:
+def test_two_engines_give_the_bytes_of_one(gguf: Reference) -> None:
     [ngram] = standard_methods(["ngram"], [3])
-    with open_pair(reference, (DECODE, ngram), (PREFILL, PLAIN), seed=1) as pair:
-        answers = pair.run(ngram.apply(reference.requests), random.Random(0))
-        assert compare(reference.answers, answers) is None
+    with open_pair(gguf, (DECODE, ngram), (PREFILL, PLAIN), seed=1) as pair:
+        answers = pair.run(ngram.apply(gguf.requests), random.Random(0))
+        assert compare(gguf.answers, answers) is None
         assert pair.decode.stats().num_supplied_tokens["prefill"] > 500
 
 
-def test_packed_weights_of_a_file_are_kept(reference: Reference, tmp_path: pathlib.Path) -> None:
+def test_packed_weights_of_a_file_are_kept(gguf: Reference, tmp_path: pathlib.Path) -> None:
     way = quick_variants()[0]
-    base = replace(reference.base, model=replace(reference.base.model, packed_weights_cache=str(tmp_path)))
+    base = replace(gguf.base, model=replace(gguf.base.model, packed_weights_cache=str(tmp_path)))
     written = []
     for _ in range(2):
-        cell = run_cell(base, way, PLAIN, reference.requests, reference.answers)
+        cell = run_cell(base, way, PLAIN, gguf.requests, gguf.answers)
         assert (cell.difference, cell.missing) == (None, None)
         written.append([path.stat().st_mtime_ns for path in tmp_path.glob("*.packed")])
     assert written[0] == written[1] != []

@@ -10,7 +10,7 @@ from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.config import load_config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.hub.selection import is_weights, select_files
+from fastdeploy_sd.hub.selection import is_of_checkpoint, is_weights
 
 _PROG = "fastdeploy-sd quantize"
 _FORMATS = ("wint8", "wint4")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         num_bytes = write_quantized(model, target, args.format)
-        for name in select_files(str(path.relative_to(model)) for path in sorted(model.rglob("*"))):
+        for name in filter(is_of_checkpoint, (str(path.relative_to(model)) for path in sorted(model.rglob("*")))):
             if name not in _LEFT_OUT and (not is_weights(name) or "/" in name):
                 (target / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(model / name, target / name)

@@ -68,7 +68,7 @@ class WantedModel:
         Raises ConfigError: several of its GGUF models could be meant.
         """
         names = list(names)
-        found = [] if self.gguf_type else [name for name in names if _is_wanted(name)]
+        found = [] if self.gguf_type else [name for name in names if is_of_checkpoint(name)]
         copies = [name for name in found if any(fnmatch.fnmatchcase(name, pattern) for pattern in _COPIES)]
         num_weights = sum(map(is_weights, found))
         if num_weights == 0:
@@ -131,7 +131,8 @@ def _is_of_type(stem: str, gguf_type: str) -> bool:
     return re.search(rf"(?<![-._]UD)[-._/]{re.escape(gguf_type)}$", stem, re.IGNORECASE) is not None
 
 
-def _is_wanted(name: str) -> bool:
+def is_of_checkpoint(name: str) -> bool:
+    """Whether a file of a repository belongs to a checkpoint in the layout of Hugging Face."""
     folder, _, base = name.rpartition("/")
     return folder in _FOLDERS and any(fnmatch.fnmatchcase(base, pattern) for pattern in NAMES)
 

@@ -8,37 +8,76 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// x / (1 + e^-z)
+__device__ __forceinline__ float Gated(float x, float z) {
+  constexpr float kMaxExponent = 88.0f;  // e^88 is finite: no finite x overflows
+  return x / (1.0f + expf(fminf(-z, kMaxExponent)));
+}
+
+struct Silu {
+  __device__ float operator()(float x) const { return Gated(x, x); }
+};
+
+// x / 2 * (1 + tanh(u)) = x / (1 + e^-2u) with u = sqrt(2 / pi) * (x + 0.044715 * x^3).
+struct GeluTanh {
+  __device__ float operator()(float x) const {
+    constexpr float kLinear = 1.5957691216057308f;
+    constexpr float kCubic = 0.071354816272600960f;
+    return Gated(x, x * fmaf(x * x, kCubic, kLinear));
+  }
+};
+
 // Block (row, part): kThreads neighbouring elements of a row.
-template <typename T>
-__global__ __launch_bounds__(kThreads) void SwigluKernel(int32_t intermediate_size, DevicePtr<const int32_t> num_rows,
-                                                         DevicePtr<const T> gate_up, DevicePtr<T> y) {
-  constexpr float kMaxExponent = 88.0f;  // e^88 is finite: no finite gate overflows
+template <typename T, typename Activation>
+__global__ __launch_bounds__(kThreads) void GateKernel(int32_t intermediate_size, DevicePtr<const int32_t> num_rows,
+                                                       DevicePtr<const T> gate_up, DevicePtr<T> y) {
   const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   const int64_t row = blockIdx.x;
   if (i >= intermediate_size || (num_rows != nullptr && row >= num_rows[0])) return;
   const DevicePtr<const T> gates = gate_up + row * 2 * intermediate_size;
-  const float gate = LoadFloat<T>(gates, i);
   const float up = LoadFloat<T>(gates, i + intermediate_size);
-  const float silu = gate / (1.0f + expf(fminf(-gate, kMaxExponent)));
-  y[row * intermediate_size + i] = FromFloat<T>(silu * up);
+  y[row * intermediate_size + i] = FromFloat<T>(Activation()(LoadFloat<T>(gates, i)) * up);
 }
 
-template <typename T>
-Error LaunchSwiglu(const SwigluParams& p, DevicePtr<const int32_t> num_rows, Stream stream) {
+template <typename Activation, typename Params>
+Error LaunchGate(const Params& p, DevicePtr<const int32_t> num_rows, Stream stream) {
+  if (p.num_rows < 0) return "num_rows: expected no negative number";
+  if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number";
   const auto num_parts = static_cast<unsigned>(DivideUp(p.intermediate_size, kThreads));
   const LaunchShape shape{dim3(static_cast<unsigned>(p.num_rows), num_parts), dim3(kThreads)};
-  return Launch<SwigluKernel<T>>(shape, stream, p.intermediate_size, num_rows, DevicePtr<const T>(p.gate_up),
-                                 DevicePtr<T>(p.y));
+  return WithElement(p.dtype, [&](auto element) {
+    using T = decltype(element);
+    return Launch<GateKernel<T, Activation>>(shape, stream, p.intermediate_size, num_rows,
+                                             DevicePtr<const T>(p.gate_up), DevicePtr<T>(p.y));
+  });
+}
+
+// Block (row, part): kThreads neighbouring elements of a row.
+__global__ __launch_bounds__(kThreads) void SoftcapKernel(int32_t num_columns, float cap, DevicePtr<const float> x,
+                                                          DevicePtr<float> y) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= num_columns) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * num_columns + column;
+  y[i] = cap * (Gated(2.0f, x[i] * (2.0f / cap)) - 1.0f);  // tanh(u) = 2 / (1 + e^-2u) - 1
 }
 
 }  // namespace
 
 Error SwigluFirstRows(const SwigluParams& p, DevicePtr<const int32_t> num_rows, Stream stream) {
-  if (p.num_rows < 0) return "num_rows: expected no negative number";
-  if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number";
-  return WithElement(p.dtype, [&](auto element) { return LaunchSwiglu<decltype(element)>(p, num_rows, stream); });
+  return LaunchGate<Silu>(p, num_rows, stream);
 }
 
 Error Swiglu(const SwigluParams& p, Stream stream) { return SwigluFirstRows(p, nullptr, stream); }
+
+Error Geglu(const GegluParams& p, Stream stream) { return LaunchGate<GeluTanh>(p, nullptr, stream); }
+
+Error Softcap(const SoftcapParams& p, Stream stream) {
+  if (p.num_rows < 0) return "num_rows: expected no negative number";
+  if (p.num_columns <= 0) return "num_columns: expected a positive number";
+  if (!(p.cap > 0.0f)) return "cap: expected a positive number";
+  const auto num_parts = static_cast<unsigned>(DivideUp(p.num_columns, kThreads));
+  const LaunchShape shape{dim3(static_cast<unsigned>(p.num_rows), num_parts), dim3(kThreads)};
+  return Launch<SoftcapKernel>(shape, stream, p.num_columns, p.cap, DevicePtr<const float>(p.x), DevicePtr<float>(p.y));
+}
 
 }  // namespace fdsd::cuda

@@ -32,6 +32,7 @@ Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* worksp
 Error Cast(const CastParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
+Error Geglu(const GegluParams& p, Stream stream);
 Error GatherOutputRows(const GatherOutputRowsParams& p, Stream stream);
 Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream);
 Error KeepHidden(const KeepHiddenParams& p, Stream stream);
@@ -49,6 +50,7 @@ Error RmsNorm(const RmsNormParams& p, Stream stream);
 Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream);
 Error Sample(const SampleParams& p, void* workspace, Stream stream);
 Error SettleStep(const SettleStepParams& p, Stream stream);
+Error Softcap(const SoftcapParams& p, Stream stream);
 Error Swiglu(const SwigluParams& p, Stream stream);
 Error TargetStep(const TargetStepParams& p, Stream stream);
 Error TokenLogprobs(const TokenLogprobsParams& p, void* workspace, Stream stream);

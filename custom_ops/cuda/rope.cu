@@ -23,6 +23,7 @@ struct RopeArrays {
   DevicePtr<const int32_t> positions;
   DevicePtr<const int64_t> slot_mapping;
   DevicePtr<const float> cos_sin;
+  DevicePtr<const float> q_scale;
   DevicePtr<const float> q_norm;
   DevicePtr<const float> k_norm;
   DevicePtr<float> k_scale;
@@ -137,6 +138,11 @@ __global__ __launch_bounds__(kThreads) void RopeStoreKvKernel(RopeShape shape, D
     RotateHead(shape, a.cos_sin + static_cast<int64_t>(a.positions[token]) * shape.rotary_dim, head);
   }
   if (is_query) {
+    if (a.q_scale != nullptr) {
+      const float scale = a.q_scale[a.positions[token]];
+      for (int d = threadIdx.x % kWarpSize; d < head_dim; d += kWarpSize) head[d] *= scale;
+      __syncwarp();
+    }
     StoreHead<T>(head_dim, head, q + (token * shape.num_heads + h) * head_dim);
     return;
   }
@@ -150,9 +156,9 @@ template <typename T, typename Cached>
 Error LaunchRope(const RopeStoreKvParams& p, Stream stream) {
   const RopeShape shape{ShapeOf(p.cache), p.num_heads, p.rotary_dim, p.interleaved, p.norm_eps};
   const RopeArrays arrays{DevicePtr<const int32_t>(p.positions), DevicePtr<const int64_t>(p.slot_mapping),
-                          DevicePtr<const float>(p.cos_sin),     DevicePtr<const float>(p.q_norm),
-                          DevicePtr<const float>(p.k_norm),      DevicePtr<float>(p.cache.k_scale),
-                          DevicePtr<float>(p.cache.v_scale)};
+                          DevicePtr<const float>(p.cos_sin),     DevicePtr<const float>(p.q_scale),
+                          DevicePtr<const float>(p.q_norm),      DevicePtr<const float>(p.k_norm),
+                          DevicePtr<float>(p.cache.k_scale),     DevicePtr<float>(p.cache.v_scale)};
   const int64_t num_parts = DivideUp(p.num_heads + 2 * p.cache.num_kv_heads, kWarps);
   const LaunchShape launch{dim3(static_cast<unsigned>(p.num_tokens), static_cast<unsigned>(num_parts)), dim3(kThreads)};
   return Launch<RopeStoreKvKernel<T, Cached>>(launch, stream, shape, DevicePtr<const T>(p.qkv), arrays,

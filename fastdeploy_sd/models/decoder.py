@@ -24,6 +24,7 @@ from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.linear import gather_weight_rows
+from fastdeploy_sd.ops.rowwise import softcap
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix, WeightPart
 from fastdeploy_sd.types import I32
 
@@ -86,8 +87,11 @@ class Decoder:
         packer = WeightPacker(source) if packer is None else packer
         builder = LayerBuilder(config, scheme, packer, group)
         self.embed = Embedding(weights.embedding(), scheme, packer)
-        self._layers = [builder.layer(weights, i) for i in range(config.num_layers)]
-        self.final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
+        scales = (config.embedding_scale, *[config.residual_scale] * config.num_layers)
+        self._layers = [builder.layer(weights, i, scales[i]) for i in range(config.num_layers)]
+        # Logits are linear in what this norm returns.
+        final_weight = np.multiply(weights.final_norm(), config.logits_scale, dtype=np.float32)
+        self.final_norm = RmsNorm(final_weight, config.norm_eps, scales[-1])
         self.lm_head_format = scheme.lm_head
         self._lm_head = builder.head(weights.lm_head(), scheme.lm_head)
 
@@ -101,4 +105,5 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, H] -> f32[L, V]."""
-        return self._lm_head(hidden, paddle.float32)
+        logits, cap = self._lm_head(hidden, paddle.float32), self.config.logits_cap
+        return logits if cap is None else softcap(logits, cap)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
-from fastdeploy_sd.models.rope_config import THETA, read_rope, scaled_context
-from fastdeploy_sd.ops.rope_table import RopeScaling
+from fastdeploy_sd.models.layer_windows import read_windows
+from fastdeploy_sd.models.rope_config import THETA, RopeConfig, read_rope, scaled_context
 
 MAX_EXPERTS = 65_536
 # What the attention kernels do.
 MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
-# Layer types in config.json.
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+# Of the gate in a feed-forward network; gelu_tanh is GELU approximated by a hyperbolic tangent.
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +22,16 @@ class AttentionConfig:
     """Self-attention of a layer.
 
     Attributes:
-        window: tokens that a token attends to, itself included, None = all before it.
+        rope: None = q and k do not know their positions.
+        window: tokens that a token attends to, itself included; None = all before it.
         softcap: c: scores become c * tanh(score / c); None = they stay.
-        scale: of scores; None = head_dim ** -0.5.
+        scale: of scores; None = head_dim^-0.5.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rope: RopeConfig | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
@@ -55,6 +58,7 @@ class DenseConfig:
 
     intermediate_size: int
     bias: bool = False
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,15 @@ class MoeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """One decoder layer. The layers of a model may differ."""
+    """One decoder layer. The layers of a model may differ.
+
+    Attributes:
+        output_norms: what attention and feed-forward network return is normalised too.
+    """
 
     attention: AttentionConfig
     mlp: DenseConfig | MoeConfig
+    output_norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,10 @@ class DecoderConfig:
     Attributes:
         dense, moe: the feed-forward networks that config.json describes. Each layer has one of them, draft layers too.
         max_position: the longest context, with what rotary scaling adds.
-        rope_interleaved: pairs (2i, 2i+1) instead of (i, i + rotary_dim / 2).
+        norm_offset: what is added to the weights of every norm.
+        embedding_scale, logits_scale: factors of embedded tokens and of logits.
+        logits_cap: bounds logits smoothly, see `softcap`; None = no bound.
+        residual_scale: factor of what a layer adds to the residual stream.
     """
 
     vocab_size: int
@@ -101,26 +113,38 @@ class DecoderConfig:
     dense: DenseConfig
     max_position: int
     norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    rope_interleaved: bool = False
+    norm_offset: float = 0.0
     tie_word_embeddings: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
     moe: MoeConfig | None = None
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """The rotary embeddings of its layers, each once."""
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+
     def with_experts(self, moe: MoeConfig, layers: Collection[int]) -> DecoderConfig:
         """Return the decoder whose layers of these numbers are mixtures of experts."""
-        changed = [replace(layer, mlp=moe) if i in layers else layer for i, layer in enumerate(self.layers)]
-        return replace(self, layers=tuple(changed), moe=moe)
+        changed = self.with_layers(lambda i, layer: replace(layer, mlp=moe) if i in layers else layer)
+        return replace(changed, moe=moe)
+
+    def with_layers(self, change: Callable[[int, LayerConfig], LayerConfig]) -> DecoderConfig:
+        """Return the decoder whose layer i is change(i, what it was)."""
+        return replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
 
 def integer_fields(low: int, high: int, *names: str) -> dict[str, Integer]:
     return dict.fromkeys(names, Integer(low, high))
 
 
+GRANITE_MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 # Every key that is read, of all families. Bounds are far beyond any model, and small enough to count up to.
 FIELDS: Mapping[str, Field] = {
     **integer_fields(1, MAX_I32, "vocab_size"),
@@ -151,6 +175,18 @@ FIELDS: Mapping[str, Field] = {
     "moe_norm_min": Number(0, 1, 1e-12),
     "moe_use_aux_free": Boolean(default=True),
     "moe_norm_gate_logits": Boolean(default=True),
+    # Several families
+    "partial_rotary_factor": Number(0, 1, 1.0),
+    # SmolLM3
+    "no_rope_layer_interval": Integer(1, 10_000, 4),
+    # Gemma
+    "query_pre_attn_scalar": Number(1, 1e6, 256.0),
+    "sliding_window_pattern": Integer(1, 10_000),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), Number(1e-3, 1e6)),
+    "rope_local_base_freq": THETA,
+    "rms_norm_offset": Number(0, 1, 1.0),
+    # Granite
+    **dict.fromkeys(GRANITE_MULTIPLIERS, Number(1e-6, 1e6, 1.0)),
 }
 # What some models of these shapes ask for and the layers do not do; see FieldReader.require_neutral.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -170,38 +206,46 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def read_decoder(
+def read_decoder(  # noqa: PLR0913
     reader: FieldReader,
     activations: tuple[str, ...] = ("silu",),
+    activation: Activation = "silu",
     *,
+    reads: Collection[str] = (),
     mlp_bias: bool = False,
     rope_interleaved: bool = False,
+    layer_type: str = "",
+    find_windows: Callable[[FieldReader, int], list[int | None]] = read_windows,
     **attention: bool,
 ) -> DecoderConfig:
     """Read what every family writes under the same names: a decoder whose layers are alike and dense.
 
-    `activations` are names of SiLU, `attention` flags of AttentionConfig.
+    `activations` are names of the activation, `attention` flags of AttentionConfig. The family reads the keys `reads`
+    itself, but partial_rotary_factor, which is read here. `layer_type`: see read_rope.
 
     Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
-    reader.require_neutral({**_NEUTRAL, "hidden_act": activations})
+    neutral = {key: values for key, values in _NEUTRAL.items() if key not in reads}
+    reader.require_neutral({**neutral, "hidden_act": activations})
     num_heads, hidden_size = reader.integer("num_attention_heads"), reader.integer("hidden_size")
     max_position = reader.integer("max_position_embeddings")
     num_kv_heads, head_dim = _read_heads(reader, num_heads, hidden_size)
-    theta, scaling = read_rope(reader, max_position)
-    dense = DenseConfig(reader.integer("intermediate_size"), mlp_bias)
-    layer = LayerConfig(AttentionConfig(num_heads, num_kv_heads, head_dim, **attention), dense)
-    windows = read_windows(reader, reader.integer("num_hidden_layers"))
+    is_partial = "partial_rotary_factor" in reads
+    rope = read_rope(reader, max_position, head_dim, is_partial=is_partial, layer_type=layer_type)
+    rope = replace(rope, interleaved=rope_interleaved)
+    max_position = scaled_context(rope.scaling, max_position)
+    dense = DenseConfig(reader.integer("intermediate_size"), mlp_bias, activation)
+    layer = LayerConfig(AttentionConfig(num_heads, num_kv_heads, head_dim, rope, **attention), dense)
+    windows = find_windows(reader, reader.integer("num_hidden_layers"))
+    # One that holds the whole context is none.
+    windows = [None if window is None or window >= max_position else window for window in windows]
     return DecoderConfig(
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
         layers=tuple([replace(layer, attention=replace(layer.attention, window=window)) for window in windows]),
         dense=dense,
-        max_position=scaled_context(scaling, max_position),
+        max_position=max_position,
         norm_eps=reader.number("rms_norm_eps"),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rope_interleaved=rope_interleaved,
         tie_word_embeddings=reader.boolean("tie_word_embeddings"),
     )
 
@@ -222,22 +266,3 @@ def _read_heads(reader: FieldReader, num_heads: int, hidden_size: int) -> tuple[
     if head_dim % HEAD_DIM_MULTIPLE != 0:
         raise reader.error("head_dim", f"a multiple of {HEAD_DIM_MULTIPLE}", head_dim)
     return num_kv_heads, head_dim
-
-
-def read_windows(reader: FieldReader, num_layers: int) -> list[int | None]:
-    """Return each layer's window: by `layer_types`, else with `use_sliding_window` from `max_window_layers` on.
-
-    Some releases list draft layers too, so that there may be more types than layers. Raises CheckpointError: there are
-    fewer, or another type.
-    """
-    types = reader.values.get("layer_types")
-    if types is None:
-        num_full = reader.integer("max_window_layers") if reader.boolean("use_sliding_window") else num_layers
-        types = [_FULL if i < num_full else _SLIDING for i in range(num_layers)]
-    elif not (
-        isinstance(types, list) and len(types) >= num_layers and all(kind in (_FULL, _SLIDING) for kind in types)
-    ):
-        raise reader.error("layer_types", f"a list of {num_layers} '{_FULL}' or '{_SLIDING}'", types)
-    kinds = types[:num_layers]
-    window = reader.integer("sliding_window") if _SLIDING in kinds else None
-    return [window if kind == _SLIDING else None for kind in kinds]

@@ -12,7 +12,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeC
 from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, RmsNorm
 from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
-from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, MoeMlp, Router, SwigluMlp
+from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, GatedMlp, MoeMlp, Router
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
 from fastdeploy_sd.models.weights.decoder_weights import LayerWeights, expert_parts
@@ -31,9 +31,10 @@ class LayerBuilder:
         self._config, self._scheme, self._packer, self._group = config, scheme, packer, group
         self._shard = DecoderShard(config, group.shard)
 
-    def layer(self, weights: LayerWeights, i: int) -> DecoderLayer:
-        """Build layer i; raises CheckpointError as the weights do."""
+    def layer(self, weights: LayerWeights, i: int, input_scale: float = 1.0) -> DecoderLayer:
+        """Build layer i, whose input is multiplied by input_scale; raises CheckpointError as the weights do."""
         eps, norms, config = self._config.norm_eps, weights.qk_norms(i), self._config.layers[i].attention
+        outputs = weights.output_norms(i)
         qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
         attention = Attention(
             self._outputs(weights.qkv(i), self._scheme.qkv(config), self._shard.qkv(config)),
@@ -42,10 +43,11 @@ class LayerBuilder:
             qk_norm,
         )
         return DecoderLayer(
-            RmsNorm(weights.input_norm(i), eps),
+            RmsNorm(weights.input_norm(i), eps, input_scale),
             attention,
-            RmsNorm(weights.post_attention_norm(i), eps),
+            RmsNorm(weights.feed_forward_norm(i), eps, self._config.residual_scale),
             self._feed_forward(weights, i),
+            None if outputs is None else (RmsNorm(outputs[0], eps), RmsNorm(outputs[1], eps)),
         )
 
     def head(self, matrix: WeightMatrix, fmt: LinearFormat) -> LinearLayer:
@@ -70,10 +72,12 @@ class LayerBuilder:
         router = Router(constant(weight), selection_bias, moe.top_k, moe.normalize, moe.norm_min)
         return MoeMlp(router, self._experts(weights, i, moe), shared, self._group)
 
-    def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> SwigluMlp:
+    def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> GatedMlp:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
-        return SwigluMlp(
+        mlp = self._config.layers[i].mlp
+        return GatedMlp(
             self._outputs(weights.gate_up(i, part, size), self._scheme.linear, (gate, up)),
+            mlp.activation if isinstance(mlp, DenseConfig) else "silu",
             self._summed(weights.down(i, part, size), own),
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models import ernie4_5, llama, qwen
+from fastdeploy_sd.models import ernie4_5, gemma, granite, llama, mistral, phi3, qwen, smollm3
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 
@@ -23,10 +23,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Ernie4_5ForCausalLM": _ERNIE_DENSE,
     "Ernie4_5_ForCausalLM": _ERNIE_DENSE,  # the spelling of the first Paddle releases
     "Ernie4_5_MoeForCausalLM": Architecture(ernie4_5.read_ernie4_5_moe, ernie4_5.MOE_DEFAULTS),
+    "Gemma2ForCausalLM": Architecture(gemma.read_gemma2, gemma.GEMMA2_DEFAULTS),
+    "Gemma3ForCausalLM": Architecture(gemma.read_gemma3, gemma.GEMMA3_DEFAULTS),
+    "GraniteForCausalLM": Architecture(granite.read_config),
     "LlamaForCausalLM": Architecture(llama.read_config),
+    "Ministral3ForCausalLM": Architecture(mistral.read_ministral3),
+    "MinistralForCausalLM": Architecture(mistral.read_mistral),
+    "MistralForCausalLM": Architecture(mistral.read_mistral),
+    "Phi3ForCausalLM": Architecture(phi3.read_config),
     "Qwen2ForCausalLM": Architecture(qwen.read_qwen2),
     "Qwen3ForCausalLM": Architecture(qwen.read_qwen3, qwen.QWEN3_DEFAULTS),
     "Qwen3MoeForCausalLM": Architecture(qwen.read_qwen3_moe),
+    "SmolLM3ForCausalLM": Architecture(smollm3.read_config, smollm3.DEFAULTS),
 }
 
 # A directory of draft layers names itself so, or as its target.

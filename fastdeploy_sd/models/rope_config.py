@@ -1,8 +1,9 @@
-"""Reads `rope_parameters` (or `rope_scaling`, its predecessor) of config.json: the base and how it is scaled."""
+"""Reads `rope_parameters` (or `rope_scaling`, its predecessor) of config.json: how q and k of a layer turn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy_sd.errors import suggest
@@ -11,13 +12,18 @@ from fastdeploy_sd.ops.rope_table import (
     FactorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
+    QueryScaling,
     RopeScaling,
     YarnScaling,
+    longrope_amplitude,
     yarn_amplitude,
 )
 
 THETA = Number(1.01, 1e15, 10000.0)
 _FACTOR = Number(1, 1e6)
+_AMPLITUDE = Number(1e-3, 1e3)
+_PAIR_FACTOR = Number(1e-3, 1e6)
 _ORIGINAL = "original_max_position_embeddings"
 _ROPE_TYPE_KEYS = ("rope_type", "type")
 # Keys of every type, and those of each; another key is refused, as it would change the table.
@@ -36,22 +42,57 @@ _OF_TYPE: Mapping[str, Mapping[str, Field]] = {
         _ORIGINAL: Integer(1, MAX_I32),
         "beta_fast": Number(1e-6, 1e6, 32.0),
         "beta_slow": Number(1e-6, 1e6, 1.0),
-        "attention_factor": Number(1e-3, 1e3),
+        "attention_factor": _AMPLITUDE,
         "mscale": Number(1e-3, 1e3),
         "mscale_all_dim": Number(1e-3, 1e3),
         "truncate": Boolean(default=True),
     },
-    "factors": {"factors": _FACTOR},
+    "factors": {"factors": _PAIR_FACTOR},
+    "longrope": {
+        "short_factor": _PAIR_FACTOR,
+        "long_factor": _PAIR_FACTOR,
+        "factor": _FACTOR,
+        "attention_factor": _AMPLITUDE,
+        _ORIGINAL: Integer(2, MAX_I32),
+    },
 }
+_OTHER_NAMES = {"su": "longrope"}
 
 
-def read_rope(config: FieldReader, max_position: int) -> tuple[float, RopeScaling | None]:
-    """Return (base of the frequencies, scaling or None); max_position is config.json's max_position_embeddings.
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of q and k heads, of which `rotary_dim` elements turn; `theta` is the base of the frequencies.
+
+    Attributes:
+        interleaved: pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
+        query_scaling: of q alone.
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling | LongRopeScaling | None = None
+    interleaved: bool = False
+    query_scaling: QueryScaling | None = None
+
+    def scaling_of_length(self, max_length: int) -> RopeScaling | None:
+        """Return the scaling of a server whose sequences have at most max_length tokens."""
+        return self.scaling.of_length(max_length) if isinstance(self.scaling, LongRopeScaling) else self.scaling
+
+
+def read_rope(
+    config: FieldReader, max_position: int, head_dim: int, *, is_partial: bool = False, layer_type: str = ""
+) -> RopeConfig:
+    """Return the rotary embedding of heads of head_dim; max_position is config.json's max_position_embeddings.
+
+    Args:
+        is_partial: some elements of a head may stay as they are.
+        layer_type: whose parameters are read where each type has some.
 
     Raises CheckpointError: a parameter is missing, unknown, mistyped or out of range, or the type is not supported.
     """
-    key, values = _parameters(config)
+    key, values = _parameters(config, layer_type)
     rope_type = next((values[k] for k in _ROPE_TYPE_KEYS if values.get(k) is not None), "default")
+    rope_type = _OTHER_NAMES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
     if not isinstance(rope_type, str) or rope_type not in _OF_TYPE:
         raise config.error(f"{key}.rope_type", f"one of {', '.join(_OF_TYPE)}", rope_type)
     fields = {**_EVERY, **_OF_TYPE[rope_type]}
@@ -62,19 +103,29 @@ def read_rope(config: FieldReader, max_position: int) -> tuple[float, RopeScalin
         if name not in fields and name not in _ROPE_TYPE_KEYS and value is not None:
             expected = f"none of this name for {rope_type}{suggest(name, fields)}"
             raise reader.error(name, expected, value)
-    reader.require_neutral({"partial_rotary_factor": (1.0,)})
+    rotary_dim = head_dim
+    if is_partial:
+        rotary_dim = int(head_dim * reader.number("partial_rotary_factor", config.number("partial_rotary_factor")))
+        if rotary_dim < 2 or rotary_dim % 2 != 0:  # noqa: PLR2004 (a pair)
+            raise config.error("partial_rotary_factor", f"one that makes pairs of a head of {head_dim}", rotary_dim)
+    else:
+        reader.require_neutral({"partial_rotary_factor": (1.0,)})
     theta = reader.number("rope_theta", config.number("rope_theta"))
-    return theta, _SCALINGS[rope_type](reader)
+    return RopeConfig(theta, rotary_dim, _SCALINGS[rope_type](reader, rotary_dim // 2, max_position))
 
 
-def _parameters(config: FieldReader) -> tuple[str, Mapping[str, Any]]:
+def _parameters(config: FieldReader, layer_type: str) -> tuple[str, Mapping[str, Any]]:
     found = {key: config.values[key] for key in ("rope_parameters", "rope_scaling") if config.values.get(key)}
     for key, values in found.items():
         if not isinstance(values, Mapping):
             raise config.error(key, "a map", values)
     if any(values != config.values.get("rope_scaling") for values in found.values() if "rope_scaling" in found):
         raise config.error("rope_scaling", "the same as rope_parameters, which are given too", found["rope_scaling"])
-    return next(iter(found.items()), ("rope_parameters", {}))
+    nothing: tuple[str, Mapping[str, Any]] = ("rope_parameters", {})
+    key, values = next(iter(found.items()), nothing)
+    if isinstance(values.get(layer_type), Mapping):
+        return f"{key}.{layer_type}", values[layer_type]
+    return key, values
 
 
 def _llama3(reader: FieldReader) -> Llama3Scaling:
@@ -98,25 +149,36 @@ def _yarn(reader: FieldReader) -> YarnScaling:
     return YarnScaling(factor, reader.integer(_ORIGINAL), amplitude, fast, slow, reader.boolean("truncate"))
 
 
-def _factors(reader: FieldReader) -> FactorScaling:
-    factors = reader.values.get("factors")
-    if not isinstance(factors, list) or not all(
-        isinstance(f, float) and _FACTOR.low <= f <= _FACTOR.high for f in factors
-    ):
-        raise reader.error("factors", f"numbers from {_FACTOR.low:g} to {_FACTOR.high:g}", factors)
-    return FactorScaling(tuple(factors))
+def _factors(reader: FieldReader, name: str, num_pairs: int, amplitude: float = 1.0) -> FactorScaling:
+    factors = reader.values.get(name)
+    low, high = _PAIR_FACTOR.low, _PAIR_FACTOR.high
+    if not isinstance(factors, list) or not all(type(f) in (int, float) and low <= f <= high for f in factors):
+        raise reader.error(name, f"numbers from {low:g} to {high:g}", factors)
+    if len(factors) != num_pairs:
+        raise reader.error(name, f"{num_pairs} numbers, one for each pair", len(factors))
+    return FactorScaling(tuple(map(float, factors)), amplitude)
 
 
-_SCALINGS: Mapping[str, Callable[[FieldReader], RopeScaling | None]] = {
-    "default": lambda reader: None,
-    "linear": lambda reader: LinearScaling(reader.number("factor")),
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "factors": _factors,
+def _longrope(reader: FieldReader, num_pairs: int, max_position: int) -> LongRopeScaling:
+    original = reader.integer(_ORIGINAL)
+    factor = reader.number("factor", max(max_position / original, 1.0))
+    amplitude = reader.number("attention_factor", longrope_amplitude(factor, original))
+    short, long = (_factors(reader, name, num_pairs, amplitude) for name in ("short_factor", "long_factor"))
+    return LongRopeScaling(short, long, original)
+
+
+# Of (reader, pairs of a head that turn, max_position_embeddings).
+_SCALINGS: Mapping[str, Callable[[FieldReader, int, int], RopeScaling | LongRopeScaling | None]] = {
+    "default": lambda *_: None,
+    "linear": lambda reader, *_: LinearScaling(reader.number("factor")),
+    "llama3": lambda reader, *_: _llama3(reader),
+    "yarn": lambda reader, *_: _yarn(reader),
+    "factors": lambda reader, num_pairs, _: _factors(reader, "factors", num_pairs),
+    "longrope": _longrope,
 }
 
 
-def scaled_context(scaling: RopeScaling | None, max_position: int) -> int:
+def scaled_context(scaling: RopeScaling | LongRopeScaling | None, max_position: int) -> int:
     """Return the longest context.
 
     A YaRN checkpoint may give the context of its first training as its own; the scaling says how far it reaches since.

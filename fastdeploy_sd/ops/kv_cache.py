@@ -96,10 +96,12 @@ class Rotary(Generic[A]):
     """Rotary embedding of q and k: f32[max_position, rotary_dim], see `rope_table`; further elements pass unchanged.
 
     Interleaved pairs are elements (2i, 2i + 1), as in ERNIE and GLM; else (i, i + rotary_dim / 2), as in NeoX.
+    q_scale f32[max_position], where there is one, is what q is multiplied by at each position.
     """
 
     cos_sin: A
     interleaved: bool = False
+    q_scale: A | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,13 +36,48 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class FactorScaling:
-    """Every pair turns more slowly by its own factor, as GGUF files say."""
+    """Every pair turns more slowly by its own factor; `amplitude`: of cosines and sines."""
 
     factors: tuple[float, ...]
+    amplitude: float = 1.0
 
     def scale(self, inverse: F64, theta: float) -> tuple[F64, float]:
         del theta
-        return inverse / np.array(self.factors), 1.0
+        return inverse / np.array(self.factors), self.amplitude
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """A factor for every pair, other ones where sequences may be longer than the first context.
+
+    Source: arXiv:2402.13753.
+    """
+
+    short: FactorScaling
+    long: FactorScaling
+    original_max_position: int
+
+    def of_length(self, max_length: int) -> FactorScaling:
+        """Return the factors of a server whose sequences have at most max_length tokens."""
+        return self.long if max_length > self.original_max_position else self.short
+
+
+def longrope_amplitude(factor: float, original_max_position: int) -> float:
+    """Return LongRoPE's amplitude for a context `factor` times as long."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_max_position))
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries grow by beta * ln(1 + n) at positions of n whole original contexts or more, as in Ministral 3."""
+
+    beta: float
+    original_max_position: int
+
+    def factors(self, max_position: int) -> F32:
+        """Return f32[max_position]."""
+        contexts = np.arange(max_position) // self.original_max_position
+        return (1 + self.beta * np.log1p(contexts)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Ops on single rows: rms_norm, concat_rms_norm, swiglu and cast."""
+"""Ops on single rows: rms_norm, concat_rms_norm, swiglu, geglu, softcap and cast."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ RMS_NORM = Op(
     residual=In(F32, "num_rows, hidden_size", optional=True),
     weight=In(F32, "hidden_size"),
     eps=Attr(float),
+    x_scale=Attr(float),
     dtype=DTypeOf("x"),
     y=Out("x", "num_rows, hidden_size"),
     residual_out=Out(F32, "num_rows, hidden_size"),
@@ -29,12 +30,22 @@ CONCAT_RMS_NORM = Op(
     dtype=DTypeOf("first"),
     y=Out("first", "num_rows, 2*hidden_size"),
 )
-SWIGLU = Op(
-    "swiglu",
+SWIGLU, GEGLU = (
+    Op(
+        name,
+        "num_rows",
+        gate_up=In(ACTIVATIONS, "num_rows, 2*intermediate_size"),
+        dtype=DTypeOf("gate_up"),
+        y=Out("gate_up", "num_rows, intermediate_size"),
+    )
+    for name in ("swiglu", "geglu")
+)
+SOFTCAP = Op(
+    "softcap",
     "num_rows",
-    gate_up=In(ACTIVATIONS, "num_rows, 2*intermediate_size"),
-    dtype=DTypeOf("gate_up"),
-    y=Out("gate_up", "num_rows, intermediate_size"),
+    x=In(F32, "num_rows, num_columns"),
+    cap=Attr(float),
+    y=Out(F32, "num_rows, num_columns"),
 )
 CAST = Op(
     "cast",
@@ -46,13 +57,13 @@ CAST = Op(
 )
 
 
-def rms_norm(x: A, weight: A, eps: float, residual: A | None = None) -> tuple[A, A]:
-    """Add the residual stream f32[T, H] and normalise: h = x (+ residual), y = h / rms(h) * weight.
+def rms_norm(x: A, weight: A, eps: float, residual: A | None = None, x_scale: float = 1.0) -> tuple[A, A]:
+    """Add the residual stream f32[T, H] and normalise: h = x * x_scale (+ residual), y = h / rms(h) * weight.
 
     Returns:
         y in x's dtype [T, H] and h, f32[T, H]: the residual stream stays in float32.
     """
-    y, h = RMS_NORM(x=x, residual=residual, weight=weight, eps=eps)
+    y, h = RMS_NORM(x=x, residual=residual, weight=weight, eps=eps, x_scale=x_scale)
     return y, h
 
 
@@ -69,6 +80,18 @@ def swiglu(gate_up: A) -> A:
     gate_up is f32, bf16 or f16 [T, 2 * I]; y has the same dtype, [T, I].
     """
     y: A = SWIGLU(gate_up=gate_up)
+    return y
+
+
+def geglu(gate_up: A) -> A:
+    """Gate a feed-forward network: y = gelu(gate) * up, where gelu is approximated by tanh; else as `swiglu`."""
+    y: A = GEGLU(gate_up=gate_up)
+    return y
+
+
+def softcap(x: A, cap: float) -> A:
+    """Return cap * tanh(x / cap), for x f32[T, N] the same shape: values between -cap and cap in the same order."""
+    y: A = SOFTCAP(x=x, cap=cap)
     return y
 
 

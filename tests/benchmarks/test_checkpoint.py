@@ -56,7 +56,7 @@ def test_holds_exactly_what_the_model_reads(tiny_shape: str, tmp_path: Path, tok
     weights = DecoderWeights(checkpoint, config)
     for layer in range(config.num_layers):
         weights.qkv(layer), weights.output(layer), weights.gate_up(layer), weights.down(layer)
-        weights.input_norm(layer), weights.post_attention_norm(layer), weights.qk_norms(layer)
+        weights.input_norm(layer), weights.feed_forward_norm(layer), weights.qk_norms(layer)
     assert weights.lm_head().shape == (512, 64)
     assert (weights.final_norm() == 1).all()
     num_tensors = 2 + config.num_layers * (11 if config.layers[0].attention.qk_norm else 9)

@@ -35,7 +35,7 @@ _EDGES: tuple[Any, ...] = (
 _KEYS = (
     *FIELDS, "architectures", "hidden_act", "rope_scaling", "rope_parameters", "layer_types", "mlp_only_layers",
     "moe_layer_start_index", "moe_layer_end_index", "num_nextn_predict_layers", "quantization_config", "is_quantized",
-    "partial_rotary_factor", "sliding_window", "use_sliding_window", "eos_token_id", "bos_token_id", "chat_template",
+    "no_rope_layers", "use_sliding_window", "eos_token_id", "bos_token_id", "chat_template",
     "added_tokens", "add_bos_token", "model_max_length", "moe_gate_act", "compression_ratio", "auto_map",
 )  # fmt: skip
 _ROPES: tuple[dict[str, Any], ...] = (
@@ -43,6 +43,7 @@ _ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "linear", "factor": 2.0},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     {"type": "dynamic", "factor": 2.0},
+    {"rope_type": "longrope", "long_factor": [1.0, 2.0], "short_factor": [1.0], "partial_rotary_factor": 0.5},
     {"full_attention": {"rope_type": "default"}},
 )
 _TEMPLATES = (

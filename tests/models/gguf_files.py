@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,26 +23,14 @@ _HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
 }  # fmt: skip
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
+# model_type in config.json -> general.architecture, where they differ.
+_ARCHITECTURES = {"gemma3_text": "gemma3", "ministral3": "mistral3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
+_PAIRED = ("granite", "llama", "mistral3", "smollm3")
+_SCALES = {
+    "attention_multiplier": "attention_scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale", "sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
 
 
 def random_blocks(rng: np.random.Generator, name: str, num_rows: int, num_columns: int) -> U8:
@@ -61,14 +51,14 @@ def write(
     types: Mapping[str, str] | str,
     change: Callable[[gguf.GGUFWriter], object] = lambda _: None,
 ) -> pathlib.Path:
-    """Write a golden model of Llama, Qwen2 or Qwen3, dense or with experts.
+    """Write a golden model, as the converter does.
 
     Args:
         types: of the matrices, by what their names in the file contain; one for all. Others stay float32.
         change: called with what is about to be written.
     """
     config = json.loads((golden.ROOT / model / "config.json").read_text())
-    architecture = config["model_type"].replace("_", "")
+    architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -77,7 +67,6 @@ def write(
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -85,25 +74,23 @@ def write(
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    for key, name in _SCALES.items():
+        if config.get(key) is not None:
+            getattr(writer, f"add_{name}")(config[key])
     _add_tokenizer(writer, model)
-    rope = config.get("rope_parameters", {})
-    if rope.get("rope_type") == "llama3":
-        inverse = rope["rope_theta"] ** -(np.arange(0, config["head_dim"], 2) / config["head_dim"])
-        scaling = Llama3Scaling(
-            rope["factor"],
-            rope["low_freq_factor"],
-            rope["high_freq_factor"],
-            rope["original_max_position_embeddings"],
-        )
-        factors = inverse / scaling.scale(inverse, rope["rope_theta"])[0]
-        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    _add_rope(writer, config)
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, bits in _stacked(rewrite.read(model)).items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        numbers, stored = from_bf16(bits), _stored_name(name)
-        if architecture == "llama" and (".attn_q." in stored or ".attn_k." in stored):
+        numbers, stored = from_bf16(bits), names.get_name(name, (".weight", ".bias"))
+        assert stored is not None
+        if architecture in _PAIRED and (".attn_q." in stored or ".attn_k." in stored):
             heads = config["num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"]
             numbers = _pairs(numbers, heads)
+        if architecture.startswith("gemma") and stored.endswith("norm.weight"):
+            numbers = numbers + np.float32(1)
         kind = types if isinstance(types, str) else next((t for part, t in types.items() if part in stored), "F32")
         _add(writer, stored, numbers, kind if numbers.ndim > 1 else "F32")
     change(writer)
@@ -122,18 +109,38 @@ def _stacked(tensors: Mapping[str, U16]) -> dict[str, U16]:
     return {name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
 
 
+def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters", config)
+    rope = rope.get("full_attention", rope)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+    if kind == "llama3":
+        inverse = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+        scaling = Llama3Scaling(rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], original)
+        factors = inverse / scaling.scale(inverse, rope["rope_theta"])[0]
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    elif kind == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(original)
+        factor = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)))
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+    elif kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
 def _add(writer: gguf.GGUFWriter, name: str, numbers: F32, kind: str) -> None:
     number = gguf.GGMLQuantizationType[kind]
     data = numbers if kind == "F32" else gguf.quants.quantize(numbers, number)
     writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=number)
-
-
-def _stored_name(name: str) -> str:
-    base, _, kind = name.rpartition(".")
-    if base.startswith("model.layers."):
-        _, _, layer, role = base.split(".", 3)
-        return f"blk.{layer}.{_NAMES[role]}.{kind}"
-    return f"{_NAMES[base]}.{kind}"
 
 
 def _pairs(numbers: F32, heads: int) -> F32:

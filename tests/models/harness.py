@@ -14,10 +14,10 @@ from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.packer import WeightPacker
-from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
-from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.types import F32, I32
 from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
+from fastdeploy_sd.worker.loading.rotary import make_rotary
 from tests.models import golden
 
 BLOCK_SIZE = 64
@@ -59,10 +59,7 @@ class SingleSequence:
             blocks=RequestBlocks(
                 from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(blocks, dtype=np.int32)[None].copy())
             ),
-            rotary=Rotary(
-                from_numpy(rope_table(n, c.layers[0].attention.head_dim, c.rope_theta, c.rope_scaling)),
-                c.rope_interleaved,
-            ),
+            rotary=make_rotary(c, n, c.max_position),
         )
         hidden = self.decoder.forward(np.ascontiguousarray(token_ids, np.int32), caches, inputs)
         return np.asarray(self.decoder.logits(hidden).numpy())

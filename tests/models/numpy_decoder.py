@@ -22,7 +22,7 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.reference.attention import rotate
 from fastdeploy_sd.ops.reference.linear import linear
 from fastdeploy_sd.ops.reference.moe import moe_ffn
-from fastdeploy_sd.ops.reference.rowwise import rms_norm, swiglu
+from fastdeploy_sd.ops.reference.rowwise import geglu, rms_norm, softcap, swiglu
 from fastdeploy_sd.ops.rope_table import rope_table
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import F32, I32
@@ -66,12 +66,14 @@ class NumpyDecoder:
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V]."""
-        return f32(linear(self.hidden(token_ids), self.weights.lm_head().to_array(), self._head_format))
+        c, hidden = self._config, self.hidden(token_ids)
+        logits = f32(linear(hidden, self.weights.lm_head().to_array(), self._head_format)) * np.float32(c.logits_scale)
+        return logits if c.logits_cap is None else softcap(logits, c.logits_cap)
 
     def hidden(self, token_ids: I32) -> F32:
         """Return f32[T, H], the rows after the final norm."""
         c, w = self._config, self.weights
-        x = widen(w.embedding().data)[token_ids]
+        x = widen(w.embedding().data)[token_ids] * np.float32(c.embedding_scale)
         for i in range(c.num_layers):
             x = self.layer(x, i)
         return normalize(x, w.final_norm(), c.norm_eps)
@@ -79,8 +81,11 @@ class NumpyDecoder:
     def layer(self, x: F32, i: int) -> F32:
         """Return layer i's output f32[T, H] over the residual stream x, whose rows stand at positions 0, 1, ..."""
         c, w = self._config, self.weights
-        x = x + self._attention(normalize(x, w.input_norm(i), c.norm_eps), i)
-        return x + self._feed_forward(normalize(x, w.post_attention_norm(i), c.norm_eps), i)
+        norms, scale = w.output_norms(i), np.float32(c.residual_scale)
+        y = self._attention(normalize(x, w.input_norm(i), c.norm_eps), i)
+        x = x + scale * (y if norms is None else normalize(y, norms[0], c.norm_eps))
+        y = self._feed_forward(normalize(x, w.feed_forward_norm(i), c.norm_eps), i)
+        return x + scale * (y if norms is None else normalize(y, norms[1], c.norm_eps))
 
     def _linear(
         self,
@@ -103,12 +108,19 @@ class NumpyDecoder:
                 for h, w in zip((q, k), norms, strict=True)
             )
         positions = np.arange(n, dtype=np.int32)
-        rotary = Rotary(rope_table(n, a.head_dim, c.rope_theta, c.rope_scaling), c.rope_interleaved)
-        q, k = rotate(q, positions, rotary), rotate(k, positions, rotary)
+        if a.rope is not None:
+            table = rope_table(n, a.rope.rotary_dim, a.rope.theta, a.rope.scaling_of_length(c.max_position))
+            rotary = Rotary(table, a.rope.interleaved)
+            q, k = rotate(q, positions, rotary), rotate(k, positions, rotary)
+            if a.rope.query_scaling is not None:
+                q = q * a.rope.query_scaling.factors(n)[:, None, None]
         group = a.num_heads // a.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), k) * a.head_dim**-0.5
-        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
+        scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), k) * (a.head_dim**-0.5 if a.scale is None else a.scale)
+        if a.softcap is not None:
+            scores = a.softcap * np.tanh(scores / a.softcap)
+        distance = positions[:, None] - positions
+        scores = np.where((distance >= 0) & (distance < (a.window or n)), scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         y = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
         rows = y.reshape(n, -1).astype(np.float32)
@@ -133,5 +145,7 @@ class NumpyDecoder:
         return f32(y)
 
     def _dense(self, x: F32, i: int, part: str, size: int) -> F32:
-        hidden = f32(swiglu(self._linear(x, self.weights.gate_up(i, part, size))))
+        mlp = self._config.layers[i].mlp
+        gate = geglu if isinstance(mlp, DenseConfig) and mlp.activation == "gelu_tanh" else swiglu
+        hidden = f32(gate(self._linear(x, self.weights.gate_up(i, part, size))))
         return self._linear(hidden, self.weights.down(i, part, size), feed_forward_slices(size))

@@ -56,7 +56,7 @@ class Model:
         kv_format = kv_sizing.KvCacheFormat(BLOCK_SIZE, dtype, "int8" if is_int8_kv else "auto")
         layers = kv_sizing.LayerKv.of_decoder(config, group.shard)
         self.eager_caches, self.caches = (kv_memory.allocate(layers, NUM_BLOCKS, kv_format) for _ in range(2))
-        rotary = make_rotary(config, MAX_LEN)
+        rotary = make_rotary(config, MAX_LEN, MAX_LEN)
         self.memory = StepMemory(StepLimits(8, 256, 255), config.vocab_size)
         self.tables = np.full((8, NUM_BLOCKS), -1, np.int32)
         over = self.memory, [self.tables]

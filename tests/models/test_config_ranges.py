@@ -13,7 +13,7 @@ from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops.rope_table import YarnScaling
+from fastdeploy_sd.ops.rope_table import FactorScaling, YarnScaling
 from tests.models import golden, rewrite
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_a_scaling_s_parameters_have_ranges() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "rope_type: expected one of default, linear, llama3, yarn, got 'dyn"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "rope_type: expected one of default, linear, .*, longrope, got 'dyn"),
         ({"rope_type": ["yarn"]}, r"rope_type: expected one of .*, got \['yarn'\]"),
         ({"rope_type": "linear", "facter": 2.0}, r"facter: .*did you mean 'factor'"),
         ({"rope_type": "linear"}, "factor: expected a number from 1 to 1e"),
@@ -126,8 +126,37 @@ def test_yarn_reaches_as_far_as_its_factor_says() -> None:
         config = read("qwen2-tiny", rope_parameters=YARN, max_position_embeddings=claimed)
         assert config.max_position == expected
     config = read("qwen2-tiny", rope_parameters={"rope_type": "yarn", "factor": 4.0}, max_position_embeddings=1024)
-    assert isinstance(config.rope_scaling, YarnScaling)
-    assert (config.rope_scaling.original_max_position, config.max_position) == (1024, 4096)
+    rope = config.layers[0].attention.rope
+    assert rope is not None
+    assert isinstance(rope.scaling, YarnScaling)
+    assert (rope.scaling.original_max_position, config.max_position) == (1024, 4096)
+
+
+def test_longrope_has_factors_of_long_and_short_servers() -> None:
+    rope = read("phi3-tiny").layers[0].attention.rope
+    assert rope is not None
+    assert rope.rotary_dim == 16
+    long, short = rope.scaling_of_length(4097), rope.scaling_of_length(4096)
+    assert isinstance(long, FactorScaling)
+    assert isinstance(short, FactorScaling)
+    assert (long.factors[7], short.factors[7]) == (24.0, 2.0)
+    assert long.amplitude == short.amplitude == pytest.approx(math.sqrt(1 + math.log(2) / math.log(4096)))
+    values = values_of("phi3-tiny")["rope_parameters"]
+    for factors in ([1.0] * 7, [1.0] * 9, [0.0] * 8, [math.nan] * 8, [True] * 8, "1", None):
+        with pytest.raises(CheckpointError, match=r"rope_parameters: long_factor: expected .*, got"):
+            read("phi3-tiny", rope_parameters=values | {"long_factor": factors})
+    with pytest.raises(CheckpointError, match="partial_rotary_factor: expected one that makes pairs"):
+        read("phi3-tiny", rope_parameters=values | {"partial_rotary_factor": 0.01})
+
+
+def test_layers_without_rotary_embedding_are_named_or_counted() -> None:
+    def rotates(**changed: object) -> list[bool]:
+        return [layer.attention.rope is not None for layer in read("smollm3-tiny", **changed).layers]
+
+    assert rotates() == rotates(no_rope_layers=None) == [True, True, True, False]
+    assert rotates(no_rope_layers=None, no_rope_layer_interval=2) == [True, False, True, False]
+    for value in ([1, 1, 1], [1, 1, 1, 2], "1110"):
+        refuse("smollm3-tiny", "no_rope_layers", value)
 
 
 def test_layers_of_another_attention_are_refused() -> None:

@@ -33,6 +33,15 @@ from tests.models.harness import SingleSequence
 pytestmark = pytest.mark.slow
 
 MODELS = ["llama-tiny", "qwen2-tiny", "qwen3-tiny"]
+FAMILIES = [
+    "gemma2-tiny",
+    "gemma3-tiny",
+    "granite-tiny",
+    "mistral-tiny",
+    "ministral3-tiny",
+    "phi3-tiny",
+    "smollm3-tiny",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +71,7 @@ def test_blocks_are_the_numbers_that_the_package_reads(name: str) -> None:
         np.testing.assert_array_equal(block.unpack(blocks).numbers(), want)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, *FAMILIES])
 def test_a_file_of_numbers_is_the_model_it_was_made_of(model: str, tmp_path: pathlib.Path) -> None:
     """Llama's rotary factors are float32 in the file."""
     folder = checkpoint_folder([files.write(tmp_path / "m.gguf", model, "F32")])

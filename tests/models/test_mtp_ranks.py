@@ -18,11 +18,11 @@ from fastdeploy_sd.models.draft_model import DraftModel
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.linear import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.ops.kv_cache import RequestBlocks, Rotary
-from fastdeploy_sd.ops.rope_table import rope_table
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.model_loading import load_model
+from fastdeploy_sd.worker.loading.rotary import make_rotary
 from tests.models.mtp_models import make_model
 from tests.models.ranks import Rank, rank_groups, together
 
@@ -58,10 +58,7 @@ def bits(loaded: Loaded, rank: Rank, dtype: str) -> list[np.ndarray]:
             query_start_loc=from_numpy(np.array([0, n - first], np.int32)),
             seq_lens=from_numpy(np.array([n], np.int32)),
             blocks=RequestBlocks(from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(2, dtype=np.int32)[None])),
-            rotary=Rotary(
-                from_numpy(rope_table(n, c.layers[0].attention.head_dim, c.rope_theta, c.rope_scaling)),
-                c.rope_interleaved,
-            ),
+            rotary=make_rotary(c, n, n),
         )
         token_ids = rng.integers(4, 4096, n - first).astype(np.int32)
         values = rng.standard_normal((n - first, c.hidden_size)).astype(np.float32)

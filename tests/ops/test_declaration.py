@@ -21,6 +21,7 @@ PARTS: dict[str, Any] = {
     "residual": In(F32, "num_rows, hidden_size", optional=True),
     "weight": In(F32, "hidden_size"),
     "eps": Attr(float),
+    "x_scale": Attr(float),
     "dtype": DTypeOf("x"),
     "y": Out("x", "num_rows, hidden_size"),
     "residual_out": Out(F32, "num_rows, hidden_size"),
@@ -63,22 +64,22 @@ def test_sizes_are_computed_and_solved_for() -> None:
 )
 def test_an_argument_that_is_not_as_declared_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^rms_norm: {message}"):
-        RMS_NORM(**{"x": X, "weight": WEIGHT, "eps": 1e-5} | change)
+        RMS_NORM(**{"x": X, "weight": WEIGHT, "eps": 1e-5, "x_scale": 1.0} | change)
 
 
 def test_an_argument_that_nobody_declared_is_named() -> None:
     with pytest.raises(TypeError, match=r"rms_norm: expected arguments x, residual, .*, got wieght"):
-        RMS_NORM(x=X, wieght=WEIGHT, eps=1e-5)
+        RMS_NORM(x=X, wieght=WEIGHT, eps=1e-5, x_scale=1.0)
 
 
 def test_a_bound_call_runs_on_as_many_rows_as_its_params_say() -> None:
     y, h = np.zeros_like(X), np.zeros_like(X)
-    call = RMS_NORM.bind(x=X, weight=WEIGHT, eps=1e-5, y=y, residual_out=h)
+    call = RMS_NORM.bind(x=X, weight=WEIGHT, eps=1e-5, x_scale=1.0, y=y, residual_out=h)
     assert (call.params.num_rows, call.params.hidden_size) == (3, 4)
     call.params.num_rows = 2
     call.run()
     np.testing.assert_array_equal(h, [*X[:2], np.zeros(4)])
-    np.testing.assert_array_equal(y[:2], RMS_NORM(x=X, weight=WEIGHT, eps=1e-5)[0][:2])
+    np.testing.assert_array_equal(y[:2], RMS_NORM(x=X, weight=WEIGHT, eps=1e-5, x_scale=1.0)[0][:2])
 
 
 @pytest.mark.parametrize(

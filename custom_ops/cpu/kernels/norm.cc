@@ -7,10 +7,11 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// One row: h = x (+ residual), written to `h` when it is wanted; y = h / sqrt(mean(h^2) + eps) * weight.
+// One row: h = x * x_scale (+ residual), written to `h` when it is wanted; y = h / sqrt(mean(h^2) + eps) * weight.
 template <typename T>
 struct NormRow {
   const T* x;
+  float x_scale;
   const float* residual;  // may be nullptr
   const float* weight;
   T* y;
@@ -20,7 +21,7 @@ struct NormRow {
     F32x16 squares = Set1(0.0f);
     for (int i = 0; i < hidden_size; i += kLanes) {
       const int n = std::min(kLanes, hidden_size - i);
-      F32x16 v = n == kLanes ? Load(x + i) : LoadPartial(x + i, n);
+      F32x16 v = Mul(n == kLanes ? Load(x + i) : LoadPartial(x + i, n), Set1(x_scale));
       if (residual != nullptr) v = Add(v, n == kLanes ? Load(residual + i) : LoadPartial(residual + i, n));
       squares = Fma(v, v, squares);
       n == kLanes ? Store(v, h + i) : StorePartial(v, h + i, n);
@@ -44,8 +45,9 @@ void RunRmsNorm(const RmsNormParams& p) {
     const int64_t offset = row * p.hidden_size;
     float* const h =
         p.residual_out == nullptr ? ScratchArray<float>(Scratch::kTask, p.hidden_size) : p.residual_out + offset;
-    NormRow<T>{static_cast<const T*>(p.x) + offset, p.residual == nullptr ? nullptr : p.residual + offset, p.weight,
-               static_cast<T*>(p.y) + offset, h}
+    NormRow<T>{
+        static_cast<const T*>(p.x) + offset, p.x_scale, p.residual == nullptr ? nullptr : p.residual + offset, p.weight,
+        static_cast<T*>(p.y) + offset,       h}
         .Run(p.hidden_size, p.eps);
   });
 }
@@ -56,8 +58,8 @@ void RunConcatRmsNorm(const ConcatRmsNormParams& p) {
     const int64_t offset = row * p.hidden_size;
     T* const y = static_cast<T*>(p.y) + 2 * offset;
     float* const h = ScratchArray<float>(Scratch::kTask, p.hidden_size);
-    NormRow<T>{static_cast<const T*>(p.first) + offset, nullptr, p.first_weight, y, h}.Run(p.hidden_size, p.eps);
-    NormRow<T>{static_cast<const T*>(p.second) + offset, nullptr, p.second_weight, y + p.hidden_size, h}.Run(
+    NormRow<T>{static_cast<const T*>(p.first) + offset, 1.0f, nullptr, p.first_weight, y, h}.Run(p.hidden_size, p.eps);
+    NormRow<T>{static_cast<const T*>(p.second) + offset, 1.0f, nullptr, p.second_weight, y + p.hidden_size, h}.Run(
         p.hidden_size, p.eps);
   });
 }

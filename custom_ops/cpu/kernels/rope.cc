@@ -24,6 +24,11 @@ FDSD_INLINE void StoreHead(const float* head, int head_dim, T* y) {
   for (int i = 0; i < head_dim; i += kLanes) Store(Load(head + i), y + i);
 }
 
+template <typename T>
+FDSD_INLINE void StoreScaledHead(const float* head, float scale, int head_dim, T* y) {
+  for (int i = 0; i < head_dim; i += kLanes) Store(Mul(Load(head + i), Set1(scale)), y + i);
+}
+
 // What RMS norm multiplies a head with, besides the weights.
 template <typename T>
 FDSD_INLINE float NormScale(const T* x, int head_dim, float eps) {
@@ -112,10 +117,12 @@ void ProcessQueries(const RopeStoreKvParams& p, int64_t token, HeadRange heads) 
   const int64_t head_dim = p.cache.head_dim;
   const T* x = static_cast<const T*>(p.qkv) + token * (p.num_heads + 2 * p.cache.num_kv_heads) * head_dim;
   T* q = static_cast<T*>(p.q) + token * p.num_heads * head_dim;
+  const float scale = p.q_scale == nullptr ? 1.0f : p.q_scale[p.positions[token]];
   for (int64_t first = heads.begin; first < heads.end; first += kHeadsAtOnce) {
     const int count = static_cast<int>(std::min<int64_t>(kHeadsAtOnce, heads.end - first));
-    RotateHeads(p, p.q_norm, x + first * head_dim, head_dim, count, p.positions + token, 0,
-                [&](int i, const float* head) { StoreHead(head, p.cache.head_dim, q + (first + i) * head_dim); });
+    RotateHeads(
+        p, p.q_norm, x + first * head_dim, head_dim, count, p.positions + token, 0,
+        [&](int i, const float* head) { StoreScaledHead(head, scale, p.cache.head_dim, q + (first + i) * head_dim); });
   }
 }
 

@@ -13,4 +13,24 @@ struct SwigluParams {
 };
 Error Swiglu(const SwigluParams& p);
 
+// y = gelu(gate) * up with the approximation by a hyperbolic tangent, where a row of gate_up is [gate | up].
+struct GegluParams {
+  int32_t num_rows;           // T
+  int32_t intermediate_size;  // I
+  DType dtype;
+  const void* gate_up;  // [T, 2 * I]
+  void* y;              // [T, I]
+};
+Error Geglu(const GegluParams& p);
+
+// y = cap * tanh(x / cap).
+struct SoftcapParams {
+  int32_t num_rows;     // T
+  int32_t num_columns;  // N
+  float cap;            // > 0
+  const float* x;       // [T, N]
+  float* y;             // [T, N]
+};
+Error Softcap(const SoftcapParams& p);
+
 }  // namespace fdsd

@@ -17,6 +17,7 @@ struct RopeStoreKvParams {
   const int32_t* positions;     // [T]
   const int64_t* slot_mapping;  // [T], block_id * block_size + offset; -1 = do not write
   const float* cos_sin;         // [max_position, rotary_dim]: rotary_dim / 2 cosines, then as many sines
+  const float* q_scale;         // [max_position], q is multiplied by its position's, may be nullptr
   const float* q_norm;          // [D], may be nullptr
   const float* k_norm;          // [D], may be nullptr
   void* q;                      // [T, Hq * D]

@@ -3,12 +3,13 @@
 
 namespace fdsd {
 
-// h = x (+ residual), kept in float32; y = h / sqrt(mean(h^2) + eps) * weight.
+// h = x * x_scale (+ residual), kept in float32; y = h / sqrt(mean(h^2) + eps) * weight.
 struct RmsNormParams {
   int32_t num_rows;     // T
   int32_t hidden_size;  // H
   DType dtype;          // of x and y
   float eps;
+  float x_scale;
   const void* x;          // [T, H]
   const float* residual;  // [T, H], may be nullptr
   const float* weight;    // [H]

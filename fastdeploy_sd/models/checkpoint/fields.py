@@ -79,6 +79,14 @@ class FieldReader:
             raise self.error(name, f"a number from {field.low:g} to {field.high:g}", value)
         return float(value)
 
+    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+        """Return an integer, None where the key is null; `default` is for a key that is absent."""
+        return None if self.values.get(name, default) is None else self.integer(name, default)
+
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """Return a number, None where the key is null; `default` is for a key that is absent."""
+        return None if self.values.get(name, default) is None else self.number(name, default)
+
     def boolean(self, name: str) -> bool:
         """Return true or false."""
         value = self._get(name, None)
@@ -93,6 +101,10 @@ class FieldReader:
             if value is not None and value not in allowed:
                 expected = " or ".join(map(shown, allowed)) or "no such key"
                 raise self.error(name, f"{expected} (nothing else is supported)", value)
+
+    def replaced(self, **values: Any) -> FieldReader:
+        """Return a reader of the same object with other values of these keys."""
+        return FieldReader({**self.values, **values}, self._fields, self.where, self._defaults)
 
     def error(self, name: str, expected: str, value: object) -> CheckpointError:
         got = "nothing" if value is None else shown(value)

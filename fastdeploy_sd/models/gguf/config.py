@@ -31,6 +31,12 @@ _EXPERT_SIZES: Mapping[str, str] = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_MULTIPLIERS: Mapping[str, str] = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 
 class Metadata:
@@ -92,23 +98,34 @@ def generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _rope_scaling(data: Metadata) -> dict[str, Any] | None:
-    kind = data.get("rope.scaling.type")
-    if "rope_freqs.weight" in data.file.entries:
-        factors = data.file.read(data.file.entries["rope_freqs.weight"])
-        return {"rope_type": "factors", "factors": [float(factor) for factor in factors.reshape(-1)]}
+    kind, factors = data.get("rope.scaling.type"), _rope_factors(data.file)
+    if "factors" in factors:
+        return {"rope_type": "factors", **factors}
+    if factors:
+        kind = "longrope"
     if kind in (None, "none"):
         return None
-    scaling = {"rope_type": kind}
+    scaling = {"rope_type": kind, **factors}
     names = {
         "factor": "factor",
         "original_context_length": "original_max_position_embeddings",
         "attn_factor": "attention_factor",
         "yarn_beta_fast": "beta_fast",
         "yarn_beta_slow": "beta_slow",
+        "yarn_log_multiplier": "mscale_all_dim",
     }
+    if kind == "yarn" and data.get("rope.scaling.yarn_log_multiplier") is not None:
+        scaling["mscale"] = 1.0
     return scaling | {
         name: value for key, name in names.items() if (value := data.get(f"rope.scaling.{key}")) is not None
     }
+
+
+def _rope_factors(file: GgufFile) -> dict[str, list[float]]:
+    """Return the tables of factors that the file holds, by what Hugging Face calls them."""
+    names = {"rope_freqs": "factors", "rope_factors_short": "short_factor", "rope_factors_long": "long_factor"}
+    entries = {name: file.entries.get(f"{stored}.weight") for stored, name in names.items()}
+    return {name: file.read(entry).reshape(-1).tolist() for name, entry in entries.items() if entry is not None}
 
 
 def _verify_rotary(data: Metadata, config: dict[str, Any]) -> None:
@@ -127,6 +144,39 @@ def _add_biases(data: Metadata, config: dict[str, Any]) -> None:
     config["attention_bias"] = "blk.0.attn_q.bias" in data.file.entries
 
 
+def _add_multipliers(data: Metadata, config: dict[str, Any]) -> None:
+    _add_biases(data, config)
+    config |= {key: value for stored, key in _MULTIPLIERS.items() if (value := data.get(stored)) is not None}
+
+
+def _add_window(data: Metadata, config: dict[str, Any]) -> None:
+    config["sliding_window"] = data.get("attention.sliding_window") or None  # 0 means none too
+    pattern = data.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        config["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    elif pattern is not None:
+        config["sliding_window_pattern"] = pattern
+
+
+def _add_query_scaling(data: Metadata, config: dict[str, Any]) -> None:
+    _add_window(data, config)
+    beta = data.get("attention.temperature_scale")
+    if beta is not None:
+        config["rope_scaling"] = {**config.get("rope_scaling", {}), "llama_4_scaling_beta": beta}
+
+
+def _add_gemma(data: Metadata, config: dict[str, Any]) -> None:
+    _add_window(data, config)
+    config["rms_norm_offset"] = 0.0  # the file has the sums
+    config["hidden_activation"] = "gelu_pytorch_tanh"
+    config["rope_local_base_freq"] = data.get("rope.freq_base_swa") or 10000.0
+    config |= {f"{name}_logit_softcapping": data.get(f"{name}_logit_softcapping") for name in ("attn", "final")}
+    # The largest of each generation has another scale of scores, which the file does not tell.
+    hidden, heads, layers = (data.integer(key) for key in ("embedding_length", "attention.head_count", "block_count"))
+    is_27b = layers == _LAYERS_OF_27B[data.architecture]
+    config["query_pre_attn_scalar"] = hidden // heads if is_27b else data.integer("attention.key_length")
+
+
 def _add_qwen3_experts(data: Metadata, config: dict[str, Any]) -> None:
     config |= {key: data.integer(stored) for stored, key in _EXPERT_SIZES.items()}
     config["norm_topk_prob"] = True
@@ -142,12 +192,19 @@ def _add_ernie_experts(data: Metadata, config: dict[str, Any]) -> None:
     config["moe_layer_interval"] = data.get("interleave_moe_layer_step") or 1
 
 
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 # general.architecture -> architecture and model type in config.json, and what else it needs.
 _ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Metadata, dict[str, Any]], None]]] = {
+    "gemma2": ("Gemma2ForCausalLM", "gemma2", _add_gemma),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _add_gemma),
+    "granite": ("GraniteForCausalLM", "granite", _add_multipliers),
     "llama": ("LlamaForCausalLM", "llama", _add_biases),
+    "mistral3": ("Ministral3ForCausalLM", "ministral3", _add_query_scaling),
+    "phi3": ("Phi3ForCausalLM", "phi3", _add_window),
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _add_nothing),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _add_biases),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _add_qwen3_experts),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3", _add_biases),
     "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _add_nothing),
     "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _add_ernie_experts),
 }

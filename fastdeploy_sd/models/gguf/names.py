@@ -32,6 +32,19 @@ _OF_LAYER: Mapping[str, str] = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_GEMMA: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# What an architecture stores under other names.
+_OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+}
+# Those whose converter moves the rows of q and k for kernels that rotate neighbours.
+_PAIRED = ("granite", "llama", "mistral3", "smollm3")
 # Stacked over experts.
 _OF_EXPERTS: Mapping[str, str] = {
     "ffn_gate_exps": "gate_proj",
@@ -64,8 +77,8 @@ def name_tensors(
     Raises:
         CheckpointError: a tensor of an unknown name.
     """
-    # The converter of this architecture moves the rows of q and k for kernels that rotate neighbours.
-    halves = {"attn_q": num_heads, "attn_k": num_kv_heads} if architecture == "llama" else {}
+    of_layer = {**_OF_LAYER, **_OF_ARCHITECTURE.get(architecture, {})}
+    halves = {"attn_q": num_heads, "attn_k": num_kv_heads} if architecture in _PAIRED else {}
     for stored, entry in entries.items():
         if stored in _OF_CONFIG:
             continue
@@ -73,8 +86,8 @@ def name_tensors(
         match = _LAYER.fullmatch(base)
         if match is None and base in _WHOLE:
             yield Named(f"{_WHOLE[base]}.{kind}", entry)
-        elif match is not None and match[2] in _OF_LAYER:
-            yield Named(f"model.layers.{match[1]}.{_OF_LAYER[match[2]]}.{kind}", entry, halves.get(match[2], 0))
+        elif match is not None and match[2] in of_layer:
+            yield Named(f"model.layers.{match[1]}.{of_layer[match[2]]}.{kind}", entry, halves.get(match[2], 0))
         elif match is not None and match[2] in _OF_EXPERTS and len(entry.shape) == 3:  # noqa: PLR2004 (E, N, K)
             for e, part in enumerate(_experts(entry)):
                 yield Named(f"model.layers.{match[1]}.mlp.experts.{e}.{_OF_EXPERTS[match[2]]}.{kind}", part)

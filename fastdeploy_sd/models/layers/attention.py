@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.models.decoder_config import AttentionConfig
 from fastdeploy_sd.models.layers.linear import Linear, LinearLayer
+from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.attention import cascade_append_attention, find_shared_prefixes, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
@@ -40,6 +41,7 @@ class AttentionInputs:
 
     Attributes:
         slot_mapping, blocks: of the first KV group. more_groups: those of the others.
+        rotary: of every kind of layer.
         outputs: None = every row's output is wanted.
         on_stored: called with a layer's cache once the step's tokens are in it, for calls that belong there; in a
             recording they stand between the layer's own.
@@ -50,7 +52,7 @@ class AttentionInputs:
     query_start_loc: Tensor
     seq_lens: Tensor
     blocks: RequestBlocks[Tensor]
-    rotary: Rotary[Tensor]
+    rotary: Mapping[RopeConfig | None, Rotary[Tensor]]
     outputs: OutputRows | None = None
     on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None
     more_groups: Sequence[GroupMaps] = ()
@@ -80,7 +82,7 @@ class Attention:
     def __init__(
         self, qkv: Linear, output: LinearLayer, config: AttentionConfig, qk_norm: QkNorm[Tensor] | None
     ) -> None:
-        self._qkv, self._output, self._qk_norm = qkv, output, qk_norm
+        self._qkv, self._output, self._rope, self._qk_norm = qkv, output, config.rope, qk_norm
         self._scale = config.head_dim**-0.5 if config.scale is None else config.scale
         self._window, self._softcap = config.window, config.softcap
 
@@ -106,8 +108,8 @@ class Attention:
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> rotated q [T, Hq * D]; writes the T new tokens' KV."""
         qkv = self._qkv(x)
-        slots = inputs.maps_of(cache).slot_mapping
-        q = rope_store_kv_(qkv, cache, inputs.positions, slots, inputs.rotary, self._qk_norm)
+        slots, rotary = inputs.maps_of(cache).slot_mapping, inputs.rotary[self._rope]
+        q = rope_store_kv_(qkv, cache, inputs.positions, slots, rotary, self._qk_norm)
         if inputs.on_stored is not None:
             inputs.on_stored(cache, inputs)
         return q

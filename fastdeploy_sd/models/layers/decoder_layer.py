@@ -14,13 +14,13 @@ from fastdeploy_sd.ops.rowwise import concat_rms_norm, rms_norm
 
 
 class RmsNorm:
-    """h = x (+ residual); returns (h normalised and scaled, in x's dtype; h as float32)."""
+    """h = x * x_scale (+ residual); returns (h normalised and weighted, in x's dtype; h as float32)."""
 
-    def __init__(self, weight: Weights, eps: float) -> None:
-        self._weight, self._eps = constant(weight), eps
+    def __init__(self, weight: Weights, eps: float, x_scale: float = 1.0) -> None:
+        self._weight, self._eps, self._x_scale = constant(weight), eps, x_scale
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return rms_norm(x, self._weight, self._eps, residual)
+        return rms_norm(x, self._weight, self._eps, residual, self._x_scale)
 
 
 class ConcatRmsNorm:
@@ -35,13 +35,22 @@ class ConcatRmsNorm:
 
 
 class DecoderLayer:
-    """h += attention(norm(h)); h += feed_forward(norm(h)); the additions happen inside the norms."""
+    """h += attention(norm(h)); h += feed_forward(norm(h)); the additions happen inside the norms.
+
+    Where there are `output_norms`, what attention and feed-forward network return is normalised before it is added.
+    """
 
     def __init__(
-        self, input_norm: RmsNorm, attention: Attention, post_attention_norm: RmsNorm, feed_forward: FeedForward
+        self,
+        input_norm: RmsNorm,
+        attention: Attention,
+        feed_forward_norm: RmsNorm,
+        feed_forward: FeedForward,
+        output_norms: tuple[RmsNorm, RmsNorm] | None,
     ) -> None:
         self._input_norm, self._attention = input_norm, attention
-        self._post_attention_norm, self._feed_forward = post_attention_norm, feed_forward
+        self._feed_forward_norm, self._feed_forward = feed_forward_norm, feed_forward
+        self._output_norms = output_norms
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs
@@ -54,8 +63,13 @@ class DecoderLayer:
         x = self._attention(x, cache, inputs)
         if inputs.outputs is not None:
             residual = gather_output_rows(residual, inputs.outputs.indices)
-        x, residual = self._post_attention_norm(x, residual)
-        return self._feed_forward(x), residual
+        if self._output_norms is not None:
+            x, _ = self._output_norms[0](x)
+        x, residual = self._feed_forward_norm(x, residual)
+        x = self._feed_forward(x)
+        if self._output_norms is not None:
+            x, _ = self._output_norms[1](x)
+        return x, residual
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
         """Only write the KV of x [T, H], which begins the residual stream."""

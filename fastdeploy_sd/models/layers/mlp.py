@@ -1,31 +1,33 @@
-"""Feed-forward networks: dense SwiGLU, and mixture of experts with optional shared experts."""
+"""Feed-forward networks: dense ones with a gate, and mixture of experts with optional shared experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.models.decoder_config import Activation
 from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
-from fastdeploy_sd.ops.rowwise import swiglu
+from fastdeploy_sd.ops.rowwise import geglu, swiglu
 
 # Maps [T, H] to [T, H].
 FeedForward = Callable[[Tensor], Tensor]
+_GATES: Mapping[Activation, Callable[[Tensor], Tensor]] = {"silu": swiglu, "gelu_tanh": geglu}
 
 
-class SwigluMlp:
-    """down(silu(gate(x)) * up(x)), gate and up in one multiplication."""
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)), gate and up in one multiplication."""
 
-    def __init__(self, gate_up: LinearLayer, down: LinearLayer) -> None:
-        self._gate_up, self._down = gate_up, down
+    def __init__(self, gate_up: LinearLayer, activation: Activation, down: LinearLayer) -> None:
+        self._gate_up, self._gate, self._down = gate_up, _GATES[activation], down
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(swiglu(self._gate_up(x)))
+        return self._down(self._gate(self._gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +60,7 @@ class Experts:
 class MoeMlp:
     """The chosen experts' weighted sum, plus the shared experts' output. A rank adds up those of its experts."""
 
-    def __init__(self, router: Router, experts: Experts, shared: SwigluMlp | None, group: TpGroup) -> None:
+    def __init__(self, router: Router, experts: Experts, shared: GatedMlp | None, group: TpGroup) -> None:
         self._router, self._experts, self._shared, self._group = router, experts, shared, group
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ of q | k | v and gate | up, in parts that are views of the mapped file. Knows na
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 
 # Of weights and biases.
 _SUFFIXES = (".weight", ".bias", ".qweight", ".weight_packed")
+# Names of gate and up in one matrix: Paddle's, and Phi-3's. Both have the gate first.
+_FUSED_GATE_UP = ("up_gate_proj", "gate_up_proj")
 
 
 class LayerWeights:
@@ -33,17 +36,27 @@ class LayerWeights:
 
     def input_norm(self, layer: int) -> Weights:
         """Return f32[H]: the norm before attention."""
-        return self._vector(f"{self._layer(layer)}.input_layernorm.weight", self._config.hidden_size)
+        return self._norm_weight(f"{self._layer(layer)}.input_layernorm", self._config.hidden_size)
 
-    def post_attention_norm(self, layer: int) -> Weights:
+    def feed_forward_norm(self, layer: int) -> Weights:
         """Return f32[H]: the norm before the feed-forward network."""
-        return self._vector(f"{self._layer(layer)}.post_attention_layernorm.weight", self._config.hidden_size)
+        # Where attention has a norm after it too, that one has the name.
+        role = "pre_feedforward" if self._config.layers[layer].output_norms else "post_attention"
+        return self._norm_weight(f"{self._layer(layer)}.{role}_layernorm", self._config.hidden_size)
+
+    def output_norms(self, layer: int) -> tuple[Weights, Weights] | None:
+        """Return the f32[H] norms after attention and feed-forward network, None when the layer has none."""
+        if not self._config.layers[layer].output_norms:
+            return None
+        name, hidden = self._layer(layer), self._config.hidden_size
+        attention = self._norm_weight(f"{name}.post_attention_layernorm", hidden)
+        return attention, self._norm_weight(f"{name}.post_feedforward_layernorm", hidden)
 
     def qkv(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return [(Hq + 2 * Hkv) * D, H] and its bias f32[(Hq + 2 * Hkv) * D] or None."""
         attention, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn"
         sizes = {"q_proj": attention.q_size, "k_proj": attention.kv_size, "v_proj": attention.kv_size}
-        return self._fused(name, "qkv_proj", sizes, attention.qkv_bias)
+        return self._fused(name, ("qkv_proj",), sizes, attention.qkv_bias)
 
     def output(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return the attention output projection [H, Hq * D] and its bias or None."""
@@ -58,7 +71,7 @@ class LayerWeights:
         if not attention.qk_norm:
             return None
         name, dim = f"{self._layer(layer)}.self_attn", attention.head_dim
-        return self._vector(f"{name}.q_norm.weight", dim), self._vector(f"{name}.k_norm.weight", dim)
+        return self._norm_weight(f"{name}.q_norm", dim), self._norm_weight(f"{name}.k_norm", dim)
 
     def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return gate | up, [2 * I, H], and its bias or None, of a feed-forward network inside the layer.
@@ -67,7 +80,7 @@ class LayerWeights:
         """
         size = self._config.layers[layer].mlp.intermediate_size if size is None else size
         sizes = {"gate_proj": size, "up_proj": size}
-        return self._fused(f"{self._layer(layer)}.{part}", "up_gate_proj", sizes, self._has_mlp_bias(layer))
+        return self._fused(f"{self._layer(layer)}.{part}", _FUSED_GATE_UP, sizes, self._has_mlp_bias(layer))
 
     def down(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return the down projection [H, I] and its bias or None; arguments as gate_up."""
@@ -87,7 +100,14 @@ class LayerWeights:
 
     def verify_layer(self, layer: int) -> None:
         """Look up every tensor of a layer, before the long work, without reading large ones."""
-        for look_up in (self.input_norm, self.qkv, self.qk_norms, self.output, self.post_attention_norm):
+        for look_up in (
+            self.input_norm,
+            self.qkv,
+            self.qk_norms,
+            self.output,
+            self.feed_forward_norm,
+            self.output_norms,
+        ):
             look_up(layer)
         moe = self._config.layers[layer].mlp
         if isinstance(moe, DenseConfig):
@@ -111,6 +131,9 @@ class LayerWeights:
     def _layer(self, layer: int) -> str:
         return f"{self._prefix}.{layer}"
 
+    def _norm_weight(self, name: str, size: int) -> Weights:
+        return np.add(self._vector(f"{name}.weight", size), self._config.norm_offset, dtype=np.float32)
+
     def _vector(self, name: str, size: int) -> Weights:
         return widen(self._source.tensor(name, (size,)))
 
@@ -118,12 +141,13 @@ class LayerWeights:
         return WeightMatrix((read_weight(self._source, name, (rows, columns)),))
 
     def _fused(
-        self, name: str, fused: str, sizes: dict[str, int], has_bias: bool
+        self, name: str, fused: Sequence[str], sizes: dict[str, int], has_bias: bool
     ) -> tuple[WeightMatrix, Weights | None]:
         rows, hidden = sum(sizes.values()), self._config.hidden_size
-        if has_weight(self._source, f"{name}.{fused}"):
-            bias = self._vector(f"{name}.{fused}.bias", rows) if has_bias else None
-            return self._matrix(f"{name}.{fused}", rows, hidden), bias
+        for whole in (f"{name}.{part}" for part in fused):
+            if has_weight(self._source, whole):
+                bias = self._vector(f"{whole}.bias", rows) if has_bias else None
+                return self._matrix(whole, rows, hidden), bias
         weight = WeightMatrix(
             tuple(read_weight(self._source, f"{name}.{part}", (size, hidden)) for part, size in sizes.items())
         )
@@ -162,7 +186,7 @@ class DecoderWeights(LayerWeights):
 
     def final_norm(self) -> Weights:
         """Return f32[H]."""
-        return self._vector(f"{self._root}.norm.weight", self._config.hidden_size)
+        return self._norm_weight(f"{self._root}.norm", self._config.hidden_size)
 
     def verify(self) -> None:
         """Look up every tensor of the decoder, and weights of it that would not be used.

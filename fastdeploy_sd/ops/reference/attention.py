@@ -69,7 +69,10 @@ def rope_store_kv_(
     if qk_norm is not None:
         q, k = (_norm_heads(x, w, qk_norm.eps) for x, w in ((q, qk_norm.q), (k, qk_norm.k)))
     _store(rotate(k, positions, rotary), v, slot_mapping, cache)
-    return narrow(rotate(q, positions, rotary), qkv.dtype).reshape(tokens, q.shape[1] * head_dim)
+    q = rotate(q, positions, rotary)
+    if rotary.q_scale is not None:
+        q *= rotary.q_scale[positions, None, None]
+    return narrow(q, qkv.dtype).reshape(tokens, q.shape[1] * head_dim)
 
 
 def _store(k: F32, v: F32, slot_mapping: I64, cache: KvCache[Array]) -> None:

@@ -1,4 +1,4 @@
-"""Meaning of rms_norm, concat_rms_norm, swiglu and cast."""
+"""Meaning of rms_norm, concat_rms_norm, swiglu, geglu, softcap and cast."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.types import F32
 
 
-def rms_norm(x: Array, weight: F32, eps: float, residual: F32 | None = None) -> tuple[Array, F32]:
-    """Normalise each row of h = x (+ residual) by its root mean square and scale it. Source: arXiv:1910.07467."""
-    h = widen(x) if residual is None else widen(x) + residual
+def rms_norm(x: Array, weight: F32, eps: float, residual: F32 | None = None, x_scale: float = 1.0) -> tuple[Array, F32]:
+    """Normalise each row of h = x * x_scale (+ residual) by its root mean square, and weight it.
+
+    Source: arXiv:1910.07467.
+    """
+    scaled = widen(x) * np.float32(x_scale)
+    h = scaled if residual is None else scaled + residual
     scale = 1.0 / np.sqrt(np.mean(np.square(h, dtype=np.float64), axis=-1, keepdims=True) + eps)
     return narrow((h * scale * weight).astype(np.float32), x.dtype), h
 
@@ -31,6 +35,18 @@ def swiglu(gate_up: Array) -> Array:
     gate, up = np.split(widen(gate_up).astype(np.float64), 2, axis=1)
     sigmoid = np.exp(-np.logaddexp(0.0, -gate))
     return narrow((gate * sigmoid * up).astype(np.float32), gate_up.dtype)
+
+
+def geglu(gate_up: Array) -> Array:
+    """Return gelu(gate) * up, where a row is [gate | up]. Source: arXiv:1606.08415, section 2."""
+    gate, up = np.split(widen(gate_up).astype(np.float64), 2, axis=1)
+    u = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    return narrow((0.5 * gate * (1 + np.tanh(u)) * up).astype(np.float32), gate_up.dtype)
+
+
+def softcap(x: F32, cap: float) -> F32:
+    """Return cap * tanh(x / cap). Source: arXiv:2408.00118, section 2."""
+    return (cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)
 
 
 def cast(x: Array, dtype: npt.DTypeLike) -> Array:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy_sd.models.draft_model import DraftModel
+    from fastdeploy_sd.models.rope_config import RopeConfig
     from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
     from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 
@@ -34,7 +35,7 @@ class LoadedDraftModel:
     method: DraftMethod
     model: DraftModel
     caches: Sequence[KvCache[Tensor]]
-    rotary: Rotary[Tensor]
+    rotary: Mapping[RopeConfig | None, Rotary[Tensor]]
     kept_hidden: Sequence[HiddenStateBuffer[Tensor]]
     hidden: Tensor
     token_table: Any

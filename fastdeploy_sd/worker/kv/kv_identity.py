@@ -13,8 +13,10 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.weights.source import ModelSource
+from fastdeploy_sd.ops.rope_table import RopeScaling
 from fastdeploy_sd.spec_decode.verify import VerifyRule
 from fastdeploy_sd.types import KvDescription
+from fastdeploy_sd.worker.kv.kv_sizing import max_model_len
 from fastdeploy_sd.worker.loading.draft_weights import own_scheme
 from fastdeploy_sd.worker.loading.weights_digest import weights_digest
 
@@ -63,6 +65,7 @@ class KvIdentity:
             "dtype": config.model.dtype,
             "quantization": repr(config.model.quantization),
             "kv_format": kv_format,
+            "rotary": repr(_scalings(target, max_model_len(config, target))),
         }
         fingerprint = _digest({**numerics, "weights": _content(config, checkpoint)})
         drafting = ""
@@ -104,6 +107,11 @@ class KvIdentity:
 
 def _content(config: Config, checkpoint: ModelSource) -> list[str]:
     return [checkpoint.config_digest(), weights_digest(config, checkpoint)]
+
+
+def _scalings(target: DecoderConfig, max_length: int) -> list[RopeScaling | None]:
+    """Return how each kind of layer scales its rotary embedding, which may follow from the longest sequence."""
+    return [None if rope is None else rope.scaling_of_length(max_length) for rope in target.ropes]
 
 
 def _digest(parts: dict[str, Any]) -> str:

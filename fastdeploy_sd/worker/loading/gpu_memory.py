@@ -90,7 +90,9 @@ def step_bytes(
         total += 2 * _workspace_bytes(library, config, layer, num_rows, max_num_seqs, max_tokens)
     table = max_num_seqs * (max_tokens * 4 + decoder.vocab_size * 4 + 4096)
     masks = num_logits * (decoder.vocab_size // 8 + 4096)
-    rotary = max_tokens * decoder.layers[0].attention.head_dim * 4 * (1 + len(drafts))
+    ropes = [rope for model in (decoder, *drafts) for rope in model.ropes]
+    # A row of a table, and a factor of queries.
+    rotary = max_tokens * 4 * sum(2 if rope is None else rope.rotary_dim + 1 for rope in ropes)
     staging = _STAGING_BYTES + _COPY_BYTES * config.copies_kv
     total_memory, _ = library.memory_bytes()
     return total + table + masks + rotary + staging + int(min(_GRAPH_BYTES, total_memory * _GRAPH_SHARE))

@@ -89,7 +89,7 @@ class Loaded:
                 method=METHODS[name],
                 model=model,
                 caches=self.kv.own.caches_of(name),
-                rotary=make_rotary(self.draft_weights[name].config, self.kv.max_tokens),
+                rotary=make_rotary(self.draft_weights[name].config, self.kv.max_tokens, self.max_model_len),
                 kept_hidden=self.kept_hidden[name],
                 hidden=self.step.forward.hidden,
                 token_table=self.step.buffers.of(self.step.table.tokens),
@@ -137,7 +137,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     memory = StepMemory(limits, vocab_size, num_groups)
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size, num_groups)
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
-    rotary = make_rotary(decoder_config, kv.max_tokens)
+    rotary = make_rotary(decoder_config, kv.max_tokens, max_model_len)
     # A GPU's pages are sent after the step, so its layers need no signals.
     sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0
     signals = LayerSignals(group.size) if sends_layers else None

@@ -24,6 +24,7 @@ from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.layers.attention import AttentionInputs, GroupMaps
+from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
@@ -72,7 +73,7 @@ class ForwardPass:
 
     decoder: Decoder
     caches: Sequence[KvCache[Tensor]]
-    rotary: Rotary[Tensor]
+    rotary: Mapping[RopeConfig | None, Rotary[Tensor]]
     on_stored: OnStored | None = None
     on_hidden: OnHidden | None = None
 

@@ -1,4 +1,4 @@
-"""Cases of swiglu."""
+"""Cases of swiglu, geglu and softcap."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.reference import rowwise as reference
 from tests.ops.cases.case import OpCases
 
+SHAPES = [(0, 16), (1, 1), (1, 16), (3, 17), (7, 130), (33, 256), (2, 3072)]
+
 
 def inputs() -> dict[str, dict[str, Any]]:
     """No row, one row, ragged widths (not a multiple of 16 lanes), many rows; gates where e^-x over- and underflows."""
     rng = np.random.default_rng(0)
     found = {}
-    for rows, width in [(0, 16), (1, 1), (1, 16), (3, 17), (7, 130), (33, 256), (2, 3072)]:
+    for rows, width in SHAPES:
         for dtype in ("float32", "bfloat16"):
             x = rng.standard_normal((rows, 2 * width), np.float32) * 3.0
             if rows > 2:
@@ -26,5 +28,18 @@ def inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
+def logits() -> dict[str, dict[str, Any]]:
+    """The same shapes; values far below and above the cap."""
+    rng = np.random.default_rng(0)
+    return {
+        f"{rows}x{width}": {"x": rng.standard_normal((rows, width), np.float32) * 10.0 ** (i % 4 - 1), "cap": 30.0}
+        for i, (rows, width) in enumerate(SHAPES)
+    }
+
+
 # e^x is within 2e-7, the division and the two products add three roundings. atol: silu is flushed below e^-87.
 SWIGLU = OpCases("swiglu", ops.swiglu, reference.swiglu, inputs(), ops.SWIGLU, rtol=5e-7, atol=1e-30)
+# Where x is far below 0, gelu is a small number whose exponent had three roundings of up to 87.
+GEGLU = OpCases("geglu", ops.geglu, reference.geglu, inputs(), ops.GEGLU, rtol=5e-6, atol=1e-7)
+# Three roundings of up to 30.
+SOFTCAP = OpCases("softcap", ops.softcap, reference.softcap, logits(), ops.SOFTCAP, rtol=5e-7, atol=8e-6)

@@ -140,7 +140,7 @@ __global__ __launch_bounds__(kThreads) void RopeStoreKvKernel(RopeShape shape, D
   if (is_query) {
     if (a.q_scale != nullptr) {
       const float scale = a.q_scale[a.positions[token]];
-      for (int d = threadIdx.x % kWarpSize; d < head_dim; d += kWarpSize) head[d] *= scale;
+      for (int d = threadIdx.x % kWarpSize; d < head_dim; d += kWarpSize) head[d] = head[d] * scale;
       __syncwarp();
     }
     StoreHead<T>(head_dim, head, q + (token * shape.num_heads + h) * head_dim);

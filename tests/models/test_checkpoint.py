@@ -161,7 +161,7 @@ def test_a_tensor_that_is_missing_or_too_much_shows_before_anything_is_packed(
     last, more = "model.layers.2.mlp.experts.7.down_proj.weight", "model.layers.1.self_attn.q_proj.bias"
     for tensors, config, text in (
         ({k: v for k, v in complete.items() if k != last}, {}, f"expected a tensor '{last}', found none"),
-        (complete | {more: np.zeros(128, np.uint16)}, {}, f"got 1 more: '{more}'"),
+        (complete | {more: np.ones(128, np.uint16)}, {}, f"got 1 more: '{more}'"),
         (complete, {"num_hidden_layers": 2}, r"got \d+ more: 'model\.layers\.2\.input_layernorm\.weight"),
         (complete, {"num_hidden_layers": 10_000}, r"expected a tensor 'model\.layers\.3\."),
     ):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import input_groups, packed_bytes
+from fastdeploy_sd.ops.packing import input_groups, pack_codes, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
@@ -46,6 +46,10 @@ def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearF
 
 def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out: U8) -> None:
     """Pack a matrix of integers into u8[packed_bytes(...)]."""
+    codes = pack_codes(matrix, name, slices)
+    if codes is not None:
+        out[:] = codes
+        return
     fmt, pieces = GROUP_FORMATS[name], slices.ranges(matrix.shape[1])
     num_rows = matrix.shape[0]
     panels = out.reshape(-(-num_rows // _PANEL), -1)

@@ -144,23 +144,25 @@ class WeightPacker:
 
 
 def _pack_on_device(where: CudaDevice, address: int, size: int, matrix: WeightMatrix, form: _Form) -> None:
-    codes = pack_codes(matrix, form.format, form.slices)
-    if codes is not None:
-        send_packed(where, address, codes)
-    elif form.keeps_integers:
+    if form.keeps_integers:
         packed = np.empty(size, np.uint8)
         pack_groups(matrix, form.format, form.slices, packed)
         send_packed(where, address, packed)
+        return
+    codes = pack_codes(matrix, form.format, form.slices)
+    if codes is not None:
+        send_packed(where, address, codes)
     else:
         pack_on_device(where, address, _numbers(matrix, form.format), form.format, form.slices)
 
 
 def _pack_into(data: Bytes, matrix: WeightMatrix, form: _Form) -> None:
+    if form.keeps_integers:
+        pack_groups(matrix, form.format, form.slices, data)
+        return
     codes = pack_codes(matrix, form.format, form.slices)
     if codes is not None:
         data[:] = codes
-    elif form.keeps_integers:
-        pack_groups(matrix, form.format, form.slices, data)
     else:
         pack_into(data.ctypes.data, _numbers(matrix, form.format), form.format, form.slices)
 

@@ -76,7 +76,8 @@ struct XRows {
 //   float32 float [K][rows], bf16 [K / 2][rows] steps,
 //   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [2][rows] }
 // start = -zero point of the weights * sum of the int8 values, for the accumulators of each vector of columns.
-//   groups  [K / 128]{ int8 [32][rows][4], float scale [rows], int32 sum [groups][rows] }, of the int8 values of a group
+//   groups  [K / 128]{ int8 [32][rows][4], float scale [rows], int32 sum [groups][rows] }, of the int8 values of a
+//   group
 void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
               uint8_t* tile);
 

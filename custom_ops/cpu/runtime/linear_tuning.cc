@@ -14,7 +14,9 @@ std::atomic<int32_t> bytes_plus_one[kNumLinearFormats][kMaxPrefetchRows];
 std::atomic<RowBlocking> blockings[kNumLinearFormats];
 static_assert(std::atomic<RowBlocking>::is_always_lock_free);
 
-bool IsKnown(LinearFormat format) { return static_cast<int>(format) >= 0 && static_cast<int>(format) < kNumLinearFormats; }
+bool IsKnown(LinearFormat format) {
+  return static_cast<int>(format) >= 0 && static_cast<int>(format) < kNumLinearFormats;
+}
 
 }  // namespace
 

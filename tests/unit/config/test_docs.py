@@ -48,6 +48,6 @@ def test_help_shows_choices_and_the_keys_of_speculative_config(capsys: pytest.Ca
     with pytest.raises(SystemExit):
         load_config(["--help"])
     text = capsys.readouterr().out
-    for choices in ("{fair,fcfs,priority}", "{wint8,wint4,fp8,none,JSON}", "{16,32,64,128,256}", "{auto,int8,fp8}"):
+    for choices in ("{fair,fcfs,priority}", "{none,wint8,wint4,fp8,JSON}", "{16,32,64,128,256}", "{auto,int8,fp8}"):
         assert choices in text
     assert [key for key in SPECULATIVE_KEYS if f"  {key}: " not in text] == []

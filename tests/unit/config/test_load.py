@@ -99,7 +99,7 @@ def test_keyword_arguments(model: str) -> None:
         ("--dtype fp8", "dtype: expected one of float32, bfloat16, float16, got 'fp8' (command line)"),
         (
             "--quantization int8",
-            "quantization: expected one of none, wint8, wint4, fp8, a map, or null, got 'int8' (did you mean 'wint8'?) ",
+            "quantization: expected one of none, wint8, wint4, fp8, a map, or null, got 'int8' (did you mean 'wint8'?)",
         ),
         ("--kv-cache-dtype fp4", "kv_cache_dtype: expected one of auto, int8, fp8, got 'fp4' (did you mean 'fp8'?)"),
         ("--block-size 48", "block_size: expected one of 16, 32, 64, 128, 256, got '48' (command line)"),

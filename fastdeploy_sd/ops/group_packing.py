@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.device.library import num_threads
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import input_groups, pack_codes, packed_bytes
@@ -16,7 +18,7 @@ from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 _PANEL, _STEP = 32, 4
 _STEPS = UNIT // _STEP
-_ROWS_AT_ONCE = 512
+_CODES_AT_ONCE = 1 << 18  # arrays of so many stay in the cache
 
 
 def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearFormat | None:
@@ -53,12 +55,18 @@ def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out
     fmt, pieces = GROUP_FORMATS[name], slices.ranges(matrix.shape[1])
     num_rows = matrix.shape[0]
     panels = out.reshape(-(-num_rows // _PANEL), -1)
-    for begin in range(0, num_rows, _ROWS_AT_ONCE):
-        rows = range(begin, min(begin + _ROWS_AT_ONCE, num_rows))
+    rows_at_once = max(_CODES_AT_ONCE // matrix.shape[1] // _PANEL, 1) * _PANEL
+
+    def pack_rows(begin: int) -> None:
+        rows = range(begin, min(begin + rows_at_once, num_rows))
         parts = [part.integers(slice(None)).in_groups(fmt.group) for part in matrix.rows([rows]).parts]
         first = begin // _PANEL
         found = pack_panels(_joined(parts, fmt), fmt, pieces)
         panels[first : first + len(found)] = found
+
+    # NumPy works on arrays without holding Python's lock.
+    with ThreadPoolExecutor(num_threads()) as pool:
+        list(pool.map(pack_rows, range(0, num_rows, rows_at_once)))
 
 
 def _joined(parts: Sequence[Integers], fmt: GroupFormat) -> Integers:
@@ -98,7 +106,7 @@ def _pack_piece(rows: Integers, fmt: GroupFormat) -> U8:
     np.add(rows.codes.view(np.uint8), np.uint8(fmt.zero), out=codes[:num_rows, :num_columns])
     # [panels, units, steps, columns, 4 inputs]
     steps = codes.reshape(num_panels, _PANEL, num_units, _STEPS, _STEP).transpose(0, 2, 3, 1, 4)
-    parts = _code_planes(steps, fmt.bits)
+    parts = _code_planes(np.ascontiguousarray(steps), fmt.bits)
     parts += _factor_planes(rows.scales, fmt.scale, fmt.group, num_panels, num_units)
     if rows.minima is not None:
         parts += _factor_planes(rows.minima, fmt.minimum, fmt.group, num_panels, num_units)
@@ -108,7 +116,7 @@ def _pack_piece(rows: Integers, fmt: GroupFormat) -> U8:
 
 def _code_planes(steps: U8, bits: int) -> list[U8]:
     if bits == 8:  # noqa: PLR2004 (a byte)
-        return [np.ascontiguousarray(steps)]
+        return [steps]
     half = _PANEL // 2
     low = steps & 15
     planes: list[U8] = [np.bitwise_or(low[:, :, :, :half], low[:, :, :, half:] << 4)]
@@ -116,9 +124,11 @@ def _code_planes(steps: U8, bits: int) -> list[U8]:
         width = bits - 4
         sharing = 8 // width
         high = (steps >> 4).reshape(*steps.shape[:2], -1, sharing, *steps.shape[3:])
-        # Bits of the first step lie where they belong in a code.
-        places = (np.arange(sharing, dtype=np.uint8) * width + 4) % 8
-        planes.append(np.bitwise_or.reduce(high << places[:, None, None], axis=3))
+        plane = np.zeros((*high.shape[:3], *high.shape[4:]), np.uint8)
+        for i in range(sharing):
+            # Bits of the first step lie where they belong in a code.
+            plane |= high[:, :, :, i] << np.uint8((i * width + 4) % 8)
+        planes.append(plane)
     return planes
 
 

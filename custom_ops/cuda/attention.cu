@@ -222,10 +222,10 @@ Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* worksp
   if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
     return "num_heads: expected a positive multiple of num_kv_heads";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
-  if (p.window < 0) return "window: expected 0 (none) or a number of tokens, got less";
-  if (p.window > 0 && p.prefixes.group_rows != nullptr) return "prefixes: expected none with a window";
-  if (!(p.softcap >= 0)) return "softcap: expected 0 (none) or a positive number, got another";
-  if (p.first_key < 0 || p.first_key > 63) return "first_key: expected 0..63, got a number outside";
+  if (p.scores.window < 0) return "window: expected 0 (none) or a number of tokens, got less";
+  if (p.scores.window > 0 && p.prefixes.group_rows != nullptr) return "prefixes: expected none with a window";
+  if (!(p.scores.softcap >= 0)) return "softcap: expected 0 (none) or a positive number, got another";
+  if (p.scores.first_key < 0 || p.scores.first_key > 63) return "first_key: expected 0..63, got a number outside";
   switch (p.cache.kv_dtype) {
     case KvDType::kFloat32:
       return LaunchOver<float>(p, workspace, stream);

@@ -109,13 +109,22 @@ struct MoeCall {
   }
 
   LinearParams GateUp() const {
-    return {
-        num_pairs, p.hidden_size, 2 * p.intermediate_size, p.gate_up_format, kWhole, p.dtype, p.dtype, p.x, p.gate_up,
-        nullptr,   gate_up};
+    return {num_pairs,
+            p.hidden_size,
+            2 * p.intermediate_size,
+            p.experts.gate_up_format,
+            kWhole,
+            p.dtype,
+            p.dtype,
+            p.x,
+            p.experts.gate_up,
+            nullptr,
+            gate_up};
   }
   LinearParams Down() const {
-    return {num_pairs,       p.intermediate_size, p.hidden_size, p.down_format, kWhole, p.dtype,
-            DType::kFloat32, activated,           p.down,        nullptr,       results};
+    return {num_pairs, p.intermediate_size, p.hidden_size, p.experts.down_format, kWhole,
+            p.dtype,   DType::kFloat32,     activated,     p.experts.down,        nullptr,
+            results};
   }
   RouterShape Shape() const {
     return {p.num_tokens,        p.hidden_size,  p.num_experts,      p.first_expert,
@@ -155,7 +164,8 @@ struct MoeCall {
   template <typename T>
   Error Run(Stream stream) const {
     const int64_t rows = DivideUp(num_pairs, p.num_experts);
-    const int32_t tile_rows = std::min(TileRowsOf(p.gate_up_format, rows), TileRowsOf(p.down_format, rows));
+    const int32_t tile_rows =
+        std::min(TileRowsOf(p.experts.gate_up_format, rows), TileRowsOf(p.experts.down_format, rows));
     if (Error error = Route<T>(tile_rows, stream)) return error;
     const RowGroups groups{p.num_local_experts, num_pairs, tile_rows, router.first, router.first_tile, nullptr};
     if (p.num_local_experts > 0)
@@ -176,9 +186,10 @@ Error CheckMoe(const MoeFfnParams& p) {
     return "num_slices: expected 1, 2 or 4, got another number";
   if (p.num_local_experts < 0 || p.first_expert < 0 || p.num_local_experts > p.num_experts - p.first_expert)
     return "first_expert: expected experts within the router's num_experts, got others";
-  const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.gate_up_format, kWhole, p.gate_up);
+  const Error error =
+      CheckLinear(p.hidden_size, p.intermediate_size, p.experts.gate_up_format, kWhole, p.experts.gate_up);
   if (error != nullptr) return error;
-  return CheckLinear(p.intermediate_size, p.hidden_size, p.down_format, kWhole, p.down);
+  return CheckLinear(p.intermediate_size, p.hidden_size, p.experts.down_format, kWhole, p.experts.down);
 }
 
 // The tokens from `first` on, at most a wave of them.

@@ -16,6 +16,8 @@ from fastdeploy_sd.cli.perplexity.windows import windows
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 TEXT = "def add(a, b):\n    return a + b  # \u20ac\n\n\n" * 6
 
 
@@ -57,7 +59,6 @@ def test_divergence_follows_its_definition() -> None:
     assert kl_divergence(*logs) == pytest.approx([expected], abs=1e-6)
 
 
-@pytest.mark.slow
 def test_nats_are_those_of_the_same_prompts(file: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And a model against itself shows no difference."""
     found = run(capsys, file, "--against", "demo")
@@ -86,7 +87,6 @@ def test_nats_are_those_of_the_same_prompts(file: pathlib.Path, capsys: pytest.C
     assert against["same_top_token"]["mean"] == 1.0
 
 
-@pytest.mark.slow
 def test_a_coarser_format_is_further_from_the_reference(file: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     near, far = (
         run(capsys, file, "--quantization", name, "--against", "demo")["against"] for name in ("wint8", "wint4")
@@ -96,7 +96,6 @@ def test_a_coarser_format_is_further_from_the_reference(file: pathlib.Path, caps
     assert near["nats_per_token"] == far["nats_per_token"], "the reference has its own weights"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -29,7 +29,7 @@ COLUMNS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "seed": lambda value: {"seed": value},
 }
 # Read by the engine only, or handed to a kernel as a size.
-NOT_SEEN = {"n", "min_tokens", "max_tokens", "stop_token_ids", "logprobs"}
+NOT_SEEN = {"n", "min_tokens", "max_tokens", "stop_token_ids", "logprobs", "prompt_logprobs"}
 
 
 def _counted() -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Call {
       take(Arena(static_cast<char*>(ScratchBytes(Scratch::kOp, take(Arena(nullptr))))));
       ParallelForRows(count, head_dim_ * int64_t{sizeof(float)}, [&](int64_t i) {
         const Q* q = static_cast<const Q*>(p_.q) + i * head_dim_;
-        queries[i] = KvDot<T>::PrepareQuery(q, head_dim_, p_.scale * kLog2E, elements + i * head_dim_);
+        queries[i] = KvDot<T>::PrepareQuery(q, head_dim_, p_.scores.scale * kLog2E, elements + i * head_dim_);
       });
       return queries;
     }

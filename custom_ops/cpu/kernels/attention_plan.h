@@ -92,8 +92,8 @@ const int32_t* BlocksOf(const Params& p, int32_t r) {
 
 // Position of the first key that a row with so many keys up to its own sees.
 inline int32_t FirstKeySeen(const CascadeAppendAttentionParams& p, int32_t num_keys) {
-  const int32_t first = std::min(p.first_key, num_keys - 1);
-  return p.window > 0 ? std::max(first, num_keys - p.window) : first;
+  const int32_t first = std::min(p.scores.first_key, num_keys - 1);
+  return p.scores.window > 0 ? std::max(first, num_keys - p.scores.window) : first;
 }
 
 // nullptr when what says of request r which rows and blocks it has fits together.

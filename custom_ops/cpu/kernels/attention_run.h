@@ -50,8 +50,8 @@ class RunKeys {
   int FirstVectorAt(int32_t key) const { return tile_.is_common ? 0 : std::max(0, key + 1 - tile_.num_keys) * group_; }
   // Vectors of a head from this one on see no key before position `key`.
   int EndVectorBefore(int32_t key) const {
-    if (p_.window <= 0) return num_vectors_;
-    const int64_t num_rows = int64_t{key} + p_.window - tile_.num_keys;
+    if (p_.scores.window <= 0) return num_vectors_;
+    const int64_t num_rows = int64_t{key} + p_.scores.window - tile_.num_keys;
     return static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(num_vectors_, num_rows * group_)));
   }
 

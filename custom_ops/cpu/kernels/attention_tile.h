@@ -133,7 +133,7 @@ class TileRun {
         if constexpr (Kv::kPreparesQuery) {
           *query = prepared[keys.Index(h, i)];
         } else {
-          *query = {static_cast<const Q*>(p.q) + keys.Index(h, i) * keys.head_dim(), p.scale * kLog2E, 0};
+          *query = {static_cast<const Q*>(p.q) + keys.Index(h, i) * keys.head_dim(), p.scores.scale * kLog2E, 0};
         }
       }
     }
@@ -202,7 +202,7 @@ class TileRun {
     if constexpr (kHasAmx<T>) {
       if (amx_.is_used()) amx_.FinishScores(queries_.of[h * num_vectors_ + i], scales.k, seen.end, scores);
     }
-    if (p_.softcap > 0) CapScores(p_.softcap, seen, scores);
+    if (p_.scores.softcap > 0) CapScores(p_.scores.softcap, seen, scores);
     const float max = LargestScore(seen, scores);
     F32x16 total = Set1(0.0f);
     int offset = 0;

@@ -55,9 +55,10 @@ struct Buffers {
   char* router;
 
   Buffers(const MoeFfnParams& p, Arena* arena)
-      : gate_up_matrices{p.gate_up_format, p.hidden_size, 2 * p.intermediate_size,
-                         static_cast<const uint8_t*>(p.gate_up)},
-        down_matrices{p.down_format, p.intermediate_size, p.hidden_size, static_cast<const uint8_t*>(p.down)},
+      : gate_up_matrices{p.experts.gate_up_format, p.hidden_size, 2 * p.intermediate_size,
+                         static_cast<const uint8_t*>(p.experts.gate_up)},
+        down_matrices{p.experts.down_format, p.intermediate_size, p.hidden_size,
+                      static_cast<const uint8_t*>(p.experts.down)},
         pairs(p, arena) {
     const int64_t tokens = p.num_tokens;
     // An expert has at most one pair per token.
@@ -242,12 +243,13 @@ Error CheckMoe(const MoeFfnParams& p) {
   }
   if (static_cast<int64_t>(p.num_tokens) * p.router.top_k > std::numeric_limits<int32_t>::max())
     return "num_tokens: expected at most 2^31 - 1 pairs of a token and an expert, got more";
-  for (const LinearFormat format : {p.gate_up_format, p.down_format}) {
+  for (const LinearFormat format : {p.experts.gate_up_format, p.experts.down_format}) {
     if (const Error error = CheckProcessorFormat(format)) return error;
   }
-  const Error error = CheckLinear(p.hidden_size, p.intermediate_size, p.gate_up_format, kWhole, p.gate_up);
+  const Error error =
+      CheckLinear(p.hidden_size, p.intermediate_size, p.experts.gate_up_format, kWhole, p.experts.gate_up);
   if (error != nullptr) return error;
-  return CheckLinear(p.intermediate_size, p.hidden_size, p.down_format, kWhole, p.down);
+  return CheckLinear(p.intermediate_size, p.hidden_size, p.experts.down_format, kWhole, p.experts.down);
 }
 
 }  // namespace

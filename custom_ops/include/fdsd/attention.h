@@ -77,10 +77,12 @@ struct CascadeAppendAttentionParams {
   int32_t num_heads;       // Hq, a multiple of Hkv
   int32_t num_table_rows;  // rows of block_tables
   int32_t max_blocks;      // columns of block_tables
-  float scale;
-  float softcap;                   // c: scores become c * tanh(score / c); 0: they stay
-  int32_t first_key;               // 0..63; keys before it hold nothing defined
-  int32_t window;                  // a row sees so many keys at most, its own included; 0: all. Then no prefixes
+  struct Scores {
+    float scale;
+    float softcap;      // c: scores become c * tanh(score / c); 0: they stay
+    int32_t first_key;  // 0..63; keys before it hold nothing defined
+    int32_t window;     // a row sees so many keys at most, its own included; 0: all. Then no prefixes
+  } scores;
   const void* q;                   // [T, Hq * D], cache.dtype
   const int32_t* query_start_loc;  // [R + 1]
   const int32_t* seq_lens;         // [R], length including the new tokens

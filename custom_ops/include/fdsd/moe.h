@@ -15,8 +15,6 @@ struct MoeFfnParams {
   int32_t num_slices;         // of the local experts: 1, 2 or 4
   DType dtype;                // of x and shared
   DType y_dtype;
-  LinearFormat gate_up_format;
-  LinearFormat down_format;
   struct Router {
     const float* router_weight;   // [E, H]
     const float* selection_bias;  // [E] added to the probabilities for choosing only; may be nullptr
@@ -24,11 +22,15 @@ struct MoeFfnParams {
     int32_t normalize;  // 1: divide the chosen weights by max(their sum, norm_min)
     float norm_min;
   } router;
-  const void* x;        // [T, H]
-  const void* gate_up;  // [L] packed [2 * I, H] matrices, one after another
-  const void* down;     // [L] packed [H, I] matrices, one after another
-  const void* shared;   // [T, H] output of the shared experts, added to the sum; may be nullptr
-  void* y;              // [T, H]
+  struct Experts {
+    LinearFormat gate_up_format;
+    LinearFormat down_format;
+    const void* gate_up;  // [L] packed [2 * I, H] matrices, one after another
+    const void* down;     // [L] packed [H, I] matrices, one after another
+  } experts;
+  const void* x;       // [T, H]
+  const void* shared;  // [T, H] output of the shared experts, added to the sum; may be nullptr
+  void* y;             // [T, H]
 };
 Error MoeFfn(const MoeFfnParams& p);
 

@@ -1,18 +1,26 @@
-"""Cases of linear (and, through it, of pack_linear)."""
+"""Cases of linear (and, through it, of pack_linear), and of gather_weight_rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import gguf
 import numpy as np
 
+from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.models.weights.storages.gguf import BlockPart
+from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops import packing
-from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.bf16 import narrow, storage, to_bf16
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.reference import linear as reference
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.types import I32, U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
+from tests.models.gguf_files import random_blocks
 from tests.ops.cases.case import OpCases
 
 # (M, K, N): empty, single, odd and not a multiple of a step, group or panel; one tile and several; several row
@@ -80,4 +88,46 @@ LINEAR = OpCases(
     on_host={"weight"},
     rtol=1e-5,
     atol=1e-5,
+)
+
+
+def gathers() -> dict[str, dict[str, Any]]:
+    """Types with scales of every kind, rows again and in any order, none; panels that end early."""
+    rng = np.random.default_rng(3)
+    return {
+        f"{kind}-{dtype}": {
+            "blocks": random_blocks(rng, kind, 70, 512),
+            "kind": kind,
+            "indices": rng.integers(0, 70, count).astype(np.int32),
+            "dtype": dtype,
+        }
+        for kind in ("Q4_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4")
+        for dtype, count in (("float32", 9), ("bfloat16", 0), ("bfloat16", 33))
+    }
+
+
+def packed_and_gathered(blocks: U8, kind: str, indices: Any, dtype: str) -> Any:
+    num_columns = blocks.shape[1] // BLOCK_TYPES[kind].num_bytes * BLOCK_TYPES[kind].size
+    matrix = WeightMatrix((BlockPart("w", blocks, BLOCK_TYPES[kind], 0, num_columns),))
+    fmt = group_format([matrix], WHOLE)
+    assert fmt is not None
+    data = WeightMemory().take(packing.packed_bytes(num_columns, len(blocks), fmt))
+    pack_groups(matrix, fmt, WHOLE, data)
+    return ops.gather_weight_rows(packing.PackedLinear(data, num_columns, len(blocks), fmt), indices, dtype)
+
+
+def rows_of_blocks(blocks: U8, kind: str, indices: I32, dtype: Any) -> Any:
+    return narrow(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])[indices], storage(dtype))
+
+
+GATHER_WEIGHT_ROWS = OpCases(
+    "gather_weight_rows",
+    packed_and_gathered,
+    rows_of_blocks,
+    gathers(),
+    ops.GATHER_WEIGHT_ROWS,
+    on_host={"blocks"},
+    rtol=0.0,
+    atol=0.0,
+    bf16_ulps=0.0,
 )

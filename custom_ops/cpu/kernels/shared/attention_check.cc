@@ -30,10 +30,11 @@ Error CheckAttention(const CascadeAppendAttentionParams& p) {
     return "num_heads: expected a positive multiple of num_kv_heads";
   if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize) return "num_heads: expected at most 16 per KV head, got more";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
-  if (p.first_key < 0 || p.first_key > kMaxFirstKey) return "first_key: expected 0..63, got a number outside";
-  if (p.window < 0) return "window: expected 0 (none) or a number of tokens, got less";
-  if (p.window > 0 && p.prefixes.group_rows != nullptr) return "prefixes: expected none with a window";
-  if (!(p.softcap >= 0)) return "softcap: expected 0 (none) or a positive number, got another";
+  if (p.scores.first_key < 0 || p.scores.first_key > kMaxFirstKey)
+    return "first_key: expected 0..63, got a number outside";
+  if (p.scores.window < 0) return "window: expected 0 (none) or a number of tokens, got less";
+  if (p.scores.window > 0 && p.prefixes.group_rows != nullptr) return "prefixes: expected none with a window";
+  if (!(p.scores.softcap >= 0)) return "softcap: expected 0 (none) or a positive number, got another";
   if (p.query_start_loc[0] != 0 || p.query_start_loc[p.num_requests] != p.num_tokens)
     return "query_start_loc: expected to start at 0 and to end at the number of rows of q";
   for (int32_t r = 0; r < p.num_requests; ++r) {

@@ -52,7 +52,7 @@ class Planner {
       for (int32_t r = 0; r < p_.num_requests; ++r) FindBefore(r);
     }
     for (int32_t r = 0; r < p_.num_requests; ++r) {
-      if (p_.window <= 0 && IsTree(p_, r)) AddTrunk(r);  // rows of a tree have different windows
+      if (p_.scores.window <= 0 && IsTree(p_, r)) AddTrunk(r);  // rows of a tree have different windows
     }
     for (int32_t r = 0; r < p_.num_requests; ++r) IsTree(p_, r) ? AddTreeRows(r) : AddOwnTiles(r);
     SplitTiles();

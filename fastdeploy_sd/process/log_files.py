@@ -13,6 +13,7 @@ import logging
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from io import TextIOWrapper
 from itertools import count
 from logging.handlers import RotatingFileHandler
@@ -116,6 +117,18 @@ def show_lines(process: str) -> None:
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def worker_lines_from(level: int) -> Iterator[None]:
+    """Write what the worker logs from this level on only."""
+    logger = logging.getLogger(f"{_PACKAGE}.worker")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _DefaultHandler(logging.Handler):

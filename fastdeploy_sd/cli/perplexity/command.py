@@ -21,7 +21,7 @@ from fastdeploy_sd.cli.perplexity.windows import Window, windows
 from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs, load_config, verify_offline
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.process.log_files import show_lines
+from fastdeploy_sd.process.log_files import show_lines, worker_lines_from
 from fastdeploy_sd.text.prompt_logprobs import text_offsets
 from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer
 from fastdeploy_sd.types import I32
@@ -41,13 +41,13 @@ def main(argv: Sequence[str]) -> int:
     given = load_config(engine_argv, _PROG)
     verify_offline(given)
     show_lines("perplexity")
-    logging.getLogger("fastdeploy_sd.worker").setLevel(logging.ERROR)  # it says what requests would be refused
-    config = _configured(given)
-    reference = None if args.against is None else _configured(_reference(given, args))
-    text = _ScoredText.read(args.file, config)
-    if reference is not None:
-        _verify_same_tokens(text.token_ids, _ScoredText.read(args.file, reference).token_ids)
-    report = _score(args, text, config, reference)
+    with worker_lines_from(logging.ERROR):  # warnings are about requests of servers
+        config = _configured(given)
+        reference = None if args.against is None else _configured(_reference(given, args))
+        text = _ScoredText.read(args.file, config)
+        if reference is not None:
+            _verify_same_tokens(text.token_ids, _ScoredText.read(args.file, reference).token_ids)
+        report = _score(args, text, config, reference)
     print(json.dumps(report.to_json(), indent=1) if args.json else report.table())
     return 0
 

@@ -7,8 +7,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fastdeploy_sd.cli.arguments import Parser, read_names
@@ -34,7 +33,7 @@ from fastdeploy_sd.config import Config, load_config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
-from fastdeploy_sd.process.log_files import show_lines
+from fastdeploy_sd.process.log_files import show_lines, worker_lines_from
 from fastdeploy_sd.types.draft_methods import METHODS
 
 _PROG = "fastdeploy-sd verify"
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     show_lines("verify")
     lengths = Lengths.up_to(args.prompt_tokens, args.output_tokens)
     chosen = _chosen_variants(quick_variants(lengths) if args.quick else all_variants(lengths), args.way)
-    with _quiet():
+    with worker_lines_from(logging.WARNING):  # lines in the log per loaded engine would bury the table
         methods, unavailable = _methods(args, config)
         ways, not_runnable = runnable_variants(config, chosen)
         reference, matrix = _run(config, args, lengths, ways, methods)
@@ -137,18 +136,6 @@ def _chosen_variants(ways: Sequence[EngineVariant], texts: Sequence[str]) -> lis
             names = "; ".join(way.name for way in ways)
             raise ConfigError(f"way: expected a part of one of these names: {names}; got {text!r}", param="way")
     return [way for way in ways if not texts or any(text in way.name for text in texts)]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Lines in the log per loaded engine would bury the table."""
-    logger = logging.getLogger("fastdeploy_sd.worker")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _refuse_lossy(config: Config) -> None:

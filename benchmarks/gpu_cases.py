@@ -214,7 +214,9 @@ def _attended(device: Any, sizes: GpuSizes, work: AttentionWork) -> GpuCase:
         "v": device.zeros(values_shape, np.uint16),
         "q": device.zeros((requests * rows, sizes.heads * sizes.head_dim), np.uint16),
         "scale": sizes.head_dim**-0.5,
+        "softcap": 0.0,
         "first_key": 0,
+        "window": 0,
         **(_shared_prefixes(device, sizes, step, requests) if work.prefix > 0 else {}),
     }
     outputs = {"y": ((requests * rows, sizes.heads * sizes.head_dim), np.uint16)}

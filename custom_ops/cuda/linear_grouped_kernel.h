@@ -136,6 +136,7 @@ __global__ __launch_bounds__(kGroupedThreads) void GroupedKernel(const __grid_co
       const int32_t unit_end = shape.slices.PartBegin(s, warp + 1, kGroupStages) / kGroupStages;
       for (int32_t unit = shape.slices.PartBegin(s, warp, kGroupStages) / kGroupStages; unit < unit_end; ++unit)
         Unit{units + unit * Unit::kUnitBytes, lane}.Add(x, unit, first, num_rows, sums);
+#pragma unroll
       for (int r = 0; r < kGroupedRows; ++r) part_sums[(warp * kGroupedRows + r) * kPanelColumns + lane] = sums[r];
       __syncthreads();
       // A warp has a row of what the parts have.

@@ -42,6 +42,15 @@ class StepLimits:
         return min(self.num_requests * self.num_request_drafts, self.num_tokens)
 
 
+_MAX_PROMPT_LOGITS_BYTES = 32 << 20
+_MIN_PROMPT_ROWS = 8  # also with the largest vocabulary: every piece reads all of the LM head
+
+
+def max_prompt_rows(num_tokens: int, vocab_size: int) -> int:
+    """Return the rows of prompts whose logits are computed at once, of a step of at most so many tokens."""
+    return min(num_tokens, max(_MIN_PROMPT_ROWS, _MAX_PROMPT_LOGITS_BYTES // (4 * vocab_size)))
+
+
 class StepMemory:
     """See the module. A page of it is taken from the system when a step first writes to it.
 

@@ -146,7 +146,7 @@ def block_requests() -> Sequence[Request]:
         replace(
             r,
             prompt_token_ids=rng.integers(4, 1000, 36 + 2 * i).astype(np.int32),
-            sampling=replace(r.sampling, logprobs=1),
+            sampling=replace(r.sampling, logprobs=1, prompt_logprobs=None),
             max_tokens=3,
             grammar="",
         )

@@ -133,7 +133,7 @@ def test_a_storm_of_aborts_leaves_no_block_and_no_order(references: References) 
     """Clients leave as soon as they have come, whether their KV is ordered, on its way or there."""
     reference, rng = references.get("demo"), random.Random(1)
     with open_pair(reference, (DECODE, method("mtp")), (PREFILL, method("mtp")), seed=4) as pair:
-        storm = [replace(r, request_id=f"{r.request_id}-{i}") for i in range(8) for r in reference.requests]
+        storm = [replace(r, request_id=f"{r.request_id}-{i}") for i in range(12) for r in reference.requests]
 
         def abort() -> None:
             for request_id in list(pair.decode._pool.states):

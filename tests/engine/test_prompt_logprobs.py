@@ -11,9 +11,9 @@ import pytest
 from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, open_engine
 from fastdeploy_sd.cli.verify.answers import AnswerCollector
 from fastdeploy_sd.cli.verify.runs import run
+from fastdeploy_sd.device import step_memory
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, Request
-from fastdeploy_sd.worker.step import prompt_rows
 from tests.engine.models import References
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def test_they_are_those_of_the_same_tokens_as_output(
     references: References, way: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces of few rows, after a prefix that the cache has, and beside others."""
-    monkeypatch.setattr(prompt_rows, "_MAX_LOGITS_BYTES", 1)
+    monkeypatch.setattr(step_memory, "_MAX_PROMPT_LOGITS_BYTES", 1)
     prompt = list(range(20, 57))
     with open_engine(references.base("qwen3-tiny"), way, PLAIN) as engine:
         [written] = run(engine, [ask("written", prompt, 24, logprobs=NUM_TOP)]).values()

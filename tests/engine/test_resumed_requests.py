@@ -31,7 +31,10 @@ def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], di
         given = np.array(answer.token_ids[:num_given], np.int32)
         requests.append(replace(request, output_token_ids=given))
         rest[request.request_id] = replace(
-            answer, token_ids=answer.token_ids[num_given:], logprobs=answer.logprobs[num_given:]
+            answer,
+            token_ids=answer.token_ids[num_given:],
+            logprobs=answer.logprobs[num_given:],
+            prompt_logprobs=() if num_given else answer.prompt_logprobs,  # the first part had them
         )
     assert sum(len(request.output_token_ids) > 0 for request in requests) > 12
     return requests, rest

@@ -111,7 +111,9 @@ def test_memory_of_the_host_is_refused(gpu: CudaDevice) -> None:
     with pytest.raises(ValueError, match=r"indices: expected .*int32\[7\], got <int32\[6\] of a device>"):
         gpu.program(step.recording, step.inputs | {"indices": step.indices.tensor[:6]})
     with pytest.raises(ValueError, match="rms_norm: x: expected memory of the GPU, got ndarray"):
-        gpu.bind(RMS_NORM, x=rows(1), weight=gpu.wrap(WEIGHT), eps=0.0, y=gpu.zeros((1, WIDTH), np.float32))
+        gpu.bind(
+            RMS_NORM, x=rows(1), weight=gpu.wrap(WEIGHT), eps=0.0, x_scale=1.0, y=gpu.zeros((1, WIDTH), np.float32)
+        )
     recorder = Recorder()
     x = recorder.add_input("x", paddle.float32, (Size("num_tokens"), WIDTH))
     outputs: Any = rms_norm(x, paddle.to_tensor(WEIGHT), 1e-5)

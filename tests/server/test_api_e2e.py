@@ -251,8 +251,10 @@ def test_a_checkpoint_that_cannot_be_served_ends_with_status_2_and_one_line(
     model = shutil.copytree(golden_dir / "qwen3-tiny", tmp_path / "m", ignore=shutil.ignore_patterns("*.npz"))
     if damage == "quantised":
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-        message = f"{model / 'config.json'}: quantization_config: this checkpoint is AWQ"
+        (model / "config.json").write_text(
+            json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}})
+        )
+        message = f"{model / 'config.json'}: quantization_config: this checkpoint is bitsandbytes"
     else:
         (model / "model.safetensors").unlink()
         os.mkfifo(model / "model.safetensors")

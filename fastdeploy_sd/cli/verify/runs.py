@@ -153,9 +153,13 @@ def make_reference(
     ConfigError: the model cannot be loaded, or takes too few tokens.
     """
     with open_engine(_in_order(base), ALONE, PLAIN) as engine:
+        longest = engine.model_info.max_model_len
+    if longest < lengths.whole:
+        raise ConfigError(f"max_model_len: expected at least {lengths.whole}, got {longest}")
+    # Not more than needed: tables for every request are that long. It may decide what the model computes (longrope).
+    base = replace(base, model=replace(base.model, max_model_len=min(longest, max(lengths.whole, _MAX_MODEL_LEN))))
+    with open_engine(_in_order(base), ALONE, PLAIN) as engine:
         info = engine.model_info
-        if info.max_model_len < lengths.whole:
-            raise ConfigError(f"max_model_len: expected at least {lengths.whole}, got {info.max_model_len}")
         requests = make_requests(seed, count, info.vocab_size, info.eos_token_ids, lengths)
         unguided = ""
         if has_guided:
@@ -163,9 +167,7 @@ def make_reference(
             unguided = _refusal(engine, guided)
             requests = requests if unguided else guided
         answers = _run_each(engine, requests)
-    # Not more than needed: tables for every request are that long.
-    model = replace(base.model, max_model_len=min(info.max_model_len, max(lengths.whole, _MAX_MODEL_LEN)))
-    return Reference(replace(base, model=model), tuple(requests), answers, unguided)
+    return Reference(base, tuple(requests), answers, unguided)
 
 
 def _refusal(engine: Engine, requests: Sequence[Request]) -> str:

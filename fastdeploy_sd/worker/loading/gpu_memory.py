@@ -16,7 +16,7 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.sizes import sizes_up_to
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
-from fastdeploy_sd.device.step_memory import StepLimits
+from fastdeploy_sd.device.step_memory import StepLimits, max_prompt_rows
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.bf16 import storage
@@ -83,6 +83,8 @@ def step_bytes(
     total = _pass_bytes(decoder, num_tokens, num_logits, item) + _workspace_bytes(
         library, config, decoder, num_tokens, num_logits, max_tokens
     )
+    of_prompts = max_prompt_rows(num_tokens, decoder.vocab_size)
+    total += of_prompts * (decoder.hidden_size * item + decoder.vocab_size * 4)
     for draft in drafts:
         num_rows = num_tokens + max_num_seqs * (s.num_speculative_tokens + s.num_model_steps)
         layer = replace(draft, vocab_size=decoder.vocab_size)

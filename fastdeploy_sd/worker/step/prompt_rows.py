@@ -17,7 +17,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.program.program import Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
-from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.device.step_memory import StepMemory, max_prompt_rows
 from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
@@ -25,9 +25,6 @@ from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.types import F32, I32, LogprobArrays, Rows
 from fastdeploy_sd.worker.step.request_table import RequestTable
-
-_MAX_LOGITS_BYTES = 32 << 20
-_MIN_ROWS = 8  # also with the largest vocabulary: every piece reads all of the LM head
 
 
 class RowLogits:
@@ -42,7 +39,7 @@ class RowLogits:
 
     def __init__(self, decoder: Decoder, hidden: Tensor, *, is_eager: bool) -> None:
         num_tokens, vocab_size = hidden.shape[0], decoder.config.vocab_size
-        self.max_rows = min(num_tokens, max(_MIN_ROWS, _MAX_LOGITS_BYTES // (4 * vocab_size)))
+        self.max_rows = max_prompt_rows(num_tokens, vocab_size)
         self._rows = device().buffer(np.zeros(self.max_rows, np.int32))
         self._compute = self._eager(decoder, hidden) if is_eager else self._recorded(decoder, hidden)
 

@@ -252,7 +252,7 @@ def test_a_checkpoint_that_cannot_be_served_ends_with_status_2_and_one_line(
     if damage == "quantised":
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(
-            json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}})
+            json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
         )
         message = f"{model / 'config.json'}: quantization_config: this checkpoint is bitsandbytes"
     else:

@@ -94,8 +94,7 @@ struct GroupedUnit {
         const DevicePtr<const uint32_t> words = x.words + (stage * x.num_rows + row) * kStageWords + step % kStageWords;
 #pragma unroll
         for (int r = 0; r < kGroupedRows; ++r) {
-          if (r >= num_rows) break;
-          const uint32_t word = words[r * kStageWords];
+          const uint32_t word = r < num_rows ? words[r * kStageWords] : 0;
           dots[r] = DotInt8(codes, word, dots[r]);
           if constexpr (kHasMinima) x_sums[r] = DotInt8(0x01010101u, word, x_sums[r]);
         }
@@ -104,8 +103,7 @@ struct GroupedUnit {
       const float minimum = Minimum(group, scale);
 #pragma unroll
       for (int r = 0; r < kGroupedRows; ++r) {
-        if (r >= num_rows) break;
-        const GroupScale x_group = x.scales[index * x.num_rows + row + r];
+        const GroupScale x_group = x.scales[index * x.num_rows + row + min(r, num_rows - 1)];
         const float x_scale = __uint_as_float(x_group.x);
         sums[r] = fmaf(static_cast<float>(dots[r]), scale * x_scale, sums[r]);
         if constexpr (kHasMinima) sums[r] = fmaf(minimum, x_scale * static_cast<float>(x_sums[r]), sums[r]);
@@ -116,9 +114,10 @@ struct GroupedUnit {
 
 // Block (panel, tile): 32 columns of the rows of a tile of a group. The parts of a slice are added in their order.
 template <LinearFormat kFormat>
-__global__ __launch_bounds__(kGroupedThreads) void GroupedKernel(const __grid_constant__ LinearShape shape,
-                                                                 RowGroups groups, LinearInput x,
-                                                                 DevicePtr<const uint8_t> packed, LinearOutput output) {
+__global__ __launch_bounds__(kGroupedThreads, 1) void GroupedKernel(const __grid_constant__ LinearShape shape,
+                                                                    RowGroups groups, LinearInput x,
+                                                                    DevicePtr<const uint8_t> packed,
+                                                                    LinearOutput output) {
   using Unit = GroupedUnit<kFormat>;
   FDSD_SHARED(float, part_sums, kParts * kGroupedRows * kPanelColumns);
   const RowGroups::Tile rows = groups.TileOf(static_cast<int32_t>(blockIdx.y), groups.tile_rows);

@@ -124,6 +124,11 @@ class ModelConfig:
         verify_fields(self, "model")
 
     @property
+    def keeps_integers(self) -> bool:
+        """Whether weights that the checkpoint stores as integers stay so."""
+        return self.quantization is None
+
+    @property
     def path(self) -> Path:
         """Directory of the checkpoint; 'demo' is the one inside the package. It may not exist."""
         return _DEMO_MODEL_DIR if self.model == DEMO_MODEL else Path(self.model)

@@ -139,6 +139,10 @@ class DecoderConfig:
         """Return the decoder whose layer i is change(i, what it was)."""
         return replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
+    def with_attention(self, change: Callable[[int, AttentionConfig], AttentionConfig]) -> DecoderConfig:
+        """Return the decoder whose layer i has the attention change(i, what it was)."""
+        return self.with_layers(lambda i, layer: replace(layer, attention=change(i, layer.attention)))
+
 
 def integer_fields(low: int, high: int, *names: str) -> dict[str, Integer]:
     return dict.fromkeys(names, Integer(low, high))

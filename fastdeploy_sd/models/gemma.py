@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
-from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig, read_decoder
+from fastdeploy_sd.models.decoder_config import DecoderConfig, read_decoder
 from fastdeploy_sd.models.layer_windows import (
     FULL,
     SLIDING,
@@ -30,7 +30,7 @@ def read_gemma2(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Gemma2ForCausalLM; raises as read_decoder."""
     softcap = reader.optional_number("attn_logit_softcapping", 50.0)
     decoder = _read(reader, all_but_every(_GEMMA2_PATTERN), qk_norm=False)
-    capped = decoder.with_layers(lambda i, layer: replace(layer, attention=replace(layer.attention, softcap=softcap)))
+    capped = decoder.with_attention(lambda _, own: replace(own, softcap=softcap))
     return replace(capped, logits_cap=reader.optional_number("final_logit_softcapping", 30.0))
 
 
@@ -40,11 +40,8 @@ def read_gemma3(reader: FieldReader) -> DecoderConfig:
     is_windowed = all_but_every(reader.integer("sliding_window_pattern", _GEMMA3_PATTERN))
     decoder = _read(reader, is_windowed, qk_norm=True)
     windowed, local = read_windowed(reader, decoder.num_layers, is_windowed), _local_rope(reader, decoder)
-
-    def turned(i: int, layer: LayerConfig) -> LayerConfig:
-        return replace(layer, attention=replace(layer.attention, rope=local)) if windowed[i] else layer
-
-    return replace(decoder.with_layers(turned), logits_cap=reader.optional_number("final_logit_softcapping"))
+    turned = decoder.with_attention(lambda i, own: replace(own, rope=local) if windowed[i] else own)
+    return replace(turned, logits_cap=reader.optional_number("final_logit_softcapping"))
 
 
 def _local_rope(reader: FieldReader, decoder: DecoderConfig) -> RopeConfig:
@@ -65,8 +62,7 @@ def _read(reader: FieldReader, is_windowed: IsWindowed, *, qk_norm: bool) -> Dec
         qkv_bias=bias, output_bias=bias, qk_norm=qk_norm,
     )  # fmt: skip
     scale = reader.number("query_pre_attn_scalar") ** -0.5
-    decoder = decoder.with_layers(
-        lambda i, layer: replace(layer, output_norms=True, attention=replace(layer.attention, scale=scale))
-    )
+    decoder = decoder.with_attention(lambda _, own: replace(own, scale=scale))
+    decoder = decoder.with_layers(lambda _, layer: replace(layer, output_norms=True))
     offset = reader.number("rms_norm_offset")
     return replace(decoder, norm_offset=offset, embedding_scale=math.sqrt(decoder.hidden_size))

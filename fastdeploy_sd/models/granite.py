@@ -13,5 +13,5 @@ def read_config(reader: FieldReader) -> DecoderConfig:
     """Read config.json of GraniteForCausalLM; raises as read_decoder."""
     embedding, attention, residual, logits = map(reader.number, GRANITE_MULTIPLIERS)
     decoder = llama.read_config(reader, GRANITE_MULTIPLIERS)
-    scaled = decoder.with_layers(lambda i, layer: replace(layer, attention=replace(layer.attention, scale=attention)))
+    scaled = decoder.with_attention(lambda _, own: replace(own, scale=attention))
     return replace(scaled, embedding_scale=embedding, residual_scale=residual, logits_scale=1 / logits)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Field, FieldReader, Integer, Number
-from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig, read_decoder
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, read_decoder
 from fastdeploy_sd.models.layer_windows import every_layer, read_windows
 from fastdeploy_sd.ops.rope_table import QueryScaling
 
@@ -33,9 +33,8 @@ def read_ministral3(reader: FieldReader) -> DecoderConfig:
     own = FieldReader(parameters, _QUERY_FIELDS, f"{reader.where}: {key}")
     scaling = QueryScaling(own.number(_BETA), own.integer(_ORIGINAL))
 
-    def scaled(layer: LayerConfig) -> LayerConfig:
-        rope = layer.attention.rope
-        assert rope is not None
-        return replace(layer, attention=replace(layer.attention, rope=replace(rope, query_scaling=scaling)))
+    def scaled(_: int, attention: AttentionConfig) -> AttentionConfig:
+        assert attention.rope is not None
+        return replace(attention, rope=replace(attention.rope, query_scaling=scaling))
 
-    return decoder.with_layers(lambda i, layer: scaled(layer))
+    return decoder.with_attention(scaled)

@@ -16,43 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
-from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts
+from fastdeploy_sd.models.weight_bytes import matrices
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.source import FLOATS, ModelSource
 from fastdeploy_sd.models.weights.storages.registry import read_weight
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import GROUP, pack_linear, unpack_codes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 from fastdeploy_sd.process.files import replacing
-from fastdeploy_sd.types.ranges import WHOLE, SliceRule
+from fastdeploy_sd.types.ranges import SliceRule
 
 _BITS: Mapping[LinearFormat, int] = {"wint4": 4, "wint8": 8}
 _WORD_BITS = 32
 _DTYPES = {"uint16": "BF16", "float16": "F16", "float32": "F32"}
 _SIZES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
 _MATRIX = 2
-Matrix = tuple[WeightMatrix, LinearFormat, SliceRule]
-
-
-def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme) -> Iterator[Matrix]:
-    """Yield every matrix that a scheme stores, its format, and how the sum over its inputs is cut."""
-    yield weights.lm_head(), scheme.lm_head, WHOLE
-    for i, layer in enumerate(config.layers):
-        attention, mlp = layer.attention, layer.mlp
-        yield weights.qkv(i)[0], scheme.qkv(attention), WHOLE
-        yield weights.output(i)[0], scheme.linear, attention_slices(attention)
-        if isinstance(mlp, DenseConfig):
-            dense = [("mlp", mlp.intermediate_size)]
-        else:
-            dense = [("mlp.shared_experts", mlp.shared_intermediate_size)] * (mlp.shared_intermediate_size > 0)
-            for part in expert_parts(mlp):
-                yield weights.gate_up(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
-                yield weights.down(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
-        for part, size in dense:
-            yield weights.gate_up(i, part, size)[0], scheme.linear, WHOLE
-            yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
 
 
 class QuantizedCopy:

@@ -17,9 +17,7 @@ def read_config(reader: FieldReader) -> DecoderConfig:
     reader.require_neutral({"use_sliding_window": (False,)})
     decoder = llama.read_config(reader)
     rotates = _rotating_layers(reader, decoder.num_layers)
-    return decoder.with_layers(
-        lambda i, layer: layer if rotates[i] else replace(layer, attention=replace(layer.attention, rope=None))
-    )
+    return decoder.with_attention(lambda i, own: own if rotates[i] else replace(own, rope=None))
 
 
 def _rotating_layers(reader: FieldReader, num_layers: int) -> list[bool]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.sharding import DecoderShard, SumPart
-from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
 from fastdeploy_sd.ops.group_packing import group_format
@@ -16,6 +16,8 @@ from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
+
+Matrix = tuple[WeightMatrix, LinearFormat, SliceRule]
 
 
 def weight_bytes_per_step(
@@ -32,7 +34,7 @@ def weight_bytes_per_step(
     if any(isinstance(layer.mlp, MoeConfig) for layer in config.layers):
         return None
     if weights is not None:
-        return sum(_stored_bytes(*matrix) for matrix in _matrices(config, scheme, weights))
+        return sum(_stored_bytes(*matrix) for matrix in matrices(weights, config, scheme))
     layers = sum(layer_bytes(config, scheme, layer) for layer in config.layers)
     return layers + packed_bytes(config.hidden_size, config.vocab_size, scheme.lm_head)
 
@@ -47,17 +49,23 @@ def embedding_bytes(weights: DecoderWeights) -> int:
     return packed_bytes(columns, rows, fmt)
 
 
-def _matrices(
-    config: DecoderConfig, scheme: QuantScheme, weights: DecoderWeights
-) -> Iterator[tuple[WeightMatrix, LinearFormat, SliceRule]]:
-    """Yield the matrices of a dense decoder, with the formats of numbers and the slices of sums."""
-    whole = DecoderShard(config)
+def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme) -> Iterator[Matrix]:
+    """Yield every matrix that a scheme stores, its format, and how the sum over its inputs is cut."""
     yield weights.lm_head(), scheme.lm_head, WHOLE
     for i, layer in enumerate(config.layers):
-        yield weights.qkv(i)[0], scheme.qkv(layer.attention), WHOLE
-        yield weights.output(i)[0], scheme.linear, whole.attention(layer.attention).slices
-        yield weights.gate_up(i)[0], scheme.linear, WHOLE
-        yield weights.down(i)[0], scheme.linear, whole.feed_forward(layer.mlp.intermediate_size).slices
+        attention, mlp = layer.attention, layer.mlp
+        yield weights.qkv(i)[0], scheme.qkv(attention), WHOLE
+        yield weights.output(i)[0], scheme.linear, attention_slices(attention)
+        if isinstance(mlp, DenseConfig):
+            dense = [("mlp", mlp.intermediate_size)]
+        else:
+            dense = [("mlp.shared_experts", mlp.shared_intermediate_size)] * (mlp.shared_intermediate_size > 0)
+            for part in expert_parts(mlp):
+                yield weights.gate_up(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
+                yield weights.down(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
+        for part, size in dense:
+            yield weights.gate_up(i, part, size)[0], scheme.linear, WHOLE
+            yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
 
 
 def _stored_bytes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule) -> int:

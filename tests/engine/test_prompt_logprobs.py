@@ -34,7 +34,7 @@ def ask(name: str, token_ids: list[int], max_tokens: int, **sampling: Any) -> Re
 def test_they_are_those_of_the_same_tokens_as_output(
     references: References, way: EngineVariant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces of few rows, after a prefix that the cache has, and beside others."""
+    """In pieces of few rows, after a prefix that the cache has, and with others."""
     monkeypatch.setattr(step_memory, "_MAX_PROMPT_LOGITS_BYTES", 1)
     prompt = list(range(20, 57))
     with open_engine(references.base("qwen3-tiny"), way, PLAIN) as engine:

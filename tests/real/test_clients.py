@@ -1,4 +1,4 @@
-"""A trained model behind the server, through the openai package: tools, JSON, and HumanEval with and without drafts."""
+"""A trained model that is served, through the openai package: tools, JSON, and HumanEval with and without drafts."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from tests.server.toy_server import (
     MODEL,
     TOKENIZER,
     Served,
+    post,
     read_events,
     serve,
     server_config,
@@ -38,14 +39,6 @@ PROMPT: dict[str, Any] = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
 async def served() -> Any:
     async with serve() as s:
         yield s
-
-
-async def post(served: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A successful answer."""
-    response = await served.http.post(path, json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 async def post_stream(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

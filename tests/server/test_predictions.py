@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from tests.e2e.server_process import ServerProcess, running_server
-from tests.server.test_api import CHAT, post
-from tests.server.toy_server import serve
+from tests.server.test_api import CHAT
+from tests.server.toy_server import post, serve
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.toy_logprobs import toy_logprob
-from tests.server.toy_server import TOKENIZER, Served, read_events, serve
+from tests.server.toy_server import TOKENIZER, Served, post, read_events, serve
 
 pytestmark = pytest.mark.slow
 
@@ -22,13 +22,6 @@ ECHO: dict[str, Any] = {"prompt": IDS, "echo": True, "logprobs": 2, "max_tokens"
 async def served() -> Any:
     async with serve() as s:
         yield s
-
-
-async def post(served: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = await served.http.post(path, json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def label(token_id: int) -> str:
@@ -89,8 +82,8 @@ async def test_a_stream_begins_with_the_prompt(served: Served) -> None:
 async def test_prompt_logprobs_are_in_the_form_of_vllm(served: Served) -> None:
     ask = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 2}
     in_choice = (await post(served, COMPLETION, ask | {"prompt": IDS}))["choices"][0]["prompt_logprobs"]
-    beside = (await post(served, CHAT, ask | {"messages": [], "prompt_token_ids": IDS}))["prompt_logprobs"]
-    assert in_choice == beside
+    next_to_choices = (await post(served, CHAT, ask | {"messages": [], "prompt_token_ids": IDS}))["prompt_logprobs"]
+    assert in_choice == next_to_choices
     assert in_choice[0] is None
     assert len(in_choice) == len(IDS)
     for token_id, at in zip(IDS[1:], in_choice[1:], strict=True):

@@ -14,8 +14,8 @@ from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import DraftTokens, LogprobArrays, SpeculationInfo
 from tests.doubles.proposers import Continuations, OracleProposer, RandomLengthProposer, WrongProposer
 from tests.doubles.toy_executor import ToyExecutor
-from tests.server.test_api import CHAT, COMPLETION, post, post_stream
-from tests.server.toy_server import INFO, MODEL, TOKENIZER, Served, serve, server_config, toy_tokens
+from tests.server.test_api import CHAT, COMPLETION, post_stream
+from tests.server.toy_server import INFO, MODEL, TOKENIZER, Served, post, serve, server_config, toy_tokens
 
 pytestmark = pytest.mark.slow
 

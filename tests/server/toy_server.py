@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, S
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -193,6 +194,14 @@ async def serve(
         tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         listener.close()
+
+
+async def post(served: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return a successful answer."""
+    response = await served.http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 async def read_events(response: httpx.Response) -> list[str]:

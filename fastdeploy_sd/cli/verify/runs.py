@@ -152,8 +152,9 @@ def make_reference(
     `has_guided`: some requests get a grammar, if the model's vocabulary allows any. Raises CheckpointError,
     ConfigError: the model cannot be loaded, or takes too few tokens.
     """
-    with open_engine(_in_order(base), ALONE, PLAIN) as engine:
-        longest = engine.model_info.max_model_len
+    from fastdeploy_sd.worker.loading.forecast import longest_sequence  # brings in Paddle
+
+    longest = longest_sequence(base)
     if longest < lengths.whole:
         raise ConfigError(f"max_model_len: expected at least {lengths.whole}, got {longest}")
     # Not more than needed: tables for every request are that long. It may decide what the model computes (longrope).

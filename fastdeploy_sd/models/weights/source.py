@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Weights = npt.NDArray[np.generic]  # float32, float16, or bfloat16 as u16 bits; codes as their storage has them
 FLOATS = ("BF16", "F16", "F32", "F64")
+ONE_NUMBER = ((), (1,), (1, 1))  # shapes of a tensor that holds one
 
 
 @dataclass(frozen=True, slots=True)

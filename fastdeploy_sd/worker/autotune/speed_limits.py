@@ -44,7 +44,7 @@ def bytes_per_step(config: Config, source: ModelSource) -> int:
     Raises CheckpointError: as read_decoder_config.
     """
     decoder_config = read_decoder_config(source.config, str(source.config_path))
-    weights = None if config.model.quantization else DecoderWeights(source, decoder_config)
+    weights = DecoderWeights(source, decoder_config) if config.model.keeps_integers else None
     return weight_bytes_per_step(decoder_config, _scheme(config), weights) or 0
 
 

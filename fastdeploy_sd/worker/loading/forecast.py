@@ -13,7 +13,7 @@ from fastdeploy_sd.config import Config, cpu_only
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
 from fastdeploy_sd.errors import DeviceLost
-from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.checkpoint import Checkpoint, read_config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.draft_model import DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -28,6 +28,17 @@ from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_d
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 
 _GIB = 1 << 30
+
+
+def longest_sequence(config: Config) -> int:
+    """Return the most tokens of a sequence, as the configuration and the checkpoint say.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, malformed or of an unsupported architecture.
+        ConfigError: the configuration asks for more than the checkpoint has.
+    """
+    path = config.model.path
+    return kv_sizing.max_model_len(config, read_decoder_config(read_config(path), str(path / "config.json")))
 
 
 def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str, str]:
@@ -51,7 +62,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     on_disk = checkpoint.num_bytes()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-    stored = None if config.model.quantization else model.weights
+    stored = model.stored_weights
     packed = weight_bytes_per_step(decoder, scheme, stored)
     rows, gpu = _device_rows(config)
     fmt, on_gpu = kv_sizing.KvCacheFormat.create(config), gpu is not None
@@ -94,6 +105,11 @@ class _Model:
     drafts: Sequence[DraftWeights]
     max_model_len: int
 
+    @property
+    def stored_weights(self) -> DecoderWeights | None:
+        """The weights where integers of the checkpoint stay so."""
+        return self.weights if self.config.model.keeps_integers else None
+
     def kv_layers(self, shard: Shard) -> list[kv_sizing.LayerKv]:
         layers, num_steps = kv_sizing.LayerKv.of_decoder(self.decoder, shard), self.config.speculative.num_model_steps
         for draft in self.drafts:
@@ -105,8 +121,7 @@ class _Model:
         """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
         scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-        stored = None if config.model.quantization else self.weights
-        weights = resident_bytes(self.decoder, scheme, shard, stored)
+        weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights)
         head = draft_head_format(config, scheme.lm_head)
         own_head = None if head == scheme.lm_head else head
         for draft in self.drafts:

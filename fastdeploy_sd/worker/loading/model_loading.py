@@ -68,7 +68,7 @@ def load_model(
         LoadProgress(checkpoint.num_bytes() // shard.size, has_bar=shard.rank == 0) as progress,
         packed_matrices(folder, checkpoint, scheme, "target", shard) as store,
     ):
-        packer = WeightPacker(checkpoint, store, progress.add, keeps_integers=config.model.quantization is None)
+        packer = WeightPacker(checkpoint, store, progress.add, keeps_integers=config.model.keeps_integers)
         decoder = Decoder(checkpoint, decoder_config, scheme, packer, group)
         # A copy of the head in another format comes from the target's checkpoint, so it is in the target's file.
         head = draft_head_format(config, scheme.lm_head)

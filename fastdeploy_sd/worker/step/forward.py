@@ -84,6 +84,7 @@ class ForwardPass:
 
     def run(self, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return hidden rows and logits; inputs and results are tensors, or symbolic ones."""
+        names = list(zip(*(_of_groups(name, self.num_groups) for name in _BY_GROUP), strict=True))
         maps = AttentionInputs(
             positions=inputs["positions"],
             slot_mapping=inputs["slot_mapping"],
@@ -94,9 +95,7 @@ class ForwardPass:
             on_stored=self.on_stored,
             more_groups=[
                 GroupMaps(inputs[slots], RequestBlocks(inputs["table_rows"], inputs[blocks]))
-                for slots, blocks in list(zip(*(_of_groups(name, self.num_groups) for name in _BY_GROUP), strict=True))[
-                    1:
-                ]
+                for slots, blocks in names[1:]
             ],
         )
         hidden = self.decoder.forward(inputs["input_ids"], self.caches, maps)

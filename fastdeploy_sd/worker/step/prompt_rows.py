@@ -99,8 +99,6 @@ class PromptRows:
         """Return i32[R], how many there are of each request."""
         m, t = self._memory, self._table
         counts = np.zeros(m.num_requests, np.int32)
-        if not t.num_prompt_reports:
-            return counts
         table_rows = m.table_rows[: m.num_requests]
         for r in np.flatnonzero(t.num_prompt_logprobs.take(table_rows) >= 0).tolist():
             num_left = t.rules[table_rows.item(r)].num_prompt_tokens - 1 - m.num_computed.item(r)
@@ -123,6 +121,8 @@ class PromptRows:
 
     def logprobs(self) -> Mapping[int, LogprobArrays]:
         """Return them by row of the step, in the order of the tokens."""
+        if not self._table.num_prompt_reports:
+            return {}
         counts = self.counts()
         if not counts.any():
             return {}
@@ -137,6 +137,8 @@ class PromptRows:
 
     def follow(self) -> None:
         """Compute the logits as rank 0 does, on a rank that looks at none."""
+        if not self._table.num_prompt_reports:
+            return
         for _ in self.pieces(self.counts()):
             device().wait()  # the host writes the next rows where these are read
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.weights.source import Weights, WeightSource
+from fastdeploy_sd.models.weights.source import ONE_NUMBER, Weights, WeightSource
 from fastdeploy_sd.models.weights.storages.integers import (
     Groups,
     IntegerPart,
@@ -76,7 +76,7 @@ def _formats(description: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _scales(source: WeightSource, name: str, num_rows: int) -> Weights:
     """Return [N, G], of one group where there is a scale per output or one."""
     shape = source.shape(name) if name in source else ()
-    if shape in ((), (1,), (1, 1)):
+    if shape in ONE_NUMBER:
         return np.broadcast_to(source.tensor(name, shape).reshape(1, 1), (num_rows, 1))
     if shape == (num_rows,):
         return source.tensor(name, shape)[:, None]
@@ -98,5 +98,5 @@ def _with_zeros(source: WeightSource, name: str, scales: Weights, bits: int) -> 
 
 def _int8_zeros(source: WeightSource, name: str, scales: Weights) -> Weights:
     shape = source.shape(name)
-    is_one = shape in ((), (1,), (1, 1))
+    is_one = shape in ONE_NUMBER
     return source.tensor(name, shape if is_one else scales.shape, ("I8",)).reshape((1, 1) if is_one else scales.shape)

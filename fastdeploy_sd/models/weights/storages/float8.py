@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.weights.source import WeightSource
+from fastdeploy_sd.models.weights.source import ONE_NUMBER, WeightSource
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import Codes, FloatPart, WeightPart
@@ -111,7 +111,7 @@ class Float8:
         wanted, block = (-(-num_rows // BLOCK), -(-num_columns // BLOCK)), (BLOCK, BLOCK)
         if found == wanted:
             pass
-        elif found in ((), (1,), (1, 1)):
+        elif found in ONE_NUMBER:
             wanted, block = found, shape
         elif found in ((num_rows,), (num_rows, 1)):
             wanted, block = found, (1, num_columns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -178,21 +179,31 @@ def _explained(error: WorkerEndedError | SandboxEndedError, num_bytes: int) -> F
 
 
 class _Call:
-    """One body in a pool: remembers its worker, so that cancelling kills it."""
+    """One body in a pool. Cancelling it kills its worker, but never one that has been given back."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.is_cancelled = False
         self._worker: Worker | None = None
 
     def begin(self, worker: Worker) -> None:
-        self._worker = worker
-        if self.is_cancelled:  # set before `cancel` looks for a worker
-            worker.kill()
+        """The worker is this body's; it is killed at once if the body was cancelled before."""
+        with self._lock:
+            self._worker = worker
+            if self.is_cancelled:
+                worker.kill()
+
+    def end(self) -> bool:
+        """The worker is this body's no more; returns whether it has not been killed."""
+        with self._lock:
+            self._worker = None
+            return not self.is_cancelled
 
     def cancel(self) -> None:
-        self.is_cancelled = True
-        if self._worker is not None:
-            self._worker.kill()
+        with self._lock:
+            self.is_cancelled = True
+            if self._worker is not None:
+                self._worker.kill()
 
 
 class _WorkerPool:
@@ -248,14 +259,14 @@ class _WorkerPool:
         return self._call(call, worker, task, content)
 
     def _call(self, call: _Call, worker: Worker, task: str, content: bytes) -> bytes:
-        is_kept = False
+        is_whole = False
         try:
             call.begin(worker)
             result = worker.call(task, content)
-            is_kept = self.limits.keeps_workers and not call.is_cancelled
+            is_whole = True
             return result
         finally:
-            if is_kept:
+            if call.end() and is_whole and self.limits.keeps_workers:
                 self._idle.append(worker)
             else:
                 worker.close()

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
@@ -249,6 +250,36 @@ async def test_a_body_whose_client_leaves_is_dropped_with_its_worker(size: int) 
         assert await preparer.prepare(COMPLETION, padded(SMALL, size))
         while len(set(workers_of(preparer)) - before) > 1:
             await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_leaves_at_the_end_does_not_kill_the_worker_of_the_next(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, num_called = Worker.call, 0
+
+    def call_counted(worker: Worker, name: str, payload: bytes) -> bytes:
+        nonlocal num_called
+        result = call(worker, name, payload)
+        num_called += 1
+        return result
+
+    monkeypatch.setattr(Worker, "call", call_counted)
+    async with preparing() as preparer:
+        body = padded(SMALL, SIZES[0])
+        await preparer.prepare(COMPLETION, body)
+        [pool] = (pool for pool in preparer._pools if pool._idle)
+        [worker] = pool._idle
+        task = asyncio.create_task(preparer.prepare(COMPLETION, body))
+        while not pool._num_bodies:
+            await asyncio.sleep(0)
+        while num_called < 2 or pool._idle != [worker]:  # until it is given back, which this event loop is not told
+            time.sleep(0.001)  # noqa: ASYNC251
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert await preparer.prepare(COMPLETION, body)
+        assert pool._idle == [worker]
+        assert "its body goes to another one" not in caplog.text
 
 
 async def test_killed_processes_are_replaced_and_no_body_fails_with_them(caplog: pytest.LogCaptureFixture) -> None:

@@ -122,11 +122,12 @@ class Split:
 
     def transferring(self, router: Router, body: dict[str, Any]) -> tuple[Reader, ModelServer]:
         """Send a request; some of its KV has been sent, and no more comes. Also returns who waits for it."""
+        before = [decode.num_waiting_for_kv() for decode in self.decodes]  # one at its brake may give an old count
         self.brakes["prefill"].pull(3)
         reader = Reader(router.url, body)
         self.stopped("prefill")
-        [decode] = [decode for decode in self.decodes if decode.metric("fastdeploy_sd:num_requests_waiting_for_kv ")]
-        return reader, decode
+        [victim] = [d for d, num in zip(self.decodes, before, strict=True) if d.num_waiting_for_kv() > num]
+        return reader, victim
 
     def streaming(self, router: Router, body: dict[str, Any]) -> tuple[Reader, ModelServer]:
         """Send a request; some tokens have come, and no more come. Also returns who computes it."""

@@ -273,7 +273,7 @@ async def test_a_client_that_leaves_at_the_end_does_not_kill_the_worker_of_the_n
         while not pool._num_bodies:
             await asyncio.sleep(0)
         while num_called < 2 or pool._idle != [worker]:  # until it is given back, which this event loop is not told
-            time.sleep(0.001)  # noqa: ASYNC251
+            time.sleep(0.001)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 import httpx
 import numpy as np
@@ -76,9 +78,17 @@ class LoadClient:
     Args:
         url: of the server, without path.
         model: name for the `model` field.
+        extra: further fields of every body.
     """
 
-    def __init__(self, url: str, model: str, api_key: str | None, load: Load) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str | None,
+        load: Load,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # No read timeout: how long the first token takes is what is measured.
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
@@ -86,6 +96,7 @@ class LoadClient:
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
         self._model = model
         self._load = load
+        self._extra = extra
         self._start_s = 0.0
         self._on_event: Callable[[], object] = lambda: None
 
@@ -126,6 +137,7 @@ class LoadClient:
             "stream_options": {"include_usage": True},
             # Chunks then show tokens whose text is still held back, e.g. half of a multi-byte character.
             "return_token_ids": True,
+            **self._extra,
         }
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks peers COMMAND`: setup (install the peers, convert the checkpoint), run, report."""
+"""`python -m benchmarks peers COMMAND`: setup (install the peers, convert the checkpoint), run, report, gguf."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.command import Command
+from benchmarks.command import OUTPUT_DIR, Command
 from benchmarks.peers.catalogue import BITS, METRICS, OURS, PEERS, QUICK, QUICK_METRICS, QUICK_PEERS, RESULTS_DIR, Plan
+from benchmarks.peers.launch import AS_FILE, OUR_WEIGHTS, verify_installed
 from fastdeploy_sd.errors import ConfigError, suggest
 
 
@@ -41,12 +42,14 @@ def _setup(argv: Sequence[str]) -> None:
     others = [peer for peer in PEERS if peer != OURS]
     command.some("--peers", others, "(default: all)", others)
     command.number("--jobs", os.cpu_count() or 1, "of the build of llama.cpp")
+    command.add_argument("--no-convert", action="store_true", help="install only, which is all that `peers gguf` needs")
     args = command.read(argv)
     # llama.cpp's converter runs in the environment of transformers.
-    converters = ["transformers"] if "llamacpp" in args.peers else []
+    converters = ["transformers"] if "llamacpp" in args.peers and not args.no_convert else []
     for peer in dict.fromkeys([*converters, *args.peers]):
         install.install(peer, args.jobs)
-    install.convert(args.peers)
+    if not args.no_convert:
+        install.convert(args.peers)
 
 
 def _run(argv: Sequence[str]) -> None:
@@ -86,10 +89,38 @@ def _report(argv: Sequence[str]) -> None:
     _print_report(command.read(argv).output)
 
 
+def _gguf(argv: Sequence[str]) -> None:
+    text = "Measure this server and llama.cpp on the same GGUF files, over HTTP and in turns, on HumanEval's problems."
+    command = Command("peers gguf", text)
+    command.add_argument("files", nargs="+", type=Path, metavar="FILE", help="GGUF file")
+    command.some("--formats", OUR_WEIGHTS, "of this server's weights", [AS_FILE])
+    command.number("--threads", 2, "of either server")
+    command.number("--rounds", 3, "turns of either server")
+    command.folder(OUTPUT_DIR)
+    args = command.read(argv)
+    os.environ["OPENBLAS_NUM_THREADS"] = str(args.threads)
+    from benchmarks.peers import gguf
+
+    verify_installed("llamacpp")
+    for file in args.files:
+        if not file.is_file():
+            raise ConfigError(f"FILE: expected a GGUF file, got {file}", param="FILE")
+    for file in args.files:
+        table = gguf.compare(
+            file.resolve(), args.formats, args.threads, replace(gguf.PLAN, rounds=args.rounds), args.output
+        )
+        print(f"{file.name}, tokens per second\n\n{table}\n", flush=True)
+
+
 def _print_report(folder: Path) -> None:
     from benchmarks.peers.report import write_report
 
     print(write_report(folder))
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {"setup": _setup, "run": _run, "report": _report}
+COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {
+    "setup": _setup,
+    "run": _run,
+    "report": _report,
+    "gguf": _gguf,
+}

@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.catalogue import CHECKPOINT, LLAMA_BIN, LLAMA_SOURCE, OURS, PEERS, PEERS_DIR, model_path, venv
+from benchmarks.peers.catalogue import LLAMA_BIN, LLAMA_SOURCE, OURS, PEERS, PEERS_DIR, model_path, venv
 from benchmarks.peers.protocol import Settings
 from fastdeploy_sd.errors import ConfigError
 
 _KV_CACHE_GB = "2"
+AS_FILE = "as the file"
+OUR_WEIGHTS: Mapping[str, Sequence[str]] = {
+    AS_FILE: [],
+    "bfloat16": ["--dtype", "bfloat16", "--quantization", "none"],
+    "wint8": ["--quantization", "wint8"],
+    "wint4": ["--quantization", "wint4"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +41,14 @@ def worker(peer: str, threads: int) -> Launch:
 
 
 def server(peer: str, bits: str, port: int, settings: Settings, drafting: Sequence[str]) -> Launch:
-    """The OpenAI-compatible server of a peer that has one, with arguments for its drafting."""
+    """The OpenAI-compatible server of a peer that has one on the checkpoint, with arguments for its drafting."""
     fmt = PEERS[peer].formats[bits]
-    arguments = _SERVERS[peer](fmt, port, settings)
+    return model_server(peer, model_path(peer, fmt), fmt, port, settings, drafting)
+
+
+def model_server(peer: str, model: Path, fmt: str, port: int, settings: Settings, drafting: Sequence[str]) -> Launch:
+    """The server of a peer on a model. `fmt` is of this server's weights: a key of OUR_WEIGHTS."""
+    arguments = _SERVERS[peer](model, fmt, port, settings)
     return Launch([*arguments, *drafting], _environment(peer, settings["threads"]))
 
 
@@ -46,11 +58,16 @@ def verify_ready(peer: str, bits: str) -> None:
     Raises:
         ConfigError: naming what is missing and the command that makes it.
     """
+    verify_installed(peer)
     model = model_path(peer, PEERS[peer].formats[bits])
-    if not Path(_python(peer)).exists() or (peer == "llamacpp" and not (LLAMA_BIN / "llama-server").exists()):
-        raise ConfigError(f"peers: expected {peer} in {PEERS_DIR / peer}, found none; run setup first")
     if not model.exists():
         raise ConfigError(f"peers: expected {peer}'s {bits} model at {model}, found none; run setup first")
+
+
+def verify_installed(peer: str) -> None:
+    """Raise ConfigError, which names the command that installs it, unless the peer is installed."""
+    if not Path(_python(peer)).exists() or (peer == "llamacpp" and not (LLAMA_BIN / "llama-server").exists()):
+        raise ConfigError(f"peers: expected {peer} in {PEERS_DIR / peer}, found none; run setup first")
 
 
 def _python(peer: str) -> str:
@@ -83,28 +100,28 @@ def _vllm_environment(threads: int) -> dict[str, str]:
     }
 
 
-def _ours(fmt: str, port: int, settings: Settings) -> list[str]:
-    weights = ["--dtype", fmt] if fmt == "bfloat16" else ["--quantization", fmt]
+def _ours(model: Path, fmt: str, port: int, settings: Settings) -> list[str]:
     return [
-        sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", "--model", str(CHECKPOINT),
-        *weights, "--port", str(port), "--kv-cache-dtype", settings["kv_cache_dtype"],
+        sys.executable, "-m", "fastdeploy_sd.entrypoints.openai.api_server", "--model", str(model),
+        *OUR_WEIGHTS[fmt], "--port", str(port), "--kv-cache-dtype", settings["kv_cache_dtype"],
         "--num-threads", str(settings["threads"]), "--max-num-seqs", str(settings["max_seqs"]),
         "--max-model-len", str(settings["max_len"]), "--speculative-config", "naive",
     ]  # fmt: skip
 
 
-def _llamacpp(fmt: str, port: int, settings: Settings) -> list[str]:
+def _llamacpp(model: Path, fmt: str, port: int, settings: Settings) -> list[str]:
+    del fmt
     slots, threads = settings["max_seqs"], settings["threads"]
     return [
-        str(LLAMA_BIN / "llama-server"), "--model", str(model_path("llamacpp", fmt)), "--port", str(port),
+        str(LLAMA_BIN / "llama-server"), "--model", str(model), "--port", str(port),
         "--threads", str(threads), "--parallel", str(slots), "--ctx-size", str(slots * settings["max_len"]),
     ]  # fmt: skip
 
 
-def _vllm(fmt: str, port: int, settings: Settings) -> list[str]:
+def _vllm(model: Path, fmt: str, port: int, settings: Settings) -> list[str]:
     del fmt
     return [
-        _python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHECKPOINT),
+        _python("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
         "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "bfloat16", "--max-model-len", str(settings["max_len"]),
         "--max-num-seqs", str(settings["max_seqs"]),

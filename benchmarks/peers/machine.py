@@ -72,17 +72,17 @@ def _busy_s() -> float:
 def _own_s() -> float:
     """CPU seconds of this process and everything it started, ended children included."""
     ticks = 0
-    for pid in _family(os.getpid()):
+    for pid in family(os.getpid()):
         with suppress(OSError):  # it has ended meanwhile
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
             ticks += sum(map(int, text.rpartition(")")[2].split()[11:15]))
     return ticks / _TICKS_PER_S
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """Return a process and what it and those have started and is still there, parents first."""
     children: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # it has ended meanwhile
             children += map(int, path.read_text(encoding="ascii").split())
-    return [pid, *(descendant for child in sorted(children) for descendant in _family(child))]
+    return [pid, *(descendant for child in sorted(children) for descendant in family(child))]

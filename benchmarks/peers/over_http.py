@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -144,21 +145,31 @@ class Server(Process):
         Raises:
             PeerError: it has ended, takes too long, or answers with an error, the wrong text or none.
         """
+        self.wait_ready()
+        for prompt in (random_prompt(_CHECKED_TOKENS, -1), copy_prompt(-1)):
+            self._verify_answer(prompt)
+
+    def wait_ready(self) -> None:
+        """Wait until it answers; raises PeerError where it has ended or takes too long."""
         end = time.monotonic() + _START_TIMEOUT_S
         while not self._is_ready():
             if not self.is_alive() or time.monotonic() > end:
                 raise PeerError(f"server: expected it to start, got: {self.last_line()}")
             time.sleep(_POLL_S)
-        for prompt in (random_prompt(_CHECKED_TOKENS, -1), copy_prompt(-1)):
-            self._verify_answer(prompt)
 
-    def run(self, load: Load) -> float:
-        """Send a load and return the seconds from its first request to its last token.
+    def tokenize(self, text: str) -> TokenIds:
+        """Return the token ids of a chat whose only message is the text; this server has a route for it."""
+        body = {"messages": [{"role": "user", "content": text}]}
+        tokens: TokenIds = httpx.post(f"{self._url}/tokenize", json=body).raise_for_status().json()["tokens"]
+        return tokens
+
+    def run(self, load: Load, extra: Mapping[str, Any] = MappingProxyType({})) -> float:
+        """Send a load and return the seconds from its first request to its last token; `extra` is added to bodies.
 
         Raises:
             PeerError: a request failed, or got another number of tokens, or the load was not done in time.
         """
-        client = LoadClient(self._url, self._model, None, load)
+        client = LoadClient(self._url, self._model, None, load, extra)
         try:
             timings = asyncio.run(asyncio.wait_for(client.run(lambda: None), ANSWER_TIMEOUT_S))
         except TimeoutError:

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.peers.catalogue import ROOT
 from benchmarks.peers.launch import Launch
+from benchmarks.peers.machine import family
 from benchmarks.peers.results import Case
 from fastdeploy_sd.errors import FdsdError
 
@@ -61,6 +62,15 @@ class Process:
     def is_alive(self) -> bool:
         """Whether it runs or is paused."""
         return self._popen.poll() is None
+
+    def memory_bytes(self) -> int:
+        """Memory of all its processes, what they share counted once; mapped files count as far as they are read."""
+        kib = 0
+        for pid in family(self._popen.pid):
+            with suppress(OSError):  # it has ended meanwhile
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+                kib += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss:", "SwapPss:")))
+        return kib << 10
 
     def last_line(self) -> str:
         """The last line of its log that is not empty."""
@@ -150,9 +160,9 @@ class Turns:
             if all(case.failed is None for case in self._cases[key]):
                 self._turn(key, act)
 
-    def rounds(self, count: int, act: Callable[[str], object]) -> None:
+    def rounds(self, count: int, act: Callable[[str], object], first: int = 0) -> None:
         """The same `count` times, the machine measured before each."""
-        for turn in range(count):
+        for turn in range(first, first + count):
             self._on_round()
             self.once(act, turn)
 

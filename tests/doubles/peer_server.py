@@ -30,7 +30,7 @@ class Counting(BaseHTTPRequestHandler):
         self._send(json.dumps({"data": [] if self.fault == "names" else [{"id": "counting"}]}))
 
     def do_POST(self) -> None:
-        """A completion."""
+        """A completion, or the tokens of a chat's only message."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.fault == "silent":
             time.sleep(60)
@@ -39,6 +39,9 @@ class Counting(BaseHTTPRequestHandler):
             os._exit(3)
         if self.fault == "shape":
             self._send('{"choices": []}')
+            return
+        if self.path == "/tokenize":
+            self._send(json.dumps({"tokens": self.tokenizer.encode(body["messages"][0]["content"]).ids}))
             return
         token_ids = answer(body["prompt"], body["max_tokens"] - (self.fault == "length"))
         text = "nonsense" if self.fault == "text" else self.tokenizer.decode(token_ids)

@@ -172,13 +172,18 @@ def _score(args: argparse.Namespace, text: _ScoredText, config: Config, referenc
                 sizes = f"{model.info.vocab_size} tokens, got one of {other.info.vocab_size}"
                 raise ConfigError(f"against: expected a vocabulary of {sizes}", param="against")
             comparer = Comparer(model, other, max(window.end - window.first for window in todo))
-        report = Report(config.model.served_name, args.against, args.context, stride)
+        report = Report(_named(config), None if reference is None else _named(reference), args.context, stride)
         # disable=None: no bar unless standard error is a terminal.
         for window in tqdm(todo, desc="scoring", unit="window", disable=None):
             prompt, count = text.prompt(window), window.end - window.first
             found: Comparison | None = None if comparer is None else comparer.compare(prompt, count)
             report.add(model.score(prompt, count) if found is None else found.nats, text.num_bytes(window), found)
     return report
+
+
+def _named(config: Config) -> str:
+    name, quantization = config.model.served_name, config.model.quantization
+    return name if quantization is None else f"{name} in {quantization}"
 
 
 def _loaded(config: Config, context: int, name: str, stack: ExitStack) -> ScoredModel:

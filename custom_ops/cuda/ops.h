@@ -35,6 +35,7 @@ Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Str
 Error Geglu(const GegluParams& p, Stream stream);
 Error GatherOutputRows(const GatherOutputRowsParams& p, Stream stream);
 Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream);
+Error GroupSlots(const GroupSlotsParams& p, Stream stream);
 Error KeepHidden(const KeepHiddenParams& p, Stream stream);
 Error Linear(const LinearParams& p, void* workspace, Stream stream);
 Error MoeFfn(const MoeFfnParams& p, void* workspace, Stream stream);

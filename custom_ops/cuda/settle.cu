@@ -67,6 +67,37 @@ __global__ __launch_bounds__(kThreads) void SettleStepKernel(SettleShape shape, 
   a.seq_lens[r] = a.seq_lens[r] - shift;
 }
 
+struct GroupArrays {
+  DevicePtr<const int32_t> positions;
+  DevicePtr<const int32_t> query_start_loc;
+  DevicePtr<const int32_t> table_rows;
+  DevicePtr<const int32_t> block_tables;
+  DevicePtr<int64_t> slot_mapping;
+};
+
+// Thread (t): the slot of token t.
+__global__ __launch_bounds__(kThreads) void GroupSlotsKernel(int32_t num_requests, int32_t num_tokens,
+                                                             int32_t max_blocks, int32_t block_size, GroupArrays a) {
+  const int t = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (t >= num_tokens) return;
+  // The number of requests that end at t or before is the number of t's own.
+  int32_t r = 0;
+  for (int32_t end = num_requests; r < end;) {
+    const int32_t middle = (r + end) / 2;
+    if (a.query_start_loc[middle + 1] <= t)
+      r = middle + 1;
+    else
+      end = middle;
+  }
+  if (r == num_requests) {
+    a.slot_mapping[t] = -1;
+    return;
+  }
+  const int32_t position = a.positions[t];
+  const int64_t block = a.block_tables[static_cast<int64_t>(a.table_rows[r]) * max_blocks + position / block_size];
+  a.slot_mapping[t] = block * block_size + position % block_size;
+}
+
 struct TargetArrays {
   DevicePtr<const int32_t> table_rows;
   DevicePtr<const int32_t> num_computed;
@@ -116,6 +147,16 @@ Error SettleStep(const SettleStepParams& p, Stream stream) {
   const SettleShape shape{p.max_tokens_per_row, p.max_blocks, p.max_made, p.block_size};
   const LaunchShape per_request{dim3(static_cast<unsigned>(p.num_requests)), dim3(kThreads)};
   return Launch<SettleStepKernel>(per_request, stream, shape, arrays);
+}
+
+Error GroupSlots(const GroupSlotsParams& p, Stream stream) {
+  if (p.num_requests < 0 || p.num_tokens < 0) return "num_tokens: expected no negative number";
+  if (p.block_size <= 0) return "block_size: expected a positive number, got less";
+  const GroupArrays arrays{DevicePtr<const int32_t>(p.positions), DevicePtr<const int32_t>(p.query_start_loc),
+                           DevicePtr<const int32_t>(p.table_rows), DevicePtr<const int32_t>(p.block_tables),
+                           DevicePtr<int64_t>(p.slot_mapping)};
+  const LaunchShape shape{dim3(static_cast<unsigned>(DivideUp(p.num_tokens, kThreads))), dim3(kThreads)};
+  return Launch<GroupSlotsKernel>(shape, stream, p.num_requests, p.num_tokens, p.max_blocks, p.block_size, arrays);
 }
 
 Error TargetStep(const TargetStepParams& p, Stream stream) {

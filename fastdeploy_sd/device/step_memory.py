@@ -60,7 +60,6 @@ class StepMemory:
         num_computed, num_new, planned_drafts, draft_token_ids, cu_num_draft: i32[R], i32[R], i32[R], i32[D], i32[R+1],
             of the plan; see `types.SchedulerOutput`.
         input_ids .. output_positions: the maps; see `ops.reference.batch.BatchMaps`.
-        slot_mappings: the slot_mapping of each KV group.
         cu_mask, mask_token_ids: i32[L+1], i32[K], tokens forbidden per row of logits.
         allowed_rows, allowed_bits: i32[L], i32[L, ceil(V/32)], tokens that a grammar allows per row of logits; see
             `types.SamplingArrays`. -1 in every row of a step without grammars; num_allowed: the first rows, written
@@ -73,7 +72,7 @@ class StepMemory:
             `types.MADE_ON_DEVICE`. Written on the device alone.
     """
 
-    def __init__(self, limits: StepLimits, vocab_size: int, num_groups: int = 1) -> None:
+    def __init__(self, limits: StepLimits, vocab_size: int) -> None:
         self.limits = limits
         self.num_requests = self.num_tokens = self.num_logits = self.num_allowed = 0
         requests, tokens, logits = limits.num_requests, limits.num_tokens, limits.num_logits
@@ -88,7 +87,7 @@ class StepMemory:
                 "planned_drafts": requests, "query_start_loc": requests + 1, "seq_lens": requests,
                 "logits_indices": logits, "cu_num_logits": requests + 1, "batch_id_per_output": logits,
                 "output_positions": logits, "cu_mask": logits + 1, "input_ids": tokens, "positions": tokens,
-                "slot_mapping": num_groups * tokens,
+                "slot_mapping": tokens,
             },
             wide=("slot_mapping",),
         )  # fmt: skip
@@ -99,8 +98,7 @@ class StepMemory:
         self.num_computed, self.num_new = read["num_computed"], read["num_new"]
         self.draft_token_ids, self.cu_num_draft = read["draft_token_ids"], read["cu_num_draft"]
         self.input_ids, self.positions = read["input_ids"], read["positions"]
-        self.slot_mappings = list(read["slot_mapping"].reshape(num_groups, tokens))
-        self.slot_mapping = self.slot_mappings[0]
+        self.slot_mapping = read["slot_mapping"]
         self.query_start_loc, self.seq_lens = read["query_start_loc"], read["seq_lens"]
         self.logits_indices, self.cu_num_logits = read["logits_indices"], read["cu_num_logits"]
         self.batch_id_per_output, self.output_positions = read["batch_id_per_output"], read["output_positions"]

@@ -10,6 +10,7 @@ from typing import Any, cast
 from fastdeploy_sd.device.program.declaration import ANY, I32, I64, Attr, In, InOut, Out, Value, each
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.program.op import A, Op
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
 
 _TOKENS, _BLOCKS = In(I32, "num_table_rows, max_tokens_per_row"), In(I32, "num_table_rows, max_blocks")
 _REQUESTS, _OFFSETS, _TABLE_ROWS = In(I32, "num_requests"), In(I32, "num_requests + 1"), In(I32, "num_table_rows")
@@ -56,6 +57,16 @@ SETTLE_STEP = Op(
     output_positions=InOut(I32, "num_logits"),
     draft_token_ids=InOut(I32, "num_drafts"),
 )
+GROUP_SLOTS = Op(
+    "group_slots",
+    None,
+    table_rows=_REQUESTS,
+    query_start_loc=_OFFSETS,
+    positions=In(I32, "num_tokens"),
+    block_tables=_BLOCKS,
+    block_size=Attr(int),
+    slot_mapping=Out(I64, "num_tokens"),
+)
 APPEND_TOKENS = HostOp(
     "append_tokens",
     table_rows=_REQUESTS,
@@ -97,6 +108,12 @@ def settle_step_(tables: Any, block_size: int, table_rows: A, offsets: tuple[A, 
         block_size=block_size,
         **maps,
     )
+
+
+def group_slots(positions: A, query_start_loc: A, blocks: RequestBlocks[A], block_size: int) -> A:
+    """Return i64[T], the slots of a step's tokens in another KV group, whose blocks these are; -1 in rows of none."""
+    slots = GROUP_SLOTS(positions=positions, query_start_loc=query_start_loc, **blocks._asdict(), block_size=block_size)
+    return cast("A", slots)
 
 
 def gather_output_rows(x: A, indices: Any) -> A:

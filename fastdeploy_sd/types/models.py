@@ -112,8 +112,8 @@ class ModelInfo:
         fingerprint: the same on instances that give a request the same tokens; "" = not known.
         kv_address: where this instance takes orders for the KV of prompts, "tcp://host:port"; "" = it takes none.
         kv: of a prefill or decode instance; None = of neither.
-        weight_bytes, kv_token_bytes: of the weights that a step of one row reads, and of the KV of one token, both on
-            one rank; 0 = not known.
+        weight_bytes: of the weights that a step of one row reads. kv_token_bytes: KV that each further token of a long
+            request takes and a step reads, in layers without a window. Both on one rank; 0 = not known, or none.
         kv_groups: of its layers; () = one group of full attention, with `block_size`.
     """
 

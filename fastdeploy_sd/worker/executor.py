@@ -157,7 +157,7 @@ def _created(
         speculation=speculation,
         fingerprint=identity.output_fingerprint(rule),
         weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,
-        kv_token_bytes=loaded.kv.size.block_bytes // loaded.kv.size.block_size,
+        kv_token_bytes=loaded.kv.size.token_bytes,
     )
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
     runner = ModelRunner(loaded.step, drafting, rule, guided, ranks)

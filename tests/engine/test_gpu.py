@@ -27,11 +27,12 @@ from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResu
 from fastdeploy_sd.worker.loading import loaded
 from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.runner import _NOT_FINITE, LaunchedStep, ModelRunner
-from tests.doubles.engines import Transcript, run_to_end
+from tests.doubles.engines import Transcript, most_blocks, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, answers_alone, model_with_layers, short_requests, tiny_config
 from tests.engine.models import double, double_with_draft_kv
 from tests.engine.test_failing_rows import Fault, note_requests, runner_of
 from tests.models import golden, rewrite
+from tests.models.rewrite import add_windows
 from tests.ops.cuda_device import GPU, loses_the_device
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
@@ -84,6 +85,17 @@ def test_draft_layers_beside_right_drafts_change_no_answer(kind: str, tmp_path: 
     cell = run_cell(config, TIGHT, column, short_requests(), answers_alone(kind))
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_accepted > 0
+
+
+def test_layers_with_a_window_give_blocks_back(kind: str, tmp_path: pathlib.Path) -> None:
+    path, requests = model_with_layers(tmp_path), short_requests()[:4]
+    add_windows(path, ["full_attention", "sliding_attention"], 12)
+    config, method = tiny_config(path), method_named("mtp", "")
+    cell = run_cell(config, replace(TIGHT, num_blocks=9, must_hit=False), method, requests, run_alone(config, requests))
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_drafts > 0
+    with open_engine(config, BATCH, method) as engine:  # steps of 10 tokens
+        assert most_blocks(engine, prompt_len=76, max_tokens=3) <= 80 // 16 + 3
 
 
 @pytest.mark.parametrize(

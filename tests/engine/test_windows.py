@@ -5,15 +5,14 @@ from __future__ import annotations
 import pathlib
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Reference, make_reference, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, Reference, make_reference, run_cell, standard_methods
 from fastdeploy_sd.cli.verify.runs import open_engine
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, ParallelConfig
-from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import Request
-from tests.models import rewrite
+from tests.doubles.engines import most_blocks
+from tests.models.mtp_models import make_model
+from tests.models.rewrite import add_windows
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +32,22 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return make_reference(configure(tmp_path_factory.mktemp("model"), request.param), seed=3, count=NUM_REQUESTS)
 
 
-def configure(folder: pathlib.Path, storage: str = "bfloat16") -> Config:
-    types = ["full_attention", "sliding_attention", "sliding_attention"]
-    path = rewrite.write_folder(folder / "m", "qwen3-tiny", {"layer_types": types, "sliding_window": WINDOW})
-    rewrite.write_file(path / "model.safetensors", rewrite.read("qwen3-tiny"), {"format": "pt"})
+def configure(folder: pathlib.Path, storage: str = "bfloat16", windowed: int = 2) -> Config:
+    """Of a model with a draft layer, whose last layers have a window."""
+    types = ["full_attention"] * (3 - windowed) + ["sliding_attention"] * windowed
+    path = make_model(folder / "m", "qwen3-tiny", "numbered").path
+    add_windows(path, types, WINDOW)
     cache = CacheConfig(kv_cache_dtype="int8" if storage == "int8 KV" else "auto")
     return Config(ModelConfig(model=str(path)), cache)
 
 
 def check(base: Config, way: EngineVariant, method: str, reference: Reference) -> None:
-    column = PLAIN if method == "naive" else standard_methods([method], [4])[0]
-    cell = run_cell(base, way, column, reference.requests, reference.answers)
+    cell = run_cell(base, way, column_of(method), reference.requests, reference.answers)
     assert (cell.difference, cell.missing) == (None, None), (way.name, method)
+
+
+def column_of(method: str) -> Method:
+    return PLAIN if method == "naive" else standard_methods([method], [4])[0]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -52,9 +55,9 @@ def test_same_tokens_whatever_the_way(reference: Reference, way: EngineVariant) 
     check(reference.base, way, "naive", reference)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "auto"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "auto", "mtp"])
 def test_same_tokens_whatever_is_drafted(reference: Reference, method: str) -> None:
-    check(reference.base, WAYS[["auto", "ngram", "suffix"].index(method) % 2], method, reference)
+    check(reference.base, WAYS[["auto", "ngram", "suffix", "mtp"].index(method) % 2], method, reference)
 
 
 def test_same_tokens_on_two_ranks(reference: Reference) -> None:
@@ -68,16 +71,12 @@ def test_same_tokens_where_no_block_is_given_back(reference: Reference) -> None:
     check(replace(reference.base, cache=cache), WAYS[0], "ngram", reference)
 
 
-def test_a_long_request_keeps_the_blocks_of_its_full_layers_and_of_its_windows(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("method", ["naive", "mtp"])
+def test_a_long_request_keeps_the_blocks_of_its_full_layers_and_of_its_windows(
+    tmp_path: pathlib.Path, method: str
+) -> None:
     way = EngineVariant("chunks", 1, 64, num_blocks=80)
     base = configure(tmp_path)
-    with open_engine(base, way, PLAIN) as engine:
-        tokens = 3 + np.arange(900, dtype=np.int32)
-        sampling = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0)
-        engine.submit(Request("long", tokens, sampling, max_tokens=20, seed=0))
-        most = 0
-        while engine.has_work():
-            engine.step()
-            kv = engine._scheduler.pool.kv
-            most = max(most, kv.num_blocks - kv.num_free_blocks)
-        assert 920 // 16 < most <= -(-920 // 16) + 2 * (-(-(WINDOW - 1 + 64) // 16) + 1)
+    with open_engine(base, way, column_of(method)) as engine:
+        most = most_blocks(engine, prompt_len=900, max_tokens=20)
+    assert 920 // 16 < most <= -(-920 // 16) + 2 * (-(-(WINDOW - 1 + 64) // 16) + 1)

@@ -6,7 +6,7 @@ import json
 import pathlib
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -50,6 +50,13 @@ def write_config(path: pathlib.Path, name: str, config: Mapping[str, object]) ->
     """Write a golden model's config.json with some keys overridden."""
     values = json.loads((golden.ROOT / name / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(values | dict(config)))
+
+
+def add_windows(folder: pathlib.Path, layer_types: Sequence[str], window: int) -> None:
+    """Give a Qwen3 folder's layers of type "sliding_attention" a window."""
+    path = folder / "config.json"
+    values = {"layer_types": list(layer_types), "sliding_window": window, "use_sliding_window": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def cut(folder: pathlib.Path, num_layers: int, num_tokens: int) -> pathlib.Path:

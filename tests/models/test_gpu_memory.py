@@ -80,7 +80,7 @@ def test_what_a_server_takes_is_no_more_than_was_told(
     weights = list(open_draft_weights(config, checkpoint, decoder).values())
     model = forecasts._Model(config, decoder, DecoderWeights(checkpoint, decoder), weights, 512)
     told = model.memory_with_weights(gpu, WHOLE_MODEL)
-    layers = model.kv_layers(WHOLE_MODEL)
+    layers = kv_sizing.LayerKv.of_decoder(decoder) + model.draft_layers(WHOLE_MODEL)
     beside_steps = told.total - told.free + 40 * kv_sizing.block_bytes(layers, kv_sizing.KvCacheFormat.create(config))
     executor = create_executor(config)
     gc.collect()

@@ -75,6 +75,22 @@ struct SettleStepParams {
 };
 Error SettleStep(const SettleStepParams& p);
 
+// Say where another KV group keeps a step's tokens: as slot_mapping of the maps, but in that group's blocks. Rows after
+// the requests' own get -1. Nothing is written on an error.
+struct GroupSlotsParams {
+  int32_t num_requests;    // R
+  int32_t num_tokens;      // T
+  int32_t num_table_rows;  // S
+  int32_t max_blocks;      // columns of block_tables
+  int32_t block_size;
+  const int32_t* positions;        // [T]
+  const int32_t* query_start_loc;  // [R + 1]
+  const int32_t* table_rows;       // [R]
+  const int32_t* block_tables;     // [S, max_blocks] padded with -1
+  int64_t* slot_mapping;           // [T]
+};
+Error GroupSlots(const GroupSlotsParams& p);
+
 // Append every request's output to its committed tokens, and count it where a penalty wants that. Then say how many
 // drafts it may get: as many as were planned, but so few that max_total leaves room for one token after them. A request
 // without output gets none, as its prompt is unfinished or it has failed.

@@ -1,4 +1,4 @@
-"""Meaning of prepare_batch, settle_step_, append_tokens, target_step and gather_output_rows."""
+"""Meaning of prepare_batch, settle_step_, group_slots, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastdeploy_sd.device.arrays import Array
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.types import I32, I64, DraftTokens, offsets
 
 
@@ -136,6 +137,16 @@ def settle_step_(
         maps["slot_mapping"][begin:end] = blocks * block_size + positions % block_size
         known = np.concatenate([tables.tokens[table_row, :num_tokens], drafts])
         maps["input_ids"][begin:end] = known[positions]
+
+
+def group_slots(positions: I32, query_start_loc: I32, blocks: RequestBlocks[I32], block_size: int) -> I64:
+    """Return i64[T], the slots of a step's tokens in another KV group, whose blocks these are; -1 in rows of none."""
+    slots = np.full(len(positions), -1, np.int64)
+    for r, table_row in enumerate(blocks.table_rows):
+        own = slice(*query_start_loc[r : r + 2])
+        block_ids = blocks.block_tables[table_row, positions[own] // block_size].astype(np.int64)
+        slots[own] = block_ids * block_size + positions[own] % block_size
+    return slots
 
 
 class OutputTables(NamedTuple):

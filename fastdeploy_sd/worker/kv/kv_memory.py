@@ -158,36 +158,35 @@ class _Layers:
         self._config, self._target, self._drafts, self._num_ranks = config, target, drafts, num_ranks
         self._num_steps = config.speculative.num_model_steps
 
-    def of_rank(self, rank: int) -> list[LayerKv]:
-        """Return one per layer, draft layers last."""
-        shard = Shard(rank, self._num_ranks)
-        layers = LayerKv.of_decoder(self._target, shard)
+    def of_rank(self, rank: int) -> tuple[list[LayerKv], list[LayerKv]]:
+        """Return one per layer of the target, and of the draft models."""
+        shard, layers = Shard(rank, self._num_ranks), list[LayerKv]()
         for weights in self._drafts.values():
             num_layers, reads_hidden = weights.num_kv_layers(self._num_steps), bool(weights.reads)
             layers += LayerKv.of_draft_layers(weights.config, num_layers, shard, reads_hidden=reads_hidden)
-        return layers
+        return LayerKv.of_decoder(self._target, shard), layers
 
     def layout(self, fmt: KvCacheFormat) -> KvLayout:
         """Return the KV groups, which are those of any rank."""
-        on_gpu = device().kind != "cpu"
-        return KvLayout.of_model(self.of_rank(0), fmt, self._config, has_drafts=bool(self._drafts), on_gpu=on_gpu)
+        return KvLayout.of_model(*self.of_rank(0), fmt, self._config)
 
     def in_block(self, rank: int, fmt: KvCacheFormat) -> list[LayerKv]:
-        """Return the layers of the largest KV group, whose memory those of the others share."""
-        layers = self.of_rank(rank)
-        return [layers[i] for i in max(self.layout(fmt).members, key=len)]
+        """Return the layers of the first KV group, whose memory those of the others share."""
+        targets, drafts = self.of_rank(rank)
+        layers = targets + drafts
+        return [layers[i] for i in self.layout(fmt).members[0]]
 
     def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, zeros: Zeros) -> RankKv:
         """Return a rank's memory; raises as `allocate`."""
-        layers, shard = self.of_rank(rank), Shard(rank, self._num_ranks)
+        (targets, of_drafts), shard = self.of_rank(rank), Shard(rank, self._num_ranks)
         shared = allocate(self.in_block(rank, fmt), num_blocks, fmt, zeros)
         of_layer = {
             i: replace(shared[j], group=g)
             for g, members in enumerate(self.layout(fmt).members)
             for j, i in enumerate(members)
         }
-        caches = [of_layer[i] for i in range(len(layers))]
-        hidden = iter(allocate_block_hidden(layers, num_blocks, fmt, zeros))
+        caches = [of_layer[i] for i in range(len(targets) + len(of_drafts))]
+        hidden = iter(allocate_block_hidden(of_drafts, num_blocks, fmt, zeros))
         own = DecoderShard(self._target, shard)
         heads = [own.kv_heads(layer.attention) for layer in self._target.layers]
         left, drafts = iter(caches[len(heads) :]), dict[str, list[DraftLayerKv]]()

@@ -132,6 +132,11 @@ class KvCacheSize:
         return most_tokens(self.groups, self.num_blocks)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes that each further token of a long request takes; windows have all of theirs by then."""
+        return sum(group.window is None for group in self.groups) * self.block_bytes // self.block_size
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all blocks."""
         return self.num_blocks * self.block_bytes

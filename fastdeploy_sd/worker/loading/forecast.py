@@ -65,8 +65,8 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     stored = model.stored_weights
     packed = weight_bytes_per_step(decoder, scheme, stored)
     rows, gpu = _device_rows(config)
-    fmt, on_gpu = kv_sizing.KvCacheFormat.create(config), gpu is not None
-    layout = KvLayout.of_model(model.kv_layers(shard), fmt, config, has_drafts=bool(model.drafts), on_gpu=on_gpu)
+    target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
+    layout = KvLayout.of_model(target_kv, model.draft_layers(shard), kv_sizing.KvCacheFormat.create(config), config)
     one_block = shard.size * layout.block_bytes
     if gpu is None:
         taken = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
@@ -110,8 +110,8 @@ class _Model:
         """The weights where integers of the checkpoint stay so."""
         return self.weights if self.config.model.keeps_integers else None
 
-    def kv_layers(self, shard: Shard) -> list[kv_sizing.LayerKv]:
-        layers, num_steps = kv_sizing.LayerKv.of_decoder(self.decoder, shard), self.config.speculative.num_model_steps
+    def draft_layers(self, shard: Shard) -> list[kv_sizing.LayerKv]:
+        layers, num_steps = list[kv_sizing.LayerKv](), self.config.speculative.num_model_steps
         for draft in self.drafts:
             num_layers, reads_hidden = draft.num_kv_layers(num_steps), bool(draft.reads)
             layers += kv_sizing.LayerKv.of_draft_layers(draft.config, num_layers, shard, reads_hidden=reads_hidden)

@@ -133,9 +133,8 @@ def load(config: Config, group: RankGroup) -> Loaded:
     kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    num_groups = len(kv.size.groups)
-    memory = StepMemory(limits, vocab_size, num_groups)
-    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size, num_groups)
+    memory = StepMemory(limits, vocab_size)
+    table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size, len(kv.size.groups))
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens, max_model_len)
     # A GPU's pages are sent after the step, so its layers need no signals.

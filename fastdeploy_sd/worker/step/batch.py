@@ -98,29 +98,26 @@ class BatchBuilder:
         is_host = buffers is HOST_BUFFERS
         # On a device: tokens of in-flight steps included.
         self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
-        self._prepares = [
-            PREPARE_BATCH.bind(
-                table_rows=m.table_rows,
-                token_table=table.tokens,
-                num_tokens=self._num_tokens,
-                block_tables=blocks,
-                num_computed=m.num_computed,
-                num_new=m.num_new,
-                draft_token_ids=m.draft_token_ids,
-                cu_num_draft=m.cu_num_draft,
-                block_size=table.block_size,
-                input_ids=m.input_ids,
-                positions=m.positions,
-                slot_mapping=slots,
-                query_start_loc=m.query_start_loc,
-                seq_lens=m.seq_lens,
-                logits_indices=m.logits_indices,
-                cu_num_logits=m.cu_num_logits,
-                batch_id_per_output=m.batch_id_per_output,
-                output_positions=m.output_positions,
-            )
-            for blocks, slots in zip(table.group_blocks, m.slot_mappings, strict=True)
-        ]
+        self._prepare = PREPARE_BATCH.bind(
+            table_rows=m.table_rows,
+            token_table=table.tokens,
+            num_tokens=self._num_tokens,
+            block_tables=table.blocks,
+            num_computed=m.num_computed,
+            num_new=m.num_new,
+            draft_token_ids=m.draft_token_ids,
+            cu_num_draft=m.cu_num_draft,
+            block_size=table.block_size,
+            input_ids=m.input_ids,
+            positions=m.positions,
+            slot_mapping=m.slot_mapping,
+            query_start_loc=m.query_start_loc,
+            seq_lens=m.seq_lens,
+            logits_indices=m.logits_indices,
+            cu_num_logits=m.cu_num_logits,
+            batch_id_per_output=m.batch_id_per_output,
+            output_positions=m.output_positions,
+        )
         appended: dict[str, Any] = {
             "table_rows": m.table_rows,
             "token_ids": m.output_token_ids,
@@ -169,9 +166,8 @@ class BatchBuilder:
         m.cu_num_draft[: n + 1] = draft.cu_num_draft
         if m.cu_num_draft.item(n) != num_drafts:
             raise ValueError(f"draft.cu_num_draft: expected to end at {num_drafts}, got {m.cu_num_draft.item(n)}")
-        for prepare in self._prepares:  # they differ in blocks and slots
-            prepare.params.num_requests = n
-            prepare.run()
+        self._prepare.params.num_requests = n
+        self._prepare.run()
         m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
         self._write_masks()
 

@@ -25,7 +25,7 @@ from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.layers.attention import AttentionInputs, GroupMaps
 from fastdeploy_sd.models.rope_config import RopeConfig
-from fastdeploy_sd.ops.batch import gather_output_rows, settle_step_
+from fastdeploy_sd.ops.batch import gather_output_rows, group_slots, settle_step_
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
@@ -84,18 +84,18 @@ class ForwardPass:
 
     def run(self, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return hidden rows and logits; inputs and results are tensors, or symbolic ones."""
-        names = list(zip(*(_of_groups(name, self.num_groups) for name in _BY_GROUP), strict=True))
+        rows, starts, size = inputs["table_rows"], inputs["query_start_loc"], self.caches[0].block_size
+        first, *others = (RequestBlocks(rows, inputs[name]) for name in _block_tables(self.num_groups))
         maps = AttentionInputs(
             positions=inputs["positions"],
             slot_mapping=inputs["slot_mapping"],
-            query_start_loc=inputs["query_start_loc"],
+            query_start_loc=starts,
             seq_lens=inputs["seq_lens"],
-            blocks=RequestBlocks(inputs["table_rows"], inputs["block_tables"]),
+            blocks=first,
             rotary=self.rotary,
             on_stored=self.on_stored,
             more_groups=[
-                GroupMaps(inputs[slots], RequestBlocks(inputs["table_rows"], inputs[blocks]))
-                for slots, blocks in names[1:]
+                GroupMaps(group_slots(inputs["positions"], starts, blocks, size), blocks) for blocks in others
             ],
         )
         hidden = self.decoder.forward(inputs["input_ids"], self.caches, maps)
@@ -122,9 +122,9 @@ class EagerForward:
     def __call__(self) -> None:
         m = self._memory
         counts = {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
-        tensors, shapes = {}, _shapes(self._pass.num_groups)
+        tensors = {}
         for name, array in _inputs(m, self._block_tables).items():
-            dim = shapes.get(name)
+            dim = _SHAPES.get(name)
             tensors[name] = device().wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
         hidden, logits = self._pass.run(tensors)
         self._rows[: m.num_tokens] = device().read(hidden)
@@ -153,8 +153,7 @@ class RecordedForward:
         known: KnownTokens | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
-        arrays, shapes = _inputs(memory, block_tables), _shapes(len(block_tables))
-        padding: Padding = {**_PADDING, **dict.fromkeys(_of_groups("slot_mapping", len(block_tables)), -1)}
+        arrays, shapes = _inputs(memory, block_tables), dict(_SHAPES)
         if known is not None:
             shapes |= _RESOLVED_SHAPES
             arrays |= {name: getattr(memory, name) for name in (*_RESOLVED_SHAPES, "draft_token_ids")}
@@ -177,7 +176,7 @@ class RecordedForward:
         }
         self._memory, self._buffers = memory, buffers
         self.program = device().program(
-            Recording(recorder, outputs, bounds, {name: value for name, value in padding.items() if name in inputs}),
+            Recording(recorder, outputs, bounds, {name: value for name, value in _PADDING.items() if name in inputs}),
             {name: buffers.of(array) for name, array in arrays.items()},
         )
         self.hidden, logits = self.program.outputs
@@ -221,25 +220,15 @@ _PADDING: Padding = {
 }
 
 
-# Inputs that each KV group has its own of.
-_BY_GROUP = ("slot_mapping", "block_tables")
-
-
-def _of_groups(name: str, num_groups: int) -> list[str]:
-    """Return the name of an input for each KV group."""
-    return [name, *(f"{name}_{g}" for g in range(1, num_groups))]
-
-
-def _shapes(num_groups: int) -> dict[str, Size]:
-    return _SHAPES | dict.fromkeys(_of_groups("slot_mapping", num_groups), _SHAPES["slot_mapping"])
+def _block_tables(num_groups: int) -> list[str]:
+    """Return the input with each KV group's blocks."""
+    return ["block_tables", *(f"block_tables_{g}" for g in range(1, num_groups))]
 
 
 def _inputs(memory: StepMemory, block_tables: Sequence[I32]) -> dict[str, Array]:
     """Return the whole input arrays of the pass."""
     arrays: dict[str, Array] = {name: getattr(memory, name) for name in _SHAPES}
-    for name, of_groups in zip(_BY_GROUP, (memory.slot_mappings, block_tables), strict=True):
-        arrays |= dict(zip(_of_groups(name, len(block_tables)), of_groups, strict=True))
-    return arrays
+    return arrays | dict(zip(_block_tables(len(block_tables)), block_tables, strict=True))
 
 
 def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:

@@ -70,7 +70,7 @@ class StepBuffers(DeviceBuffers):
         self._device, self._memory, self._table = device, memory, table
         self._plan, self._output = device.buffer(memory.inputs), device.buffer(memory.outputs)
         self._num_blocks = device.buffer(table.num_blocks)
-        self._blocks, self._counts = device.buffer(table.blocks), device.buffer(table.counts.table)
+        self._blocks, self._counts = [*map(device.buffer, table.group_blocks)], device.buffer(table.counts.table)
         self._columns = [device.buffer(getattr(table, name)) for name in _COLUMNS]
         self._forbidden = device.buffer(memory.mask_token_ids)
         self._allowed = device.buffer(memory.allowed_rows), device.buffer(memory.allowed_bits)
@@ -80,7 +80,7 @@ class StepBuffers(DeviceBuffers):
         self._whole = {
             id(mirror.array): mirror
             for mirror in (
-                self._blocks,
+                *self._blocks,
                 self._num_blocks,
                 self._counts,
                 *self._columns,
@@ -113,7 +113,8 @@ class StepBuffers(DeviceBuffers):
             if (count_row := table.count_rows.item(row)) >= 0:
                 self._counts.upload(count_row, count_row + 1)
         for row in table.rows_with_blocks:
-            self._blocks.upload(row, row + 1)
+            for blocks in self._blocks:
+                blocks.upload(row, row + 1)
             self._num_blocks.upload(row, row + 1)
         table.new_rows.clear()
         table.rows_with_blocks.clear()

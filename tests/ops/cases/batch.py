@@ -1,4 +1,4 @@
-"""Cases of prepare_batch, settle_step_, append_tokens, target_step and gather_output_rows."""
+"""Cases of prepare_batch, settle_step_, group_slots, append_tokens, target_step and gather_output_rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fastdeploy_sd.ops import batch
 from fastdeploy_sd.ops.batch import APPEND_TOKENS as APPEND
 from fastdeploy_sd.ops.batch import PREPARE_BATCH as PREPARE
 from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.ops.reference import batch as reference
 from fastdeploy_sd.ops.reference.batch import BatchMaps, OutputTables, SettleTables, Tables
 from fastdeploy_sd.types import I32, DraftTokens
@@ -129,6 +130,20 @@ def settled() -> dict[str, dict[str, Any]]:
     return found
 
 
+def slotted() -> dict[str, dict[str, Any]]:
+    """Maps of the steps; with rows after those of the requests."""
+    found = {}
+    for name, case in steps().items():
+        maps = reference.prepare_batch(**case)
+        found[name] = {
+            "positions": np.append(maps.positions, np.zeros(int(name.startswith("random")), np.int32)),
+            "query_start_loc": maps.query_start_loc,
+            "blocks": RequestBlocks(case["table_rows"], case["tables"].blocks),
+            "block_size": case["block_size"],
+        }
+    return found
+
+
 def target_steps() -> dict[str, dict[str, Any]]:
     """Chunks, prompts, rejected and accepted drafts, failed rows, blocks past the longest request; no request."""
     rng = np.random.default_rng(4)
@@ -210,6 +225,7 @@ def gathers() -> dict[str, dict[str, Any]]:
 
 PREPARE_BATCH = OpCases("prepare_batch", prepare_natively, reference.prepare_batch, steps())
 SETTLE_STEP = OpCases("settle_step", batch.settle_step_, reference.settle_step_, settled(), batch.SETTLE_STEP)
+GROUP_SLOTS = OpCases("group_slots", batch.group_slots, reference.group_slots, slotted(), batch.GROUP_SLOTS)
 APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, appends())
 TARGET_STEP = OpCases("target_step", batch.TARGET_STEP, reference.target_step, target_steps())
 GATHER_OUTPUT_ROWS = OpCases(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.types.kv_groups import KvGroup
@@ -116,21 +116,23 @@ def test_the_limit_of_a_request_is_what_both_context_and_cache_hold() -> None:
 
 
 BF16 = KvCacheFormat(16, "bfloat16")
-LIMITS = SchedulerConfig(max_num_batched_tokens=256, long_prefill_token_threshold=0)
+LIMITS = Config(
+    ModelConfig(model="m"), scheduler=SchedulerConfig(max_num_batched_tokens=256, long_prefill_token_threshold=0)
+)
 
 
 def test_layers_of_one_kind_are_one_group_whatever_their_sizes() -> None:
-    layers = [LayerKv(4, 64)] * 3 + [LayerKv(2, 32, 1, 128)]
-    layout = KvLayout.create(layers, BF16, LIMITS)
+    layers, drafts = [LayerKv(4, 64)] * 3, [LayerKv(2, 32, 1, 128)]
+    layout = KvLayout.create(layers, drafts, BF16, LIMITS)
     assert (layout.groups, layout.members) == ((KvGroup(16, None, 256),), ((0, 1, 2, 3),))
-    assert layout.block_bytes == block_bytes(layers, BF16)
+    assert layout.block_bytes == block_bytes(layers + drafts, BF16)
 
 
 def test_windows_have_groups_of_as_many_layers_as_full_attention() -> None:
     """One layer in six attends to all tokens; the last group has room for two layers more."""
     full, window = LayerKv(4, 64), LayerKv(4, 64, window=1024)
     layers = [full if i % 6 == 5 else window for i in range(24)]
-    layout = KvLayout.create(layers, BF16, LIMITS)
+    layout = KvLayout.create(layers, [], BF16, LIMITS)
     assert layout.groups == (KvGroup(16, None, 256), *[KvGroup(16, 1024, 256)] * 5)
     assert layout.members[0] == (5, 11, 17, 23)
     assert sorted(i for members in layout.members for i in members) == list(range(24))
@@ -138,20 +140,28 @@ def test_windows_have_groups_of_as_many_layers_as_full_attention() -> None:
     assert layout.block_bytes == block_bytes([full] * 4, BF16)
 
 
-def test_smaller_layers_have_blocks_of_more_tokens() -> None:
-    layers = [LayerKv(8, 128), LayerKv(2, 128, window=100), LayerKv(3, 128, window=50)]
-    layout = KvLayout.create(layers, BF16, LIMITS)
-    assert [group.block_size for group in layout.groups] == [16, 64, 32]
-    for group, members in zip(layout.groups, layout.members, strict=True):
-        own = block_bytes([layers[i] for i in members], KvCacheFormat(group.block_size, "bfloat16"))
-        assert layout.block_bytes / 2 < own <= layout.block_bytes
+def test_draft_layers_are_in_the_first_group_whatever_they_keep() -> None:
+    """A group of fewer layers has blocks of as many tokens."""
+    layers, drafts = [LayerKv(4, 64), LayerKv(4, 64)] + [LayerKv(4, 64, window=100)] * 3, [LayerKv(2, 32, 1, 128)]
+    layout = KvLayout.of_model(layers, drafts, BF16, LIMITS)
+    assert layout.groups == (KvGroup(16, None, 256), KvGroup(16, 100, 256), KvGroup(16, 100, 256))
+    assert layout.members == ((0, 1, 5), (2, 3), (4,))
+    assert (layout.block_bytes, layout.why_kept) == (block_bytes([*layers[:2], *drafts], BF16), "")
+
+
+def test_draft_layers_with_a_window_find_what_they_read_while_they_lag() -> None:
+    windows, speculative = [LayerKv(4, 64, window=100)] * 3, SpeculativeConfig("ngram", num_speculative_tokens=5)
+    config = replace(LIMITS, speculative=speculative)
+    assert KvLayout.of_model(windows, [windows[0]], BF16, config).groups == (KvGroup(16, 100 + 16 + 5, 256),)
+    kept = KvLayout.of_model(windows, [LayerKv(4, 64)], BF16, config)
+    assert (kept.groups, kept.why_kept) == ((KvGroup(16, None, 256),), "draft layers without a window share them")
 
 
 def test_requests_with_windows_need_fewer_blocks() -> None:
     """Of a window of 100 tokens and steps of 64 a request has 4 blocks of 64 at most."""
     groups = KvGroup(64), KvGroup(64, 100, 64)
     size = choose_size(config(), ONE_BLOCK, 1000, lambda: half_of(64 * GIB), groups)
-    assert size.num_blocks == 4 * (16 + 4)
+    assert (size.num_blocks, size.token_bytes) == (4 * (16 + 4), ONE_BLOCK // 64)
     limited = choose_size(config(num_blocks=20), ONE_BLOCK, 1000, never, groups)
     assert limited.num_tokens == 16 * 64
     with pytest.raises(ConfigError, match=r"max_model_len: expected at most 1025, .* takes kv_cache_memory_gb 0.021"):

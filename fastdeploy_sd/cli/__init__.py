@@ -122,6 +122,12 @@ def _quantize(argv: Sequence[str]) -> int:
     return quantize.main(argv)
 
 
+def _drafter(argv: Sequence[str]) -> int:
+    from fastdeploy_sd.cli import drafter
+
+    return drafter.main(argv)
+
+
 COMMANDS = {
     "serve": Command("serve a model over the OpenAI API", _serve),
     "route": Command("give requests to several servers, and go on elsewhere when one fails", _route),
@@ -131,6 +137,7 @@ COMMANDS = {
     "perplexity": Command("score a text under a model, and compare two formats of it", _perplexity),
     "verify": Command("prove on your model that tokens do not depend on how they are computed", _verify),
     "quantize": Command("write a checkpoint whose weights are quantised already", _quantize),
+    "drafter": Command("prepare a draft model", _drafter),
     "explain-config": Command("print the effective options and where each came from", _explain_config),
     "collect-env": Command("print versions and hardware, for bug reports", _collect_env),
 }

@@ -5,11 +5,8 @@ Its layout is pack-quantized of compressed-tensors. Groups are as small as the c
 
 from __future__ import annotations
 
-import json
 import math
-import struct
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,13 +22,12 @@ from fastdeploy_sd.models.weights.storages.registry import read_weight
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import GROUP, pack_linear, unpack_codes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
-from fastdeploy_sd.process.files import replacing
+from fastdeploy_sd.process.safetensors_writer import ITEM_BYTES, num_bytes_of
 from fastdeploy_sd.types.ranges import SliceRule
 
 _BITS: Mapping[LinearFormat, int] = {"wint4": 4, "wint8": 8}
 _WORD_BITS = 32
 _DTYPES = {"uint16": "BF16", "float16": "F16", "float32": "F32"}
-_SIZES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
 _MATRIX = 2
 
 
@@ -57,7 +53,7 @@ class QuantizedCopy:
     @property
     def num_bytes(self) -> int:
         """What the tensors take."""
-        return sum(math.prod(shape) * _SIZES[dtype] for dtype, shape in self.entries().values())
+        return num_bytes_of(self.entries())
 
     def config(self) -> dict[str, Any]:
         """Return config.json."""
@@ -88,7 +84,7 @@ class QuantizedCopy:
             shapes[f"{name}.weight_packed"] = "I32", (num_rows, -(-num_columns * _BITS[fmt] // _WORD_BITS))
             shapes[f"{name}.weight_scale"] = "F32", (num_rows, num_columns // group_size(part, slices))
         plain = {name: (_DTYPES[str(self._number(name).dtype)], self._number(name).shape) for name in self._plain}
-        return shapes | dict(sorted(plain.items(), key=lambda item: -_SIZES[item[1][0]]))
+        return shapes | dict(sorted(plain.items(), key=lambda item: -ITEM_BYTES[item[1][0]]))
 
     def tensors(self) -> Iterator[npt.NDArray[Any]]:
         """Yield them in the order of the entries."""
@@ -137,19 +133,3 @@ def _quantised(part: WeightPart, fmt: LinearFormat, slices: SliceRule) -> Iterat
     places = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
     yield np.bitwise_or.reduce(padded << places, axis=2).view(np.int32)
     yield np.ascontiguousarray(scales[:, :: group_size(part, slices)])
-
-
-def write_tensors(copy: QuantizedCopy, path: Path, on_written: Callable[[int], object]) -> None:
-    """Write a safetensors file; `on_written` gets the bytes of every tensor. Raises OSError."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (dtype, shape) in copy.entries().items():
-        begin, end = end, end + math.prod(shape) * _SIZES[dtype]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with replacing(path) as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for data in copy.tensors():
-            file.write(np.ascontiguousarray(data).data)
-            on_written(data.nbytes)

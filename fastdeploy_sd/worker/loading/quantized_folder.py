@@ -12,8 +12,9 @@ from fastdeploy_sd.config import Quantization
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from fastdeploy_sd.models.quantized_copy import QuantizedCopy, write_tensors
+from fastdeploy_sd.models.quantized_copy import QuantizedCopy
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.process.safetensors_writer import write_safetensors
 
 
 def write_quantized(model: Path, target: Path, quantization: Quantization) -> int:
@@ -37,7 +38,7 @@ def write_quantized(model: Path, target: Path, quantization: Quantization) -> in
         raise ConfigError(f"target: expected a place for a new folder: {error}") from error
     weights = target / "model.safetensors"
     with tqdm(total=num_bytes, desc="quantising weights", unit="B", unit_scale=True, disable=None) as bar:
-        write_tensors(copy, weights, bar.update)
+        write_safetensors(weights, copy.entries(), copy.tensors(), bar.update)
     weights.chmod(source.mode())
     (target / "config.json").write_text(json.dumps(copy.config(), indent=2) + "\n", encoding="utf-8")
     return num_bytes

@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": VALUES | {"config", "process", "wire"},
     "worker": VALUES
     | {"config", "device", "models", "ops", "process", "spec_decode"}
-    | {"engine.interfaces", "engine.kvcache.prefix_cache", "text.guidance"},
+    | {"engine.interfaces", "engine.kvcache.prefix_cache", "text.guidance", "text.tokenizer"},
     "distributed": VALUES | {"config", "device", "engine", "models", "process", "spec_decode", "wire", "worker"},
     "disaggregation": VALUES | {"config", "device.checksum", "engine", "wire"},
     "cluster": VALUES | {"config", "engine", "metrics", "process", "wire"},

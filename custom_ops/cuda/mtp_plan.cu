@@ -14,6 +14,8 @@ struct PlanShape {
   int32_t num_steps;
   int32_t max_position;
   int32_t block_size;
+  int32_t max_filled;
+  int32_t reads_hidden;
 };
 
 struct PlanArrays {
@@ -41,12 +43,19 @@ struct RequestPlan {
   int32_t begin;
   int32_t end;
   int32_t num_drafts;
+
+  // Fills at most so many slots.
+  __device__ void Limit(int32_t max_filled) {
+    if (end - begin <= max_filled) return;
+    end = begin + max(max_filled, 0);
+    num_drafts = 0;
+  }
 };
 
 __device__ RequestPlan PlanOf(const PlanShape& shape, const PlanArrays& a, int32_t r) {
   const int32_t table_row = a.table_rows[r];
   const int32_t next_slot = a.next_slot[table_row];
-  const int32_t begin = max(next_slot, 1);
+  const int32_t begin = max(next_slot, shape.reads_hidden);
   const int32_t num_valid = a.num_valid[r];
   const int32_t num_computed = a.num_computed[r];
   if (next_slot < 0 || num_valid <= num_computed) return {begin, begin, 0};
@@ -59,13 +68,14 @@ __device__ RequestPlan PlanOf(const PlanShape& shape, const PlanArrays& a, int32
     const int32_t room = min(num_kv_slots, shape.max_position) - committed + 1;
     num_drafts = max(min(min(static_cast<int32_t>(a.max_draft_len[r]), shape.num_steps), room), 0);
   }
-  const bool must_fill =
-      num_computed < a.num_begun[table_row] || next_slot / shape.block_size < num_valid / shape.block_size;
+  const bool must_fill = shape.reads_hidden != 0 && (num_computed < a.num_begun[table_row] ||
+                                                     next_slot / shape.block_size < num_valid / shape.block_size);
   return {begin, num_drafts > 0 || must_fill ? end : begin, num_drafts};
 }
 
 // One block: requests in order, kThreads at a time.
 __global__ __launch_bounds__(kThreads) void MtpPlanKernel(PlanShape shape, PlanArrays a) {
+  int32_t num_needed = 0;
   int32_t num_drafts = 0;
   int32_t num_last = 0;
   int32_t num_filling = 0;
@@ -78,6 +88,12 @@ __global__ __launch_bounds__(kThreads) void MtpPlanKernel(PlanShape shape, PlanA
     const bool is_request = r < shape.num_requests;
     RequestPlan plan{0, 0, 0};
     if (is_request) plan = PlanOf(shape, a, r);
+    // Slots that all requests up to this one need: those before it get them as long as there are any.
+    int32_t more_needed;
+    const int32_t own_slots = plan.end - plan.begin;
+    const int32_t needed = num_needed + BlockRunningSum<kThreads>(own_slots, &more_needed);
+    plan.Limit(shape.max_filled - (needed - own_slots));
+    num_needed += more_needed;
     const bool is_last = is_request && plan.num_drafts >= shape.num_layers;
     int32_t more_drafts;
     int32_t more_last;
@@ -160,7 +176,9 @@ Error MtpPlan(const MtpPlanParams& p, Stream stream) {
     return "num_drafting: expected more than num_steps and layers, got fewer";
   if (p.num_drafts < static_cast<int64_t>(p.num_requests) * p.num_steps)
     return "draft_token_ids: expected room for num_steps drafts of every request, got less";
-  const PlanShape shape{p.num_requests, p.max_requests, p.num_layers, p.num_steps, p.max_position, p.block_size};
+  if (p.max_filled < 0) return "max_filled: expected >= 0, got a negative number";
+  const PlanShape shape{p.num_requests, p.max_requests, p.num_layers, p.num_steps,
+                        p.max_position, p.block_size,   p.max_filled, p.reads_hidden};
   const PlanArrays arrays{DevicePtr<const int32_t>(p.step.table_rows),
                           DevicePtr<const int32_t>(p.step.num_committed),
                           DevicePtr<const int32_t>(p.step.max_draft_len),

@@ -51,7 +51,7 @@ _DRAFTS = "speculative_config.num_speculative_tokens"
 _CONTEXT = "max_model_len for one request, kv_cache_memory_gb for the cache of all"
 _KV_DTYPE = "kv_cache_dtype"
 _STEP = "max_num_batched_tokens"
-_DRAFT_MODEL = "nothing yet: separate draft models are not supported"
+_DRAFT_MODEL = "speculative_config.model, with method draft_model"
 _HUB = "model: a name, as ORG/NAME:Q8_0"
 _TLS = "a proxy in front"
 _IN_REQUESTS = "a field of the request"
@@ -82,7 +82,7 @@ OTHER_MEANING: Mapping[str, ForeignOption] = {
     "speculative_algorithm": ForeignOption(SGLANG, _METHOD),
     "speculative_num_draft_tokens": ForeignOption(SGLANG, _DRAFTS),
     "speculative_num_steps": ForeignOption(SGLANG, "speculative_config.num_model_steps"),
-    "speculative_draft_model_path": ForeignOption(SGLANG, "speculative_config.model, of MTP weights"),
+    "speculative_draft_model_path": ForeignOption(SGLANG, "speculative_config.model, of MTP weights or a draft model"),
     "c": ForeignOption(LLAMA_CPP, _CONTEXT),
     "ctx_size": ForeignOption(LLAMA_CPP, _CONTEXT),
     "b": ForeignOption(LLAMA_CPP, _STEP),

@@ -42,7 +42,7 @@ class SpeculativeConfig:
             "Drafts per request and step at most (k), fewer where many requests share a step; `naive` makes 0 whatever"
             " is given, others need at least 1.",
             minimum=0,
-            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `auto`"
+            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `draft_model` 5; for `auto`"
             f" {_MOST_BY_DEFAULT}, or what `max_num_batched_tokens` leaves room for",
         ),
     )
@@ -73,7 +73,7 @@ class SpeculativeConfig:
     draft_p_min: float = option(
         0.0,
         Spec(
-            "A chain of MTP drafts ends before the first one with a smaller probability. 0: never.",
+            "A chain of a model's drafts ends before the first one with a smaller probability. 0: never.",
             minimum=0,
             maximum=1,
         ),
@@ -81,23 +81,24 @@ class SpeculativeConfig:
     model: str | None = option(
         None,
         Spec(
-            "Directory of the MTP weights.",
-            default_text="`mtp` in the model's directory if there is one, else the model's own files",
+            "Directory of the MTP weights; for `draft_model` the folder, GGUF file or hub name of the draft model.",
+            default_text="of MTP: `mtp` in the model's directory if there is one, else the model's own files",
         ),
     )
     quantization: Literal["none", "wint8", "wint4"] | None = option(
         None,
         Spec(
-            "Format of the MTP layer's linear weights; `none`: unquantised. Changes which drafts are made, as that of"
-            " the head does.",
+            "Format of the linear weights of the MTP layers or the draft model; `none`: unquantised. Changes which"
+            " drafts are made, as that of the head does.",
             default_text="the model's, and `wint8` for what is unquantised there",
         ),
     )
     draft_head_quantization: Literal["auto", "target", "wint8", "wint4"] = option(
         "auto",
         Spec(
-            "Format of the output head that MTP chooses drafts with, a copy of the model's; auto: wint4; target: the"
-            " model's own head, without a copy. Changes which drafts are made, and so how many are accepted."
+            "Format of the output head that drafts are chosen with: of MTP a copy of the model's, of a draft model its"
+            " own; auto: wint4; target: as `quantization` says, without a copy. Changes which drafts are made, and so"
+            " how many are accepted."
         ),
     )
     max_ngram_size: int = option(5, Spec("Longest end of the text to look up, in tokens.", minimum=1, maximum=64))

@@ -155,6 +155,8 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
         if values.get("mtp_strategy", "default") == "default":
             _derive_equal(values, origins, "num_model_steps", "num_speculative_tokens")
             _derive_equal(values, origins, "num_speculative_tokens", "num_model_steps")
+        if method.default_num_drafts > 1 and "num_speculative_tokens" not in values:
+            values["num_speculative_tokens"] = values["num_model_steps"] = method.default_num_drafts
     if method.chooses:
         _derive_layers(values, origins)
     if method.name != NAIVE:

@@ -14,6 +14,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import huggingface, modelscope
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.hub.selection import WantedModel, is_gguf
+from fastdeploy_sd.types.draft_methods import METHODS
 
 _SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {
     "huggingface": huggingface.fetch,
@@ -23,18 +24,31 @@ _DEFAULT_BRANCHES = (None, "master")  # the second is FastDeploy's default, what
 
 
 def located(config: Config, *, may_fetch: bool = True) -> Config:
-    """Return the configuration with the folder of its model; a folder stays as it is.
+    """Return the configuration with the folders of its model and its draft model; a folder stays as it is.
 
     Raises:
-        ConfigError: the model cannot be found or fetched; the text says what to do.
+        ConfigError: a model cannot be found or fetched; the text says what to do.
         CheckpointError: the index of its weights is not valid.
     """
-    model = config.model
-    name = hub_name(model.model)
+    model, draft = config.model, config.speculative.model
+    place = hub_name(model.model) or str(model.path)
+    folder = _folder(config, place, "model", model.revision, may_fetch=may_fetch)
+    if folder is not None:
+        config = _with_folder(config, folder, hub_name(model.model) or model.model)
+    if draft is not None and any(not METHODS[name].reads_hidden for name in config.speculative.draft_models):
+        folder = _folder(config, draft, "speculative_config.model", None, may_fetch=may_fetch)
+        if folder is not None:
+            config = replace(config, speculative=replace(config.speculative, model=str(folder)))
+    return config
+
+
+def _folder(config: Config, place: str, key: str, revision: str | None, *, may_fetch: bool) -> Path | None:
+    """Return the folder of a model in a hub or a GGUF file; None = `place` is one. `key`: names it in errors."""
+    model, name = config.model, hub_name(place)
     if name is None:
-        files = gguf_files(model.path)
-        return _with_folder(config, checkpoint_folder(files), model.model) if files else config
-    revision = None if model.revision in _DEFAULT_BRANCHES else model.revision
+        files = gguf_files(Path(place))
+        return checkpoint_folder(files) if files else None
+    revision = None if revision in _DEFAULT_BRANCHES else revision
     kept_in = None if model.download_dir is None else Path(model.download_dir).expanduser().absolute()
     repository, _, gguf_type = name.partition(":")
     wanted = WantedModel(repository, gguf_type or None, revision, kept_in, model.offline or not may_fetch)
@@ -42,12 +56,12 @@ def located(config: Config, *, may_fetch: bool = True) -> Config:
     missing = wanted.missing_files(folder)
     if missing:
         raise ConfigError(
-            f"model: expected a repository with all files of a checkpoint, got {name!r} without"
+            f"{key}: expected a repository with all files of a checkpoint, got {name!r} without"
             f" {', '.join(missing[:3])}",
-            param="model",
+            param=key.split(".", maxsplit=1)[0],
         )
     ggufs = [folder / file for file in wanted.files_in(folder) if is_gguf(file)]
-    return _with_folder(config, checkpoint_folder(ggufs) if ggufs else folder, name)
+    return checkpoint_folder(ggufs) if ggufs else folder
 
 
 def _with_folder(config: Config, folder: Path, name: str) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -76,8 +77,13 @@ class Decoder:
         scheme: QuantScheme,
         packer: WeightPacker | None = None,
         group: TpGroup = ALONE,
+        num_logits: int | None = None,
     ) -> None:
-        """Load this rank's part; `packer` is the source's, None = one that packs everything.
+        """Load this rank's part.
+
+        Args:
+            packer: the source's, None = one that packs everything.
+            num_logits: token ids that logits are made for, the first ones; None = all.
 
         Raises CheckpointError: a tensor is missing, has another shape, would not be used, or is not for float16.
         """
@@ -93,15 +99,35 @@ class Decoder:
         final_weight = np.multiply(weights.final_norm(), config.logits_scale, dtype=np.float32)
         self.final_norm = RmsNorm(final_weight, config.norm_eps, scales[-1])
         self.lm_head_format = scheme.lm_head
-        self._lm_head = builder.head(weights.lm_head(), scheme.lm_head)
+        head = weights.lm_head()
+        if num_logits is not None and num_logits < config.vocab_size:
+            head = head.rows([range(num_logits)])
+            builder = LayerBuilder(replace(config, vocab_size=num_logits), scheme, packer, group)
+        self._lm_head = builder.head(head, scheme.lm_head)
 
     def forward(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
-        """Run the step's tokens i32[T], store their KV, and return the hidden rows after the final norm [T, H]."""
-        x, residual = self.embed(input_ids), None
-        for layer, cache in zip(self._layers, caches, strict=True):
-            x, residual = layer(x, residual, cache, inputs)
+        """Run the step's tokens i32[T], store their KV, and return the hidden rows after the final norm [T, H].
+
+        Where `inputs.outputs` names the wanted rows, the result has only those.
+        """
+        x, residual = self._layers[-1](*self._before_last(input_ids, caches, inputs), caches[-1], inputs)
         hidden, _ = self.final_norm(x, residual)
         return hidden
+
+    def store_kv(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> None:
+        """Only store the KV of the step's tokens i32[T]."""
+        self._layers[-1].store_kv(*self._before_last(input_ids, caches, inputs), caches[-1], inputs)
+
+    def _before_last(
+        self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run all layers but the last, and return its input."""
+        x, residual = self.embed(input_ids), None
+        if inputs.outputs is not None:
+            inputs = replace(inputs, outputs=None)
+        for layer, cache in zip(self._layers[:-1], caches[:-1], strict=True):
+            x, residual = layer(x, residual, cache, inputs)
+        return x, residual
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, H] -> f32[L, V]."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -66,24 +67,38 @@ class DraftOutput(NamedTuple):
 
 
 class DraftModel(Protocol):
-    """Layers that draft, on this rank. Draft i is made by layer i, or by the only one."""
+    """Layers that draft, on this rank. Draft i is made by layer i, or by the only one.
+
+    A whole model counts as one layer, which has several caches and reads no hidden rows.
+    """
 
     @property
     def num_layers(self) -> int: ...
 
     def forward(
-        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self,
+        layer: int,
+        input_ids: Tensor | I32,
+        hidden: Tensor,
+        caches: Sequence[KvCache[Tensor]],
+        inputs: AttentionInputs,
     ) -> DraftOutput:
         """Run one draft layer over n rows and store their KV.
 
         Args:
             input_ids: i32[n], the token of every row; on the host or a tensor.
             hidden: [n, H], the hidden row of the position before it.
+            caches: of all layers.
         """
         ...
 
     def store_kv(
-        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self,
+        layer: int,
+        input_ids: Tensor | I32,
+        hidden: Tensor,
+        caches: Sequence[KvCache[Tensor]],
+        inputs: AttentionInputs,
     ) -> None:
         """Only store one draft layer's KV; arguments as `forward`."""
         ...

@@ -9,7 +9,7 @@ Source: arXiv:2412.19437, section 2.2.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,16 +58,26 @@ class MtpModel:
         return len(self._layers)
 
     def forward(
-        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self,
+        layer: int,
+        input_ids: Tensor | I32,
+        hidden: Tensor,
+        caches: Sequence[KvCache[Tensor]],
+        inputs: AttentionInputs,
     ) -> DraftOutput:
-        x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, cache, inputs)
+        x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, caches[layer], inputs)
         normed, total = self._layers[layer].output_norm(x, residual)
         return DraftOutput(normed, normed if self._feeds_normed else cast(total, normed.dtype))
 
     def store_kv(
-        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self,
+        layer: int,
+        input_ids: Tensor | I32,
+        hidden: Tensor,
+        caches: Sequence[KvCache[Tensor]],
+        inputs: AttentionInputs,
     ) -> None:
-        self._layers[layer].block.store_kv(self._combine(layer, input_ids, hidden), cache, inputs)
+        self._layers[layer].block.store_kv(self._combine(layer, input_ids, hidden), None, caches[layer], inputs)
 
     def _combine(self, layer: int, input_ids: Tensor | I32, hidden: Tensor) -> Tensor:
         part = self._layers[layer]

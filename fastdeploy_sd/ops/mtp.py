@@ -30,7 +30,7 @@ MTP_PLAN = HostOp(
     **each(In(I32, _REQUESTS), "table_rows", "num_committed", "max_draft_len", "num_computed", "num_valid"),
     num_kv_slots=In(I32, _REQUESTS),
     **each(In(I32, _TABLE_ROWS), "next_slot", "num_begun"),
-    **each(Attr(int), "num_steps", "max_position", "block_size"),
+    **each(Attr(int), "num_steps", "max_position", "block_size", "max_filled", "reads_hidden"),
     begin=Out(I32, _REQUESTS),
     ends=Out(I32, "num_layers, max_requests"),
     cu_num_draft=Out(I32, _REQUESTS_PLUS_1),

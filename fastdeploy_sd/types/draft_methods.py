@@ -20,6 +20,7 @@ class DraftSource(enum.IntEnum):
     HANDED_OVER = 4  # by the instance that computed the prompt, with whatever method it has
     GRAMMAR = 5  # forced by the request's grammar
     PREDICTION = 6  # by the client, as its answer
+    DRAFT_MODEL = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class DraftMethod:
             DecoderConfig, `speculative_config.model`); "" = it has no model of its own.
         draft_model: such a function that builds its DraftModel, given (TargetParts, DraftWeights, QuantScheme,
             WeightPacker, num_steps, TpGroup).
+        reads_hidden: whether its model reads hidden rows of the target. Then it runs along with the target; else it
+            runs when it drafts, on the tokens since it ran last.
         auto_key: the boolean key with which a method that chooses draws drafts from the model too.
         chooses: it decides step by step which of the server's methods without a model draft, and how much.
         subsumed_by: the method that mostly drafts the same or more, so that one that chooses does not ask both.
@@ -53,6 +56,7 @@ class DraftMethod:
     keys: Sequence[str] = ()
     draft_weights: str = ""
     draft_model: str = ""
+    reads_hidden: bool = False
     auto_key: str = ""
     chooses: bool = False
     subsumed_by: str = ""
@@ -118,11 +122,21 @@ METHODS: Mapping[str, DraftMethod] = {
             ),
             draft_weights=".mtp_weights:open_mtp_weights",
             draft_model=".mtp:build_mtp_model",
+            reads_hidden=True,
             auto_key="auto_with_mtp",
             extensions={"with_ngram": "ngram", "with_suffix": "suffix"},
             implied_strategy="with_suffix",  # FastDeploy's published example of suffix decoding says "mtp"
             # Each names the MTP layers of one architecture, which the checkpoint does here.
             aliases=("ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "nextn"),
+        ),
+        DraftMethod(
+            "draft_model",
+            ".model_based.proposer:ModelProposer",
+            DraftSource.DRAFT_MODEL,
+            keys=("model", "quantization", "draft_head_quantization", "draft_p_min", "enable_draft_logprob"),
+            draft_weights=".draft_decoder_weights:open_draft_decoder",
+            draft_model=".draft_decoder:build_draft_decoder",
+            default_num_drafts=5,
         ),
         # Longer drafts brought nothing on any recording; how many are worth their time is decided in every step.
         DraftMethod("auto", ".control.method:AutoMethod", chooses=True, default_num_drafts=32),
@@ -130,7 +144,7 @@ METHODS: Mapping[str, DraftMethod] = {
 }
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)
 # Known by these names, and not there yet.
-UNSUPPORTED_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash")
+UNSUPPORTED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash")
 
 
 def canonical_method(name: str) -> str:

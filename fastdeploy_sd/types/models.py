@@ -87,11 +87,12 @@ class SpeculationInfo:
     has_draft_logprobs: bool = False
 
     def keeps_draft_kv(self, method: str) -> bool:
-        """Whether a draft model runs along with a request that this method drafts for."""
-        return bool(self.draft_model_of(method))
+        """Whether draft layers run along with a request that this method drafts for, so that its blocks have theirs."""
+        name = self.draft_model_of(method)
+        return bool(name) and METHODS[name].reads_hidden
 
     def draft_model_of(self, method: str) -> str:
-        """Name the draft model that runs along with a request that this method drafts for; "" = none.
+        """Name the draft model of a request that this method drafts for; "" = none.
 
         The configured method that chooses has the first one; any other without a model has none.
         """

@@ -126,9 +126,16 @@ def _created(
     is_measured = is_host and group.size == 1 and _log.isEnabledFor(logging.INFO)
     limits = measure_limits(config) if is_measured else None
     loaded = load(config, group)
-    drafts = [weights.checkpoint for weights in loaded.draft_weights.values()]
+    drafts = [weights for weights in loaded.draft_weights.values() if weights.reads]  # whose KV goes with the target's
     kernels = None if is_host else f"CUDA, {device().text}"
-    identity = KvIdentity.of(config, loaded.config, loaded.kv.format.kv_dtype, loaded.checkpoint, drafts, kernels)
+    identity = KvIdentity.of(
+        config,
+        loaded.config,
+        loaded.kv.format.kv_dtype,
+        loaded.checkpoint,
+        [weights.checkpoint for weights in drafts],
+        kernels,
+    )
     ranks = None if group.others is None else GroupCoordinator(group.others, group.collectives)
     agree, over_ranks = (lambda: None, keep_local) if ranks is None else (ranks.agree, ranks.over_ranks)
     grammars = open_grammars(config, loaded.vocab_size, loaded.eos_token_ids)
@@ -162,7 +169,7 @@ def _created(
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
     runner = ModelRunner(loaded.step, drafting, rule, guided, ranks)
     pages = open_pages(config, loaded.kv.ranks)
-    store = open_block_store(config, pages, identity, loaded.checkpoint, [*loaded.draft_weights.values()])
+    store = open_block_store(config, pages, identity, loaded.checkpoint, drafts)
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
     _log_loaded(config, loaded, info, time.perf_counter() - start)

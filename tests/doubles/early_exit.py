@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paddle import Tensor
@@ -29,6 +30,7 @@ EARLY_EXIT = DraftMethod(
     DraftSource.CUSTOM,
     draft_weights="tests.doubles.early_exit:EarlyExitWeights",
     draft_model="tests.doubles.early_exit:build_early_exit",
+    reads_hidden=True,
     auto_key="auto_with_mtp",
 )
 
@@ -53,7 +55,7 @@ class EarlyExitWeights:
 
 
 class EarlyExit:
-    """DraftModel of that layer. It reads no hidden row."""
+    """DraftModel of that layer. It is run as one that reads hidden rows."""
 
     num_layers = 1
 
@@ -61,15 +63,25 @@ class EarlyExit:
         self._target, self._layer = target, layer
 
     def forward(
-        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self,
+        layer: int,
+        input_ids: Tensor | I32,
+        hidden: Tensor,
+        caches: Sequence[KvCache[Tensor]],
+        inputs: AttentionInputs,
     ) -> DraftOutput:
-        normed, _ = self._target.final_norm(*self._layer(self._target.embed(input_ids), None, cache, inputs))
+        normed, _ = self._target.final_norm(*self._layer(self._target.embed(input_ids), None, caches[layer], inputs))
         return DraftOutput(normed, normed)
 
     def store_kv(
-        self, layer: int, input_ids: Tensor | I32, hidden: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self,
+        layer: int,
+        input_ids: Tensor | I32,
+        hidden: Tensor,
+        caches: Sequence[KvCache[Tensor]],
+        inputs: AttentionInputs,
     ) -> None:
-        self._layer.store_kv(self._target.embed(input_ids), cache, inputs)
+        self._layer.store_kv(self._target.embed(input_ids), None, caches[layer], inputs)
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
         return self._target.logits(normed)

@@ -86,7 +86,7 @@ class Recorder:
 
 
 def make_engine(
-    model: str, num_steps: int, *, is_looking_ahead: bool = True, **options: Any
+    model: str, num_steps: int, /, *, is_looking_ahead: bool = True, **options: Any
 ) -> tuple[Engine, Recorder]:
     """An engine that drafts `num_steps` tokens with the model's MTP layers.
 

@@ -83,7 +83,8 @@ class MtpRow {
 
   Error CheckSlots() const {
     const int32_t committed = p_.requests.num_committed[r_];
-    if (begin() < 1) return "begin: expected >= 1, as slot 0 has no hidden row before it; got less";
+    if (begin() < (p_.rows.row_bytes > 0 ? 1 : 0))
+      return "begin: expected >= 1, as slot 0 has no hidden row before it, or >= 0 where no rows are read; got less";
     if (end() < begin()) return "end: expected >= begin, got less";
     if (committed < 0 || committed > p_.tokens.max_tokens_per_row)
       return "num_committed: expected at most a row of token_table, got another number";
@@ -96,7 +97,7 @@ class MtpRow {
     const int32_t first = p_.requests.hidden_begin[r_];
     const int64_t num_rows = p_.requests.cu_hidden[r_ + 1] - p_.requests.cu_hidden[r_];
     if (first < 0) return "hidden_begin: expected a position, got a negative one";
-    if (begin() == end()) return nullptr;
+    if (begin() == end() || p_.rows.row_bytes == 0) return nullptr;
     if (begin() <= first - p_.rows.num_kept && !EndsBlock(begin() - 1))
       return "begin: expected slots whose hidden rows are kept, got an earlier one";
     if (end() - 1 > first + num_rows) return "hidden: expected a row for every slot, got too few";

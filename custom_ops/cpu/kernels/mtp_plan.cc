@@ -23,6 +23,7 @@ Error CheckPlan(const MtpPlanParams& p) {
     return "num_drafting: expected more than num_steps and layers, got fewer";
   if (p.num_drafts < static_cast<int64_t>(p.num_requests) * p.num_steps)
     return "draft_token_ids: expected room for num_steps drafts of every request, got less";
+  if (p.max_filled < 0) return "max_filled: expected >= 0, got a negative number";
   return CheckTableRows(p.step.table_rows, p.num_requests, p.num_table_rows);
 }
 
@@ -35,13 +36,15 @@ struct RequestPlan {
 
 // Whether the slots that the step made computable cannot wait.
 bool MustFill(const MtpPlanParams& p, int32_t r, int32_t next_slot) {
+  if (p.reads_hidden == 0) return false;
   const bool is_prompt = p.step.num_computed[r] < p.kept.num_begun[p.step.table_rows[r]];
   return is_prompt || next_slot / p.block_size < p.step.num_valid[r] / p.block_size;
 }
 
-RequestPlan PlanOf(const MtpPlanParams& p, int32_t r) {
+// `max_filled`: slots that are left for this request and those after it.
+RequestPlan PlanOf(const MtpPlanParams& p, int32_t r, int32_t max_filled) {
   const int32_t next_slot = p.kept.next_slot[p.step.table_rows[r]];
-  const int32_t begin = std::max(next_slot, 1);
+  const int32_t begin = std::max(next_slot, p.reads_hidden);
   if (next_slot < 0 || p.step.num_valid[r] <= p.step.num_computed[r]) return {begin, begin, 0};
   const int32_t committed = p.step.num_committed[r];
   const int32_t end = std::min({p.step.num_valid[r] + 1, committed, p.step.num_kv_slots[r]});
@@ -51,7 +54,9 @@ RequestPlan PlanOf(const MtpPlanParams& p, int32_t r) {
     const int32_t room = std::min(p.step.num_kv_slots[r], p.max_position) - committed + 1;
     num_drafts = std::max(std::min({p.step.max_draft_len[r], p.num_steps, room}), 0);
   }
-  return {begin, num_drafts > 0 || MustFill(p, r, next_slot) ? end : begin, num_drafts};
+  if (num_drafts == 0 && !MustFill(p, r, next_slot)) return {begin, begin, 0};
+  if (end - begin > max_filled) return {begin, begin + max_filled, 0};
+  return {begin, end, num_drafts};
 }
 
 }  // namespace
@@ -62,7 +67,7 @@ Error MtpPlan(const MtpPlanParams& p) {
   std::fill_n(p.out.num_tokens, p.num_layers, 0);
   *p.out.num_filling = p.out.cu_num_draft[0] = p.out.draft_start_loc[0] = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
-    const RequestPlan plan = PlanOf(p, r);
+    const RequestPlan plan = PlanOf(p, r, p.max_filled - p.out.num_tokens[0]);
     p.out.begin[r] = plan.begin;
     for (int32_t layer = 0; layer < p.num_layers; ++layer) {
       const int32_t end = plan.end + (plan.num_drafts > layer ? layer : 0);

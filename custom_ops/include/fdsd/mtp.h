@@ -1,16 +1,21 @@
 #pragma once
 // What runs before and after a draft layer (multi-token prediction). The row of a draft layer at KV slot q combines the
-// token at position q with the hidden row of position q - 1 and guesses the token at q + 1.
+// token at position q with the hidden row of position q - 1 and guesses the token at q + 1. A whole draft model counts
+// as one layer whose hidden rows have no bytes.
 #include "fdsd/status.h"
 
 namespace fdsd {
 
 // Plan the passes of a step: which KV slots of the draft layers they fill, and how many drafts each request may get.
-// Layer 0 of a request fills the slots from its next_slot on, at least 1, as far as each has a token, the hidden row
-// before it and a block. It does so if the request drafts now or these slots cannot wait. They cannot wait while the
-// prompt goes on, as more of that is computed than kept, or when the newest block is full. A later layer l that makes a
-// draft itself also fills the slots of the l drafts before it. A request whose every token has a slot may draft, as far
-// as blocks, positions, num_steps and max_draft_len allow.
+// Layer 0 of a request fills the slots from its next_slot on, as far as each has a token, the hidden row before it and
+// a block. It does so if the request drafts now or these slots cannot wait. They cannot wait while the prompt goes on,
+// as more hidden rows are computed than kept, or when the newest block is full. A later layer l that makes a draft
+// itself also fills the slots of the l drafts before it. A request whose every token has a slot may draft, as far as
+// blocks, positions, num_steps and max_draft_len allow.
+//
+// Layers that read hidden rows begin at slot 1. Those that read none begin at slot 0, and their slots can always wait.
+// A step fills at most max_filled slots in layer 0: the requests' in order, and one that gets fewer than it needs does
+// not draft.
 struct MtpPlanParams {
   int32_t num_requests;    // R
   int32_t max_requests;    // columns of ends, at least R
@@ -21,6 +26,8 @@ struct MtpPlanParams {
   int32_t num_steps;     // most drafts of a request
   int32_t max_position;  // positions are below it
   int32_t block_size;
+  int32_t max_filled;    // most slots of layer 0
+  int32_t reads_hidden;  // whether the layers read hidden rows: 0 or 1
   struct Step {
     const int32_t* table_rows;     // [R]
     const int32_t* num_committed;  // [R] tokens
@@ -34,7 +41,7 @@ struct MtpPlanParams {
     const int32_t* num_begun;  // [S] tokens that there were when drafting for the request began
   } kept;
   struct Output {
-    int32_t* begin;            // [R] >= 1
+    int32_t* begin;            // [R] >= reads_hidden
     int32_t* ends;             // [num_layers, max_requests], begin where nothing is filled
     int32_t* cu_num_draft;     // [R + 1]
     int32_t* num_wanted;       // [R], drafts of each request
@@ -98,7 +105,7 @@ struct MtpPreprocessParams {
   struct Requests {
     int32_t num_drafts;              // room in draft_token_ids, at least cu_num_draft[R]
     const int32_t* table_rows;       // [R]
-    const int32_t* begin;            // [R] >= 1
+    const int32_t* begin;            // [R] >= 1, or >= 0 where row_bytes is 0
     const int32_t* end;              // [R]
     const int32_t* hidden_begin;     // [R] position of the request's first row in hidden
     const int32_t* cu_hidden;        // [R + 1] rows of hidden; the first may begin after others

@@ -23,7 +23,7 @@ _WITH_LAYERS = {
     for m in METHODS.values()
     if m.chooses
     for layers in METHODS.values()
-    if layers.needs_model
+    if layers.auto_key
 }
 METHOD_NAMES = (*METHODS, *_HYBRIDS, *_WITH_LAYERS, _MIXED)
 _MIN_HYBRID_TOKENS = 2

@@ -72,9 +72,10 @@ class RequestState:
         self.method = speculation.method_of(request.speculation)
         draft_model = speculation.draft_model_of(self.method)
         num_lookahead_slots = speculation.num_lookahead_slots if draft_model else 0
-        # A draft model has KV only in the blocks of requests that it drafts for, so blocks of different kinds are never
+        # Draft layers have KV only in the blocks of requests that they draft for, so blocks of different kinds are not
         # shared. A name holds no colon: no salt of a user turns one kind into another.
-        kind = f"with KV of {draft_model}: " if draft_model else "target KV only: "
+        self._keeps_draft_kv = speculation.keeps_draft_kv(self.method)
+        kind = f"with KV of {draft_model}: " if self._keeps_draft_kv else "target KV only: "
         self.table = BlockTable(request.request_id, kind + request.cache_salt)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + request.max_tokens
@@ -198,10 +199,6 @@ class RequestState:
         assert self.table.num_slots >= num_admitted_tokens, f"{name}: admitted without blocks for its tokens"
         assert not self.num_drafts, f"{name} does not run and has drafts"
         assert not self.table.is_sent, f"{name} does not run and has blocks that the executor knows"
-
-    @property
-    def _keeps_draft_kv(self) -> bool:
-        return bool(self._counters.num_lookahead_slots[self.counter_row])
 
     def _verify_blocks(self, block_size: int) -> None:
         name, num_tokens, num_slots = f"request {self.request_id}", self.num_tokens, self.table.num_slots

@@ -71,7 +71,7 @@ class DecoderLayer:
             x, _ = self._output_norms[1](x)
         return x, residual
 
-    def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
-        """Only write the KV of x [T, H], which begins the residual stream."""
-        normed, _ = self._input_norm(x)
+    def store_kv(self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
+        """Only write the KV of x and residual as in a call."""
+        normed, _ = self._input_norm(x, residual)
         self._attention.store_kv(normed, cache, inputs)

@@ -58,12 +58,16 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     num_steps: int,
     max_position: int,
     block_size: int,
+    max_filled: int,
+    reads_hidden: int,
     num_layers: int,
 ) -> MtpPlan:
     """Say which KV slots of the draft layers a step fills, and how many drafts each request gets.
 
-    A slot needs its token, the hidden row before it, and a block. Filling waits until the request is drafted for, but
-    not along a prompt, of which more rows are computed than kept, and not when the request's newest block is full.
+    A slot needs its token, the hidden row before it, and a block. Filling waits until the request is drafted for. With
+    `reads_hidden` it does not wait along a prompt, of which more rows are computed than kept, and not when the
+    request's newest block is full. Layer 0 fills at most `max_filled` slots, the requests' in order; a request that
+    gets fewer than it needs does not draft.
 
     Columns are those of `proposer.ProposeInput` and `proposer.TargetStep`. next_slot i32[S] is the first slot that is
     not filled, -1 for a row of another method; num_begun i32[S], tokens when drafting began.
@@ -76,8 +80,12 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     room = np.minimum(np.minimum(max_draft_len, num_steps), room).clip(0)
     num_drafts = np.where(can_run & (end == num_committed), room, 0)
     cannot_wait = (num_computed < num_begun[table_rows]) | (first_slot // block_size < num_valid // block_size)
-    begin = np.maximum(first_slot, 1)
-    end = np.where(can_run & ((num_drafts > 0) | cannot_wait), end, begin)
+    begin = np.maximum(first_slot, reads_hidden)
+    end = np.where(can_run & ((num_drafts > 0) | (cannot_wait & bool(reads_hidden))), end, begin)
+    needed = end - begin
+    filled = np.minimum(needed, (max_filled - offsets(needed)[:-1]).clip(0))
+    num_drafts = np.where(filled < needed, 0, num_drafts)
+    end = begin + filled
     layers = np.arange(num_layers)[:, None]
     ends = end + np.where(num_drafts > layers, layers, 0)
     counts = np.arange(max(num_layers, num_steps) + 1)

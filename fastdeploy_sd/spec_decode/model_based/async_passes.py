@@ -48,17 +48,17 @@ class AsyncPasses:
         self._source = int(model.method.source or DraftSource.CUSTOM)
         self._num_layers, self._num_counts = len(memory.ends), len(memory.num_drafting)
         self._max_position, self._max_unfilled = model.token_table.shape[1], model.kept_hidden[0].num_kept
-        block_size = model.caches[0].block_size
         self._replayed = DraftMemory(len(memory.begin), self._num_layers, num_steps)
-        self._replay = StepPlan(self._replayed, next_slot, num_begun, num_steps, block_size)
+        self._replay = StepPlan(model, self._replayed, next_slot, num_begun, num_steps)
         self._slots, self._begun = device().buffer(next_slot), device().buffer(num_begun)
         # i32[S], slots that the last started step may have left unfilled in a row, at most.
         self._num_unfilled = np.zeros_like(next_slot)
         self._is_stale = False
         passes.send()
-        self._bind_calls(columns, memory, block_size)
+        self._bind_calls(model, columns, memory)
 
-    def _bind_calls(self, columns: Mapping[str, Any], m: DraftMemory, block_size: int) -> None:
+    def _bind_calls(self, model: LoadedDraftModel, columns: Mapping[str, Any], m: DraftMemory) -> None:
+        block_size = model.caches[0].block_size
         twin, num_rows = self._passes.twin, len(m.begin)
         run = {name: device().zeros((num_rows,), np.int32) for name in ("num_valid", "num_kv_slots")}
         known = {name: columns[name] for name in ("table_rows", "num_computed", "num_committed")}
@@ -86,6 +86,8 @@ class AsyncPasses:
             num_steps=self._num_steps,
             max_position=self._max_position,
             block_size=block_size,
+            max_filled=model.max_filled,
+            reads_hidden=int(model.method.reads_hidden),
             begin=twin(m.begin),
             ends=twin(m.ends),
             num_wanted=twin(m.num_wanted),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fastdeploy_sd.ops.mtp import MTP_COLLECT, MTP_PLAN
+from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.types import F32, I32
 
@@ -76,8 +77,11 @@ class DraftMemory:
 class StepPlan:
     """Plans step after step, and notes in `next_slot` what was filled; see MTP_PLAN."""
 
-    def __init__(self, memory: DraftMemory, next_slot: I32, num_begun: I32, num_steps: int, block_size: int) -> None:
+    def __init__(
+        self, model: LoadedDraftModel, memory: DraftMemory, next_slot: I32, num_begun: I32, num_steps: int
+    ) -> None:
         m = self._memory = memory
+        self._max_position = model.max_position
         num_layers = len(m.ends)
         drafts = {"cu_num_draft": m.cu_num_draft, "draft_token_ids": m.draft_token_ids}
         self._plan = MTP_PLAN.bind(
@@ -92,7 +96,9 @@ class StepPlan:
             num_begun=num_begun,
             num_steps=num_steps,
             max_position=0,
-            block_size=block_size,
+            block_size=model.caches[0].block_size,
+            max_filled=model.max_filled,
+            reads_hidden=int(model.method.reads_hidden),
             begin=m.begin,
             ends=m.ends,
             num_wanted=m.num_wanted,
@@ -122,7 +128,7 @@ class StepPlan:
         m.hidden_begin[:n], m.cu_hidden[: n + 1] = step.num_computed_tokens, step.query_start_loc
         m.num_valid[:n], m.num_kv_slots[:n] = step.num_valid, step.num_kv_slots
         params = self._plan.params
-        params.num_requests, params.max_position = n, x.token_table.shape[1]
+        params.num_requests, params.max_position = n, min(x.token_table.shape[1], self._max_position)
         self._plan.run()
         return m.take_counts()
 

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fastdeploy_sd.types import I32
 from fastdeploy_sd.types.draft_methods import DraftMethod
 
 if TYPE_CHECKING:
@@ -17,16 +20,23 @@ if TYPE_CHECKING:
     from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 
 
+NO_LIMIT = int(np.iinfo(np.int32).max)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedDraftModel:
     """A draft model with its KV over the target's blocks.
 
     Attributes:
-        caches: one KV cache per draft layer; layer j's first_key is j + 1.
-        kept_hidden: per hidden source: the target, then every draft layer but the last; () where the model reads only
-            token ids. A block's row is valid as long as its KV. A request's are those of its newest block and drafts.
-        hidden: [T, H], the target's rows of the step after its final norm, for the largest step.
+        caches: one KV cache per layer with one; layer j's first_key is j + 1 where it reads hidden rows.
+        kept_hidden: per hidden source: the target, then every draft layer but the last. A block's row is valid as long
+            as its KV. A request's are those of its newest block and drafts. A model that reads only token ids has one
+            source of rows without width.
+        hidden: [T, H], the target's rows of the step after its final norm, for the largest step; likewise.
         token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
+        host_blocks: the latter on the host.
+        max_position: of its tokens, at most.
+        vocab_size: of the ids that it knows.
         enforce_eager: run the ops one by one instead of replaying a recording.
         agree: called before the method's state changes; raises when another rank failed.
         step: the device's columns of a step, by their names in StepMemory; None = nothing is drafted ahead.
@@ -40,6 +50,14 @@ class LoadedDraftModel:
     hidden: Tensor
     token_table: Any
     block_table: Any
+    host_blocks: I32
+    max_position: int
+    vocab_size: int
     enforce_eager: bool = False
     agree: Callable[[], None] = lambda: None
     step: Mapping[str, Any] | None = None
+
+    @property
+    def max_filled(self) -> int:
+        """Slots that a step fills at most: a model that reads only token ids may have many to catch up with."""
+        return NO_LIMIT if self.method.reads_hidden else int(self.hidden.shape[0])

@@ -168,12 +168,12 @@ class _Passes:
         self.draft_start_loc = step.draft_start_loc
 
     def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> DraftOutput:
-        maps, cache = self._maps(inputs, outputs), self._target.caches[layer]
-        return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, cache, maps)
+        maps, caches = self._maps(inputs, outputs), self._target.caches
+        return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, caches, maps)
 
     def store_kv(self, layer: int, inputs: MtpInputs) -> None:
-        maps, cache = self._maps(inputs, None), self._target.caches[layer]
-        self._target.model.store_kv(layer, inputs.input_ids, inputs.hidden, cache, maps)
+        maps, caches = self._maps(inputs, None), self._target.caches
+        self._target.model.store_kv(layer, inputs.input_ids, inputs.hidden, caches, maps)
 
     def draft(self, layer: int, i: int, output: DraftOutput) -> tuple[Tensor, NextInputs]:
         """Write draft i of every request with a row of `output`; return its logits and the next inputs."""

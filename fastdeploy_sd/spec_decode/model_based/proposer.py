@@ -1,13 +1,16 @@
-"""Drafts by a model that reads the target's hidden rows, such as multi-token prediction (MTP).
+"""Drafts by a model: draft layers over the target's hidden rows, such as multi-token prediction (MTP), or a whole one.
 
-The row at slot q combines token q with the hidden row of position q - 1. So slot 0 stays empty, and a full block
-depends only on its own prefix. After a step that ran the target's positions up to v - 1:
+The row of a draft layer at slot q combines token q with the hidden row of position q - 1. So slot 0 stays empty, and a
+full block depends only on its own prefix. After a step that ran the target's positions up to v - 1:
 
     slots   0      1 .......... next_slot .... v - 1   v
             empty  filled before, filled in this step, filled now if there is a block for it
 
 Token v is the request's newest unless its prompt goes on; then drafting starts from the row at slot v. Unfilled slots
 are filled when the request is drafted for again, or when its newest block is full, as others may use a full block.
+
+A whole model's row at slot q reads token q only, so slot 0 is filled too, and slots that are not filled can wait; see
+token_kv.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory, Step
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.model_based.passes import EagerPasses
 from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
+from fastdeploy_sd.spec_decode.model_based.token_kv import TokenKv
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
 from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
 
@@ -40,7 +44,6 @@ class ModelProposer:
     """Keeps per table row the first slot of the draft layers that is not filled, and the tokens at its begin."""
 
     def __init__(self, config: SpeculativeConfig, context: ProposerContext, model: LoadedDraftModel) -> None:
-        assert model.kept_hidden, "the model reads hidden rows of the target"
         self._model, self._num_steps = model, config.num_model_steps
         self._num_begun = np.zeros(context.max_num_seqs, np.int32)
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
@@ -58,9 +61,17 @@ class ModelProposer:
         if config.draft_p_min > 0:
             self._least_acceptance = _LEAST if self._can_end else 0.0
         columns = self._next_slot, self._num_begun
-        self._plan = StepPlan(self._memory, *columns, self._num_steps, self._model.caches[0].block_size)
+        self._plan = StepPlan(model, self._memory, *columns, self._num_steps)
+        self._token_kv: TokenKv | None = None
+        if not model.method.reads_hidden:
+            vocab_size = None if model.vocab_size >= context.vocab_size else model.vocab_size
+            cache = model.caches[0]
+            self._token_kv = TokenKv(
+                self._next_slot, model.host_blocks, cache.num_blocks, cache.block_size, self._num_steps, vocab_size
+            )
         self.async_drafter: AsyncPasses | None = None
-        if isinstance(self._passes, RecordedPasses) and self._model.step is not None and not config.draft_p_min:
+        can_start = self._token_kv is None and not config.draft_p_min
+        if isinstance(self._passes, RecordedPasses) and self._model.step is not None and can_start:
             self._memory.min_survival[:] = self._least_acceptance
             self.async_drafter = AsyncPasses(
                 self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps
@@ -77,6 +88,8 @@ class ModelProposer:
         for request in requests:
             self._next_slot[request.table_row] = request.num_draft_slots
             self._num_begun[request.table_row] = request.num_tokens
+            if self._token_kv is not None:
+                self._token_kv.begin(request.table_row)
         if self.async_drafter is not None:
             self.async_drafter.send([request.table_row for request in requests])
 
@@ -90,9 +103,11 @@ class ModelProposer:
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         """See Proposer.propose. Rows with a prefix get no drafts: the layers have not run it."""
-        assert x.target is not None, "a draft model reads what the target ran"
+        assert x.target is not None, "a draft model needs what the target ran"
         if self.async_drafter is not None:
             self.async_drafter.restart()
+        if self._token_kv is not None:
+            self._token_kv.find(x, x.target)
         if not self._plan.make(x, x.target):
             return DraftTokens.none(len(x.table_rows))
         m, n = self._memory, self._memory.count
@@ -100,12 +115,16 @@ class ModelProposer:
         if x.probabilities is not None:
             m.min_survival[:n] = x.probabilities.min_survival if self._can_end else 0.0
         logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))
+        if self._token_kv is not None:
+            self._token_kv.note_begin(m)
         logits = self._passes.run(wants_logits=logprobs is not None)
         if logprobs is not None:
             for i, rows in enumerate(logits):
                 logprobs.add(i, rows, m)
         self._model.agree()
         drafts = self._collect(None if logprobs is None else logprobs.arrays)
+        if self._token_kv is not None:
+            self._token_kv.note_end(x, m)
         if x.probabilities is not None:
             num_drafts = len(drafts.token_ids)
             x.probabilities.draft_prob[:num_drafts] = m.draft_prob[:num_drafts]

@@ -63,9 +63,9 @@ class RankKv:
     drafts: Mapping[str, Sequence[DraftLayerKv]] = field(default_factory=dict)
 
     @property
-    def draft_layers(self) -> list[DraftLayerKv]:
-        """The layers of all draft models."""
-        return [layer for layers in self.drafts.values() for layer in layers]
+    def copied_drafts(self) -> list[DraftLayerKv]:
+        """The draft layers whose KV goes where the target's does: those that read its hidden rows."""
+        return [layer for layers in self.drafts.values() for layer in layers if layer.hidden is not None]
 
     def caches_of(self, method: str) -> list[KvCache[Tensor]]:
         """Return the caches of a draft model."""

@@ -1,6 +1,7 @@
 """KvPages: the bytes of one block in one layer, so that KV can be stored, or computed by another instance.
 
-Layers are the target's, then the draft layers. A page is all that the layer's cache holds of a block, in this order:
+Layers are the target's, then the draft layers that read its hidden rows. A draft model that reads only tokens computes
+its KV again where a block comes from elsewhere. A page is all that the layer's cache holds of a block, in this order:
 
     k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (of a draft layer)
 
@@ -107,9 +108,9 @@ def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:
     """Return the parts of every layer in the order of a page, [num_blocks, ...] each, of every rank that has it."""
     targets = [list(zip(rank.kv_heads, rank.caches, strict=True)) for rank in ranks]
     layers = [_pieces(layer) for layer in zip(*targets, strict=True)]
-    for drafts in zip(*(rank.draft_layers for rank in ranks), strict=True):
+    for drafts in zip(*(rank.copied_drafts for rank in ranks), strict=True):
         hidden = tuple(layer.hidden for layer in drafts if layer.hidden is not None)
-        layers.append([*_pieces((layer.kv_heads, layer.cache) for layer in drafts), *([hidden] if hidden else [])])
+        layers.append([*_pieces((layer.kv_heads, layer.cache) for layer in drafts), hidden])
     return layers
 
 

@@ -95,14 +95,15 @@ class LayerKv:
 
         Args:
             reads_hidden: whether they read the target's hidden rows. Then layer j's first key is that of token j + 1,
-                the first that it can run for.
+                the first that it can run for. Else they may run for any earlier token late, so that none of their
+                blocks can be given back.
         """
-        hidden_size = config.hidden_size * reads_hidden
+        layers = [layer.attention for layer in config.layers[:num_layers]]
+        if not reads_hidden:
+            return [LayerKv(*_geometry(config, layer, shard)) for layer in layers]
         return [
-            LayerKv(
-                *_geometry(config, layer.attention, shard), (j + 1) * reads_hidden, hidden_size, layer.attention.window
-            )
-            for j, layer in enumerate(config.layers[:num_layers])
+            LayerKv(*_geometry(config, layer, shard), j + 1, config.hidden_size, layer.window)
+            for j, layer in enumerate(layers)
         ]
 
 

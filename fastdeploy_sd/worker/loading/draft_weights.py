@@ -15,6 +15,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.worker.loading.draft_vocabulary import verify_vocabulary
 
 # The target's hidden rows that its pass keeps for draft models.
 _KEPT_ROWS = frozenset({FINAL_NORM})
@@ -24,8 +25,8 @@ def open_draft_weights(config: Config, target: ModelSource, target_config: Decod
     """Return method -> weights of every draft model that the configuration needs, found but not read.
 
     Raises:
-        ConfigError: no such weights, too few layers for `num_model_steps`, or a model reads rows of the target that are
-            not kept.
+        ConfigError: no such weights, too few layers for `num_model_steps`, a model reads rows of the target that are
+            not kept, or a whole model has another vocabulary.
         CheckpointError: they are malformed, or do not fit the target.
     """
     speculative, found = config.speculative, dict[str, DraftWeights]()
@@ -39,6 +40,8 @@ def open_draft_weights(config: Config, target: ModelSource, target_config: Decod
                 param="speculative_config",
             )
         weights.verify(speculative.num_model_steps)
+        if not METHODS[name].reads_hidden:
+            verify_vocabulary(config, target_config.vocab_size, weights)
     return found
 
 

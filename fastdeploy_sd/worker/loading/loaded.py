@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.device import device
@@ -84,24 +86,35 @@ class Loaded:
 
     def proposer_context(self, agree: Callable[[], None], over_ranks: OverRanks = keep_local) -> ProposerContext:
         """Return the context of drafting methods; see ProposerContext and LoadedDraftModel."""
-        models = {
-            name: LoadedDraftModel(
-                method=METHODS[name],
-                model=model,
-                caches=self.kv.own.caches_of(name),
-                rotary=make_rotary(self.draft_weights[name].config, self.kv.max_tokens, self.max_model_len),
-                kept_hidden=self.kept_hidden[name],
-                hidden=self.step.forward.hidden,
-                token_table=self.step.buffers.of(self.step.table.tokens),
-                block_table=self.step.buffers.of(self.step.table.blocks),
-                enforce_eager=self.enforce_eager,
-                agree=agree,
-                step=self._step_columns(),
-            )
-            for name, model in self.drafts.items()
-        }
+        models = {name: self._draft_model(name, model, agree) for name, model in self.drafts.items()}
         num_rows = self.step.memory.limits.num_requests
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, models, over_ranks=over_ranks)
+
+    def _draft_model(self, name: str, model: DraftModel, agree: Callable[[], None]) -> LoadedDraftModel:
+        kept, hidden, config = self.kept_hidden[name], self.step.forward.hidden, self.draft_weights[name].config
+        caches, table = self.kv.own.caches_of(name), self.step.table
+        max_model_len = self.max_model_len
+        if not METHODS[name].reads_hidden:
+            max_model_len = min(max_model_len, config.max_position)
+            counts = hidden.shape[0], caches[0].num_blocks, len(table.tokens)
+            hidden, blocks, requests = (device().zeros((count, 0), np.float32) for count in counts)
+            kept = [HiddenStateBuffer(blocks, requests, caches[0].block_size, num_kept=1)]
+        return LoadedDraftModel(
+            method=METHODS[name],
+            model=model,
+            caches=caches,
+            rotary=make_rotary(config, self.kv.max_tokens, max_model_len),
+            kept_hidden=kept,
+            hidden=hidden,
+            token_table=self.step.buffers.of(table.tokens),
+            block_table=self.step.buffers.of(table.blocks),
+            host_blocks=table.blocks,
+            max_position=config.max_position,
+            vocab_size=config.vocab_size,
+            enforce_eager=self.enforce_eager,
+            agree=agree,
+            step=self._step_columns(),
+        )
 
     def _step_columns(self) -> Mapping[str, Any] | None:
         if not self.is_async:

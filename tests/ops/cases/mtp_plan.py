@@ -15,6 +15,7 @@ from fastdeploy_sd.types import I32
 from tests.ops.cases.case import OpCases
 
 MAX_POSITION, BLOCK_SIZE, SPARE = 80, 16, -7
+NO_LIMIT = np.iinfo(np.int32).max
 # (computed, valid, committed, KV slots, next slot, begun, most drafts) of a request.
 Row = tuple[int, int, int, int, int, int, int]
 ROWS: dict[str, list[Row]] = {
@@ -29,7 +30,9 @@ ROWS: dict[str, list[Row]] = {
 }
 
 
-def plan_case(rng: np.random.Generator, rows: list[Row], num_steps: int, num_layers: int) -> dict[str, Any]:
+def plan_case(
+    rng: np.random.Generator, rows: list[Row], num_steps: int, num_layers: int, max_filled: int = NO_LIMIT
+) -> dict[str, Any]:
     columns = np.array(rows, np.int32).reshape(-1, 7).T.copy()
     computed, valid, committed, slots, first, begun, most = columns
     num_table_rows = len(rows) + 2
@@ -48,6 +51,8 @@ def plan_case(rng: np.random.Generator, rows: list[Row], num_steps: int, num_lay
         "num_steps": num_steps,
         "max_position": MAX_POSITION,
         "block_size": BLOCK_SIZE,
+        "max_filled": max_filled,
+        "reads_hidden": int(max_filled == NO_LIMIT),
         "num_layers": num_layers,
     }
 
@@ -62,10 +67,18 @@ def random_row(rng: np.random.Generator) -> Row:
 
 
 def plan_cases() -> dict[str, dict[str, Any]]:
-    """One layer and several; prompts, chunks, requests behind, without a block, at the last positions."""
+    """One layer and several; prompts, chunks, requests behind, without a block, at the last positions.
+
+    Layers that read no hidden rows fill few slots per step.
+    """
     rng = np.random.default_rng(21)
     plans = dict(ROWS) | {f"random-{i}": [random_row(rng) for _ in range(11)] for i in range(12)}
-    return {
+    limited = {
+        f"{name}-at-most-{max_filled}": plan_case(rng, rows, 3, 1, max_filled)
+        for name, rows in plans.items()
+        for max_filled in (0, 9, 30)
+    }
+    return limited | {
         f"{name}-{num_steps}-steps-{num_layers}-layers": plan_case(rng, rows, num_steps, num_layers)
         for name, rows in plans.items()
         for num_steps, num_layers in ((3, 1), (1, 1), (3, 3), (2, 2))

@@ -110,8 +110,8 @@ def test_a_section_checks_its_fields_when_constructed() -> None:
 
 # ---- rules between keys ---------------------------------------------------------------------------------------------
 
-MTP, LAYERS = "method mtp", "method mtp, or auto with auto_with_mtp"
-DRAFTING = "method ngram, suffix, mtp or auto"
+MODEL, LAYERS = "method mtp or draft_model", "method mtp or draft_model, or auto with auto_with_mtp"
+DRAFTING = "method ngram, suffix, mtp, draft_model or auto"
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ DRAFTING = "method ngram, suffix, mtp or auto"
         ("naive", {"max_ngram_size": 4}, DRAFTING),
         ("naive", {"suffix_decoding_cache_file": "f"}, DRAFTING),
         ("naive", {"model": "weights"}, LAYERS),
-        ("ngram", {"mtp_strategy": "with_ngram"}, MTP),
-        ("ngram", {"num_model_steps": 2}, LAYERS),
+        ("ngram", {"mtp_strategy": "with_ngram"}, "method mtp"),
+        ("ngram", {"num_model_steps": 2}, "method mtp, or auto with auto_with_mtp"),
         ("ngram", {"quantization": "wint8"}, LAYERS),
         ("ngram", {"draft_head_quantization": "target"}, LAYERS),
-        ("ngram", {"enable_draft_logprob": True}, MTP),
-        ("auto", {"draft_p_min": 0.5}, MTP),
+        ("ngram", {"enable_draft_logprob": True}, MODEL),
+        ("auto", {"draft_p_min": 0.5}, MODEL),
         ("ngram", {"auto_with_mtp": True}, "method auto"),
     ],
 )

@@ -69,11 +69,11 @@ class Scheduler:
         self._kv = KVCacheManager(
             model_info.num_blocks, model_info.groups, enable_prefix_caching=config.cache.enable_prefix_caching
         )
-        is_moved = store is not None or not isinstance(connector, NoKVConnector)
-        assert not is_moved or self._kv.prefixes.is_plain, "only KV of one group of full attention is moved"
+        is_alone = isinstance(connector, NoKVConnector)
+        assert is_alone or self._kv.prefixes.is_plain, "only KV of one group of full attention is sent"
         self._swap = None if store is None else SwapSpace(self._kv, store)
         if self._swap is not None:
-            connector = self._swap if isinstance(connector, NoKVConnector) else ConnectorChain(self._swap, connector)
+            connector = self._swap if is_alone else ConnectorChain(self._swap, connector)
         self.connector = connector
         self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation, connector, grammars)
         self._num_arrived = 0
@@ -223,10 +223,7 @@ class Scheduler:
                 preempt(self.pool, step, victim)
                 if self.pool.admit(state, match):
                     break
-        token_ids = np.array(state.token_ids, np.int32)
-        state.is_ready = owes_prompt or not self.connector.begin(
-            state.request, token_ids, match.num_tokens, state.table.block_ids
-        )
+        state.is_ready = owes_prompt or not self.pool.waits_for_kv(state, match.num_tokens)
         return not state.is_ready or self._start(state, step)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:

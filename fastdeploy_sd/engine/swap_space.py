@@ -21,6 +21,7 @@ from fastdeploy_sd.engine.interfaces.block_store import (
     StoreBlock,
 )
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival
+from fastdeploy_sd.engine.kvcache.block_table import NO_BLOCK
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.engine.kvcache.swap_index import SwapIndex
@@ -35,10 +36,12 @@ LOAD_DEADLINE_S = 10.0
 class _Load:
     """What a request waits for: blocks in the order of its tokens, of which the first `num_good` are or may be written.
 
-    `pending` maps commands that have not ended to positions in `block_ids`.
+    `pending` maps commands that have not ended to positions in `block_ids`; `end`: tokens whose KV is there then. With
+    windows less than all of it is of no use, as there are no blocks to compute the rest from.
     """
 
     num_cached_tokens: int
+    end: int
     block_ids: list[int]
     deadline: float
     num_good: int
@@ -86,25 +89,33 @@ class SwapSpace:
     def begin(self, request: Request, token_ids: I32, num_cached_tokens: int, block_ids: Sequence[int]) -> bool:
         """Load what the slots hold after the cached tokens, whole blocks, and never all the tokens."""
         table, block_size = self._kv.table(request.request_id), self._kv.block_size
-        first, end = num_cached_tokens // block_size, (len(token_ids) - 1) // block_size
-        load = _Load(num_cached_tokens, [], time.monotonic() + self._load_deadline_s, 0)
-        commands: list[LoadBlock] = []
-        for i in range(first, end):
-            content = self._kv.prefixes.describe_block(table, token_ids, i)
-            slot = self._index.pin(content)
-            if slot is None:
-                break
-            command = LoadBlock(self._next_id(), block_ids[i], slot, content)
-            self._commands[command.command_id], self._waiting[command.command_id] = command, request.request_id
-            load.pending[command.command_id] = i - first
-            load.block_ids.append(block_ids[i])
-            commands.append(command)
-        self._index.touch(table.groups[0].hashes[: first + len(commands)])
-        self._count(num_lookups=int(end > first), num_hits=int(bool(commands)), num_queried_blocks=end - first)
-        if not commands:
+        first, num_full = num_cached_tokens // block_size, (len(token_ids) - 1) // block_size
+
+        def find(g: int, i: int, content: CachedBlock) -> int | None:
+            if i >= first:
+                return self._index.slot(content)
+            return None if table.groups[g].block_ids[i] == NO_BLOCK else table.groups[g].block_ids[i]
+
+        found = self._kv.prefixes.longest(table, token_ids, len(token_ids), find)
+        for own in table.groups:
+            self._index.touch(own.hashes[: found.num_tokens // block_size])
+        is_hit = found.num_tokens > num_cached_tokens
+        is_hit = is_hit and self._kv.skip_to(table, found.num_tokens, len(token_ids))
+        self._count(num_lookups=int(num_full > first), num_hits=int(is_hit), num_queried_blocks=num_full - first)
+        if not is_hit:
             return False
+        load = _Load(num_cached_tokens, found.num_tokens, [], time.monotonic() + self._load_deadline_s, 0)
+        commands: list[LoadBlock] = []
+        for g, (own, slots) in enumerate(zip(table.groups, found.block_ids, strict=True)):
+            for i in range(max(first, own.num_freed), len(slots)):
+                content = self._kv.prefixes.describe_block(table, token_ids, i, g)
+                command = LoadBlock(self._next_id(), own.block_ids[i], slots[i], content)
+                self._index.pin(slots[i])
+                self._commands[command.command_id], self._waiting[command.command_id] = command, request.request_id
+                load.pending[command.command_id] = len(commands)
+                commands.append(command)
         self._count(num_begun_loads=len(commands))
-        load.num_good = len(commands)
+        load.block_ids, load.num_good = [command.block_id for command in commands], len(commands)
         self._loads[request.request_id] = load
         self._store.submit(commands)
         self._store.wake_after(self._load_deadline_s)
@@ -143,18 +154,27 @@ class SwapSpace:
             assert isinstance(command, StoreBlock), f"block {block_id} is read by {command}"
             assert command.block_id == block_id, f"block {block_id} is read by {command}"
         for name, load in self._loads.items():
-            blocks = self._kv.table(name).block_ids
-            first = load.num_cached_tokens // self._kv.block_size
-            assert blocks[first : first + len(load.block_ids)] == load.block_ids, f"{name}: loads into others' blocks"
+            assert set(load.block_ids) <= set(self._kv.table(name).block_ids), f"{name}: loads into others' blocks"
             assert all(self._waiting[i] == name for i in load.pending), f"{name}: a load of another request"
 
     def _end(self, name: RequestId, load: _Load) -> KvArrival:
+        num_loaded = min([load.num_good, *load.pending.values()])
         if load.pending:
             self._store.cancel(load.block_ids)
             self._count(num_late=1)
-        num_loaded = min([load.num_good, *load.pending.values()]) * self._kv.block_size
-        origins = {SWAP: num_loaded} if num_loaded else {}
-        return KvArrival(name, load.num_cached_tokens + num_loaded, origins=origins)
+        if num_loaded < len(load.block_ids) and not self._kv.prefixes.is_plain:
+            for command_id in load.pending:  # next time it is computed
+                self._forget(self._content(command_id).hash)
+            return KvArrival(name, load.num_cached_tokens, is_lost=True)
+        is_whole = num_loaded == len(load.block_ids)
+        num_tokens = load.end if is_whole else load.num_cached_tokens + num_loaded * self._kv.block_size
+        num_new = num_tokens - load.num_cached_tokens
+        return KvArrival(name, num_tokens, origins={SWAP: num_new} if num_new else {})
+
+    def _content(self, command_id: int) -> CachedBlock:
+        command = self._commands[command_id]
+        assert isinstance(command, LoadBlock), f"waits for {command}"
+        return command.content
 
     def _settle(self, result: CopyResult) -> None:
         command, is_done = self._commands.pop(result.command_id), result.status is CopyStatus.DONE

@@ -128,14 +128,14 @@ def run_to_end(engine: Engine, transcript: Transcript | None = None, max_steps: 
     raise AssertionError(f"still busy after {max_steps} steps")
 
 
-def most_blocks(engine: Engine, *, prompt_len: int, max_tokens: int) -> int:
+def most_blocks(engine: Engine, prompt_len: int, max_tokens: int, first_token: int = 3) -> int:
     """Run a request, and return the most KV blocks that were in use after a step."""
-    prompt = 3 + np.arange(prompt_len, dtype=np.int32)
+    prompt = first_token + np.arange(prompt_len, dtype=np.int32)
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
     engine.submit(Request("long", prompt, sampling, max_tokens=max_tokens, seed=0))
     most, kv = 0, engine._scheduler.pool.kv
     while engine.has_work():
         engine.step()
         engine.check_integrity()
-        most = max(most, kv.num_blocks - kv.num_free_blocks)
+        most = max(most, kv.num_blocks - kv.num_free_blocks - kv.num_cached_blocks)
     return most

@@ -95,7 +95,7 @@ def test_layers_with_a_window_give_blocks_back(kind: str, tmp_path: pathlib.Path
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_drafts > 0
     with open_engine(config, BATCH, method) as engine:  # steps of 10 tokens
-        assert most_blocks(engine, prompt_len=76, max_tokens=3) <= 80 // 16 + 3
+        assert most_blocks(engine, 76, max_tokens=3) <= 80 // 16 + 3
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from typing import Literal
 
 import pytest
 
-from fastdeploy_sd.cli.verify import Answer, EngineVariant, compare, open_engine, standard_methods
+from fastdeploy_sd.cli.verify import Answer, EngineVariant, compare, open_engine, run_alone, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import RequestId
 from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, model_with_layers, tiny_config
+from tests.models.rewrite import add_windows
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -76,11 +77,16 @@ def test_same_tokens_with_blocks_that_went_and_came_back(kind: str) -> None:
     assert (stats.num_failed, stats.num_damaged) == (0, 0)
 
 
-def test_draft_layers_kv_comes_back_too(kind: str, tmp_path: Path) -> None:
-    with swapping("mtp", model_with_layers(tmp_path)) as engine:
+@pytest.mark.parametrize("has_window", [False, True])
+def test_draft_layers_kv_comes_back_too(kind: str, tmp_path: Path, has_window: bool) -> None:
+    path, expected = model_with_layers(tmp_path), blocks_alone(kind)
+    if has_window:
+        add_windows(path, ["full_attention", "sliding_attention"], 12)
+        expected = run_alone(tiny_config(path), block_requests())
+    with swapping("mtp", path) as engine:
         again(engine, 0)
         settle(engine)
-        assert compare(blocks_alone(kind), again(engine, 1)) is None
+        assert compare(expected, again(engine, 1)) is None
         stats = engine.stats()
     assert stats.swap.num_loaded >= 2
     assert stats.num_draft_tokens > 0

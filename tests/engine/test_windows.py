@@ -11,6 +11,7 @@ from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, Reference, ma
 from fastdeploy_sd.cli.verify.runs import open_engine
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, ParallelConfig
 from tests.doubles.engines import most_blocks
+from tests.engine import test_swap
 from tests.models.mtp_models import make_model
 from tests.models.rewrite import add_windows
 
@@ -24,6 +25,9 @@ WAYS = [
     EngineVariant("blocks of 64, three threads", block_size=64, num_threads=3),
 ]  # fmt: skip
 NUM_REQUESTS = 24
+# One long request, and the blocks of its full layer, and of its window in each of the others.
+LONG = EngineVariant("chunks", 1, 64, num_blocks=80)
+MOST_BLOCKS = -(-920 // 16) + 2 * (-(-(WINDOW - 1 + 64) // 16) + 1)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "int8 KV"])
@@ -65,18 +69,33 @@ def test_same_tokens_on_two_ranks(reference: Reference) -> None:
     check(replace(reference.base, parallel=ranks), WAYS[0], "ngram", reference)
 
 
-def test_same_tokens_where_no_block_is_given_back(reference: Reference) -> None:
-    """With a second level of the cache all layers share their blocks."""
-    cache = replace(reference.base.cache, swap_space=0.01)
-    check(replace(reference.base, cache=cache), WAYS[0], "ngram", reference)
+@pytest.mark.parametrize("method", ["ngram", "mtp"])
+def test_same_tokens_with_blocks_that_went_and_came_back(reference: Reference, method: str) -> None:
+    column, way = column_of(method), replace(test_swap.WAY, num_blocks=40)
+    with test_swap.swapping(reference, column, way) as engine:
+        requests = column.apply(reference.requests[:12])
+        test_swap.check(reference, engine, requests)
+        assert engine.stats().swap.num_loaded > 10
+        swap = engine._scheduler._swap
+        assert swap is not None
+        swap._load_deadline_s = 0.0  # what has not come by then is computed, in other blocks
+        test_swap.check(reference, engine, requests, num_passes=1)
+        assert engine.stats().swap.num_late > 0
+
+
+def test_a_long_prompt_that_comes_back_takes_no_more_blocks(tmp_path: pathlib.Path) -> None:
+    base = configure(tmp_path)
+    base = replace(base, cache=replace(base.cache, swap_space=0.05))
+    with open_engine(base, replace(LONG, enable_prefix_caching=True), PLAIN) as engine:
+        for first_token in (3, 1003, 3):
+            assert most_blocks(engine, 900, max_tokens=20, first_token=first_token) <= MOST_BLOCKS
+            test_swap.settle(engine)
+        assert engine.stats().num_prefix_swap_hit_tokens > 800
 
 
 @pytest.mark.parametrize("method", ["naive", "mtp"])
 def test_a_long_request_keeps_the_blocks_of_its_full_layers_and_of_its_windows(
     tmp_path: pathlib.Path, method: str
 ) -> None:
-    way = EngineVariant("chunks", 1, 64, num_blocks=80)
-    base = configure(tmp_path)
-    with open_engine(base, way, column_of(method)) as engine:
-        most = most_blocks(engine, prompt_len=900, max_tokens=20)
-    assert 920 // 16 < most <= -(-920 // 16) + 2 * (-(-(WINDOW - 1 + 64) // 16) + 1)
+    with open_engine(configure(tmp_path), LONG, column_of(method)) as engine:
+        assert 920 // 16 < most_blocks(engine, 900, max_tokens=20) <= MOST_BLOCKS

@@ -34,6 +34,8 @@ class KvArrival:
             request whose method keeps draft KV it must be so unless `num_tokens` ends a block. With several draft
             layers it cannot: each reads rows of the one before it, which only pages of whole blocks hold.
         origins: where the new tokens came from -> how many, for statistics.
+        is_lost: what was asked for has not all come, and without it the tokens after it cannot be computed in the
+            request's blocks: it gives them up and begins anew.
         failure: why less came than was asked for, as a short name that is counted; "" = nothing went wrong.
     """
 
@@ -42,6 +44,7 @@ class KvArrival:
     drafts: tuple[int, ...] = ()
     is_draft_ahead: bool = False
     origins: Mapping[str, int] = field(default_factory=dict)
+    is_lost: bool = False
     failure: str = ""
 
 

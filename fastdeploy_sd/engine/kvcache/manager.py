@@ -148,6 +148,24 @@ class KVCacheManager:
             num_fewer = -(-num_missing // len(counts)) * self.block_size
             num_tokens = (num_tokens - 1) // self.block_size * self.block_size + self.block_size - num_fewer
 
+    def skip_to(self, table: BlockTable, num_known_tokens: int, num_tokens: int) -> bool:
+        """Let the KV of so many tokens come from elsewhere: with windows, only the end of it has blocks.
+
+        False, with nothing changed, when there are not enough blocks for that and a step after it, of `num_tokens` at
+        most.
+        """
+        firsts, counts = [group.first_block(num_known_tokens) for group in self.groups], []
+        for group, own, first in zip(self.groups, table.groups, firsts, strict=True):
+            num_blocks = group.num_blocks(group.admitted_tokens(num_known_tokens, num_tokens))
+            counts.append(max(num_blocks - max(len(own.block_ids), first), 0))
+        if sum(counts) > self._pool.num_available_blocks:
+            return False
+        for own, first in zip(table.groups, firsts, strict=True):
+            own.block_ids += [NO_BLOCK] * (first - len(own.block_ids))
+        self.free_before_windows(table, num_known_tokens)
+        self._grow(table, counts)
+        return True
+
     def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
         """Offer the blocks that have become full of committed tokens whose KV is in the cache."""
         if not self._enable_prefix_caching:
@@ -158,7 +176,7 @@ class KVCacheManager:
                 continue
             for i in range(own.num_published, num_full):
                 content = self.prefixes.describe_block(table, token_ids, i, g)
-                if self._prefix_cache.insert(own.block_ids[i], content):
+                if own.block_ids[i] != NO_BLOCK and self._prefix_cache.insert(own.block_ids[i], content):
                     self._num_publications += 1
                     if self.listener is not None:
                         self.listener.published(own.block_ids[i], content)
@@ -172,8 +190,9 @@ class KVCacheManager:
         for group, own in zip(self.groups, table.groups, strict=True):
             end = group.first_block(num_computed_tokens)
             for i in range(own.num_freed, end):
-                self._release(own.block_ids[i])
-                own.block_ids[i] = NO_BLOCK
+                if own.block_ids[i] != NO_BLOCK:
+                    self._release(own.block_ids[i])
+                    own.block_ids[i] = NO_BLOCK
             own.num_freed = max(own.num_freed, end)
 
     def free(self, table: BlockTable, *, discard: bool = False) -> None:

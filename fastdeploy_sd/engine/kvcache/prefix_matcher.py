@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fastdeploy_sd.engine.kvcache.block_table import NO_BLOCK, BlockTable, PrefixMatch
@@ -14,6 +14,8 @@ from fastdeploy_sd.types.kv_groups import KvGroup
 
 TokenIds: TypeAlias = "I32 | array[int]"
 """Ids of 4 bytes each."""
+Find: TypeAlias = "Callable[[int, int, CachedBlock], int | None]"
+"""Returns where block i of group g is, given g, i and its content; None = it is nowhere."""
 
 
 class PrefixMatcher:
@@ -35,28 +37,34 @@ class PrefixMatcher:
 
     def match(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> PrefixMatch:
         """Return the longest prefix of fewer than `num_tokens` tokens whose blocks are cached; see KVCacheManager."""
+        return self.longest(table, token_ids, num_tokens, self._cached)
+
+    def longest(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, find: Find) -> PrefixMatch:
+        """Return the longest prefix of fewer than `num_tokens` tokens whose blocks are found, and what was found."""
         if not self.is_plain:
-            return self._match_groups(table, token_ids, num_tokens)
+            return self._longest_of_groups(table, token_ids, num_tokens, find)
         block_ids, missing_hash, block_size = [], None, self._alignment
         for i in range((num_tokens - 1) // block_size):
             content = self.describe_block(table, token_ids, i)
-            block_id = self._prefix_cache.find(content.hash, content.parent, content.tokens)
+            block_id = find(0, i, content)
             if block_id is None:
                 missing_hash = content.hash
                 break
             block_ids.append(block_id)
         return PrefixMatch((tuple(block_ids),), len(block_ids) * block_size, missing_hash)
 
-    def _match_groups(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> PrefixMatch:
+    def _cached(self, _g: int, _i: int, content: CachedBlock) -> int | None:
+        return self._prefix_cache.find(content.hash, content.parent, content.tokens)
+
+    def _longest_of_groups(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, find: Find) -> PrefixMatch:
         end = (num_tokens - 1) // self._alignment * self._alignment
-        found: list[list[int]] = []  # per group and block, NO_BLOCK = not cached
-        runs: list[list[int]] = []  # per group and number of blocks: how many before it are cached in a row
+        found: list[list[int]] = []  # per group and block, NO_BLOCK = it is not found
+        runs: list[list[int]] = []  # per group and number of blocks: how many before it are found in a row
         for g, group in enumerate(self._groups):
             found.append([])
             runs.append([0])
             for i in range(end // group.block_size):
-                content = self.describe_block(table, token_ids, i, g)
-                block_id = self._prefix_cache.find(content.hash, content.parent, content.tokens)
+                block_id = find(g, i, self.describe_block(table, token_ids, i, g))
                 if block_id is None and group.window is None:
                     end = i * group.block_size // self._alignment * self._alignment
                     break

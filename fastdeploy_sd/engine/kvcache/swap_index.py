@@ -84,13 +84,14 @@ class SwapIndex:
         """Let the content of a pinned slot be found, unless it was dropped meanwhile."""
         self._by_slot[slot].is_ready = not self._by_slot[slot].is_dropped
 
-    def pin(self, content: CachedBlock) -> int | None:
-        """Find the slot with exactly this content, and keep it until `unpin`; None = there is none."""
+    def slot(self, content: CachedBlock) -> int | None:
+        """Return the slot with exactly this content; None = there is none."""
         entry = self._by_hash.get(content.hash)
-        if entry is None or not entry.is_ready or entry.content != content:
-            return None
-        entry.num_pins += 1
-        return entry.slot
+        return None if entry is None or not entry.is_ready or entry.content != content else entry.slot
+
+    def pin(self, slot: int) -> None:
+        """Keep a slot's content until `unpin`."""
+        self._by_slot[slot].num_pins += 1
 
     def unpin(self, slot: int) -> None:
         """A copy from or to a slot has ended. One whose bytes never came is free again."""

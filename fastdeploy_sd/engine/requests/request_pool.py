@@ -134,14 +134,24 @@ class RequestPool:
             self.stats.record_prefix_lookup(state.num_prompt_tokens, match.num_tokens)
         return True
 
+    def waits_for_kv(self, state: RequestState, num_cached_tokens: int) -> bool:
+        """Offer an admitted request to the connector, and return whether it waits for KV then."""
+        token_ids = np.array(state.token_ids, np.int32)
+        waits = self._connector.begin(state.request, token_ids, num_cached_tokens, state.table.block_ids)
+        self.counters.num_slots[state.counter_row] = state.table.num_slots
+        return waits
+
     def take_arrival(self, arrival: KvArrival) -> None:
         """Let an admitted request run, from the KV that it has now; its full blocks are there for others too."""
         if arrival.request_id not in self.states:
             raise InternalError(f"KV for {arrival.request_id}: expected a request that waits, got {arrival}")
         state = self.states[arrival.request_id]
         state.take_arrival(arrival, self.kv.block_size)
-        self.kv.publish(state.table, state.token_ids, arrival.num_tokens)
         self.stats.record_arrival(arrival.origins, arrival.failure)
+        if arrival.is_lost:
+            self.preempt(state)
+            return
+        self.kv.publish(state.table, state.token_ids, arrival.num_tokens)
         num_swapped = arrival.origins.get(SWAP, 0)
         if num_swapped and not state.num_preemptions:
             self.stats.record_swap_hit(num_swapped, is_first=not state.num_cached_tokens)

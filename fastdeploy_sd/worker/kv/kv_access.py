@@ -17,11 +17,13 @@ AnyPages = KvPages | DevicePages
 
 
 def open_pages(config: Config, ranks: Sequence[RankKv]) -> AnyPages:
-    """Return the KV in pages, of all reachable ranks.
+    """Return the KV in pages, of all reachable ranks: of every layer where it is sent, else of whole blocks.
 
     Raises ConfigError: the GPU or the host has no memory for pages in transfer.
     """
     found, role = device(), config.splitwise.splitwise_role
+    if role == "mixed":
+        ranks = [rank.of_a_block for rank in ranks]
     if not isinstance(found, CudaDevice):
         return KvPages(ranks)
     with asking_for_memory("kv_cache_memory_gb, splitwise_role", "pages on their way"):

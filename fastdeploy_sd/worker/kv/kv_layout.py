@@ -42,7 +42,7 @@ class KvLayout:
         plain = [replace(layer, window=None) for layer in layers]
         has_full_draft = any(layer.window is None for layer in drafts)
         reasons = {
-            "swap_space or splitwise_role copies KV": config.copies_kv,
+            "splitwise_role sends KV": config.splitwise.splitwise_role != "mixed",
             "draft layers without a window share them": has_full_draft and all(layer.window for layer in layers),
             "the layers have other heads": len(set(plain)) > 1,
         }

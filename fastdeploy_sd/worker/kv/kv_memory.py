@@ -67,6 +67,12 @@ class RankKv:
         """The draft layers whose KV goes where the target's does: those that read its hidden rows."""
         return [layer for layers in self.drafts.values() for layer in layers if layer.hidden is not None]
 
+    @property
+    def of_a_block(self) -> RankKv:
+        """The layers of the first KV group, in whose memory the blocks of all groups are."""
+        own = [(heads, cache) for heads, cache in zip(self.kv_heads, self.caches, strict=True) if cache.group == 0]
+        return replace(self, kv_heads=[heads for heads, _ in own], caches=[cache for _, cache in own])
+
     def caches_of(self, method: str) -> list[KvCache[Tensor]]:
         """Return the caches of a draft model."""
         return [layer.cache for layer in self.drafts[method]]

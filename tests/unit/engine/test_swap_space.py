@@ -19,7 +19,7 @@ from fastdeploy_sd.engine.interfaces.block_store import (
     StoreBlock,
 )
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival
-from fastdeploy_sd.engine.kvcache.block_table import BlockTable
+from fastdeploy_sd.engine.kvcache.block_table import NO_BLOCK, BlockTable
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
 from fastdeploy_sd.engine.swap_space import SwapSpace
@@ -71,8 +71,8 @@ class ListedStore:
 class Level:
     """A first level of 8 blocks with a second one, in which 16 tokens of a request lie; the first has lost them."""
 
-    def __init__(self, load_deadline_s: float = 60.0) -> None:
-        self.kv = KVCacheManager(8, [KvGroup(BLOCK)], enable_prefix_caching=True)
+    def __init__(self, load_deadline_s: float = 60.0, groups: Sequence[KvGroup] = (KvGroup(BLOCK),)) -> None:
+        self.kv = KVCacheManager(8 * len(groups), groups, enable_prefix_caching=True)
         self.store = ListedStore()
         self.swap = SwapSpace(self.kv, self.store, load_deadline_s)
         first = self.admit("first", TOKENS)
@@ -81,6 +81,7 @@ class Level:
         self.swap.arrivals()
         self.kv.free(first)
         self.kv.free(self.admit("filler", np.arange(100, 132, dtype=np.int32)))
+        assert self.kv.num_cached_blocks == 0
 
     def admit(self, name: str, tokens: I32) -> BlockTable:
         table = BlockTable(name)
@@ -108,6 +109,25 @@ def test_a_request_arrives_when_the_last_of_its_blocks_has_come() -> None:
     level.store.end(LoadBlock)
     assert list(level.swap.arrivals()) == [KvArrival("again", 16, origins={SWAP: 16})]
     assert level.swap.stats().load_seconds == 2.0
+    level.swap.check_integrity()
+
+
+@pytest.mark.parametrize("status", [CopyStatus.DONE, CopyStatus.DAMAGED])
+def test_of_a_window_only_the_end_is_loaded_and_without_it_nothing_is_of_use(status: CopyStatus) -> None:
+    level = Level(groups=(KvGroup(BLOCK), KvGroup(BLOCK, 6, 32)))
+    table = level.begin()
+    full, window = table.groups
+    assert window.block_ids[:2] == [NO_BLOCK] * 2
+    loads = [o.block_id for o in level.store.orders if isinstance(o, LoadBlock)]
+    assert loads == [*full.block_ids[:4], *window.block_ids[2:4]]
+    last = level.store.orders.pop()
+    level.store.end(LoadBlock)
+    level.store.orders.append(last)
+    level.store.end(LoadBlock, status=status)
+    [arrival] = level.swap.arrivals()
+    assert arrival == (
+        KvArrival("again", 16, origins={SWAP: 16}) if status is CopyStatus.DONE else KvArrival("again", 0, is_lost=True)
+    )
     level.swap.check_integrity()
 
 

@@ -37,10 +37,14 @@ def put(index: SwapIndex, content: CachedBlock) -> int:
 
 
 def has(index: SwapIndex, content: CachedBlock) -> bool:
-    slot = index.pin(content)
+    return index.slot(content) is not None
+
+
+def pin(index: SwapIndex, content: CachedBlock) -> int | None:
+    slot = index.slot(content)
     if slot is not None:
-        index.unpin(slot)
-    return slot is not None
+        index.pin(slot)
+    return slot
 
 
 def test_a_content_is_found_once_its_bytes_are_there() -> None:
@@ -102,7 +106,7 @@ def test_what_is_being_read_is_not_overwritten() -> None:
     index, [a, b, c] = SwapIndex(2), [*chain(1), *chain(2), *chain(3)]
     put(index, a)
     put(index, b)
-    assert index.pin(a) == 0
+    assert pin(index, a) == 0
     assert put(index, c) == 1
     index.check_integrity()
     assert index.reserve(b) == (1, True)
@@ -114,7 +118,7 @@ def test_what_is_being_read_is_not_overwritten() -> None:
 def test_a_dropped_content_keeps_its_slot_until_the_copy_has_ended() -> None:
     index, [content] = SwapIndex(1), chain(1)
     put(index, content)
-    assert index.pin(content) == 0
+    assert pin(index, content) == 0
     assert index.drop(content.hash) == 0
     index.check_integrity()
     assert not has(index, content)
@@ -145,8 +149,8 @@ def test_contents_of_an_earlier_process_are_taken_over_if_their_hashes_are_right
     wrong = CachedBlock(b.hash, a.parent, b.tokens)
     index.restore([(3, a), (1, wrong), (0, a), (2, b)])
     index.check_integrity()
-    assert index.pin(a) == 0  # the later of two
-    assert index.pin(b) == 2
+    assert pin(index, a) == 0  # the later of two
+    assert pin(index, b) == 2
     assert index.num_used_slots == 2
     assert {put(index, chain(token)[0]) for token in (7, 8)} == {1, 3}
 
@@ -177,7 +181,7 @@ class Account:
             self.num_evictions += 1
 
     def load(self, content: CachedBlock) -> None:
-        slot = self.index.pin(content)
+        slot = pin(self.index, content)
         assert (slot is not None) == (content in self.ready)
         if slot is not None:
             self.copies.append((slot, content, False))

@@ -16,6 +16,7 @@ from fastdeploy_sd.disaggregation.transfer.events import Event, Fetched, FetchFa
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
+from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import EMPTY_I32, I32, KvDescription, KvSource, ModelInfo, Request, RequestId
 from fastdeploy_sd.types.stats import EngineStats, TransferStats
 
@@ -56,6 +57,7 @@ class DecodeConnector:
     def __init__(self, connector: Fetcher, model_info: ModelInfo, num_draft_layers: int, timeout_s: float) -> None:
         self._connector, self._info, self._timeout_s = connector, model_info, timeout_s
         self._num_draft_layers = num_draft_layers
+        self._kv: KVCacheManager | None = None
         self._orders: dict[TransferId, _Order] = {}
         self._transfer_of: dict[RequestId, TransferId] = {}
         self._said: set[tuple[str, str]] = set()
@@ -72,6 +74,11 @@ class DecodeConnector:
         if keeps_draft_kv and self._num_draft_layers > 1:
             num_tokens -= num_tokens % block_size  # see KvArrival.is_draft_ahead
         first_block, end_block = num_cached_tokens // block_size, -(-len(token_ids) // block_size)
+        assert self._kv is not None, "attached to an engine"
+        table = self._kv.table(request.request_id)
+        if not self._kv.skip_to(table, len(token_ids) - 1, len(token_ids)):
+            return False
+        wanted = [block_id for own in table.groups for block_id in own.block_ids[first_block:end_block]]
         # To whom computes it, output that the request came with is part of the prompt.
         order = replace(
             request,
@@ -79,13 +86,15 @@ class DecodeConnector:
             output_token_ids=EMPTY_I32,
             max_tokens=request.max_tokens - len(request.output_token_ids),
         )
-        transfer_id = self._connector.fetch(
-            order, source, first_block, block_ids[first_block:end_block], self._timeout_s
-        )
+        transfer_id = self._connector.fetch(order, source, first_block, wanted, self._timeout_s)
         is_complete = num_tokens == len(token_ids) - 1
         self._orders[transfer_id] = _Order(request, num_cached_tokens, num_tokens, is_complete, keeps_draft_kv)
         self._transfer_of[request.request_id] = transfer_id
         return True
+
+    def attach(self, kv: KVCacheManager) -> None:
+        """Bring KV into these blocks, of the engine that this is the connector of."""
+        self._kv = kv
 
     def cancel(self, request_id: RequestId) -> None:
         """See KVConnector; the transfer writes nothing when this returns."""
@@ -105,7 +114,10 @@ class DecodeConnector:
             else:
                 self._say(order.request, event)
                 failure = event.failure.value if isinstance(event, FetchFailed) else ""
-                arrived.append(KvArrival(order.request.request_id, order.num_cached_tokens, failure=failure))
+                is_lost = self._kv is not None and self._kv.has_windows
+                arrived.append(
+                    KvArrival(order.request.request_id, order.num_cached_tokens, is_lost=is_lost, failure=failure)
+                )
         return arrived
 
     def _arrival(self, order: _Order, drafts: tuple[int, ...]) -> KvArrival:
@@ -148,7 +160,9 @@ class DecodeEngine(Engine):
     def __init__(self, config: Config, executor: Executor, connector: Receiver, num_draft_layers: int) -> None:
         self._connector = connector
         timeout_s = config.splitwise.pd_timeout_s
-        super().__init__(config, executor, DecodeConnector(connector, executor.model_info, num_draft_layers, timeout_s))
+        decode = DecodeConnector(connector, executor.model_info, num_draft_layers, timeout_s)
+        super().__init__(config, executor, decode)
+        decode.attach(self._pool.kv)
 
     @property
     def model_info(self) -> ModelInfo:

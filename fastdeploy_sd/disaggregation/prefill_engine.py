@@ -63,22 +63,23 @@ class _Export:
     """An order, from PrefillWanted to Sent.
 
     Attributes:
-        next_block, end_block: blocks of the prompt that are still to be sent.
-        block_ids: of the whole prompt, while they are held; None = it has not run yet.
+        next_blocks, end_block: blocks of the prompt that are still to be sent, per KV group. Those that were are held.
+        has_run: whether a step had it.
         is_over: whether the connector was told how it ended.
     """
 
-    next_block: int
+    next_blocks: list[int]
     end_block: int
-    block_ids: Sequence[int] | None = None
+    has_run: bool = False
     is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Pages of one order that a step completes."""
+    """Pages of one order that a step completes, in the layers of a KV group."""
 
     transfer_id: TransferId
+    group: int
     first_block: int
     block_ids: Sequence[int]
 
@@ -86,7 +87,8 @@ class _Pages:
 class PrefillEngine(Engine):
     """See the module. Orders do not show in what `submit`, `abort` and `step` take and return.
 
-    Of `num_layers` of pages the first `num_target_layers` signal while a step runs; without signals all go after it.
+    `groups`: KV group of every layer of pages, of which the first `num_target_layers` signal while a step runs; without
+    signals all go after it.
     """
 
     def __init__(
@@ -94,12 +96,12 @@ class PrefillEngine(Engine):
         config: Config,
         executor: Executor,
         connector: Sender,
-        num_layers: int,
+        groups: Sequence[int],
         num_target_layers: int,
         signals: Signals | None,
     ) -> None:
         super().__init__(config, executor)
-        self._connector, self._num_layers = connector, num_layers
+        self._connector, self._groups = connector, groups
         self._layers = None if signals is None else LayerSender(signals, num_target_layers, self._send_layer)
         self._exports: dict[TransferId, _Export] = {}  # a request has the id of its transfer
         self._is_draining = False
@@ -162,7 +164,8 @@ class PrefillEngine(Engine):
                 self._forget(transfer_id)
 
     def _begin(self, order: PrefillWanted) -> None:
-        self._exports[order.transfer_id] = _Export(order.first_block, order.first_block + order.num_blocks)
+        next_blocks = [order.first_block] * len(self._pool.kv.groups)
+        self._exports[order.transfer_id] = _Export(next_blocks, order.first_block + order.num_blocks)
         if self._is_draining:
             self._fail(order.transfer_id, "the prefill instance ends")
             return
@@ -181,21 +184,22 @@ class PrefillEngine(Engine):
 
     def _forget(self, transfer_id: TransferId) -> None:
         """An order's pages are not read any more."""
-        export = self._exports.pop(transfer_id)
+        del self._exports[transfer_id]
         self._end_request(transfer_id)
-        if export.block_ids is not None:
-            self._pool.kv.release(transfer_id)
+        self._pool.kv.release(transfer_id)
 
     def _run(self, plan: SchedulerOutput) -> list[RequestOutput]:
         for new in plan.new:
-            if new.request.request_id in self._exports:
-                self._hold(new.request.request_id, new.block_ids)
+            if (export := self._exports.get(new.request.request_id)) is not None:
+                assert not export.has_run, f"{new.request.request_id} runs again"
+                export.has_run = True
         orders = [(r, request_id) for r, request_id in enumerate(plan.request_ids) if request_id in self._exports]
         for r, transfer_id in orders:
-            self._send(self._pages_until(transfer_id, int(plan.num_computed_tokens[r])))
+            for part in self._pages_until(transfer_id, int(plan.num_computed_tokens[r])):
+                self._send(part)
         ends = plan.num_computed_tokens + plan.num_new_tokens
-        pages = [self._pages_until(transfer_id, int(ends[r])) for r, transfer_id in orders]
-        pages = [part for part in pages if part.block_ids and not self._exports[part.transfer_id].is_over]
+        pages = [part for r, transfer_id in orders for part in self._pages_until(transfer_id, int(ends[r]))]
+        pages = [part for part in pages if not self._exports[part.transfer_id].is_over]
         result, num_sent = self._execute(plan, pages)
         self._connector.note_step()
         drafts = {transfer_id: tuple(result.drafts.row(r).tolist()) for r, transfer_id in orders}
@@ -212,28 +216,29 @@ class PrefillEngine(Engine):
                 own.append(output)
         return own
 
-    def _hold(self, transfer_id: TransferId, block_ids: Sequence[int]) -> None:
-        export = self._exports[transfer_id]
-        assert export.block_ids is None, f"{transfer_id} runs again"
-        export.block_ids = block_ids[: export.end_block]
-        self._pool.kv.hold(transfer_id, export.block_ids)
-
     def _give_up_preempted(self) -> None:
         """What they have sent would have to be sent again; and they hold what they would have to get."""
         for transfer_id, export in self._exports.items():
             state = self._pool.states.get(transfer_id)
-            if export.block_ids is not None and state is not None and state.status is RequestStatus.WAITING:
+            if export.has_run and state is not None and state.status is RequestStatus.WAITING:
                 self._fail(transfer_id, "the prefill instance needed the memory for others")
 
-    def _pages_until(self, transfer_id: TransferId, num_computed: int) -> _Pages:
-        """The blocks that are not sent and are complete with so many computed tokens; they count as sent then."""
-        export, state = self._exports[transfer_id], self._pool.states[transfer_id]
-        assert export.block_ids is not None, "it runs"
-        begin, end = export.next_block, num_computed // self._pool.kv.block_size
-        if num_computed == state.num_prompt_tokens:
-            end = export.end_block
-        export.next_block = max(begin, min(end, export.end_block))
-        return _Pages(transfer_id, begin, export.block_ids[begin : export.next_block])
+    def _pages_until(self, transfer_id: TransferId, num_computed: int) -> list[_Pages]:
+        """The blocks that are not sent and are complete with so many computed tokens; they are held, and count as sent.
+
+        Of a window those before it are left out, which are of no use to who goes on with the prompt.
+        """
+        export, state, kv = self._exports[transfer_id], self._pool.states[transfer_id], self._pool.kv
+        is_whole, found = num_computed == state.num_prompt_tokens, list[_Pages]()
+        end = export.end_block if is_whole else min(num_computed // kv.block_size, export.end_block)
+        for g, group in enumerate(kv.groups):
+            begin = max(export.next_blocks[g], group.first_carried_block(state.num_prompt_tokens))
+            if begin < end:
+                block_ids = state.table.groups[g].block_ids[begin:end]
+                kv.hold(transfer_id, block_ids)
+                export.next_blocks[g] = end
+                found.append(_Pages(transfer_id, g, begin, block_ids))
+        return found
 
     def _execute(self, plan: SchedulerOutput, pages: Sequence[_Pages]) -> tuple[StepResult, int]:
         if self._layers is None or not pages:
@@ -246,12 +251,13 @@ class PrefillEngine(Engine):
         return result, num_sent
 
     def _send(self, pages: _Pages, first_layer: int = 0) -> None:
-        if pages.block_ids and not self._exports[pages.transfer_id].is_over:
-            for layer in range(first_layer, self._num_layers):
+        if not self._exports[pages.transfer_id].is_over:
+            for layer in range(first_layer, len(self._groups)):
                 self._send_layer(layer, pages)
 
     def _send_layer(self, layer: int, pages: _Pages) -> None:
-        self._connector.send(pages.transfer_id, layer, pages.first_block, pages.block_ids)
+        if self._groups[layer] == pages.group:
+            self._connector.send(pages.transfer_id, layer, pages.first_block, pages.block_ids)
 
     def _finish(self, output: RequestOutput, drafts: tuple[int, ...]) -> None:
         transfer_id = output.request_id

@@ -16,13 +16,13 @@ from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.types import KvDescription
+from fastdeploy_sd.types import KvDescription, ModelInfo
 
 
 class Identity(Protocol):
     """What KV an executor has; see kv.kv_identity.KvIdentity."""
 
-    def describe(self, page_bytes: tuple[int, ...]) -> KvDescription: ...
+    def describe(self, page_bytes: tuple[int, ...], windows: tuple[int, ...]) -> KvDescription: ...
 
 
 @runtime_checkable
@@ -50,12 +50,12 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
         )
     pages = executor.kv_pages
     page_bytes = tuple(pages.page_bytes(layer) for layer in range(pages.num_layers))
-    description = executor.kv_identity.describe(page_bytes)
+    description = executor.kv_identity.describe(page_bytes, windows_of(executor.model_info, pages))
     connector = KvConnector(ConnectorSettings.of(config), description, pages)
     try:
         if role == "prefill":
             engine = PrefillEngine(
-                config, executor, connector, pages.num_layers, description.num_layers, executor.layer_signals
+                config, executor, connector, pages.groups, description.num_layers, executor.layer_signals
             )
             try:
                 yield engine
@@ -65,3 +65,9 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
             yield DecodeEngine(config, executor, connector, pages.num_layers - description.num_layers)
     finally:
         connector.close()
+
+
+def windows_of(info: ModelInfo, pages: Pages) -> tuple[int, ...]:
+    """Return the windows of a description."""
+    windows = tuple(info.groups[group].window or 0 for group in pages.groups)
+    return windows if any(windows) else ()

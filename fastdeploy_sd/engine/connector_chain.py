@@ -58,7 +58,7 @@ class ConnectorChain:
         arrived = []
         for arrival in self._first.arrivals():
             name, (request, token_ids, block_ids) = arrival.request_id, self._in_first.pop(arrival.request_id)
-            if self._second.begin(request, token_ids, arrival.num_tokens, block_ids):
+            if not arrival.is_lost and self._second.begin(request, token_ids, arrival.num_tokens, block_ids):
                 self._origins[name] = arrival.origins
             else:
                 arrived.append(arrival)

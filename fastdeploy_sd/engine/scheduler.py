@@ -70,7 +70,6 @@ class Scheduler:
             model_info.num_blocks, model_info.groups, enable_prefix_caching=config.cache.enable_prefix_caching
         )
         is_alone = isinstance(connector, NoKVConnector)
-        assert is_alone or self._kv.prefixes.is_plain, "only KV of one group of full attention is sent"
         self._swap = None if store is None else SwapSpace(self._kv, store)
         if self._swap is not None:
             connector = self._swap if is_alone else ConnectorChain(self._swap, connector)
@@ -211,7 +210,7 @@ class Scheduler:
         has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
         if not has_seat and not (candidates := self._victims(state, has_seat=False)):
             return False
-        owes_prompt = state.owes_prompt_logprobs  # then no KV is taken from elsewhere
+        owes_prompt = state.owes_prompt_logprobs  # then no KV is taken over
         match = NO_MATCH if owes_prompt else self._kv.match_prefix(state.table, state.token_ids, state.num_tokens)
         if not self._prompts.may_start(num_new := state.num_tokens - match.num_tokens, step.room_for(num_new)):
             return False
@@ -223,7 +222,7 @@ class Scheduler:
                 preempt(self.pool, step, victim)
                 if self.pool.admit(state, match):
                     break
-        state.is_ready = owes_prompt or not self.pool.waits_for_kv(state, match.num_tokens)
+        state.is_ready = owes_prompt or state.takes_no_kv or not self.pool.waits_for_kv(state, match.num_tokens)
         return not state.is_ready or self._start(state, step)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:

@@ -163,18 +163,11 @@ class SwapSpace:
             self._store.cancel(load.block_ids)
             self._count(num_late=1)
         if num_loaded < len(load.block_ids) and not self._kv.prefixes.is_plain:
-            for command_id in load.pending:  # next time it is computed
-                self._forget(self._content(command_id).hash)
             return KvArrival(name, load.num_cached_tokens, is_lost=True)
         is_whole = num_loaded == len(load.block_ids)
         num_tokens = load.end if is_whole else load.num_cached_tokens + num_loaded * self._kv.block_size
         num_new = num_tokens - load.num_cached_tokens
         return KvArrival(name, num_tokens, origins={SWAP: num_new} if num_new else {})
-
-    def _content(self, command_id: int) -> CachedBlock:
-        command = self._commands[command_id]
-        assert isinstance(command, LoadBlock), f"waits for {command}"
-        return command.content
 
     def _settle(self, result: CopyResult) -> None:
         command, is_done = self._commands.pop(result.command_id), result.status is CopyStatus.DONE

@@ -37,6 +37,10 @@ class KvGroup:
         """The first block that a later token attends to, when so many tokens are computed."""
         return 0 if self.window is None else max(num_computed_tokens - self.window + 1, 0) // self.block_size
 
+    def first_carried_block(self, num_tokens: int) -> int:
+        """The first block that must come from elsewhere where so many tokens are not computed here, or all but one."""
+        return self.first_block(max(num_tokens - 1, 0) // self.block_size * self.block_size)
+
     def admitted_tokens(self, num_computed_tokens: int, num_tokens: int) -> int:
         """Tokens that a request needs blocks for when it is admitted: all, or those of its next step."""
         return num_tokens if self.window is None else min(num_tokens, num_computed_tokens + self.max_step_tokens)

@@ -22,6 +22,7 @@ class KvDescription:
         num_layers, num_kv_heads, head_dim: of the target.
         page_bytes: of a block in each layer, the target's first, then the draft layers.
         draft_fingerprint: as model_fingerprint, of what made the draft layers; "" = there are none.
+        windows: of the target's layers whose blocks before the window are not sent; 0 = all are. () = of all layers.
     """
 
     device: str
@@ -33,6 +34,7 @@ class KvDescription:
     head_dim: int
     page_bytes: tuple[int, ...]
     draft_fingerprint: str = ""
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.num_layers <= len(self.page_bytes):
@@ -41,7 +43,7 @@ class KvDescription:
             raise ValueError(f"page_bytes: expected positive numbers, got {min(self.page_bytes)}")
 
 
-_ALIKE = ("device", "kv_format", "model_fingerprint", "block_size", "num_layers", "num_kv_heads", "head_dim")
+_ALIKE = ("device", "kv_format", "model_fingerprint", "block_size", "num_layers", "num_kv_heads", "head_dim", "windows")
 
 
 @lru_cache(maxsize=1024)

@@ -29,11 +29,15 @@ SOURCE = KvSource("p", "tcp://127.0.0.1:1")
 
 @dataclass(eq=False)
 class _Transfer:
-    """What goes from one end to the other: (layer, block of the prompt, block id) of pages that were sent."""
+    """What goes from one end to the other: (layer, block of the prompt, block id) of pages that were sent.
+
+    Attributes:
+        block_ids: of each KV group; negative = the page is not wanted.
+    """
 
     request_id: RequestId
     first_block: int
-    block_ids: Sequence[int]
+    block_ids: Sequence[Sequence[int]]
     num_missing: int
     moving: list[tuple[int, int, int]] = field(default_factory=list)
     drafts: tuple[int, ...] | None = None
@@ -114,9 +118,12 @@ class Wire:
         assert self.target_pages is not None
         transfer_id = f"transfer-{self.num_begun}"
         self.num_begun += 1
-        num_missing = len(block_ids) * self.target_pages.num_layers
-        self._transfers[transfer_id] = _Transfer(request.request_id, first_block, tuple(block_ids), num_missing)
-        self.prefill.events.append(PrefillWanted(transfer_id, request, first_block, len(block_ids)))
+        groups = self.target_pages.groups
+        size = len(block_ids) // (max(groups) + 1)
+        of_groups = [block_ids[begin : begin + size] for begin in range(0, len(block_ids), size)]
+        num_missing = sum(block_id >= 0 for group in groups for block_id in of_groups[group])
+        self._transfers[transfer_id] = _Transfer(request.request_id, first_block, of_groups, num_missing)
+        self.prefill.events.append(PrefillWanted(transfer_id, request, first_block, size))
         return transfer_id
 
     def cancel(self, transfer_id: str) -> None:
@@ -138,7 +145,7 @@ class Wire:
             return
         assert transfer.drafts is None, "pages after the end"
         for block, block_id in enumerate(block_ids, first_block):
-            assert 0 <= block - transfer.first_block < len(transfer.block_ids), "a page that nobody ordered"
+            assert 0 <= block - transfer.first_block < len(transfer.block_ids[0]), "a page that nobody ordered"
             transfer.moving.append((layer, block, block_id))
 
     def finish(self, transfer_id: str, drafts: tuple[int, ...]) -> None:
@@ -169,7 +176,8 @@ class Wire:
         layer, block, source_id = transfer.moving.pop(self._random.randrange(len(transfer.moving)))
         if layer >= self.target_pages.num_layers:
             return  # the decode instance has no such draft layer
-        target_id = transfer.block_ids[block - transfer.first_block]
+        target_id = transfer.block_ids[self.target_pages.groups[layer]][block - transfer.first_block]
+        assert target_id >= 0, "a page that is of no use"
         self.before_move(transfer_id, transfer.request_id, source_id, target_id)
         data = b"".join(part.tobytes() for part in self.source_pages.read_all(layer, [source_id])[0])
         self.target_pages.write(layer, target_id, memoryview(data))

@@ -119,11 +119,12 @@ def open_pair(
         pair = Pair(
             Engine(configs[0], target, connector),
             PrefillEngine(
-                configs[1], source, wire.prefill, source.kv_pages.num_layers, source.kv_pages.num_target_layers,
+                configs[1], source, wire.prefill, source.kv_pages.groups, source.kv_pages.num_target_layers,
                 source.layer_signals,
             ),
             wire,
         )  # fmt: skip
+        connector.attach(pair.decode._pool.kv)
         opened.callback(pair.prefill.close)
         wire.before_move = lambda *move: check_owners(pair, *move)
         yield pair

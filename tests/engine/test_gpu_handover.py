@@ -14,14 +14,15 @@ from typing import Literal
 
 import pytest
 
-from fastdeploy_sd.cli.verify import compare
+from fastdeploy_sd.cli.verify import compare, run_alone
 from fastdeploy_sd.cli.verify.runs import run
 from fastdeploy_sd.disaggregation.roles import open_engine
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.types import KvSource
-from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, model_with_layers
+from tests.engine.gpu import block_requests, blocks_alone, leaves_no_streams, model_with_layers, tiny_config
 from tests.engine.gpu_prefill_process import config_of
+from tests.models.rewrite import add_windows
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -83,6 +84,19 @@ def goes_on(
 
 def test_a_prompt_goes_on_as_if_computed_here(kind: str, model: Path, source: KvSource) -> None:
     goes_on(kind, model, source)
+
+
+def test_of_a_window_only_the_end_goes(kind: str, tmp_path: Path) -> None:
+    path, requests = model_with_layers(tmp_path), block_requests()[1:]
+    add_windows(path, ["full_attention", "sliding_attention"], 12)
+    alone = run_alone(tiny_config(path), requests)
+    with prefilling(path) as source, decoding(path, "gpu") as engine:
+        answers = run(engine, [replace(r, kv_source=source) for r in requests], arrivals_per_step=1)
+        stats = engine.stats()
+    assert compare(alone, answers) is None
+    assert stats.num_kv_arrivals == len(answers)
+    # Two layers, a draft layer, and three blocks of each prompt; of the window the first block is left out.
+    assert stats.transfers.received["cuda"].num_pages == len(answers) * (3 * 3 - 1)
 
 
 def test_a_cpu_refuses_the_kv_of_a_gpu(model: Path, source: KvSource, caplog: pytest.LogCaptureFixture) -> None:

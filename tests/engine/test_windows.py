@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import pathlib
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, Reference, make_reference, run_cell, standard_methods
+from fastdeploy_sd.cli.verify import (
+    PLAIN,
+    EngineVariant,
+    Method,
+    Reference,
+    compare,
+    make_reference,
+    run_cell,
+    standard_methods,
+)
 from fastdeploy_sd.cli.verify.runs import open_engine
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, ParallelConfig
 from tests.doubles.engines import most_blocks
-from tests.engine import test_swap
+from tests.engine import test_handover, test_swap
+from tests.engine.handover_pairs import open_pair
 from tests.models.mtp_models import make_model
 from tests.models.rewrite import add_windows
 
@@ -91,6 +103,40 @@ def test_a_long_prompt_that_comes_back_takes_no_more_blocks(tmp_path: pathlib.Pa
             assert most_blocks(engine, 900, max_tokens=20, first_token=first_token) <= MOST_BLOCKS
             test_swap.settle(engine)
         assert engine.stats().num_prefix_swap_hit_tokens > 800
+
+
+@pytest.mark.parametrize("method", ["ngram", "mtp"])
+def test_same_tokens_with_prompts_of_another_instance(reference: Reference, method: str) -> None:
+    """A transfer that is lost lacks blocks to compute its prompt in, so the request begins anew."""
+    column, rng = column_of(method), random.Random(0)
+    with open_pair(reference, (test_handover.DECODE, column), (test_handover.PREFILL, column), seed=1) as pair:
+
+        def lose() -> None:
+            if pair.wire.waiting and rng.random() < 0.1:
+                pair.wire.lose(rng.choice(pair.wire.waiting))
+
+        assert compare(reference.answers, pair.run(column.apply(reference.requests), rng, each_turn=lose)) is None
+        assert min(pair.wire.num_whole, pair.wire.num_failed) > 0
+
+
+def test_a_long_prompt_of_another_instance_takes_no_more_blocks(reference: Reference) -> None:
+    prompt = np.concatenate([r.prompt_token_ids for r in reference.requests])[:400]
+    template = next(r for r in reference.requests if r.sampling.temperature == 0.0)
+    request = replace(template, request_id="long", prompt_token_ids=prompt, max_tokens=2, cache_salt="", grammar="")
+    most = 0
+    with open_pair(reference, (test_handover.DECODE, PLAIN), (test_handover.PREFILL, PLAIN), seed=1) as pair:
+
+        def look() -> None:
+            nonlocal most
+            kv = pair.decode._pool.kv
+            most = max(most, kv.num_blocks - kv.num_free_blocks - kv.num_cached_blocks)
+
+        pair.run([request], random.Random(0), each_turn=look)
+        assert (pair.wire.num_whole, pair.wire.num_failed) == (1, 0)
+        num_pages = pair.wire.num_moved
+    num_full, num_window = -(-400 // 16), -(-(WINDOW + 16) // 16) + 1
+    assert num_pages <= num_full + 2 * num_window
+    assert num_full <= most <= num_full + 2 * num_window
 
 
 @pytest.mark.parametrize("method", ["naive", "mtp"])

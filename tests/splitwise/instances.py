@@ -40,6 +40,7 @@ class BytePages:
 
     def __init__(self, num_blocks: int, layers: Sequence[int] = LAYERS) -> None:
         self.num_layers = len(layers)
+        self.groups: Sequence[int] = [0] * len(layers)
         self.memory = [np.full((num_blocks, size), CANARY, np.uint8) for size in layers]
         self.delay_s = 0.0
         self.port: DevicePort | None = None

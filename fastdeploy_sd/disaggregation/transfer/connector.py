@@ -82,14 +82,17 @@ class KvConnector:
     def fetch(
         self, request: Request, source: KvSource, first_block: int, block_ids: Sequence[int], timeout_s: float
     ) -> TransferId:
-        """Order pages [first_block, first_block + len(block_ids)) of a request's prompt into these blocks of ours.
+        """Order the pages of a request's prompt from `first_block` on into blocks of ours.
+
+        `block_ids`: as many for every KV group, one group after the other; negative = the page is not wanted.
 
         A Fetched or FetchFailed follows, a moment after `timeout_s` without progress of who sends them at the latest,
         unless `cancel` is called before.
         """
         transfer_id = secrets.token_hex(16)
         bare = dataclasses.replace(request, kv_source=None)  # its source orders it from no other in turn
-        order = m.Fetch(transfer_id, bare, first_block, len(block_ids), timeout_s)
+        num_blocks = len(block_ids) // (max(self._pages.groups) + 1)
+        order = m.Fetch(transfer_id, bare, first_block, num_blocks, timeout_s)
         with device_lost_as_error():
             self._table.add(transfer_id, source.address, first_block, block_ids, timeout_s)
         self._command(lambda: self._decode.fetch(source.address, order))

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fastdeploy_sd.device.checksum import chunk_checksums
 from fastdeploy_sd.disaggregation.transfer.counters import Counters, Failure, Refusal
 from fastdeploy_sd.disaggregation.transfer.events import Event, EventQueue, Fetched, FetchFailed, TransferId
@@ -20,13 +22,17 @@ from fastdeploy_sd.types.stats import WayStats
 
 @dataclass(slots=True)
 class _Transfer:
-    """A transfer that is waited for. arrived[layer * num_blocks + i] says whether page i of a layer is written;
-    `progress`: when a page was written last, or its source was told to have computed something.
+    """A transfer that is waited for.
+
+    Attributes:
+        block_ids: of each KV group; negative = the page is not wanted.
+        arrived: arrived[layer * num_blocks + i] says whether page i of a layer is written, or is not wanted.
+        progress: when a page was written last, or its source was told to have computed something.
     """
 
     source: str
     first_block: int
-    block_ids: tuple[int, ...]
+    block_ids: Sequence[Sequence[int]]
     arrived: bytearray
     num_missing: int
     start: float
@@ -47,14 +53,15 @@ class IncomingTable:
     def add(
         self, transfer_id: TransferId, source: str, first_block: int, block_ids: Sequence[int], timeout_s: float
     ) -> None:
-        """Wait for pages [first_block, first_block + len(block_ids)) of a prompt in every layer, from `source` only.
+        """Wait for the pages of a prompt from `first_block` on in every layer, from `source` only.
 
-        It ends when there is no progress for `timeout_s`.
+        `block_ids`: see KvConnector.fetch. It ends when there is no progress for `timeout_s`.
         """
-        num_pages = self._pages.num_layers * len(block_ids)
-        now = self._clock()
+        of_groups, now = np.reshape(block_ids, (max(self._pages.groups) + 1, -1)), self._clock()
+        arrived = (of_groups[self._pages.groups] < 0).astype(np.uint8)
+        num_missing = int(arrived.size - arrived.sum())
         transfer = _Transfer(
-            source, first_block, tuple(block_ids), bytearray(num_pages), num_pages, now, timeout_s, now
+            source, first_block, of_groups.tolist(), bytearray(arrived), num_missing, now, timeout_s, now
         )
         with self._lock:
             self._pages.follow_steps()  # some may use the blocks for the request that had them before
@@ -109,22 +116,23 @@ class IncomingTable:
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.source != source:
             return _unknown(transfer), None
-        at = block - transfer.first_block
-        if not (0 <= layer < self._pages.num_layers and 0 <= at < len(transfer.block_ids)):
+        at, num_blocks = block - transfer.first_block, len(transfer.block_ids[0])
+        if not (0 <= layer < self._pages.num_layers and 0 <= at < num_blocks):
             return Refusal.OUT_OF_BOUNDS, None
+        block_id = transfer.block_ids[self._pages.groups[layer]][at]
         has_size = data.nbytes == self._pages.page_bytes(layer)
         if not (has_size and is_whole):
             return (Refusal.DAMAGED if has_size else Refusal.WRONG_SIZE), None
-        index = layer * len(transfer.block_ids) + at
+        index = layer * num_blocks + at
         if transfer.arrived[index]:
             return Refusal.DUPLICATE, None
         if isinstance(data, DevicePage):
             assert self._pages.port is not None, "pages of a device"
-            self._pages.port.write_from(layer, transfer.block_ids[at], data.address)
+            self._pages.port.write_from(layer, block_id, data.address)
         elif (wait := self._pages.awaited(layer)) is not None:
             return None, wait
         else:
-            self._pages.write(layer, transfer.block_ids[at], data.data)
+            self._pages.write(layer, block_id, data.data)
         transfer.arrived[index] = 1
         transfer.progress = self._clock()
         transfer.num_missing -= 1

@@ -58,9 +58,14 @@ class DevicePort(Protocol):
 
 
 class Pages(Protocol):
-    """The KV pages of an instance. Layers are numbered: the target's, then the draft layers."""
+    """The KV pages of an instance. Layers are numbered: the target's, then the draft layers.
+
+    Attributes:
+        groups: KV group of each layer.
+    """
 
     num_layers: int
+    groups: Sequence[int]
 
     @property
     def port(self) -> DevicePort | None:

@@ -41,7 +41,7 @@ class KVCacheManager:
         self.prefixes = PrefixMatcher(self._prefix_cache, self.groups)
         self._num_publications = 0
         self._tables: dict[RequestId, BlockTable] = {}
-        self._held: dict[str, Sequence[int]] = {}
+        self._held: dict[str, list[int]] = {}
         self.listener: CacheListener | None = None  # is told of every block that is published, lost or discarded
 
     @property
@@ -154,7 +154,7 @@ class KVCacheManager:
         False, with nothing changed, when there are not enough blocks for that and a step after it, of `num_tokens` at
         most.
         """
-        firsts, counts = [group.first_block(num_known_tokens) for group in self.groups], []
+        firsts, counts = [group.first_carried_block(num_known_tokens + 1) for group in self.groups], []
         for group, own, first in zip(self.groups, table.groups, firsts, strict=True):
             num_blocks = group.num_blocks(group.admitted_tokens(num_known_tokens, num_tokens))
             counts.append(max(num_blocks - max(len(own.block_ids), first), 0))
@@ -162,7 +162,7 @@ class KVCacheManager:
             return False
         for own, first in zip(table.groups, firsts, strict=True):
             own.block_ids += [NO_BLOCK] * (first - len(own.block_ids))
-        self.free_before_windows(table, num_known_tokens)
+            self._free_before(own, first)
         self._grow(table, counts)
         return True
 
@@ -188,12 +188,7 @@ class KVCacheManager:
         Drafts are not counted: while they may be rejected, an earlier token may come again. Comes after `publish`.
         """
         for group, own in zip(self.groups, table.groups, strict=True):
-            end = group.first_block(num_computed_tokens)
-            for i in range(own.num_freed, end):
-                if own.block_ids[i] != NO_BLOCK:
-                    self._release(own.block_ids[i])
-                    own.block_ids[i] = NO_BLOCK
-            own.num_freed = max(own.num_freed, end)
+            self._free_before(own, group.first_block(num_computed_tokens))
 
     def free(self, table: BlockTable, *, discard: bool = False) -> None:
         """Take a table's blocks back; the table can be admitted again. Nothing happens if it has none.
@@ -211,14 +206,13 @@ class KVCacheManager:
         self._tables.pop(table.request_id, None)
 
     def hold(self, name: str, block_ids: Sequence[int]) -> None:
-        """Keep these blocks of a request as they are until `release`, whatever becomes of the request."""
-        assert name not in self._held, f"{name} holds blocks already"
-        self._held[name] = tuple([block_id for block_id in block_ids if block_id != NO_BLOCK])
-        self._pool.share(self._held[name])
+        """Keep these blocks of a request, too, as they are until `release`, whatever becomes of the request."""
+        self._pool.share(block_ids)
+        self._held.setdefault(name, []).extend(block_ids)
 
     def release(self, name: str) -> None:
         """Give back what was held under this name."""
-        for block_id in reversed(self._held.pop(name)):
+        for block_id in reversed(self._held.pop(name, [])):
             self._release(block_id)
 
     def check_integrity(self) -> None:
@@ -272,6 +266,13 @@ class KVCacheManager:
 
     def _release(self, block_id: int) -> None:
         self._pool.release(block_id, keep=block_id in self._prefix_cache)
+
+    def _free_before(self, own: GroupBlocks, end: int) -> None:
+        for i in range(own.num_freed, end):
+            if own.block_ids[i] != NO_BLOCK:
+                self._release(own.block_ids[i])
+                own.block_ids[i] = NO_BLOCK
+        own.num_freed = max(own.num_freed, end)
 
     def _discard(self, own: GroupBlocks) -> None:
         """Let no request find a request's blocks, those that it gave back included."""

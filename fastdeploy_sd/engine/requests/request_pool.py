@@ -136,8 +136,8 @@ class RequestPool:
 
     def waits_for_kv(self, state: RequestState, num_cached_tokens: int) -> bool:
         """Offer an admitted request to the connector, and return whether it waits for KV then."""
-        token_ids = np.array(state.token_ids, np.int32)
-        waits = self._connector.begin(state.request, token_ids, num_cached_tokens, state.table.block_ids)
+        given = state.request, np.array(state.token_ids, np.int32)
+        waits = self._connector.begin(*given, num_cached_tokens, state.table.block_ids)
         self.counters.num_slots[state.counter_row] = state.table.num_slots
         return waits
 
@@ -148,9 +148,9 @@ class RequestPool:
         state = self.states[arrival.request_id]
         state.take_arrival(arrival, self.kv.block_size)
         self.stats.record_arrival(arrival.origins, arrival.failure)
+        state.takes_no_kv = arrival.is_lost
         if arrival.is_lost:
-            self.preempt(state)
-            return
+            return self.preempt(state)
         self.kv.publish(state.table, state.token_ids, arrival.num_tokens)
         num_swapped = arrival.origins.get(SWAP, 0)
         if num_swapped and not state.num_preemptions:

@@ -48,6 +48,7 @@ class RequestState:
         end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
         is_text_bound: whether what its next step is given hangs on the text before it, or what it brings on the logits.
         is_ready: whether it may run once it is admitted; else it waits for KV.
+        takes_no_kv: some was lost on its way, and it computes all its tokens here.
         arrival: what came for its blocks from elsewhere, None = nothing did.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission.
         arrival_time, first_scheduled_time, first_token_time: seconds since the epoch, 0.0 = has not happened.
@@ -91,7 +92,7 @@ class RequestState:
         self.arrival_time = request.arrival_time or now
         self.first_scheduled_time = 0.0
         self.first_token_time = 0.0
-        self.is_ready = False
+        self.is_ready = self.takes_no_kv = False
         self.arrival: KvArrival | None = None
         self.drafts = DraftCounter()
         self._counters = counters

@@ -13,7 +13,7 @@ from fastdeploy_sd.device.cuda.sharing import handle_of, open_verified, take_sha
 from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.kv.kv_memory import RankKv
-from fastdeploy_sd.worker.kv.kv_pages import pieces_of_layers, verify_page
+from fastdeploy_sd.worker.kv.kv_pages import groups_of_layers, pieces_of_layers, verify_page
 
 # Of a batch, unless a page is larger.
 _BATCH_BYTES = 4 << 20
@@ -33,7 +33,7 @@ class DevicePages:
         MemoryError: the GPU or the host has no memory for batches.
 
     Attributes:
-        num_layers: target and draft layers together. num_target_layers: the first ones.
+        num_layers: target and draft layers together. num_target_layers: the first ones. groups: KV group of each layer.
         host_bytes: of host memory that they take: 0.
     """
 
@@ -44,6 +44,7 @@ class DevicePages:
     ) -> None:
         layers: Any = pieces_of_layers(ranks)
         self.num_target_layers, self.num_layers = len(ranks[0].caches), len(layers)
+        self.groups: Sequence[int] = groups_of_layers(ranks)
         self._blocks: CudaBlocks | None = CudaBlocks(device, layers, are_shared=len(ranks) > 1)
         self.num_blocks = self.blocks.num_blocks
         self._batch_bytes = max([_BATCH_BYTES, *map(self.page_bytes, range(self.num_layers))])

@@ -86,7 +86,7 @@ class KvIdentity:
             target.layers[0].attention.head_dim,
         )
 
-    def describe(self, page_bytes: tuple[int, ...]) -> KvDescription:
+    def describe(self, page_bytes: tuple[int, ...], windows: tuple[int, ...]) -> KvDescription:
         """Return what instances must agree on before KV goes from one to another."""
         return KvDescription(
             self.device,
@@ -98,6 +98,7 @@ class KvIdentity:
             self.head_dim,
             page_bytes,
             self.draft_fingerprint,
+            windows[: self.num_layers],
         )
 
     def output_fingerprint(self, rule: VerifyRule) -> str:

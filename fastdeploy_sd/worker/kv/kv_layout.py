@@ -42,7 +42,8 @@ class KvLayout:
         plain = [replace(layer, window=None) for layer in layers]
         has_full_draft = any(layer.window is None for layer in drafts)
         reasons = {
-            "splitwise_role sends KV": config.splitwise.splitwise_role != "mixed",
+            "splitwise_role and swap_space both copy KV": config.splitwise.splitwise_role != "mixed"
+            and config.cache.swap_bytes > 0,
             "draft layers without a window share them": has_full_draft and all(layer.window for layer in layers),
             "the layers have other heads": len(set(plain)) > 1,
         }

@@ -34,7 +34,7 @@ class KvPages:
         ranks: all of them; empty = no layers.
 
     Attributes:
-        num_layers: target and draft layers together. num_target_layers: the first ones.
+        num_layers: target and draft layers together. num_target_layers: the first ones. groups: KV group of each layer.
         host_bytes: of host memory that all blocks take, on all ranks together.
     """
 
@@ -43,6 +43,7 @@ class KvPages:
         self._layers: list[list[_Piece]] = [[tuple(map(_by_block, copies)) for copies in layer] for layer in layers]
         self.num_target_layers = len(ranks[0].caches) if ranks else 0
         self.num_layers = len(self._layers)
+        self.groups: Sequence[int] = groups_of_layers(ranks)
         every = [copy for layer in self._layers for piece in layer for copy in piece]
         self.num_blocks = min(map(len, every), default=0)
         self.host_bytes = sum(copy.nbytes for copy in every)
@@ -102,6 +103,12 @@ def verify_page(layer: int, block_id: int, num_layers: int, num_blocks: int) -> 
             f"page: expected a layer below {num_layers} and a block below {num_blocks},"
             f" got layer {layer}, block {block_id}"
         )
+
+
+def groups_of_layers(ranks: Sequence[RankKv]) -> list[int]:
+    """Return the KV group of every layer in the order of pages."""
+    own = ranks[:1]
+    return [cache.group for rank in own for cache in (*rank.caches, *(layer.cache for layer in rank.copied_drafts))]
 
 
 def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:

@@ -57,9 +57,10 @@ class SpeculativeConfig:
     num_model_steps: int = option(
         1,
         Spec(
-            "Drafts that MTP itself makes: k where it drafts alone, fewer in a hybrid; for `auto` at most so many.",
+            "Drafts that a model itself makes: k where it drafts alone, fewer in a hybrid; for `auto` at most so many.",
             minimum=1,
-            default_text="`1`; for `mtp` alone `num_speculative_tokens`; for `auto` with MTP 3",
+            default_text="`1`; for `mtp` alone and `draft_model` `num_speculative_tokens`; for `auto` with MTP 3, with"
+            " a draft model 5",
         ),
     )
     auto_with_mtp: bool = option(
@@ -67,8 +68,12 @@ class SpeculativeConfig:
         Spec(
             "Whether `auto` has MTP among its sources. The layers take memory, and prompts take the time of one layer"
             " more for each.",
-            default_text="`false`; `true` with `num_model_steps` or `model`",
+            default_text="`false`; `true` with `num_model_steps` or `model`, unless `auto_with_draft_model`",
         ),
+    )
+    auto_with_draft_model: bool = option(
+        False,
+        Spec("Whether `auto` has the draft model in `model` among its sources; not with `auto_with_mtp`."),
     )
     draft_p_min: float = option(
         0.0,
@@ -226,7 +231,7 @@ SPECULATIVE_KEYS: Mapping[str, Option] = {opt.name: opt for opt in (*SPECULATIVE
 _SCOPES: Mapping[str, Scope] = {
     "method": _ANY,
     "num_speculative_tokens": _ANY,
-    "auto_with_mtp": _CHOOSING,
+    **{method.auto_key: _CHOOSING for method in METHODS.values() if method.auto_key},
     "verify_strategy": _DRAFTING,
     "accept_policy": _DRAFTING,
     "benchmark_mode": _DRAFTING,
@@ -252,6 +257,7 @@ def scope_of(key: str) -> Scope:
     names = [method.name for method in readers]
     if key in _OF_LAYERS:
         choosing = [method.name for method in METHODS.values() if method.chooses]
-        where = f"method {_either(names)}, or {_either(choosing)} with auto_with_mtp"
+        keys = _either([method.auto_key for method in readers])
+        where = f"method {_either(names)}, or {_either(choosing)} with {keys}"
         return Scope(where, lambda c: bool(c.draft_models))
     return Scope(f"method {_either(names)}", lambda c: c.method in names)

@@ -26,7 +26,7 @@ from fastdeploy_sd.types.draft_methods import (
 )
 
 _NAME = re.compile(r"\s*[A-Za-z][\w-]*\s*")
-# Drafts of MTP for a method that chooses, where only the layers are named.
+# Drafts of draft layers for a method that chooses, where no number is given.
 _CHOSEN_MODEL_STEPS = 3
 # vLLM's names of keys.
 _KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
@@ -171,12 +171,14 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
 
 def _derive_layers(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Let a key that says something of draft layers ask for them."""
+    keys = {method.auto_key: method for method in METHODS.values() if method.auto_key}
     origin = next((key for key in ("num_model_steps", "model") if values.get(key)), None)
-    if origin is not None and "auto_with_mtp" not in values:
+    if origin is not None and not keys.keys() & values.keys():
         values["auto_with_mtp"], origins["auto_with_mtp"] = True, origin
-    if values.get("auto_with_mtp"):
-        k = values.get("num_speculative_tokens", _CHOSEN_MODEL_STEPS)
-        values.setdefault("num_model_steps", max(1, min(k, _CHOSEN_MODEL_STEPS)))
+    asked = [method for key, method in keys.items() if values.get(key)]
+    if asked:
+        most = max(asked[0].default_num_drafts, _CHOSEN_MODEL_STEPS)
+        values.setdefault("num_model_steps", max(1, min(values.get("num_speculative_tokens", most), most)))
 
 
 def _derive_strategy(method: DraftMethod, values: dict[str, Any], origins: dict[str, str]) -> None:
@@ -213,7 +215,10 @@ def _verify_lengths(config: SpeculativeConfig, written: Mapping[str, Any]) -> No
     if config.num_speculative_tokens < 1:
         expected = f"at least 1 with method {config.method}"
         raise _error("num_speculative_tokens", expected, config.num_speculative_tokens)
-    if config.auto_with_mtp and config.num_model_steps > config.num_speculative_tokens:
+    if config.auto_with_mtp and config.auto_with_draft_model:
+        raise _error("auto_with_draft_model", "false with auto_with_mtp, as auto asks one model", "true")
+    is_model_asked = config.auto_with_mtp or config.auto_with_draft_model
+    if is_model_asked and config.num_model_steps > config.num_speculative_tokens:
         at_most = f"at most num_speculative_tokens ({config.num_speculative_tokens})"
         raise _error("num_model_steps", at_most, config.num_model_steps)
     if METHODS[config.method].needs_model:

@@ -133,9 +133,17 @@ METHODS: Mapping[str, DraftMethod] = {
             "draft_model",
             ".model_based.proposer:ModelProposer",
             DraftSource.DRAFT_MODEL,
-            keys=("model", "quantization", "draft_head_quantization", "draft_p_min", "enable_draft_logprob"),
+            keys=(
+                "num_model_steps",
+                "draft_p_min",
+                "model",
+                "quantization",
+                "draft_head_quantization",
+                "enable_draft_logprob",
+            ),
             draft_weights=".draft_decoder_weights:open_draft_decoder",
             draft_model=".draft_decoder:build_draft_decoder",
+            auto_key="auto_with_draft_model",
             default_num_drafts=5,
         ),
         # Longer drafts brought nothing on any recording; how many are worth their time is decided in every step.

@@ -184,3 +184,21 @@ def test_same_tokens_on_several_ranks(references: References, size: int) -> None
     cell = run_cell(base, way, Method("draft_model", config), reference.requests[: way.num_requests], answers)
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_accepted > 0
+
+
+@pytest.mark.parametrize("way", [quick_variants()[4], quick_variants()[3]], ids=lambda way: way.name)
+def test_as_a_source_of_auto_it_changes_no_token(references: References, way: EngineVariant) -> None:
+    """Of five requests one forces it, one forces it for one draft, and two do without it."""
+    reference = references.get("float32")
+    config = SpeculativeConfig("auto", 6, auto_with_draft_model=True, model=DRAFT, num_model_steps=K)
+    asked = (
+        Speculation(),
+        Speculation(method="draft_model"),
+        Speculation(method="ngram"),
+        Speculation(method="draft_model", num_speculative_tokens=1),
+        Speculation(enabled=False),
+    )
+    column = Method("auto", config, speculations=asked)
+    cell = run_cell(reference.base, way, column, reference.requests, reference.answers)
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_accepted > 0

@@ -17,7 +17,7 @@ import pytest
 
 from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
-from fastdeploy_sd.config import Config
+from fastdeploy_sd.config import Config, SpeculativeConfig
 from fastdeploy_sd.device.cuda.buffer import CudaTransfers
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
@@ -76,6 +76,22 @@ def test_draft_layers_run_on_the_device(model: str, num_drafts: int, tmp_path: p
     cell = run_cell(config, BATCH, method, requests, alone)
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_drafts > 20
+
+
+def test_a_draft_model_runs_on_the_device() -> None:
+    """It drafts for itself: with unquantised weights every greedy draft is right, also after preemption."""
+    config, requests = tiny_config(), short_requests()[:6]
+    greedy = [replace(r, sampling=SamplingParams(temperature=0.0, ignore_eos=True), grammar="") for r in requests]
+    column = Method(
+        "draft_model",
+        SpeculativeConfig(
+            "draft_model", NUM_DRAFTS, model=config.model.model, num_model_steps=NUM_DRAFTS, quantization="none",
+            draft_head_quantization="target",
+        ),
+    )  # fmt: skip
+    cell = run_cell(config, TIGHT, column, greedy, run_alone(config, greedy))
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_accepted == cell.num_drafts > 0
 
 
 def test_draft_layers_beside_right_drafts_change_no_answer(kind: str, tmp_path: pathlib.Path) -> None:

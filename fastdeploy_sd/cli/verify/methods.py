@@ -19,7 +19,7 @@ _HYBRIDS = {f"{m.name}-{rest}": (m, strategy) for m in METHODS.values() for stra
 _MODEL_FREE = [m.name for m in METHODS.values() if not m.needs_model and not m.chooses]
 # Name of the column -> the method that chooses, with draft layers among its sources.
 _WITH_LAYERS = {
-    f"{m.name}-{layers.name}": m
+    f"{m.name}-{layers.name}": (m, layers.auto_key)
     for m in METHODS.values()
     if m.chooses
     for layers in METHODS.values()
@@ -116,10 +116,11 @@ def _has_room(name: str, k: int) -> bool:
 def _column(name: str, k: int, base: SpeculativeConfig) -> Method:
     values: dict[str, Any] = {"method": name, "num_speculative_tokens": k}
     if name in _WITH_LAYERS:
-        values |= {"method": _WITH_LAYERS[name].name, "auto_with_mtp": True, "num_model_steps": min(k, _MODEL_STEPS)}
+        method, auto_key = _WITH_LAYERS[name]
+        values |= {"method": method.name, auto_key: True, "num_model_steps": min(k, _MODEL_STEPS)}
     elif name in _HYBRIDS:
-        method, strategy = _HYBRIDS[name]
-        values |= {"method": method.name, "mtp_strategy": strategy, "num_model_steps": k // 2}
+        hybrid, strategy = _HYBRIDS[name]
+        values |= {"method": hybrid.name, "mtp_strategy": strategy, "num_model_steps": k // 2}
     elif METHODS[name].needs_model:
         values["num_model_steps"] = k
     return Method(f"{name} k={k}", replace(base, **values))

@@ -34,7 +34,7 @@ _NUM_STATS, _NUM_OUTCOMES, _NUM_FORECASTS = 7, 5, 9
 LEAST_DEMAND = 1.03
 _OPS = ("ask", "decide", "offer", "choose")
 # First drafts of a model or of a client's prediction are accepted more often than those of a look-up in a text.
-_PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.PREDICTION: 1.5}
+_PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.DRAFT_MODEL: 1.5, DraftSource.PREDICTION: 1.5}
 
 
 class DraftController:

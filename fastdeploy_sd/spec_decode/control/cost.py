@@ -92,16 +92,20 @@ class CostModel:
 
 
 class CallTimes(NamedTuple):
-    """A call for k drafts of each of n rows takes first + row * n + (k - 1) * (pass_ + pass_row * n)."""
+    """A call for k drafts of each of n rows takes first + row * n + (k - 1) * (pass_ + pass_row * n).
+
+    Each token whose KV it fills besides takes as long as a row of the first pass.
+    """
 
     first: float
     row: float
     pass_: float
     pass_row: float
 
-    def of(self, num_rows: int, num_passes: int) -> float:
+    def of(self, num_rows: int, num_passes: int, num_filled: int = 0) -> float:
         """Return the time of a call for so many rows, of which the longest gets `num_passes` drafts."""
-        return self.first + self.row * num_rows + max(num_passes - 1, 0) * (self.pass_ + self.pass_row * num_rows)
+        first = self.first + self.row * (num_rows + num_filled)
+        return first + max(num_passes - 1, 0) * (self.pass_ + self.pass_row * num_rows)
 
 
 class DraftCost:
@@ -126,9 +130,9 @@ class DraftCost:
         found = np.linalg.lstsq(columns / ms[:, None], np.ones(len(n)), rcond=None)[0]
         self._found, self._is_measured = CallTimes(*np.maximum(found, 0.0).tolist()), True
 
-    def observe(self, num_rows: int, num_passes: int, ms: float) -> None:
-        """A call took `ms`; rows whose missing KV it filled count as rows."""
-        expected = self._found.of(num_rows, num_passes) * self._ratio
+    def observe(self, num_rows: int, num_passes: int, ms: float, num_filled: int = 0) -> None:
+        """A call took `ms`, and filled the KV of so many tokens besides."""
+        expected = self._found.of(num_rows, num_passes, num_filled) * self._ratio
         if self._is_measured and expected > 0:
             self._ratio *= min(max(ms / expected, 1 / _MAX_RATIO), _MAX_RATIO) ** _RATE
 

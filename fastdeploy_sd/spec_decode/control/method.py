@@ -81,7 +81,8 @@ class AutoMethod(Proposer):
         self._model_source: RowPartition | None = None
         if layers is not None:
             other, block_size = context.other_method(layers.method.name), layers.caches[0].block_size
-            source = ModelDraftSource(other, context.max_num_seqs, block_size)
+            fills_late = not layers.method.reads_hidden
+            source = ModelDraftSource(other, context.max_num_seqs, block_size, fills_late=fills_late)
             self._model_source = RowPartition(source, layers.method, context.max_num_seqs)
         self._auto = AutoProposer(
             methods,
@@ -131,7 +132,7 @@ class AutoMethod(Proposer):
         known = self._observe(x)
         drafts, choice = self._choose(x, known)
         self._log.note(choice)
-        self._next.asking_s = asking_s = time.perf_counter() - begin
+        self._next.asking_s = asking_s = time.perf_counter() - begin - self._deferred_s
         self._next.choosing_s = asking_s - self._model_source_s if choice == _DRAFTS else 0.0
         if self._next.plain_time:  # they were asked
             self._next.lookup_s = asking_s - self._model_source_s
@@ -221,6 +222,11 @@ class AutoMethod(Proposer):
         """Seconds that draft layers have taken in this step."""
         return 0.0 if self._model_source is None else self._model_source.source.seconds
 
+    @property
+    def _deferred_s(self) -> float:
+        """Seconds that draft layers have taken in this step, and that later calls are charged for."""
+        return 0.0 if self._model_source is None else self._model_source.source.deferred_s
+
     def _take_costs(self, profile: CostProfile) -> None:
         self._auto.controller.take_costs(profile, _MAX_NUM_ROWS)
         if self._model_source is not None:
@@ -233,7 +239,7 @@ class AutoMethod(Proposer):
         if b.profile is not None and not self._has_costs:
             self._take_costs(b.profile)
         if self._model_source is not None:
-            self._model_source.source.seconds = 0.0
+            self._model_source.source.seconds = self._model_source.source.deferred_s = 0.0
         goes_on = self._have_same_rows(x)
         self._auto.bind(x)
         if b.num_skipped_steps:

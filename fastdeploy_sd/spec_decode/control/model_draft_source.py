@@ -24,6 +24,8 @@ _TRIAL_PRIOR, _TRIAL_DRAFTS = 0.9, 2
 _FIRST_PRIOR, _FIRST_DRAFTS = 0.8, 64
 _NUM_OUTCOMES = 3
 _NEVER = np.iinfo(np.int32).max
+# Calls that a filled slot of a model that fills late is expected to serve.
+_CATCH_UP_CALLS = 32
 # At most so many steps are skipped before `wanted` is called again, after the source was not worth its time.
 _MOST_SKIPPED = 15
 
@@ -59,16 +61,22 @@ class ModelDraftSource:
     """One method that runs a model, for all requests that may have its drafts.
 
     It gets every step, and calls the method in few. Hidden rows for draft layers are kept without a call. Their KV must
-    be filled along a prompt, and before a block is full.
+    be filled along a prompt, and before a block is full. A model that reads only tokens fills its KV when it drafts,
+    perhaps for a whole prompt; that time is charged to this call and later ones.
+
+    Args:
+        fills_late: whether the model is of the second kind.
 
     Attributes:
         seconds: of drafting since this was last set to 0, without the time that KV needs anyway.
+        deferred_s: seconds of drafting since then that later calls are charged for.
     """
 
-    def __init__(self, method: Proposer, max_num_seqs: int, block_size: int) -> None:
+    def __init__(self, method: Proposer, max_num_seqs: int, block_size: int, *, fills_late: bool = False) -> None:
         self._method, self._block_size, self._max_draft_len = method, block_size, method.num_lookahead_slots
         self.cost, self._trials = DraftCost(), Trials()
-        self.seconds = 0.0
+        self._fills_late, self._owed_s = fills_late, 0.0
+        self.seconds = self.deferred_s = 0.0
         self._num_to_skip = self._num_skipped = self._num_drafts = 0
         # By table row: tokens at its begin; filled KV slots; the number of tokens at which a call is due.
         self._num_begun, self._num_filled = np.zeros((2, max_num_seqs), np.int32)
@@ -86,7 +94,7 @@ class ModelDraftSource:
         for request in requests:
             self._num_begun[request.table_row] = request.num_tokens
             self._num_filled[request.table_row] = request.num_draft_slots
-            self._due[request.table_row] = 0
+            self._due[request.table_row] = _NEVER if self._fills_late else 0
         self._method.begin(requests)
 
     def forget(self, table_rows: I32) -> None:
@@ -95,6 +103,8 @@ class ModelDraftSource:
 
     def num_steps_until_due(self, x: ProposeInput) -> int:
         """Return how many further steps of one token per row need no call; x: all rows decode."""
+        if self._fills_late:
+            return _NEVER
         num_run = x.num_tokens - 1
         return int((self._block_size - 1 - num_run % self._block_size).min(initial=self._block_size))
 
@@ -121,7 +131,7 @@ class ModelDraftSource:
         num_steps, self._num_skipped = max(self._num_skipped, 1), 0
         limits = self.limits(x)
         accept_prior = _FIRST_PRIOR if self._num_drafts < _FIRST_DRAFTS else 0.0
-        how = (speed, accept_prior, self._max_draft_len, num_outputs)
+        how = (speed, accept_prior, self._max_draft_len, num_outputs, _CATCH_UP_CALLS if self._fills_late else 1)
         found, gain, least, num_others = self._worth(x, policy, source, times, how, limits)
         if gain > 1:
             self._num_to_skip = 0
@@ -130,7 +140,7 @@ class ModelDraftSource:
         self._num_to_skip = 0 if num_others else min(2 * self._num_to_skip + 1, _MOST_SKIPPED)
         if self._trials.is_due(num_steps):
             self._num_to_skip = 0
-            trial = (speed, _TRIAL_PRIOR, min(_TRIAL_DRAFTS, self._max_draft_len), num_outputs)
+            trial = (speed, _TRIAL_PRIOR, min(_TRIAL_DRAFTS, self._max_draft_len), num_outputs, 1)
             found, _, _, _ = self._worth(x, policy, source, times, trial, limits)
         return found, 0.0
 
@@ -140,11 +150,11 @@ class ModelDraftSource:
         policy: DraftController,
         source: int,
         times: DraftTimes,
-        how: tuple[float, float, int, int],
+        how: tuple[float, float, int, int, int],
         limits: I32,
     ) -> tuple[I32, float, float, int]:
         """Return drafts per row, the expected gain, the least acceptance probability, and other sources' drafts."""
-        speed, accept_prior, max_drafts, num_outputs = how
+        speed, accept_prior, max_drafts, num_outputs, num_calls = how
         if self._wants is None:
             params = struct_type("ControllerWantsParams")(
                 controller=policy.handle, source=source, max_num_chosen=MAX_STEP_DRAFTS, outcome=address(self._outcome)
@@ -152,7 +162,7 @@ class ModelDraftSource:
             self._wants = BoundCall("controller_wants", params)
         call: CallTimes = self.cost.times(speed)
         found, num_rows = np.zeros(len(x.table_rows), np.int32), len(x.table_rows)
-        catch_up = self._num_unfilled(x) * call.row
+        catch_up = self._num_unfilled(x) * (call.row / num_calls)
         p = self._wants.params
         p.num_rows, p.num_outputs = num_rows, num_outputs
         p.max_drafts, p.min_acceptance_prior = max_drafts, accept_prior
@@ -190,14 +200,25 @@ class ModelDraftSource:
         asked = replace(x, max_draft_len=limits, probabilities=DraftProbabilities(min_survival, self._draft_prob))
         drafts = self._method.propose(asked)
         seconds, num_drafting = time.perf_counter() - begin, int((limits > 0).sum())
+        num_unfilled, num_passes = int(self._num_unfilled(x)[ran].sum()), int(np.diff(drafts.cu_num_draft).max())
         if num_drafting:
-            self.seconds += seconds
+            self.seconds += seconds if not self._fills_late else self._charged(seconds, num_unfilled, limits)
             self._num_drafts += len(drafts.token_ids)
         if num_drafting and not (target.num_computed_tokens < self._num_begun[x.table_rows]).any():
-            num_rows = num_drafting + int(self._num_unfilled(x)[ran].sum())
-            self.cost.observe(num_rows, int(np.diff(drafts.cu_num_draft).max()), 1e3 * seconds)
+            self.cost.observe(num_drafting, num_passes, 1e3 * seconds, num_unfilled)
         self._note_filled(x, ran & (target.num_valid > target.num_computed_tokens))
         return drafts, self._draft_prob[: len(drafts.token_ids)]
+
+    def _charged(self, seconds: float, num_unfilled: int, limits: I32) -> float:
+        """Return what a call is charged: its time without filling KV, and a share of what filling has taken so far."""
+        times, num_rows, num_passes = self.cost.times(1.0), int((limits > 0).sum()), int(limits.max())
+        share = times.of(num_rows, num_passes) / times.of(num_rows, num_passes, num_unfilled)
+        filling_s = seconds * (1 - share)
+        self._owed_s += filling_s
+        charged_s = self._owed_s / _CATCH_UP_CALLS
+        self._owed_s -= charged_s
+        self.deferred_s += filling_s - charged_s
+        return seconds - filling_s + charged_s
 
     def _num_unfilled(self, x: ProposeInput) -> I32:
         """Return i32[R], the tokens whose KV a call fills, without the newest one."""
@@ -209,6 +230,8 @@ class ModelDraftSource:
         end = np.minimum(np.minimum(t.num_valid + 1, x.num_tokens), t.num_kv_slots)[ran]
         self._num_filled[rows] = end
         is_prompt = t.num_valid[ran] < self._num_begun[rows]
+        if self._fills_late:
+            return
         self._due[rows] = np.where(is_prompt, 0, (end // self._block_size + 1) * self._block_size)
 
 

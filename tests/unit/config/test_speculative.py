@@ -300,5 +300,19 @@ def test_whoever_says_something_of_draft_layers_to_auto_gets_them() -> None:
     assert short.num_model_steps == 2
     with pytest.raises(ConfigError, match=r"num_model_steps: expected at most num_speculative_tokens \(2\), got 3"):
         read_speculative({"method": "auto", "num_model_steps": 3, "num_speculative_tokens": 2})
-    with pytest.raises(ConfigError, match="num_model_steps: expected only with method mtp, or auto with auto_with_mtp"):
+    with pytest.raises(ConfigError, match="num_model_steps: expected only with method mtp or draft_model, or auto"):
         read_speculative({"method": "auto", "auto_with_mtp": False, "num_model_steps": 3})
+
+
+def test_auto_asks_a_draft_model_or_draft_layers() -> None:
+    keys = {"auto_with_draft_model": True, "model": "dir"}
+    config = read_speculative(keys).config
+    assert (config.method, config.draft_models, config.num_model_steps) == ("auto", ("draft_model",), 5)
+    with pytest.raises(ConfigError, match="auto_with_draft_model: expected false with auto_with_mtp"):
+        read_speculative({**keys, "auto_with_mtp": True})
+
+
+def test_a_draft_model_makes_all_drafts() -> None:
+    for keys, k in ({}, 5), ({"num_speculative_tokens": 3}, 3), ({"num_model_steps": 2}, 2):
+        config = read_speculative({"method": "draft_model", "model": "dir", **keys}).config
+        assert (config.num_speculative_tokens, config.num_model_steps) == (k, k)

@@ -110,7 +110,8 @@ def test_a_section_checks_its_fields_when_constructed() -> None:
 
 # ---- rules between keys ---------------------------------------------------------------------------------------------
 
-MODEL, LAYERS = "method mtp or draft_model", "method mtp or draft_model, or auto with auto_with_mtp"
+MODEL = "method mtp or draft_model"
+LAYERS = f"{MODEL}, or auto with auto_with_mtp or auto_with_draft_model"
 DRAFTING = "method ngram, suffix, mtp, draft_model or auto"
 
 
@@ -124,12 +125,13 @@ DRAFTING = "method ngram, suffix, mtp, draft_model or auto"
         ("naive", {"suffix_decoding_cache_file": "f"}, DRAFTING),
         ("naive", {"model": "weights"}, LAYERS),
         ("ngram", {"mtp_strategy": "with_ngram"}, "method mtp"),
-        ("ngram", {"num_model_steps": 2}, "method mtp, or auto with auto_with_mtp"),
+        ("ngram", {"num_model_steps": 2}, LAYERS),
         ("ngram", {"quantization": "wint8"}, LAYERS),
         ("ngram", {"draft_head_quantization": "target"}, LAYERS),
         ("ngram", {"enable_draft_logprob": True}, MODEL),
         ("auto", {"draft_p_min": 0.5}, MODEL),
         ("ngram", {"auto_with_mtp": True}, "method auto"),
+        ("draft_model", {"auto_with_draft_model": True}, "method auto"),
     ],
 )
 def test_a_key_of_another_method_is_refused(method: str, keys: Keys, where: str) -> None:

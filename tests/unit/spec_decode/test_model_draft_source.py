@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from fastdeploy_sd.spec_decode.control import model_draft_source
 from fastdeploy_sd.spec_decode.control.cost import DraftCost, LinearCost
 from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSource, Trials
 from fastdeploy_sd.spec_decode.control.profile import DraftSample
@@ -43,9 +47,9 @@ class Layers(Proposer):
 class Steps:
     """Requests whose token i is i % 997, drafted for by these layers alone."""
 
-    def __init__(self, num_rows: int = 1, call_ms: float = 0.2) -> None:
+    def __init__(self, num_rows: int = 1, call_ms: float = 0.2, *, fills_late: bool = False) -> None:
         self.layers = Layers()
-        self.source = ModelDraftSource(self.layers, NUM_SEQS, BLOCK_SIZE)
+        self.source = ModelDraftSource(self.layers, NUM_SEQS, BLOCK_SIZE, fills_late=fills_late)
         self.source.cost.take([DraftSample("mtp", n, k, 8, call_ms * (1 + 0.2 * k)) for n in (1, 4) for k in (1, 3)])
         self.auto = AutoProposer([], LinearCost(0.05), NUM_SEQS, 8, DraftSource.MTP)
         requests = [DraftRequest(f"r{r}", r, PROMPT, PROMPT) for r in range(num_rows)]
@@ -158,3 +162,31 @@ def test_trials_come_in_fours_after_pauses_that_double() -> None:
     assert due == [63, 64, 65, 66, 194, 195, 196, 197, 453, 454, 455, 456]
     trials.note_wanted()
     assert [i for i in range(64) if trials.is_due(1)] == [63]
+
+
+def test_a_model_that_fills_its_kv_late_is_called_only_to_draft() -> None:
+    steps = Steps(fills_late=True)
+    steps.layers.is_right = False
+    steps.step(300)
+    assert steps.source.num_steps_until_due(steps.input()) >= 300
+    assert all(sum(asked) > 0 for asked in steps.layers.num_asked)
+    assert 0 < steps.layers.num_calls < 100
+
+
+def test_what_filling_a_prompt_takes_is_charged_to_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call takes a second; nearly all of the first one is for the prompt."""
+    clock = itertools.count()
+    monkeypatch.setattr(model_draft_source, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    steps = Steps(fills_late=True)
+    steps.num_tokens, steps.source.cost = [800], DraftCost()
+    source, charged, deferred = steps.source, [], []
+    for _ in range(200):
+        source.seconds = source.deferred_s = 0.0
+        source.draft(steps.input(), np.full(1, STEPS, np.int32), np.zeros(1, np.float32))
+        steps.num_computed, steps.num_tokens = [steps.num_tokens[0] - 1], [steps.num_tokens[0] + 1]
+        charged.append(source.seconds)
+        deferred.append(source.deferred_s)
+    assert charged[0] + deferred[0] == pytest.approx(1.0)
+    assert charged[0] < 0.1 < deferred[0]
+    assert max(charged) < 1.2
+    assert sum(charged) == pytest.approx(200, rel=0.001)

@@ -152,7 +152,7 @@ def test_methods_get_a_column_per_length() -> None:
     assert names == [
         "naive", "ngram k=1", "ngram k=4", "suffix k=1", "suffix k=4", "mtp k=1", "mtp k=4", "draft_model k=1",
         "draft_model k=4", "auto k=1", "auto k=4", "mtp-ngram k=4", "mtp-suffix k=4", "auto-mtp k=1", "auto-mtp k=4",
-        "mixed k=4",
+        "auto-draft_model k=1", "auto-draft_model k=4", "mixed k=4",
     ]  # fmt: skip
     mtp = SpeculativeConfig(method="mtp", model="dir", quantization="wint8", draft_head_quantization="target")
     hybrid = standard_methods(["mtp-suffix"], [4], mtp)[0].speculative

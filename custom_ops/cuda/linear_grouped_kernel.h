@@ -52,7 +52,9 @@ struct GroupedUnit {
       const int shift = (step % kSharing * kHighBits + 4) % 8;
       codes |= (shared >> shift & ((1 << kHighBits) - 1) * kOnes) << 4;
     }
-    return ((codes | kSigns) - kGroups.zero * kOnes) ^ kSigns;
+    uint32_t zero = kGroups.zero;
+    if constexpr (kGroups.scale == fdsd::GroupScale::kFactors) zero = Factor(step / kGroupWords) >> 4;
+    return ((codes | kSigns) - zero * kOnes) ^ kSigns;
   }
 
   __device__ __forceinline__ float Half(int64_t at, int group) const {
@@ -68,7 +70,11 @@ struct GroupedUnit {
     return Half(at, 0) * Int8(at + kPanelColumns * int64_t{sizeof(half16)}, group);
   }
 
+  __device__ __forceinline__ uint32_t Factor(int group) const { return unit[kScalesAt + group * kPanelColumns + lane]; }
+
   __device__ __forceinline__ float Scale(int group) const {
+    if constexpr (kGroups.scale == fdsd::GroupScale::kFactors)
+      return Float(kUnitBytes - kScaleBytes, 0) * static_cast<float>(Factor(group) & 15);
     if constexpr (kGroups.scale == fdsd::GroupScale::kSteps) return Steps(kScalesAt, group);
     if constexpr (kGroups.scale == fdsd::GroupScale::kHalf) return Half(kScalesAt, group);
     if constexpr (kGroups.scale == fdsd::GroupScale::kFloat) return Float(kScalesAt, group);

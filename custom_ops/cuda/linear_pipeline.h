@@ -26,15 +26,16 @@ template <typename Weights, int kPanels, int kRows, int kThreads, int kStages, i
 class StageRing {
  public:
   using Walk = std::conditional_t<kSides == 1, StageWalk, StepWalk>;
-  static constexpr int kLineBytes = kStageWords * Weights::kLineBytes;  // of a panel
-  static constexpr int kRowsAt = kSides * kPanels * kLineBytes;
+  static constexpr int kAlignment = kThreads == kWarpSize ? kChunkBytes : kWarpgroupAlignment;
+  static constexpr int kCodeBytes = kStageWords * Weights::kLineBytes;
+  static constexpr int kLineBytes = kCodeBytes + Weights::kStageFactorBytes;  // of a panel
+  static constexpr int kRowsAt = (kSides * kPanels * kLineBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kWeightScalesAt = kRowsAt + kSides * kRows * kStageRowBytes;
   static constexpr int kRowScalesAt = kWeightScalesAt + (Weights::kIsScaled ? kSides * kPanels * kScaleBytes : 0);
   static constexpr int kUsedBytes = kRowScalesAt + (Weights::kIsScaled ? kSides * kRows * int{sizeof(GroupScale)} : 0);
-  static constexpr int kAlignment = kThreads == kWarpSize ? kChunkBytes : kWarpgroupAlignment;
   static constexpr int kStageBytes = (kUsedBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kBytes = kStages * kStageBytes;
-  static_assert(kStages >= 2 && kRowsAt % kAlignment == 0);
+  static_assert(kStages >= 2);
 
   // A ring in this memory, over the stages of a walk (the side's own); the first copies begin.
   __device__ __forceinline__ StageRing(DevicePtr<uint8_t> memory, const StageSource& source, const Walk& walk)
@@ -71,6 +72,7 @@ class StageRing {
     if (next_.HasStage(source.slices)) {
       const DevicePtr<uint8_t> stage = memory_ + slot * kStageBytes;
       CopyLines(source, stage + Side() * kPanels * kLineBytes);
+      if constexpr (Weights::kStageFactorBytes != 0) CopyFactors(source, stage + Side() * kPanels * kLineBytes);
       CopyRows(source, stage + (kRowsAt + Side() * kRows * kStageRowBytes));
       if constexpr (Weights::kIsScaled) {
         if (next_.stage % kGroupStages == kGroupStages - 1) CopyScales(source, stage);
@@ -89,7 +91,7 @@ class StageRing {
     int64_t offset;
     int32_t num_lines = kStageWords;
     if constexpr (Weights::kIsScaled) {
-      offset = (begin + stage / kGroupStages) * Weights::kUnitBytes + stage % kGroupStages * kLineBytes;
+      offset = (begin + stage / kGroupStages) * Weights::kUnitBytes + stage % kGroupStages * kCodeBytes;
     } else {
       const int32_t unit = begin + stage * kStageWords;
       offset = unit * Weights::kUnitBytes;
@@ -117,6 +119,20 @@ class StageRing {
     }
   }
 
+  __device__ __forceinline__ void CopyFactors(const StageSource& source, DevicePtr<uint8_t> to) const {
+    constexpr int kBytes = Weights::kStageFactorBytes;
+    constexpr int kPanelChunks = kBytes / kChunkBytes;
+    static_assert(kPanels * kPanelChunks <= kThreads);
+    const int panel = Thread() / kPanelChunks;
+    const int chunk = Thread() % kPanelChunks;
+    if (panel >= kPanels) return;
+    const int64_t offset = next_.stage / kGroupStages * Weights::kUnitBytes + Weights::kValueBytes +
+                           next_.stage % kGroupStages * kBytes + chunk * kChunkBytes;
+    CopyAsync<kChunkBytes>(to + (panel * kLineBytes + kCodeBytes + chunk * kChunkBytes),
+                           source.panels + (offset + panel * source.panel_bytes),
+                           next_.IsThere() && panel < source.num_panels);
+  }
+
   __device__ __forceinline__ void CopyRows(const StageSource& source, DevicePtr<uint8_t> to) const {
     constexpr int kRowsAtOnce = kThreads / kRowChunks;
     const int row = Thread() / kRowChunks;
@@ -136,7 +152,7 @@ class StageRing {
     constexpr int kPanelChunks = kScaleBytes / kChunkBytes;
     constexpr int kPairBytes = sizeof(GroupScale);
     const int32_t group = next_.stage / kGroupStages;
-    const int64_t offset = group * Weights::kUnitBytes + Weights::kValueBytes;
+    const int64_t offset = (group + 1) * Weights::kUnitBytes - kScaleBytes;
     const int chunk = Thread();
     if (chunk < kPanels * kPanelChunks) {
       const int panel = chunk / kPanelChunks;

@@ -30,6 +30,7 @@ struct Bf16Weights {
   static constexpr int kPieceStages = 1;
   static constexpr int kLineBytes = kPanelColumns * kStepBytes;
   static constexpr int64_t kUnitBytes = kLineBytes;
+  static constexpr int kStageFactorBytes = 0;
   using Sum = float;
   using ByWarpgroup = Bf16Products;
 
@@ -70,15 +71,16 @@ struct Fp8Weights : Wint8Weights {
   using ByWarpgroup = Fp8Products;
 };
 
-// The low and high four bits of a byte are columns 16 apart.
+// The low and high four bits of a byte are columns 16 apart. Factors of a stage are kept after its lines.
 struct Wint4Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint4;
   static constexpr bool kIsScaled = true;
   static constexpr int kPieceStages = kGroupStages;
   static constexpr int kValueBytes = kWint4Bytes;
   static constexpr int kLineBytes = kPanelColumns / 2 * kStepBytes;
-  static constexpr int64_t kUnitBytes = kWint4Bytes + kScaleBytes;
-  static constexpr int kZeroPoint = kWint4ZeroPoint;
+  static constexpr int64_t kUnitBytes = kWint4Bytes + kFactorBytes + kScaleBytes;
+  static constexpr int kStageFactorBytes = kFactorBytes / kGroupStages;
+  static constexpr int kZeroPoint = kWint8ZeroPoint;
   using Sum = int32_t;
   using ByWarpgroup = IntegerProducts;
 
@@ -91,6 +93,20 @@ struct Wint4Weights {
     words[0][1] = own.y & kLow;
     words[1][0] = own.x >> 4 & kLow;
     words[1][1] = own.y >> 4 & kLow;
+  }
+  // words = the int8 that they make with the factors of their inputs, + 128. Bytes stay apart: each is from 1 to 255.
+  static __device__ __forceinline__ void Apply(DevicePtr<const uint8_t> factors, int j, uint32_t (*words)[2]) {
+    constexpr uint32_t kOnes = 0x01010101u;
+#pragma unroll
+    for (int n = 0; n < kPanelProducts; ++n) {
+      const uint32_t pair = ViewAs<const uint16_t>(factors + n * (kPanelColumns / 2))[j];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t factor = pair >> (8 * h) & 15;
+        const uint32_t zero = pair >> (8 * h + 4) & 15;
+        words[n][h] = words[n][h] * factor + (kZeroPoint - factor * zero) * kOnes;
+      }
+    }
   }
 };
 
@@ -105,6 +121,11 @@ __device__ __forceinline__ void LoadColumnWords(DevicePtr<const uint8_t> lines, 
   for (int half = 0; half < 2; ++half) {
     uint32_t words[kPanelProducts][2];
     Weights::Load(lines, step * kMatrixWords + half * (kMatrixWords / 2) + lane % 4, lane / 4, words);
+    if constexpr (Weights::kStageFactorBytes != 0) {
+      static_assert(kMatrixWords / 2 * 4 == kFactorInputs);
+      const int factors = kStageWords * Weights::kLineBytes + (2 * step + half) * kPanelColumns;
+      Weights::Apply(lines + factors, lane / 4, words);
+    }
 #pragma unroll
     for (int n = 0; n < kPanelProducts; ++n) {
       a[n][2 * half] = words[n][0];

@@ -7,12 +7,6 @@
 namespace fdsd::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / kWarpSize;
-// One float more than a column has, so that neither neighbouring inputs nor neighbouring columns meet in a bank.
-constexpr int kTileStride = kQuantGroup + 1;
-static_assert(kThreads == kQuantGroup && kPanelColumns == kWarpSize, "a warp has the columns of a panel");
-
 template <LinearFormat format>
 constexpr bool kIsQuantized = IsQuantized(format);
 template <LinearFormat format>
@@ -22,9 +16,6 @@ template <LinearFormat format>
 constexpr int32_t kUnitInputs = kIsQuantized<format> ? kQuantGroup
                                 : kIsPaired<format>  ? 2
                                                      : 1;
-
-// Up to 128 inputs of the 32 columns of a panel, [column][input], zero where the matrix ends.
-using Tile = DevicePtr<float>;
 
 // What is packed of a slice at a time.
 struct Piece {
@@ -50,19 +41,19 @@ __device__ Piece PieceOf(const Slices& slices, int32_t index) {
 
 // Columns [begin, begin + count) of the tile from rows of a part, from `row` on. Neighbouring threads read neighbours.
 template <typename T>
-__device__ void ReadPart(const WeightRows& part, int32_t row, int begin, int count, const Piece& piece, Tile tile) {
+__device__ void ReadPart(const WeightRows& part, int32_t row, int begin, int count, const Piece& piece, PackTile tile) {
   const DevicePtr<const T> data(static_cast<const T*>(part.data));
-  for (int e = threadIdx.x; e < count * kQuantGroup; e += kThreads) {
+  for (int e = threadIdx.x; e < count * kQuantGroup; e += kPackThreads) {
     const int j = part.is_transposed != 0 ? e % count : e / kQuantGroup;
     const int i = part.is_transposed != 0 ? e / count : e % kQuantGroup;
     const int64_t input = piece.first_input + i;
     const int64_t at = part.is_transposed != 0 ? input * part.stride + row + j : (row + j) * part.stride + input;
-    tile[(begin + j) * kTileStride + i] = i < piece.num_inputs ? ToFloat(data[at]) : 0.0f;
+    tile[(begin + j) * kPackStride + i] = i < piece.num_inputs ? ToFloat(data[at]) : 0.0f;
   }
 }
 
 __device__ void ReadTile(int32_t num_parts, DevicePtr<const WeightRows> parts, int32_t first_column, const Piece& piece,
-                         Tile tile) {
+                         PackTile tile) {
   int32_t part_begin = 0;
   int filled = 0;
   for (int32_t p = 0; p < num_parts; ++p) {
@@ -83,37 +74,23 @@ __device__ void ReadTile(int32_t num_parts, DevicePtr<const WeightRows> parts, i
     }
     part_begin = part_end;
   }
-  for (int e = threadIdx.x; e < (kPanelColumns - filled) * kQuantGroup; e += kThreads) {
-    tile[(filled + e / kQuantGroup) * kTileStride + e % kQuantGroup] = 0.0f;
+  for (int e = threadIdx.x; e < (kPanelColumns - filled) * kQuantGroup; e += kPackThreads) {
+    tile[(filled + e / kQuantGroup) * kPackStride + e % kQuantGroup] = 0.0f;
   }
 }
 
 // The scale of each column and what its values are multiplied by; all threads call it and wait at its end.
 template <LinearFormat format>
-__device__ void ScaleColumns(Tile tile, DevicePtr<float> scales, DevicePtr<float> inverses) {
-  FDSD_SHARED(float, peaks, kWarps* kPanelColumns);
+__device__ void ScaleColumns(PackTile tile, DevicePtr<float> scales, DevicePtr<float> inverses) {
+  FDSD_SHARED(float, peaks, kPackWarps* kPanelColumns);
   const int column = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  const DevicePtr<float> values = tile + column * kTileStride;
-  peaks[threadIdx.x] = PeakOf(values + warp * (kQuantGroup / kWarps), kQuantGroup / kWarps);
+  const DevicePtr<float> values = tile + column * kPackStride;
+  peaks[threadIdx.x] = PeakOf(values + warp * (kQuantGroup / kPackWarps), kQuantGroup / kPackWarps);
   __syncthreads();
-  const float peak = PeakOf(peaks + column, kWarps, kPanelColumns);
+  const float peak = PeakOf(peaks + column, kPackWarps, kPanelColumns);
   const bool has_scale = HasScale(peak);
-  if constexpr (format == LinearFormat::kWint4) {
-    FDSD_SHARED(float, errors, kNumInt4Targets* kPanelColumns);
-    for (int c = warp; c < kNumInt4Targets; c += kWarps) {
-      errors[c * kPanelColumns + column] = has_scale ? Int4Error(values, peak, Int4Target(c)) : 0.0f;
-    }
-    __syncthreads();
-    if (warp == 0) {
-      int best = 0;
-      for (int c = 1; c < kNumInt4Targets; ++c) {
-        if (errors[c * kPanelColumns + column] < errors[best * kPanelColumns + column]) best = c;
-      }
-      scales[column] = has_scale ? peak / Int4Target(best) : NoScale(peak);
-      inverses[column] = has_scale ? Int4Target(best) / peak : 0.0f;
-    }
-  } else if (warp == 0) {
+  if (warp == 0) {
     constexpr float kMaxValue = format == LinearFormat::kFp8 ? kFloat8Max : 127.0f;
     const float magnitude = fabsf(peak);
     scales[column] = has_scale ? magnitude / kMaxValue : NoScale(peak);
@@ -132,11 +109,8 @@ __device__ uint32_t QuantizedWord(DevicePtr<const float> values, float inverse) 
     if constexpr (format == LinearFormat::kWint8) {
       byte =
           static_cast<uint32_t>((inverse == 0.0f ? 0 : static_cast<int32_t>(rintf(value * inverse))) + kWint8ZeroPoint);
-    } else if constexpr (format == LinearFormat::kFp8) {
-      byte = inverse == 0.0f ? 0u : RoundToE4m3(value * inverse);
     } else {
-      byte = static_cast<uint32_t>((inverse == 0.0f ? 0 : static_cast<int32_t>(RoundInt4(value, inverse))) +
-                                   kWint4ZeroPoint);
+      byte = inverse == 0.0f ? 0u : RoundToE4m3(value * inverse);
     }
     word |= byte << (8 * i);
   }
@@ -144,31 +118,25 @@ __device__ uint32_t QuantizedWord(DevicePtr<const float> values, float inverse) 
 }
 
 template <LinearFormat format>
-__device__ void PackGroup(Tile tile, DevicePtr<uint8_t> out) {
+__device__ void PackGroup(PackTile tile, DevicePtr<uint8_t> out) {
   FDSD_SHARED(float, scales, kPanelColumns);
   FDSD_SHARED(float, inverses, kPanelColumns);
   ScaleColumns<format>(tile, scales, inverses);
   const DevicePtr<uint32_t> words = ViewAs<uint32_t>(out);
-  constexpr int kColumns = format == LinearFormat::kWint4 ? kPanelColumns / 2 : kPanelColumns;
-  for (int w = threadIdx.x; w < kGroupSteps * kColumns; w += kThreads) {
-    const int column = w % kColumns;
-    const int first = w / kColumns * 4;
-    uint32_t word = QuantizedWord<format>(tile + (column * kTileStride + first), inverses[column]);
-    if constexpr (format == LinearFormat::kWint4) {
-      const int other = column + kColumns;
-      word |= QuantizedWord<format>(tile + (other * kTileStride + first), inverses[other]) << 4;
-    }
-    words[w] = word;
+  for (int w = threadIdx.x; w < kGroupSteps * kPanelColumns; w += kPackThreads) {
+    const int column = w % kPanelColumns;
+    words[w] = QuantizedWord<format>(tile + (column * kPackStride + w / kPanelColumns * 4), inverses[column]);
   }
-  if (threadIdx.x < kPanelColumns) words[kGroupSteps * kColumns + threadIdx.x] = __float_as_uint(scales[threadIdx.x]);
+  if (threadIdx.x < kPanelColumns)
+    words[kGroupSteps * kPanelColumns + threadIdx.x] = __float_as_uint(scales[threadIdx.x]);
 }
 
 template <LinearFormat format>
-__device__ void PackFloats(Tile tile, int num_inputs, DevicePtr<uint8_t> out) {
+__device__ void PackFloats(PackTile tile, int num_inputs, DevicePtr<uint8_t> out) {
   const int num_steps = kIsPaired<format> ? (num_inputs + 1) / 2 : num_inputs;
   const DevicePtr<uint32_t> words = ViewAs<uint32_t>(out);
-  for (int w = threadIdx.x; w < num_steps * kPanelColumns; w += kThreads) {
-    const DevicePtr<float> values = tile + w % kPanelColumns * kTileStride;
+  for (int w = threadIdx.x; w < num_steps * kPanelColumns; w += kPackThreads) {
+    const DevicePtr<float> values = tile + w % kPanelColumns * kPackStride;
     const int step = w / kPanelColumns;
     if constexpr (kIsPaired<format>) {
       using Half = std::conditional_t<format == LinearFormat::kBFloat16, bf16, half16>;
@@ -181,16 +149,18 @@ __device__ void PackFloats(Tile tile, int num_inputs, DevicePtr<uint8_t> out) {
 
 // Block (panel, piece).
 template <LinearFormat format>
-__global__ __launch_bounds__(kThreads) void PackLinearKernel(const __grid_constant__ Slices slices, int64_t panel_bytes,
-                                                             int64_t unit_bytes, int32_t num_parts,
-                                                             DevicePtr<const WeightRows> parts,
-                                                             DevicePtr<uint8_t> packed) {
-  FDSD_SHARED(float, tile, kPanelColumns* kTileStride);
+__global__ __launch_bounds__(kPackThreads) void PackLinearKernel(const __grid_constant__ Slices slices,
+                                                                 int64_t panel_bytes, int64_t unit_bytes,
+                                                                 int32_t num_parts, DevicePtr<const WeightRows> parts,
+                                                                 DevicePtr<uint8_t> packed) {
+  FDSD_SHARED(float, tile, kPanelColumns* kPackStride);
   const Piece piece = PieceOf<format>(slices, static_cast<int32_t>(blockIdx.y));
   ReadTile(num_parts, parts, static_cast<int32_t>(blockIdx.x) * kPanelColumns, piece, tile);
   __syncthreads();
   const DevicePtr<uint8_t> out = packed + (blockIdx.x * panel_bytes + piece.unit * unit_bytes);
-  if constexpr (kIsQuantized<format>) {
+  if constexpr (format == LinearFormat::kWint4) {
+    PackInt4(tile, out);
+  } else if constexpr (kIsQuantized<format>) {
     PackGroup<format>(tile, out);
   } else {
     PackFloats<format>(tile, piece.num_inputs, out);
@@ -206,7 +176,7 @@ Error LaunchPack(const PackLinearParams& p, Stream stream) {
   }
   const LaunchShape shape{
       dim3(static_cast<unsigned>(DivideUp(p.out_features, kPanelColumns)), static_cast<unsigned>(num_pieces)),
-      dim3(kThreads)};
+      dim3(kPackThreads)};
   return Launch<PackLinearKernel<format>>(shape, stream, slices, PanelBytes(slices, format), PanelUnitBytes(format),
                                           p.num_parts, DevicePtr<const WeightRows>(p.parts),
                                           DevicePtr<uint8_t>(p.packed));

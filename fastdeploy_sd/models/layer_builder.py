@@ -37,7 +37,7 @@ class LayerBuilder:
         outputs = weights.output_norms(i)
         qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
         attention = Attention(
-            self._outputs(weights.qkv(i), self._scheme.qkv(config), self._shard.qkv(config)),
+            self._outputs(weights.qkv(i), self._shard.qkv(config)),
             self._summed(weights.output(i), self._shard.attention(config)),
             config,
             qk_norm,
@@ -76,7 +76,7 @@ class LayerBuilder:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
         mlp = self._config.layers[i].mlp
         return GatedMlp(
-            self._outputs(weights.gate_up(i, part, size), self._scheme.linear, (gate, up)),
+            self._outputs(weights.gate_up(i, part, size), (gate, up)),
             mlp.activation if isinstance(mlp, DenseConfig) else "silu",
             self._summed(weights.down(i, part, size), own),
         )
@@ -90,10 +90,10 @@ class LayerBuilder:
         )
         return Experts(own.inputs.start, gate_up, down, own.slices.count)
 
-    def _outputs(self, weight_and_bias: WeightAndBias, fmt: LinearFormat, rows: Sequence[range]) -> Linear:
+    def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
         """Build the rank's outputs of a linear layer, which stay with it."""
         matrix, bias = weight_and_bias
-        return Linear(self._packer.linear(matrix.rows(rows), fmt), _of_rows(bias, rows))
+        return Linear(self._packer.linear(matrix.rows(rows), self._scheme.linear), _of_rows(bias, rows))
 
     def _summed(self, weight_and_bias: WeightAndBias, own: SumPart) -> LinearLayer:
         """Build the rank's part of a linear layer whose inputs are shared out."""

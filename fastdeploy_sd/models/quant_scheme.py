@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.config import Activations, Quantization, formats_of
 from fastdeploy_sd.config.quantization import WeightFormat
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
 from fastdeploy_sd.ops.linear_format import LinearFormat
 
 # Raised whenever a scheme gives a matrix another format.
-SCHEME_VERSION = 2
-# An error in a KV head reaches all query heads that share it. From so many on, q, k and v are a small part of a layer.
-_SHARING_QUERY_HEADS = 3
+SCHEME_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,3 @@ class QuantScheme:
 
         formats = formats_of(quantization)
         return cls(dtype, stored(formats.dense), stored(formats.moe), stored(formats.lm_head))
-
-    def formats(self, decoder: DecoderConfig) -> set[LinearFormat]:
-        """Return all formats that a decoder's linear layers have."""
-        return {self.linear, self.experts, self.lm_head, *(self.qkv(layer.attention) for layer in decoder.layers)}
-
-    def qkv(self, attention: AttentionConfig) -> LinearFormat:
-        """Return the format of the q, k and v projection: of four bits only where few query heads share a KV head."""
-        is_shared = attention.num_heads >= _SHARING_QUERY_HEADS * attention.num_kv_heads
-        return "wint8" if self.linear == "wint4" and is_shared else self.linear

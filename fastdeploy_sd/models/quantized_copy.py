@@ -20,9 +20,10 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.source import FLOATS, ModelSource
 from fastdeploy_sd.models.weights.storages.registry import read_weight
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import GROUP, pack_linear, unpack_codes
+from fastdeploy_sd.ops.packing import FACTOR_INPUTS, GROUP, pack_linear, unpack_codes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 from fastdeploy_sd.process.safetensors_writer import ITEM_BYTES, num_bytes_of
+from fastdeploy_sd.types import I32, U8
 from fastdeploy_sd.types.ranges import SliceRule
 
 _BITS: Mapping[LinearFormat, int] = {"wint4": 4, "wint8": 8}
@@ -59,7 +60,7 @@ class QuantizedCopy:
         """Return config.json."""
         groups: dict[tuple[int, int], list[str]] = {}
         for name, (part, fmt, slices) in self._parts.items():
-            groups.setdefault((_BITS[fmt], group_size(part, slices)), []).append(name)
+            groups.setdefault((_BITS[fmt], group_size(part, fmt, slices)), []).append(name)
         described = {
             f"group_{i}": {"targets": names, "weights": _weights_of(bits, size), "format": "pack-quantized"}
             for i, ((bits, size), names) in enumerate(groups.items())
@@ -82,7 +83,10 @@ class QuantizedCopy:
         for name, (part, fmt, slices) in self._parts.items():
             num_rows, num_columns = part.shape
             shapes[f"{name}.weight_packed"] = "I32", (num_rows, -(-num_columns * _BITS[fmt] // _WORD_BITS))
-            shapes[f"{name}.weight_scale"] = "F32", (num_rows, num_columns // group_size(part, slices))
+            num_groups = num_columns // group_size(part, fmt, slices)
+            shapes[f"{name}.weight_scale"] = "F32", (num_rows, num_groups)
+            if fmt == "wint4":
+                shapes[f"{name}.weight_zero_point"] = "I32", (-(-num_rows * _BITS[fmt] // _WORD_BITS), num_groups)
         plain = {name: (_DTYPES[str(self._number(name).dtype)], self._number(name).shape) for name in self._plain}
         return shapes | dict(sorted(plain.items(), key=lambda item: -ITEM_BYTES[item[1][0]]))
 
@@ -107,10 +111,10 @@ class QuantizedCopy:
         return read_weight(self._source, name.removesuffix(".weight"), (shape[0], shape[1])).numbers().data
 
 
-def group_size(part: WeightPart, slices: SliceRule) -> int:
+def group_size(part: WeightPart, fmt: LinearFormat, slices: SliceRule) -> int:
     """Return the inputs that share a scale: as many as lie between two borders of the kernels' groups."""
-    num_columns = part.shape[1]
-    return math.gcd(GROUP, num_columns, *(piece.start for piece in slices.ranges(num_columns)))
+    num_columns, most = part.shape[1], FACTOR_INPUTS if fmt == "wint4" else GROUP
+    return math.gcd(most, num_columns, *(piece.start for piece in slices.ranges(num_columns)))
 
 
 def _is_number(source: ModelSource, name: str) -> bool:
@@ -118,18 +122,30 @@ def _is_number(source: ModelSource, name: str) -> bool:
 
 
 def _weights_of(bits: int, size: int) -> dict[str, Any]:
-    return {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": size}
+    is_symmetric = bits != _BITS["wint4"]
+    return {"num_bits": bits, "type": "int", "symmetric": is_symmetric, "strategy": "group", "group_size": size}
 
 
 def _quantised(part: WeightPart, fmt: LinearFormat, slices: SliceRule) -> Iterator[npt.NDArray[Any]]:
-    """Yield the words i32[N, K * bits / 32] of a part's integers from 0 on, and their scales f32[N, K / group]."""
-    codes, scales = unpack_codes(pack_linear(WeightMatrix((part.numbers(),)), fmt, slices))
+    """Yield the words i32[N, K * bits / 32] of a part's integers from 0 on, and their scales f32[N, K / group].
+
+    Then those of zeros i32[N * bits / 32, K / group] of a format that has any.
+    """
+    codes, scales, zeros = unpack_codes(pack_linear(WeightMatrix((part.numbers(),)), fmt, slices))
     if not np.isfinite(scales).all():
         raise CheckpointError(f"tensor {part.name!r}: expected finite numbers, got others")
-    bits, (num_rows, num_columns) = _BITS[fmt], part.shape
-    per_word = _WORD_BITS // bits
+    size = group_size(part, fmt, slices)
+    yield _words(codes, _BITS[fmt])
+    yield np.ascontiguousarray(scales[:, ::size])
+    if fmt == "wint4":
+        yield np.ascontiguousarray(_words(zeros[:, ::size].T, _BITS[fmt]).T)
+
+
+def _words(integers: U8, bits: int) -> I32:
+    """Return i32[n, m * bits / 32] of integers [n, m], from the lowest bits on."""
+    (num_rows, num_columns), per_word = integers.shape, _WORD_BITS // bits
     padded = np.zeros((num_rows, -(-num_columns // per_word), per_word), np.uint32)
-    padded.reshape(num_rows, -1)[:, :num_columns] = codes
+    padded.reshape(num_rows, -1)[:, :num_columns] = integers
     places = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
-    yield np.bitwise_or.reduce(padded << places, axis=2).view(np.int32)
-    yield np.ascontiguousarray(scales[:, :: group_size(part, slices)])
+    words: I32 = np.bitwise_or.reduce(padded << places, axis=2).view(np.int32)
+    return words

@@ -54,7 +54,7 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
     yield weights.lm_head(), scheme.lm_head, WHOLE
     for i, layer in enumerate(config.layers):
         attention, mlp = layer.attention, layer.mlp
-        yield weights.qkv(i)[0], scheme.qkv(attention), WHOLE
+        yield weights.qkv(i)[0], scheme.linear, WHOLE
         yield weights.output(i)[0], scheme.linear, attention_slices(attention)
         if isinstance(mlp, DenseConfig):
             dense = [("mlp", mlp.intermediate_size)]
@@ -110,7 +110,7 @@ def layer_bytes(config: DecoderConfig, scheme: QuantScheme, layer: LayerConfig, 
     """Return the bytes of the matrices that a rank has of a decoder layer; raises as resident_bytes."""
     hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard)
     attention = own.attention(layer.attention)
-    total = packed_bytes(hidden, sum(map(len, own.qkv(layer.attention))), scheme.qkv(layer.attention))
+    total = packed_bytes(hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
     total += packed_bytes(len(attention.inputs), hidden, scheme.linear, attention.slices)
     if isinstance(mlp, DenseConfig):
         return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(mlp.intermediate_size))

@@ -20,13 +20,14 @@ class GroupFormat:
         bits: of a code.
         group: inputs that share a scale.
         scale, minimum: "half" and "float" are one per group, "steps" a half per 128 inputs times an int8 per group,
-            "zeros" the scale times an int8 per group, a zero point.
+            "zeros" the scale times an int8 per group, a zero point. "factors" are wint4's: a float per 128 inputs times
+            a number of four bits per group, which has a zero point of four bits as well.
         zero: what is added to a code.
     """
 
     bits: int
     group: int
-    scale: Literal["half", "float", "steps"]
+    scale: Literal["half", "float", "steps", "factors"]
     minimum: Literal["none", "half", "float", "steps", "zeros"]
     zero: int
 
@@ -65,6 +66,6 @@ GROUP_FORMATS: Mapping[LinearFormat, GroupFormat] = {
     "int4_g64": GroupFormat(4, 64, "float", "zeros", 8),
     "int4_g128": GroupFormat(4, 128, "float", "zeros", 8),
     "int8_g32": GroupFormat(8, 32, "float", "zeros", 128),
-    "wint4": GroupFormat(4, 128, "float", "none", 8),
+    "wint4": GroupFormat(4, 16, "factors", "none", 0),
     "wint8": GroupFormat(8, 128, "float", "none", 128),
 }

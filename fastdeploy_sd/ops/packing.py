@@ -24,8 +24,11 @@ A = TypeVar("A")
 _WEIGHT_DTYPE_CODES = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1, np.dtype(np.float16): 2}
 GROUP, _PANEL, _WORD = 128, 32, 4
 # Formats with codes, and that of the number 0. custom_ops/cpu/kernels/linear_layout.h says how they are packed: panels
-# of 32 outputs, in each groups of at most 128 inputs, and their scales. Two of wint4 lie in a byte.
-CODE_ZEROS: Mapping[LinearFormat, int] = {"fp8": 0, "wint8": 128, "wint4": 8}
+# of 32 outputs, in each groups of at most 128 inputs, and their scales. Two of wint4 lie in a byte, after them the
+# factors of each 16 inputs.
+CODE_ZEROS: Mapping[LinearFormat, int] = {"fp8": 0, "wint8": 128, "wint4": 0}
+FACTOR_INPUTS = 16
+_FACTORS = GROUP // FACTOR_INPUTS
 
 
 @dataclass(frozen=True)
@@ -133,19 +136,28 @@ def input_groups(num_columns: int, slices: SliceRule) -> list[range]:
     ]
 
 
-def unpack_codes(packed: PackedLinear[npt.NDArray[np.uint8]]) -> tuple[U8, npt.NDArray[np.float32]]:
-    """Return the codes u8[N, K] of a matrix in a format with scales, as they are packed, and their scales f32[N, K]."""
+def unpack_codes(packed: PackedLinear[npt.NDArray[np.uint8]]) -> tuple[U8, npt.NDArray[np.float32], U8]:
+    """Return codes, scales and zeros [N, K] of a matrix in wint8 or wint4: its numbers are (code - zero) * scale."""
     groups = input_groups(packed.in_features, packed.slices)
     units = packed.data.reshape(-(-packed.out_features // _PANEL), len(groups), -1)
     words, scales = np.split(units, [units.shape[2] - 4 * _PANEL], axis=2)
-    steps = words.reshape(*words.shape[:2], GROUP // _WORD, -1, _WORD)
-    if packed.format == "wint4":
-        steps = np.concatenate([steps & 15, steps >> 4], axis=3)
-    # [panels, columns, groups, steps, 4 inputs]
-    padded = steps.transpose(0, 3, 1, 2, 4).reshape(-1, len(groups), GROUP)[: packed.out_features]
-    codes = np.concatenate([padded[:, g, : len(group)] for g, group in enumerate(groups)], axis=1)
-    by_group = np.ascontiguousarray(scales).view(np.float32).transpose(0, 2, 1).reshape(-1, len(groups))
-    return codes, np.repeat(by_group[: packed.out_features], [len(group) for group in groups], axis=1)
+
+    def by_input(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """[panels, groups, n, columns, inputs] as [N, K]."""
+        padded = values.transpose(0, 3, 1, 2, 4).reshape(-1, len(groups), GROUP)[: packed.out_features]
+        return np.concatenate([padded[:, g, : len(group)] for g, group in enumerate(groups)], axis=1)
+
+    places = words.shape[:2]
+    by_unit = np.ascontiguousarray(scales).view(np.float32)[:, :, None, :, None]
+    if packed.format != "wint4":
+        codes = by_input(words.reshape(*places, GROUP // _WORD, _PANEL, _WORD))
+        zeros = np.full_like(codes, CODE_ZEROS[packed.format])
+        return codes, by_input(np.repeat(by_unit, GROUP, axis=4)), zeros
+    words, factors = np.split(words, [_PANEL * GROUP // 2], axis=2)
+    steps = words.reshape(*places, GROUP // _WORD, _PANEL // 2, _WORD)
+    codes = by_input(np.concatenate([steps & 15, steps >> 4], axis=3))
+    by_factor = np.repeat(factors.reshape(*places, _FACTORS, _PANEL, 1), FACTOR_INPUTS, axis=4)
+    return codes, by_input(by_unit * (by_factor & 15)), by_input(by_factor >> 4)
 
 
 def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> U8 | None:
@@ -172,12 +184,15 @@ def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOL
         np.concatenate([part.codes[:, own] for part in parts], out=codes[:num_rows, g, : len(group)])
     places = num_panels, _PANEL, len(groups)
     words = codes.reshape(*places, GROUP // _WORD, _WORD).transpose(0, 2, 3, 1, 4)
+    scale_words = scales.reshape(places).transpose(0, 2, 1)
     if fmt == "wint4":
         words = words[:, :, :, : _PANEL // 2] | words[:, :, :, _PANEL // 2 :] << np.uint8(4)
-    scale_words = scales.reshape(places).transpose(0, 2, 1)
-    if not is_exact.all():
-        if fmt == "wint4":
-            return None
+        factors = np.zeros((*codes.shape[:2], _FACTORS), np.uint8)
+        factors[:num_rows] = np.concatenate([part.factors for part in parts if part.factors is not None])
+        by_column = factors.reshape(*places, _FACTORS).transpose(0, 2, 3, 1)
+        both = [words.reshape(num_panels, len(groups), -1), by_column.reshape(num_panels, len(groups), -1)]
+        words = np.concatenate(both, axis=2)
+    elif not is_exact.all():
         mask = is_exact.reshape(places).transpose(0, 2, 1)
         quantised = pack_linear(matrix, fmt, slices).data.reshape(num_panels, len(groups), -1)
         own_words, own_scales = np.split(quantised, [_PANEL * GROUP], axis=2)

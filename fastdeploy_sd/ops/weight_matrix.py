@@ -26,11 +26,13 @@ class Codes:
         codes: u8[N, K].
         scales: f32[N, G], one per output and group of inputs.
         is_exact: bool[N, G]: the group's numbers are codes * scale. Other groups are quantised from their numbers.
+        factors: u8[N, G, 8] of wint4, for each 16 inputs a factor of the scale + 16 * what codes count from.
     """
 
     codes: U8
     scales: F32
     is_exact: npt.NDArray[np.bool_]
+    factors: U8 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

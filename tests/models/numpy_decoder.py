@@ -46,7 +46,6 @@ class NumpyDecoder:
 
     Args:
         expert_format: of the experts that a router chooses; None = fmt.
-        qkv_format: of the q, k and v projections; None = fmt.
     """
 
     def __init__(
@@ -55,14 +54,12 @@ class NumpyDecoder:
         fmt: LinearFormat,
         head_format: LinearFormat,
         expert_format: LinearFormat | None = None,
-        qkv_format: LinearFormat | None = None,
     ) -> None:
         checkpoint = Checkpoint(golden.ROOT / model)
         self._config = read_decoder_config(checkpoint.config)
         self.weights = DecoderWeights(checkpoint, self._config)
         self._format, self._head_format = fmt, head_format
         self._expert_format = fmt if expert_format is None else expert_format
-        self._qkv_format = qkv_format
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V]."""
@@ -87,19 +84,13 @@ class NumpyDecoder:
         y = self._feed_forward(normalize(x, w.feed_forward_norm(i), c.norm_eps), i)
         return x + scale * (y if norms is None else normalize(y, norms[1], c.norm_eps))
 
-    def _linear(
-        self,
-        x: F32,
-        weight_and_bias: tuple[WeightMatrix, Any],
-        slices: SliceRule = WHOLE,
-        fmt: LinearFormat | None = None,
-    ) -> F32:
+    def _linear(self, x: F32, weight_and_bias: tuple[WeightMatrix, Any], slices: SliceRule = WHOLE) -> F32:
         weight, bias = weight_and_bias
-        return f32(linear(x, weight.to_array(), fmt or self._format, bias, slices=slices))
+        return f32(linear(x, weight.to_array(), self._format, bias, slices=slices))
 
     def _attention(self, x: F32, i: int) -> F32:
         c, a, n = self._config, self._config.layers[i].attention, len(x)
-        heads = self._linear(x, self.weights.qkv(i), fmt=self._qkv_format).reshape(n, -1, a.head_dim)
+        heads = self._linear(x, self.weights.qkv(i)).reshape(n, -1, a.head_dim)
         q, k, v = np.split(heads, [a.num_heads, a.num_heads + a.num_kv_heads], axis=1)
         norms = self.weights.qk_norms(i)
         if norms is not None:

@@ -37,11 +37,11 @@ def exact() -> npt.NDArray[np.float64]:
     return log_probabilities("none")
 
 
-@pytest.mark.parametrize(("head", "least", "most"), [("wint8", 4e-5, 1e-4), ("wint4", 4e-3, 1.2e-2)])
+@pytest.mark.parametrize(("head", "least", "most"), [("wint8", 4e-5, 1e-4), ("wint4", 2e-3, 6e-3)])
 def test_eight_bits_cost_next_to_nothing_and_four_little(
     head: WeightFormat, least: float, most: float, exact: npt.NDArray[np.float64]
 ) -> None:
-    """Nats per token by the exact model's own odds (measured: 6.5e-5 and 7.7e-3), of about 4 that the text takes.
+    """Nats per token by the exact model's own odds (measured: 6.5e-5 and 3.9e-3), of about 4 that the text takes.
 
     Not nothing, as a head that was not quantised would cost.
     """

@@ -34,9 +34,9 @@ pytestmark = pytest.mark.slow
 # How a weight is stored, and the narrowest kernel that holds it exactly.
 METHODS: dict[str, tuple[files.Method, LinearFormat]] = {
     "awq, groups of 32": (files.awq(32), "int4_g32"),
-    "awq, groups of 128": (files.awq(128), "int4_g128"),
+    "awq, groups of 128": (files.awq(128), "wint4"),
     "gptq, symmetric": (files.gptq(4, 128, zero=8), "wint4"),
-    "gptq, one group": (files.gptq(4, 768), "int4_g128"),
+    "gptq, one group": (files.gptq(4, 768), "wint4"),
     "gptq, groups of 64": (files.gptq(4, 64), "int4_g64"),
     "gptq_v2": (files.gptq(4, 32, "gptq_v2", zero=8), "q4_0"),
     "gptq, 2 bits": (files.gptq(2, 64), "int4_g64"),
@@ -44,8 +44,8 @@ METHODS: dict[str, tuple[files.Method, LinearFormat]] = {
     "gptq, 8 bits, symmetric": (files.gptq(8, 128, zero=128), "wint8"),
     "gptq, act-order": (files.gptq(4, 128, act_order=True), "float32"),
     "compressed-tensors, W4A16": (files.pack_quantized(4, 128), "wint4"),
-    "compressed-tensors, W4A16_ASYM": (files.pack_quantized(4, 128, has_zeros=True), "int4_g128"),
-    "compressed-tensors, rows of 4 bits": (files.pack_quantized(4, 0, has_zeros=True), "int4_g128"),
+    "compressed-tensors, W4A16_ASYM": (files.pack_quantized(4, 128, has_zeros=True), "wint4"),
+    "compressed-tensors, rows of 4 bits": (files.pack_quantized(4, 0, has_zeros=True), "wint4"),
     "compressed-tensors, rows of 8 bits": (files.pack_quantized(8, 0), "wint8"),
     "compressed-tensors, 8 bits": (files.pack_quantized(8, 32, has_zeros=True), "int8_g32"),
     "compressed-tensors, actorder": (files.pack_quantized(4, 128, has_zeros=True, act_order=True), "float32"),

@@ -147,6 +147,5 @@ def test_products_of_draft_layers_are_tuned_as_the_targets_are(
     tuned: list[LinearFormat] = []
     monkeypatch.setattr(loaded, "tune_linear", lambda found, *_, **__: tuned.extend(found))
     config = Config(ModelConfig("demo"), speculative=SpeculativeConfig("mtp", 1))
-    decoder = read_decoder_config(Checkpoint(config.model.path).config)
-    loaded._tune_linear(config, decoder, RankGroup(), 1, drafts=drafts)
+    loaded._tune_linear(config, RankGroup(), 1, drafts=drafts)
     assert tuned == formats

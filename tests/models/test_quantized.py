@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.config import QuantizationFormats
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.quant_scheme import QuantScheme
-from tests.models import golden, rewrite
+from tests.models import golden
 from tests.models.harness import SingleSequence
 from tests.models.numpy_decoder import NumpyDecoder
 
@@ -66,18 +65,6 @@ def test_logits_match(name: str, quantization: str | QuantizationFormats) -> Non
         errors += (np.abs(got - expected).max(-1) / expected.std()).tolist()
     assert np.mean(np.array(errors) < 1e-4) > 0.15
     assert np.mean(errors) < 0.2
-
-
-def test_four_bits_leave_eight_to_shared_kv_heads(tmp_path: Path) -> None:
-    """q, k and v of a layer whose KV heads many query heads share are wint8, and nothing else is."""
-    name, head_dim = "qwen2-tiny", 32
-    tensors = rewrite.read(name)
-    kv = {tensor: data[:head_dim] for tensor, data in tensors.items() if "k_proj" in tensor or "v_proj" in tensor}
-    folder = rewrite.write_folder(tmp_path / "model", name, {"num_key_value_heads": 1})
-    rewrite.write_file(folder / "model.safetensors", tensors | kv)
-    want, prompt = NumpyDecoder(folder, "wint4", "wint8", qkv_format="wint8"), golden.cases(name)[0].prompt
-    got, expected = SingleSequence(folder, "float32", "wint4").logits(prompt), want.logits(prompt)
-    assert np.median(np.abs(got - expected).max(-1)) < 1e-3 * expected.std()
 
 
 @pytest.mark.parametrize(("name", "quantization"), CASES, ids=str)

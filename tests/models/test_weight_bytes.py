@@ -28,13 +28,15 @@ def test_counts_every_packed_matrix_once(golden_dir: Path, model: str, scheme: Q
     config = read_decoder_config(checkpoint.config)
     weights = DecoderWeights(checkpoint, config)
     parts = [
-        (weights.qkv, scheme.qkv(config.layers[0].attention), WHOLE),
-        (weights.output, scheme.linear, attention_slices(config.layers[0].attention)),
-        (weights.gate_up, scheme.linear, WHOLE),
-        (weights.down, scheme.linear, feed_forward_slices(config.dense.intermediate_size)),
+        (weights.qkv, WHOLE),
+        (weights.output, attention_slices(config.layers[0].attention)),
+        (weights.gate_up, WHOLE),
+        (weights.down, feed_forward_slices(config.dense.intermediate_size)),
     ]
     packed = [
-        pack_linear(part(layer)[0], fmt, slices) for layer in range(config.num_layers) for part, fmt, slices in parts
+        pack_linear(part(layer)[0], scheme.linear, slices)
+        for layer in range(config.num_layers)
+        for part, slices in parts
     ]
     packed.append(pack_linear(weights.lm_head(), scheme.lm_head))
     assert weight_bytes_per_step(config, scheme) == sum(p.data.nbytes for p in packed)

@@ -132,8 +132,8 @@ class IntegerPart(WeightPart):
 @pytest.mark.parametrize(
     ("bits", "group", "has_zeros", "fmt"),
     [
-        (4, 32, True, "int4_g32"), (4, 64, True, "int4_g64"), (4, 128, True, "int4_g128"), (4, 128, False, "wint4"),
-        (4, NUM_COLUMNS, False, "wint4"), (4, 192, False, "int4_g64"), (8, 128, True, "int8_g32"),
+        (4, 32, True, "int4_g32"), (4, 64, True, "int4_g64"), (4, 128, True, "int4_g128"), (4, 128, False, "int4_g128"),
+        (4, NUM_COLUMNS, False, "int4_g128"), (4, 192, False, "int4_g64"), (8, 128, True, "int8_g32"),
         (8, NUM_COLUMNS, False, "wint8"), (8, 48, False, "int8_g16"),
     ],
 )  # fmt: skip

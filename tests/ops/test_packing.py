@@ -21,8 +21,8 @@ from fastdeploy_sd.ops.reference.linear import quantize_int4, quantize_int8
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from tests.ops.backends import isa, threads
 
-# blake2b of the packed forms of one matrix under version 1 of the layout; a new version has new ones.
-PACKED_DIGESTS = {1: "0b7ae6f875be6061"}
+# blake2b of the packed forms of one matrix under version 2 of the layout; a new version has new ones.
+PACKED_DIGESTS = {2: "a8ac960df2efbf48"}
 
 
 def weights(rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -44,15 +44,17 @@ def special_weights() -> np.ndarray:
 def unpacked(packed: PackedLinear[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return q i8[N, groups, 128] and scale f32[N, groups] of an int format."""
     num_groups = -(-packed.in_features // 128)
-    integer_bytes = 4096 if packed.format == "wint8" else 2048
+    integer_bytes = 4096 if packed.format == "wint8" else 2048 + 256
     panels = packed.data.reshape(-1, num_groups, integer_bytes + 128)
     scale = np.ascontiguousarray(panels[..., integer_bytes:]).view(np.float32)
     q = panels[..., :integer_bytes].astype(np.int16)
     if packed.format == "wint8":
         q = q.reshape(-1, num_groups, 32, 32, 4) - 128
     else:
-        halves = q.reshape(-1, num_groups, 32, 16, 4)
-        q = np.concatenate([halves & 15, halves >> 4], axis=3) - 8
+        halves = q[..., :2048].reshape(-1, num_groups, 32, 16, 4)
+        factors = np.repeat(q[..., 2048:].reshape(-1, num_groups, 8, 32), 4, axis=2)[..., None]
+        q = (np.concatenate([halves & 15, halves >> 4], axis=3) - (factors >> 4)) * (factors & 15)
+        assert (np.abs(q) <= 127).all()
     q = q.transpose(0, 3, 1, 2, 4).reshape(-1, num_groups, 128).astype(np.int8)
     return q[: packed.out_features], scale.transpose(0, 2, 1).reshape(-1, num_groups)[: packed.out_features]
 
@@ -67,6 +69,14 @@ def test_stores_the_integers_and_scales_of_the_reference(fmt: LinearFormat, quan
         want_q, want_scale = quantize(values)
     np.testing.assert_array_equal(q, want_q)
     np.testing.assert_array_equal(scale, want_scale)
+
+
+def test_factors_halve_what_four_bits_lose() -> None:
+    """One scale per 128 normal numbers, the best of many, leaves a squared error of 1.1 % to 1.2 %."""
+    values = weights(64, 512, 3)[1:]
+    q, scale = unpacked(pack_linear(values, "wint4"))
+    error = (q * scale[..., None]).reshape(values.shape) - values
+    assert (error**2).sum() < 0.005 * (values**2).sum()
 
 
 @pytest.mark.parametrize("fmt", LINEAR_FORMATS)

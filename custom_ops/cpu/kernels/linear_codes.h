@@ -1,5 +1,6 @@
 #pragma once
-// Vectors of codes of 4, 5, 6 and 8 bits, their dot products with int8, and scales read as floats.
+// Vectors of codes of 4, 5, 6 and 8 bits, their dot products with int8, and scales read as floats. LoadInt8Codes:
+// wint4's codes once their factors are in, as codes of 8 bits.
 #include "float16.h"
 #include "linear_grouped.h"
 #include "linear_tile.h"
@@ -33,10 +34,38 @@ FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step
   const __m512i mask = _mm512_set1_epi8(static_cast<char>(((1 << kHighBits) - 1) << 4));
   return _mm512_ternarylogic_epi32(low, placed, mask, 0xf8);  // low | (placed & mask)
 }
+// Of 16 columns: the factors in 16 bits each, of the second 16 at their top, and 128 - factor * zero in the bytes of
+// the column.
+struct Factors {
+  __m512i factors;
+  __m512i offsets;
+};
+FDSD_INLINE Factors LoadFactors(const uint8_t* p, int vector) {
+  const __m512i spread =
+      _mm512_set_epi32(0x0f0f0f0f, 0x0e0e0e0e, 0x0d0d0d0d, 0x0c0c0c0c, 0x0b0b0b0b, 0x0a0a0a0a, 0x09090909, 0x08080808,
+                       0x07070707, 0x06060606, 0x05050505, 0x04040404, 0x03030303, 0x02020202, 0x01010101, 0);
+  const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + vector * kLanes));
+  const __m512i pairs = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(own), spread);
+  const __m512i factors = _mm512_and_si512(pairs, _mm512_set1_epi16(15));
+  const __m512i zeros = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), _mm512_set1_epi8(15));
+  const __m512i offsets =
+      _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(0x80)), _mm512_mullo_epi16(zeros, factors));
+  return {vector == 0 ? factors : _mm512_slli_epi16(factors, 12), offsets};
+}
+FDSD_INLINE Codes LoadInt8Codes(const uint8_t* codes, const Factors& factors, int vector) {
+  // Products of nibbles stay in their bytes: two at a time. Those of high nibbles are moved down by the product itself.
+  const __m512i pairs = _mm512_loadu_si512(codes);
+  const __m512i own = _mm512_and_si512(pairs, _mm512_set1_epi8(static_cast<char>(vector == 0 ? 0x0f : 0xf0)));
+  const __m512i products =
+      vector == 0 ? _mm512_mullo_epi16(own, factors.factors) : _mm512_mulhi_epu16(own, factors.factors);
+  return _mm512_add_epi8(products, factors.offsets);
+}
+FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) { _mm512_storeu_si512(to, codes); }
 FDSD_INLINE Dots Start(int32_t start) { return _mm512_set1_epi32(start); }
 template <int kBits>
 FDSD_INLINE Dots Dot(Dots sum, Codes w, const uint8_t* x) {
-  // As in linear_int.cc.
+  // The same as _mm512_dpbusd_epi32, around which gcc 12 spills the sums to the stack. x is broadcast by the
+  // instruction itself: a register per row less, so more loads of weights are under way at a time.
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
   return sum;
 }
@@ -78,6 +107,35 @@ FDSD_INLINE __m256i LoadHalf(const uint8_t* codes, const uint8_t* highs, int ste
 template <int kBits>
 FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step, int vector) {
   return {LoadHalf<kBits>(codes, highs, step, vector, 0), LoadHalf<kBits>(codes, highs, step, vector, 1)};
+}
+// Of 16 columns: the factors in 16 bits each, and factor * zero in the bytes of the column.
+struct Factors {
+  Int32x16 factors;
+  Int32x16 offsets;
+};
+FDSD_INLINE void LoadHalfFactors(const uint8_t* p, __m256i* factors, __m256i* offsets) {
+  const __m256i own = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i spread = _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+  const __m256i pairs = _mm256_shuffle_epi8(own, spread);
+  *factors = _mm256_and_si256(pairs, _mm256_set1_epi16(15));
+  *offsets = _mm256_mullo_epi16(_mm256_and_si256(_mm256_srli_epi16(pairs, 4), _mm256_set1_epi8(15)), *factors);
+}
+FDSD_INLINE Factors LoadFactors(const uint8_t* p, int vector) {
+  Factors own;
+  LoadHalfFactors(p + vector * kLanes, &own.factors.lo, &own.offsets.lo);
+  LoadHalfFactors(p + vector * kLanes + kLanes / 2, &own.factors.hi, &own.offsets.hi);
+  return own;
+}
+FDSD_INLINE Codes LoadInt8Codes(const uint8_t* codes, const Factors& factors, int vector) {
+  // Products of nibbles stay in their bytes: two at a time.
+  const Codes own = LoadCodes<4>(codes, nullptr, 0, vector);
+  return {_mm256_sub_epi8(_mm256_mullo_epi16(own.lo, factors.factors.lo), factors.offsets.lo),
+          _mm256_sub_epi8(_mm256_mullo_epi16(own.hi, factors.factors.hi), factors.offsets.hi)};
+}
+FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) {
+  const __m256i zero = _mm256_set1_epi8(static_cast<char>(0x80));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_xor_si256(codes.lo, zero));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), _mm256_xor_si256(codes.hi, zero));
 }
 FDSD_INLINE Dots Start(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
 template <int kBits>
@@ -129,6 +187,23 @@ FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step
   }
   return w;
 }
+struct Factors {
+  uint8_t v[kLanes];
+};
+FDSD_INLINE Factors LoadFactors(const uint8_t* p, int vector) {
+  Factors own;
+  std::memcpy(own.v, p + vector * kLanes, sizeof(own.v));
+  return own;
+}
+FDSD_INLINE Codes LoadInt8Codes(const uint8_t* codes, const Factors& factors, int vector) {
+  Codes w = LoadCodes<4>(codes, nullptr, 0, vector);
+  for (int i = 0; i < kLanes * 4; ++i) {
+    const int factor = factors.v[i / 4] & 15;
+    w.v[i] = static_cast<uint8_t>(factor * (w.v[i] - (factors.v[i / 4] >> 4)) + kWint8ZeroPoint);
+  }
+  return w;
+}
+FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) { std::memcpy(to, codes.v, sizeof(codes.v)); }
 FDSD_INLINE Dots Start(int32_t start) {
   Dots dots;
   for (int32_t& v : dots.v) v = start;
@@ -161,6 +236,19 @@ FDSD_INLINE F32x16 LoadInt8(const uint8_t* p) {
 }
 
 #endif
+
+// The codes of a unit of wint4 as those of wint8.
+FDSD_INLINE void UnpackInt8Codes(const uint8_t* unit, uint8_t* codes) {
+  constexpr int kSteps = kFactorInputs / kStepBytes;
+  for (int g = 0; g < kFactorGroups; ++g) {
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const Factors own = LoadFactors(unit + kWint4Bytes + g * kPanelColumns, v);
+      for (int step = g * kSteps; step < (g + 1) * kSteps; ++step) {
+        StoreInt8Codes(LoadInt8Codes(unit + step * kPanelColumns * 2, own, v), codes + (step * kPanelVectors + v) * 64);
+      }
+    }
+  }
+}
 
 }  // namespace FDSD_ISA
 }  // namespace fdsd

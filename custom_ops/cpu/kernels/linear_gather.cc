@@ -20,8 +20,9 @@ class UnitColumn {
     const uint8_t* minima = scales + format_.scale_bytes();
     for (int g = 0; g < format_.num_groups(); ++g) {
       const float scale = Scale(scales, g);
+      const int32_t zero = format_.scale == GroupScale::kFactors ? Factor(scales, g) >> 4 : format_.zero;
       for (int i = g * format_.group; i < (g + 1) * format_.group; ++i) {
-        values[i] = static_cast<float>(Code(i) - format_.zero) * scale;
+        values[i] = static_cast<float>(Code(i) - zero) * scale;
       }
       if (format_.minimum == GroupMinimum::kNone) continue;
       const float minimum = Minimum(minima, g, scale);
@@ -61,8 +62,12 @@ class UnitColumn {
     return Half(from, 0) * Int8(from + kPanelColumns * sizeof(half16), group);
   }
 
+  int32_t Factor(const uint8_t* from, int group) const { return from[group * kPanelColumns + column_]; }
+
   float Scale(const uint8_t* from, int group) const {
     switch (format_.scale) {
+      case GroupScale::kFactors:
+        return Float(from + kFactorBytes, 0) * static_cast<float>(Factor(from, group) & 15);
       case GroupScale::kHalf:
         return Half(from, group);
       case GroupScale::kFloat:

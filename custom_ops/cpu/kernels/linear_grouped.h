@@ -15,7 +15,7 @@
 
 namespace fdsd {
 
-enum class GroupScale : uint8_t { kHalf, kFloat, kSteps };
+enum class GroupScale : uint8_t { kHalf, kFloat, kSteps, kFactors };  // kFactors: wint4's
 enum class GroupMinimum : uint8_t { kNone, kHalf, kFloat, kSteps, kZeros };
 
 struct GroupFormat {
@@ -33,6 +33,7 @@ struct GroupFormat {
     return (bits == 8 ? kWint8Bytes : kWint4Bytes) + high_bytes();
   }
   __attribute__((always_inline)) constexpr int64_t scale_bytes() const {
+    if (scale == GroupScale::kFactors) return kFactorBytes + kScaleBytes;
     return kPanelColumns *
            (scale == GroupScale::kSteps ? 2 + num_groups() : (scale == GroupScale::kHalf ? 2 : 4) * num_groups());
   }
@@ -56,7 +57,7 @@ __attribute__((always_inline)) constexpr GroupFormat GroupFormatOf(LinearFormat 
   using enum LinearFormat;
   switch (format) {
     case kWint4:
-      return {4, kQuantGroup, GroupScale::kFloat, GroupMinimum::kNone, kWint4ZeroPoint};
+      return {4, kFactorInputs, GroupScale::kFactors, GroupMinimum::kNone, 0};
     case kWint8:
       return {8, kQuantGroup, GroupScale::kFloat, GroupMinimum::kNone, kWint8ZeroPoint};
     case kQ4Of0:

@@ -7,7 +7,9 @@
 //   bf16     [N / 32][K / 2][32][2]
 //   wint8    [N / 32][K / 128]{ u8 [32][32][4] = w + 128,                          float scale [32] }
 //   fp8      [N / 32][K / 128]{ e4m3 [32][32][4],              float scale [32] }
-//   wint4    [N / 32][K / 128]{ u8 [32][16][4], low nibble: column j, high: j + 16, float scale [32] }, nibble = w + 8
+//   wint4    [N / 32][K / 128]{ u8 [32][16][4], low nibble: column j, high: j + 16, u8 [8][32], float scale [32] }
+// A byte of wint4's second array is of 16 inputs, with a factor of up to 15 in the low nibble, a zero in the high one.
+// They make w = factor * (nibble - zero), which is at most 127 in magnitude for any nibble.
 // and the formats of linear_grouped.h.
 // Where the sum over K has slices, a panel holds one after the other, each as a matrix of its inputs alone would: the
 // same bytes as without slices where they begin at multiples of 128.
@@ -18,16 +20,18 @@
 namespace fdsd {
 
 // Raised whenever PackLinear would write other bytes for the same matrix: files of packed weights carry it.
-constexpr int32_t kPackedLayoutVersion = 1;
+constexpr int32_t kPackedLayoutVersion = 2;
 
 constexpr int kPanelColumns = 32;
 constexpr int kWint8ZeroPoint = 128;
-constexpr int kWint4ZeroPoint = 8;
 constexpr int kStepBytes = 4;
 constexpr int kGroupSteps = kQuantGroup / 4;                  // steps of a group in the int formats
 constexpr int kScaleBytes = kPanelColumns * sizeof(float);    // scales of one group of a panel
 constexpr int kWint8Bytes = kGroupSteps * kPanelColumns * 4;  // integers of one group of a panel
 constexpr int kWint4Bytes = kWint8Bytes / 2;
+constexpr int kFactorInputs = 16;  // that share a byte of factor and zero in wint4
+constexpr int kFactorGroups = kQuantGroup / kFactorInputs;
+constexpr int kFactorBytes = kFactorGroups * kPanelColumns;
 
 // Whether values have a scale per group. Always inlined: an out-of-line copy would be shared by files compiled for
 // different processors.

@@ -102,22 +102,24 @@ void PackFp8(const Tile tile, uint8_t* out) {
 
 void PackWint4(const Tile tile, uint8_t* out) {
   constexpr int kHalf = kPanelColumns / 2;
-  alignas(64) int8_t q[kPanelColumns][kQuantGroup];
-  float scales[kPanelColumns];
-  for (int j = 0; j < kPanelColumns; ++j) scales[j] = QuantizeInt4(tile[j], q[j]);
+  Int4Group groups[kPanelColumns];
+  for (int j = 0; j < kPanelColumns; ++j) QuantizeInt4(tile[j], groups + j);
   // Columns j and j + 16 share bytes.
-  for (int j = 0; j < kHalf; ++j) {
-    for (int i = 0; i < kQuantGroup; ++i) {
-      const int low = q[j][i] + kWint4ZeroPoint, high = q[j + kHalf][i] + kWint4ZeroPoint;
-      q[j][i] = static_cast<int8_t>(low | high << 4);
+  for (int step = 0; step < kGroupSteps; ++step) {
+    for (int j = 0; j < kHalf; ++j, out += kStepBytes) {
+      for (int i = 0; i < kStepBytes; ++i) {
+        const int at = step * kStepBytes + i;
+        out[i] = static_cast<uint8_t>(groups[j].codes[at] | groups[j + kHalf].codes[at] << 4);
+      }
     }
   }
-  const uint32_t* from = reinterpret_cast<const uint32_t*>(q);
-  uint32_t* to = reinterpret_cast<uint32_t*>(out);
-  for (int step = 0; step < kGroupSteps; ++step) {
-    for (int j = 0; j < kHalf; ++j) to[step * kHalf + j] = from[j * kGroupSteps + step];
+  for (int g = 0; g < kFactorGroups; ++g) {
+    for (const Int4Group& group : groups) *out++ = group.factors[g];
   }
-  std::memcpy(out + kWint4Bytes, scales, sizeof(scales));
+  for (const Int4Group& group : groups) {
+    std::memcpy(out, &group.scale, sizeof(group.scale));
+    out += sizeof(group.scale);
+  }
 }
 
 // Inputs [begin, end), a slice.
@@ -141,7 +143,7 @@ void PackSlice(const PackLinearParams& p, int64_t first_column, int64_t begin, i
         PackWint8(tile, out + group * (kWint8Bytes + kScaleBytes));
         break;
       case LinearFormat::kWint4:
-        PackWint4(tile, out + group * (kWint4Bytes + kScaleBytes));
+        PackWint4(tile, out + group * (kWint4Bytes + kFactorBytes + kScaleBytes));
         break;
       case LinearFormat::kFp8:
         PackFp8(tile, out + group * (kWint8Bytes + kScaleBytes));

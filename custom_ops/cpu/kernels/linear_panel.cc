@@ -2,6 +2,7 @@
 #include "linear_panel.h"
 
 #include "fdsd/runtime.h"
+#include "scratch.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
@@ -42,11 +43,20 @@ int64_t RowBytes(const Slices& slices, LinearFormat format) {
 
 void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
                    const LinearOutput& out) {
-  const TileFunctions& tiles = TilesOf(x.format);
+  LinearFormat format = x.format;
+  // Several tiles share the work of making int8 of codes.
+  if (format == LinearFormat::kWint4 && tile_end - tile_begin > 1) {
+    format = LinearFormat::kWint8;
+    uint8_t* const unpacked = ScratchArray<uint8_t>(Scratch::kInnerTask, PanelBytes(x.slices, format));
+    UnpackWint4(panel, x.slices.num_units(), unpacked);
+    panel = unpacked;
+  }
+  const TileFunctions& tiles = TilesOf(format);
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     alignas(64) float levels[kSumLevels * kTileSums];
     const int32_t size = x.Size(tile);
-    tiles.of[size - 1](panel, x.Tile(tile), x.slices, PrefetchAhead(x.format, size), levels);
+    const int64_t ahead = format == x.format ? PrefetchAhead(format, size) : 0;
+    tiles.of[size - 1](panel, x.Tile(tile), x.slices, ahead, levels);
     StoreSums(levels + SumLevel(x.slices.count - 1) * kTileSums, size, x.Begin(tile), index, out);
   }
 }

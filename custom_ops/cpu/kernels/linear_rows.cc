@@ -45,13 +45,6 @@ void PackBf16(const T* x, int32_t in_features, const TileRow& row) {
   if (full_end < row.unit_end) StoreBf16Step(Bf16Bits(x[in_features - 1]), 0, out + full_end * stride);
 }
 
-constexpr int32_t kWint8Starts[kPanelVectors] = {kWint8ZeroPoint, kWint8ZeroPoint};
-#if defined(FDSD_SIMD_AVX512)
-constexpr int32_t kWint4Starts[kPanelVectors] = {17 * kWint4ZeroPoint, 16 * kWint4ZeroPoint};
-#else
-constexpr int32_t kWint4Starts[kPanelVectors] = {kWint4ZeroPoint, kWint4ZeroPoint};
-#endif
-
 // `rows` [count] of a tile of num_rows rows; `out` is the place of the first one's step 0.
 FDSD_INLINE void InterleaveSteps(const uint8_t* const* rows, int count, int64_t num_steps, int num_rows, uint8_t* out) {
   static_assert(kStepBytes == kWordBytes && kRowsAtOnce == kInterleavedRows);
@@ -63,8 +56,7 @@ FDSD_INLINE void InterleaveSteps(const uint8_t* const* rows, int count, int64_t 
 }
 
 // Quantised rows [first, first + count) of a tile; `group` is the tile's group, of `num_rows` rows.
-FDSD_INLINE void WriteGroup(const GroupRows& rows, int first, int count, int num_rows, const int32_t* zero_points,
-                            uint8_t* group) {
+FDSD_INLINE void WriteGroup(const GroupRows& rows, int first, int count, int num_rows, uint8_t* group) {
   const uint8_t* integers[kRowsAtOnce];
   for (int r = 0; r < kRowsAtOnce; ++r) integers[r] = reinterpret_cast<const uint8_t*>(rows.q[r]);
   InterleaveSteps(integers, count, kGroupSteps, num_rows, group + first * kStepBytes);
@@ -72,15 +64,14 @@ FDSD_INLINE void WriteGroup(const GroupRows& rows, int first, int count, int num
   int32_t* starts = reinterpret_cast<int32_t*>(scales + num_rows);
   for (int r = 0; r < count; ++r) {
     scales[r] = rows.scale[r];
-    for (int v = 0; v < kPanelVectors; ++v) starts[v * num_rows + r] = -zero_points[v] * rows.sum[r];
+    starts[r] = -kWint8ZeroPoint * rows.sum[r];
   }
 }
 
 template <typename T>
-void PackGroups(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, const int32_t* zero_points,
-                uint8_t* tile) {
+void PackGroups(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile) {
   QuantizeGroups<T>(rows, num_rows, unit_begin, unit_end, [&](int first, int count, int64_t g, const GroupRows& group) {
-    WriteGroup(group, first, count, num_rows, zero_points, tile + g * num_rows * kRowGroupBytes);
+    WriteGroup(group, first, count, num_rows, tile + g * num_rows * kRowGroupBytes);
   });
 }
 
@@ -137,12 +128,7 @@ void PackRows(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_
                                WriteGroupedRows(group, first, count, num_rows, group_size, tile + g * unit_bytes);
                              });
   }
-  if (rows.format == LinearFormat::kWint8) {
-    return PackGroups<T>(rows, num_rows, unit_begin, unit_end, kWint8Starts, tile);
-  }
-  if (rows.format == LinearFormat::kWint4) {
-    return PackGroups<T>(rows, num_rows, unit_begin, unit_end, kWint4Starts, tile);
-  }
+  if (IsQuantized(rows.format)) return PackGroups<T>(rows, num_rows, unit_begin, unit_end, tile);
   const int32_t begin = PackBf16Pairs(rows, num_rows, unit_begin, unit_end, tile);
   for (int r = 0; r < num_rows; ++r) PackRow<T>(rows, {tile, num_rows, r, begin, unit_end});
 }

@@ -27,7 +27,7 @@ namespace FDSD_ISA {
 constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
 constexpr int kPrefetchFromRows = 6;
-constexpr int kWint4PrefetchFromRows = 3;
+constexpr int kWint4PrefetchFromRows = 1;
 #else
 constexpr int kMaxSums = 2;
 constexpr int kMaxTileRows = 5;
@@ -45,8 +45,8 @@ constexpr int kBf16StepBytes = 4;
 constexpr int kBf16StepBytes = 8;
 #endif
 
-// Bytes of one row of x for one group of an int format: 128 int8, their scale and the accumulators' start values.
-constexpr int kRowGroupBytes = kQuantGroup + 4 + 4 * kPanelVectors;
+// Bytes of one row of x for one group of an int format: 128 int8, their scale and the accumulators' start value.
+constexpr int kRowGroupBytes = kQuantGroup + 4 + 4;
 
 // Bytes of one row of x per unit (see Slices::units).
 FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
@@ -74,8 +74,8 @@ struct XRows {
 // Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows
 // interleaved, slice after slice:
 //   float32 float [K][rows], bf16 [K / 2][rows] steps,
-//   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [2][rows] }
-// start = -zero point of the weights * sum of the int8 values, for the accumulators of each vector of columns.
+//   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [rows] }
+// start = -zero point of the weights * sum of the int8 values, for the accumulators.
 //   groups  [K / 128]{ int8 [32][rows][4], float scale [rows], int32 sum [groups][rows] }, of the int8 values of a
 //   group
 void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
@@ -135,6 +135,8 @@ extern const TileFunctions kBf16Tiles;
 extern const TileFunctions kWint8Tiles;
 extern const TileFunctions kWint4Tiles;
 const TileFunctions& GroupedTiles(LinearFormat format);
+// Rewrites units of a panel of wint4 as those of wint8.
+void UnpackWint4(const uint8_t* panel, int32_t num_units, uint8_t* out);
 
 // Ask for the weights of a later step: into the second-level cache, since requests for the first level wait for each
 // other. The requests must cover every line: the prefetcher does not find a line that is left out.

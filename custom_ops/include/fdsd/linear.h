@@ -8,7 +8,7 @@ enum class LinearFormat : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,
   kWint8 = 2,    // W8A8: int8 weights, one float scale per output and group of 128 inputs
-  kWint4 = 3,    // W4A8: int4 weights, likewise
+  kWint4 = 3,    // W4A8: likewise, but the int8 are made of 4-bit codes: a factor * (code - zero), both of 16 inputs
   kFp8 = 4,      // W8A8 of e4m3, likewise, and so is x then. Only GPUs multiply it
   kFloat16 = 5,  // laid out as bfloat16. Only GPUs multiply it
   // Integers with a scale, and for some a minimum or a zero point, per output and group of 16 to 128 inputs, as

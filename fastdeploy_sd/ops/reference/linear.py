@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.device.arrays import Array
-from fastdeploy_sd.ops.bf16 import narrow, storage, widen
+from fastdeploy_sd.ops.bf16 import narrow, storage, to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import F32, I8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
@@ -16,9 +16,9 @@ from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 QUANT_GROUP = 128
 # Groups whose largest magnitude is smaller are zero: their scale would leave float32's normal range.
 TINY_GROUP = np.float32(1e-30)
-# Integers that the value of largest magnitude of an int4 group is mapped to, before clipping to [-8, 7].
-INT4_TARGETS = (-8.0, -7.0, -7.5, -8.5, -9.0, -9.5, -10.0)
-LANES = 16
+# What the smallest scale of wint4 that clips nothing is multiplied by; inputs that share a factor.
+INT4_STRETCHES = (1.0, 1.06, 1.13)
+INT4_INPUTS = 16
 # Of e4m3, the 8-bit float: its largest number, its smallest exponent, the bits of its fraction.
 E4M3_MAX = np.float32(448)
 E4M3_MIN_EXPONENT = -6
@@ -65,22 +65,47 @@ def quantize_int8(x: F32) -> tuple[I8, F32]:
 
 
 def quantize_int4(x: F32) -> tuple[I8, F32]:
-    """Like quantize_int8 with q in [-8, 7]; the scale is the best of seven by squared error, the first among equals.
+    """Like quantize_int8 with q = factor * (code - zero), |q| <= 127, where 16 columns share a factor and a zero.
 
-    The value of largest magnitude goes to about -8, which has no positive counterpart: the scale may be negative.
+    Codes and zeros are from 0 to 15, factors from 1 to 15 and of no common divisor. Of the scales tried the first with
+    the least squared error wins, and for each the better of two factors of 16 columns.
     """
     values = _groups(x)
     safe, peak, has_scale = _peaks(values)
-    best_q, best_scale = np.zeros_like(safe), np.zeros_like(peak)
-    best_error = np.full_like(peak, np.inf)
-    for target in map(np.float32, INT4_TARGETS):
-        scale = peak / target
-        q = np.clip(np.rint(safe * (target / peak)[..., None]), -8, 7)
-        error = _sum_of_squares(safe - q * scale[..., None])
-        is_better = (error < best_error) | (best_scale == 0)
-        best_q = np.where(is_better[..., None], q, best_q)
-        best_scale, best_error = np.where(is_better, scale, best_scale), np.where(is_better, error, best_error)
-    return best_q.astype(np.int8), _scales(best_scale, values, has_scale)
+    parts = safe.reshape(*peak.shape, QUANT_GROUP // INT4_INPUTS, INT4_INPUTS)
+    low, high = np.minimum(parts.min(axis=-1), np.float32(0)), np.maximum(parts.max(axis=-1), np.float32(0))
+    ranges = high / np.float32(225) - low / np.float32(225)
+    least = np.maximum(np.abs(peak) / np.float32(127), ranges.max(axis=-1))
+    best: tuple[F32, ...] = ()
+    for stretch in INT4_STRETCHES:
+        scale = widen(to_bf16(least * np.float32(stretch)))
+        wanted = ((high / scale[..., None] - low / scale[..., None]) / np.float32(15)).astype(np.int32)
+        fine, coarse = (_int4_codes(parts, low, scale, wanted + more) for more in (0, 1))
+        is_coarse = coarse[0] < fine[0]
+        errors, factors = (np.where(is_coarse, *pair) for pair in zip(coarse[:2], fine[:2], strict=True))
+        q = np.where(is_coarse[..., None], coarse[2], fine[2])
+        found = errors.cumsum(axis=-1, dtype=np.float32)[..., -1], scale, factors, q
+        is_better = found[0] < best[0] if best else np.ones(scale.shape, np.bool_)
+        best = tuple(
+            np.where(is_better.reshape(*is_better.shape, *[1] * (new.ndim - is_better.ndim)), new, old)
+            for new, old in zip(found, best or found, strict=True)
+        )
+    _, scale, factors, q = best
+    common = np.gcd.reduce(factors.astype(np.int32), axis=-1)
+    scale = (scale * common).astype(np.float32)
+    q = np.where(has_scale[..., None, None], q / common[..., None, None], 0)
+    return q.astype(np.int8).reshape(values.shape), _scales(scale, values, has_scale)
+
+
+def _int4_codes(parts: F32, low: F32, scale: F32, wanted: npt.NDArray[np.int32]) -> tuple[F32, F32, F32]:
+    """Return the squared errors of each 16 columns, their factors and integers, with about the wanted factors."""
+    factor = np.clip(wanted, 1, 15)
+    start = -low * (np.float32(1) / (scale[..., None] * factor.astype(np.float32)))
+    zero = np.minimum(np.rint(start), 15).astype(np.int32)
+    factors = np.minimum(factor, 127 // np.maximum(zero, 15 - zero)).astype(np.float32)
+    step, zeros = (scale[..., None] * factors)[..., None], zero.astype(np.float32)[..., None]
+    integers = np.clip(np.rint(parts * (np.float32(1) / step)) + zeros, 0, 15) - zeros
+    return _sum_of_squares(parts - integers * step), factors, integers * factors[..., None]
 
 
 def to_e4m3(x: F32) -> F32:
@@ -102,9 +127,8 @@ def quantize_fp8(x: F32) -> tuple[F32, F32]:
 
 
 def _sum_of_squares(error: F32) -> F32:
-    """Sum in the kernel's order (16 lanes, then pairs of lanes), so that equal candidates compare alike."""
-    squares = (error * error).reshape(*error.shape[:-1], QUANT_GROUP // LANES, LANES)
-    lanes = squares.cumsum(axis=-2, dtype=np.float32)[..., -1, :]
+    """Sum over 16 columns in the kernel's order, pairs of lanes, so that equal candidates compare alike."""
+    lanes = error * error
     while lanes.shape[-1] > 1:
         half = lanes.shape[-1] // 2
         lanes = lanes[..., :half] + lanes[..., half:]

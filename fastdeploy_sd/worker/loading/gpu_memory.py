@@ -134,7 +134,7 @@ def _calls(
     hidden, layers = decoder.hidden_size, dict.fromkeys(decoder.layers)
     shapes = [(num_logits, hidden, decoder.vocab_size, scheme.lm_head)]
     for layer in layers:
-        shapes.append((num_tokens, hidden, layer.attention.qkv_size, scheme.qkv(layer.attention)))
+        shapes.append((num_tokens, hidden, layer.attention.qkv_size, scheme.linear))
         shapes.append((num_tokens, layer.attention.q_size, hidden, scheme.linear))
         shapes.append((num_tokens, _inner_size(layer) or hidden, hidden, scheme.linear))
     for rows, inputs, outputs, fmt in shapes:

@@ -142,7 +142,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
     is_host = device().kind == "cpu"
     if is_host:
-        _tune_linear(config, decoder_config, group, model.weight_bytes, drafts=bool(draft_weights))
+        _tune_linear(config, group, model.weight_bytes, drafts=bool(draft_weights))
     kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
@@ -186,12 +186,12 @@ def load(config: Config, group: RankGroup) -> Loaded:
     )
 
 
-def _tune_linear(config: Config, decoder: DecoderConfig, group: RankGroup, weight_bytes: int, *, drafts: bool) -> None:
+def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts: bool) -> None:
     """Tune products of the formats that the target is stored in, and draft layers where there are any."""
     schemes = [QuantScheme.create(config.model.dtype, config.model.quantization)]
     if drafts:
         schemes.append(draft_scheme(config))
-    formats = sorted({fmt for scheme in schemes for fmt in scheme.formats(decoder)})
+    formats = sorted({fmt for scheme in schemes for fmt in (scheme.linear, scheme.experts, scheme.lm_head)})
     is_worth = weight_bytes > MEASURED_BYTES
     tune_linear(formats, machine_key(config), measurements_folder(config), group, is_worth=is_worth)
 

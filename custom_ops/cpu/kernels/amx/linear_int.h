@@ -2,49 +2,27 @@
 // The int formats on tiles, with the bits of every level: exact sums within a group of 128, then
 // sum += float(dot) * (weight scale * x scale), in the order of the groups.
 #include "amx/linear_block.h"
+#include "linear_codes.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
 namespace FDSD_TILES {
 
-// The columns of a group of the int formats as two tiles of B per step of 64 inputs, and 16 exact dot products from
-// what those tiles gave.
+// The columns of a group of the int formats as two tiles of B per step of 64 inputs.
 struct Wint8 {
   static constexpr int kGroupBytes = kWint8Bytes + kScaleBytes;
   static constexpr int kBufferBytes = 64;  // none wanted
 
   static FDSD_INLINE void Unpack(const uint8_t*, uint8_t*) {}
-  static FDSD_INLINE void LoadWeights(const uint8_t* group, const uint8_t*, int step) {
-    const uint8_t* b = group + step * kTileRows * kPanelStepBytes;
-    LoadTile<6>(b, kPanelStepBytes);
-    LoadTile<7>(b + kHalfColumnsBytes, kPanelStepBytes);
-  }
-  static FDSD_INLINE __m512i Dots(const int32_t* dots, int vector, __m512i start) {
-    return _mm512_add_epi32(_mm512_load_si512(dots + vector * kLanes), start);
-  }
+  static FDSD_INLINE const uint8_t* Int8Codes(const uint8_t* group, const uint8_t*) { return group; }
 };
 
-// The first tile has the bytes as they are, low nibble + 16 * high nibble, and only the second is unpacked: 16 * high
-// nibble.
 struct Wint4 {
-  static constexpr int kGroupBytes = kWint4Bytes + kScaleBytes;
-  static constexpr int kBufferBytes = kWint4Bytes;
+  static constexpr int kGroupBytes = kWint4Bytes + kFactorBytes + kScaleBytes;
+  static constexpr int kBufferBytes = kWint8Bytes;
 
-  static FDSD_INLINE void Unpack(const uint8_t* group, uint8_t* buffer) {
-    const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
-    for (int i = 0; i < kWint4Bytes; i += 64) {
-      _mm512_store_si512(buffer + i, _mm512_and_si512(_mm512_loadu_si512(group + i), high));
-    }
-  }
-  static FDSD_INLINE void LoadWeights(const uint8_t* group, const uint8_t* buffer, int step) {
-    LoadTile<6>(group + step * kTileBytes, kTileRowBytes);
-    LoadTile<7>(buffer + step * kTileBytes, kTileRowBytes);
-  }
-  static FDSD_INLINE __m512i Dots(const int32_t* dots, int vector, __m512i start) {
-    const __m512i high = _mm512_load_si512(dots + kLanes);
-    const __m512i own = vector == 0 ? _mm512_sub_epi32(_mm512_load_si512(dots), high) : _mm512_srai_epi32(high, 4);
-    return _mm512_add_epi32(own, start);
-  }
+  static FDSD_INLINE void Unpack(const uint8_t* group, uint8_t* buffer) { UnpackInt8Codes(group, buffer); }
+  static FDSD_INLINE const uint8_t* Int8Codes(const uint8_t*, const uint8_t* buffer) { return buffer; }
 };
 
 template <class Weights>
@@ -54,11 +32,12 @@ struct Int {
   static int64_t NumSteps(const Slice& slice) { return slice.num_units; }
 
   template <bool kBoth>
-  static FDSD_INLINE void MultiplyGroup(const uint8_t* a, int num_rows, const uint8_t* group, const uint8_t* buffer) {
+  static FDSD_INLINE void MultiplyGroup(const uint8_t* a, int num_rows, const uint8_t* b) {
     ZeroSums<kBoth>();
-    for (int step = 0; step < kGroupRowSteps; ++step, a += num_rows * kStepRowBytes) {
+    for (int step = 0; step < kGroupRowSteps; ++step) {
       LoadTile<4>(a, kStepRowBytes);
-      Weights::LoadWeights(group, buffer, step);
+      LoadTile<6>(b, kPanelStepBytes);
+      LoadTile<7>(b + kHalfColumnsBytes, kPanelStepBytes);
       DotS8U8<0, 4, 6>();
       DotS8U8<1, 4, 7>();
       if constexpr (kBoth) {
@@ -66,6 +45,8 @@ struct Int {
         DotS8U8<2, 5, 6>();
         DotS8U8<3, 5, 7>();
       }
+      a += num_rows * kStepRowBytes;
+      b += kTileRows * kPanelStepBytes;
     }
   }
 
@@ -76,7 +57,7 @@ struct Int {
       const __m512i start = _mm512_set1_epi32(starts[r]);
       const F32x16 x_scale = Set1(x_scales[r]);
       for (int v = 0; v < kPanelVectors; ++v) {
-        const F32x16 dot = {_mm512_cvtepi32_ps(Weights::Dots(dots, v, start))};
+        const F32x16 dot = ToFloats(_mm512_add_epi32(_mm512_load_si512(dots + v * kLanes), start));
         Store(Fma(dot, Mul(w_scale[v], x_scale), Load(sums + v * kLanes)), sums + v * kLanes);
       }
     }
@@ -101,8 +82,8 @@ struct Int {
     for (int64_t g = begin; g < end; ++g) {
       ahead->Step();
       const uint8_t* const group = weights + g * Weights::kGroupBytes;
-      MultiplyGroup<kBoth>(pack.integers + (slice.first + g) * rows.count * kQuantGroup, rows.count, group,
-                           buffers[g & 1]);
+      MultiplyGroup<kBoth>(pack.integers + (slice.first + g) * rows.count * kQuantGroup, rows.count,
+                           Weights::Int8Codes(group, buffers[g & 1]));
       if (g + 1 < end) Weights::Unpack(group + Weights::kGroupBytes, buffers[(g + 1) & 1]);
       if (g > begin) add(g - 1);
       StoreTiles<kBoth>(dots[g & 1]);

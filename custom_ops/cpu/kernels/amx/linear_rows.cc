@@ -36,12 +36,11 @@ void PackBf16Row(const T* x, int32_t in_features, int32_t num_units, int32_t beg
 // Groups [begin, end) of a slice, whose first group is `first`.
 template <typename T>
 void PackGroups(const XRows& rows, int num_rows, int32_t first, int32_t begin, int32_t end, const IntPack& pack) {
-  const int32_t zero_point = rows.format == LinearFormat::kWint8 ? kWint8ZeroPoint : kWint4ZeroPoint;
   QuantizeGroups<T>(rows, num_rows, begin, end, [&](int row, int count, int64_t g, const GroupRows& group) {
     for (int r = 0; r < count; ++r) {
       const int64_t at = (first + g) * num_rows + row + r;
       pack.scales[at] = group.scale[r];
-      pack.starts[at] = -zero_point * group.sum[r];
+      pack.starts[at] = -kWint8ZeroPoint * group.sum[r];
       for (int s = 0; s < kGroupRowSteps; ++s) {
         const int64_t step_row = ((first + g) * kGroupRowSteps + s) * num_rows + row + r;
         std::memcpy(pack.integers + step_row * kStepRowBytes, group.q[r] + s * kStepRowBytes, kStepRowBytes);

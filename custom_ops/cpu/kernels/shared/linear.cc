@@ -56,7 +56,7 @@ int64_t PanelUnitBytes(LinearFormat format) {
     case LinearFormat::kFp8:
       return kWint8Bytes + kScaleBytes;
     case LinearFormat::kWint4:
-      return kWint4Bytes + kScaleBytes;
+      return kWint4Bytes + kFactorBytes + kScaleBytes;
     default:
       break;
   }

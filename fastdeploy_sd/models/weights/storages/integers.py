@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.weights.source import Weights, WeightSource
+from fastdeploy_sd.models.weights.storages.factors import factors_of
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
@@ -21,8 +22,7 @@ from fastdeploy_sd.types import F32, I32, U8
 I16 = npt.NDArray[np.int16]
 _BYTE, _WORD = 8, 32
 _BITS = (2, 4, 8)
-# By the bits of an integer.
-_CODE_FORMATS: Mapping[int, LinearFormat] = {4: "wint4", 8: "wint8"}
+_BITS_OF_FACTORS = 4  # of wint4's codes
 _ROWS_AT_ONCE = 256
 
 
@@ -222,15 +222,27 @@ class IntegerPart(WeightPart):
         return self.begin
 
     def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
-        fmt = _CODE_FORMATS.get(self.integers_of.bits)
-        is_fit = fmt is not None and self.group_of is None and self.held.minimum == "none"
-        return fmt if is_fit and self._scales_of(groups)[1].all() else None
+        if self.group_of is not None:
+            return None
+        if self.integers_of.bits == _BITS_OF_FACTORS:
+            return None if self._factors_of(groups) is None else "wint4"
+        is_fit = self.integers_of.bits == _BYTE and self.held.minimum == "none"
+        return "wint8" if is_fit and self._scales_of(groups)[1].all() else None
 
     def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
-        """See WeightPart.codes; a group is exact whose inputs have one scale."""
+        """See WeightPart.codes; a group of wint8 is exact whose inputs have one scale."""
+        if fmt == "wint4" and self.integers_of.bits == _BITS_OF_FACTORS and self.group_of is None:
+            found = self._factors_of(groups)
+            if found is None:
+                return None
+            return Codes(self.integers_of.read(), found[0], np.ones(found[0].shape, np.bool_), found[1])
         if fmt != self.code_format(groups):
             return None
         return Codes(self.integers_of.read(), *self._scales_of(groups))
+
+    def _factors_of(self, groups: Sequence[range]) -> tuple[F32, U8] | None:
+        own = [range(self.begin + group.start, self.begin + group.stop) for group in groups]
+        return factors_of(own, self.group_size, widen(self.groups.scales), self.groups.zero_points())
 
     def _scales_of(self, groups: Sequence[range]) -> tuple[F32, npt.NDArray[np.bool_]]:
         """Return a scale f32[N, G] per group of inputs, and whether all of the group have it."""

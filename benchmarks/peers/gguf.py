@@ -64,6 +64,9 @@ class _Texts(Load):
         return list(self.token_ids)
 
 
+_WARM_UP = _Texts(1, 0, 64, concurrency=1, token_ids=[list(range(100, 164))])
+
+
 class Problems:
     """HumanEval's problems as chats in token ids; each is handed out once before the first comes again.
 
@@ -149,6 +152,7 @@ def _measure(servers: Mapping[str, Server], plan: GgufPlan, on_round: Callable[[
         turns = Turns(
             {row: servers[key] for row, (key, _) in rows.items()}, {r: [c] for r, c in cases.items()}, on_round
         )
+        turns.once(lambda row: servers[rows[row][0]].run(_WARM_UP, rows[row][1]))
         for number in range(plan.rounds):
             first.resume()
             load = _load(column, plan, problems)

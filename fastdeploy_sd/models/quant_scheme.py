@@ -17,7 +17,7 @@ class QuantScheme:
     """Formats of a model's linear layers; `dtype` is that of activations, unquantised weights and, unless of bytes, KV.
 
     wint8 and wint4 also quantise activations inside the multiplication (int8, per row and group of 128), and so does
-    fp8 (e4m3), which only GPUs multiply. Routers, norms and the embedding table keep their type.
+    fp8 (e4m3), which is for GPUs. Routers, norms and the embedding table keep their type.
     """
 
     dtype: Activations

@@ -10,7 +10,7 @@ from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slice
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
-from fastdeploy_sd.ops.group_packing import group_format
+from fastdeploy_sd.ops.group_packing import group_format, kept_format
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
@@ -21,7 +21,7 @@ Matrix = tuple[WeightMatrix, LinearFormat, SliceRule]
 
 
 def weight_bytes_per_step(
-    config: DecoderConfig, scheme: QuantScheme, weights: DecoderWeights | None = None
+    config: DecoderConfig, scheme: QuantScheme, weights: DecoderWeights | None = None, *, on_gpu: bool = False
 ) -> int | None:
     """Return the packed bytes of every linear layer and the head, each read once per step whatever the batch.
 
@@ -29,12 +29,12 @@ def weight_bytes_per_step(
     None for a mixture of experts: which experts are read depends on the tokens.
 
     Args:
-        weights: of which integers stay integers; None = all weights have the scheme's formats.
+        weights: of which `kept_format` keeps some as they are stored; None = all have the scheme's formats.
     """
     if any(isinstance(layer.mlp, MoeConfig) for layer in config.layers):
         return None
     if weights is not None:
-        return sum(_stored_bytes(*matrix) for matrix in matrices(weights, config, scheme))
+        return sum(_stored_bytes(*matrix, on_gpu=on_gpu) for matrix in matrices(weights, config, scheme))
     layers = sum(layer_bytes(config, scheme, layer) for layer in config.layers)
     return layers + packed_bytes(config.hidden_size, config.vocab_size, scheme.lm_head)
 
@@ -68,15 +68,15 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
             yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
 
 
-def _stored_bytes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule) -> int:
+def _stored_bytes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, *, on_gpu: bool) -> int:
     rows, columns = matrix.shape
-    return packed_bytes(columns, rows, group_format([matrix], slices) or fmt, slices)
+    return packed_bytes(columns, rows, kept_format([matrix], fmt, slices, on_gpu=on_gpu) or fmt, slices)
 
 
 def resident_bytes(
     config: DecoderConfig, scheme: QuantScheme, shard: Shard = WHOLE_MODEL, weights: DecoderWeights | None = None
 ) -> int:
-    """Return the bytes of everything that a rank has of a decoder on a device, but for norms and biases.
+    """Return the bytes of everything that a rank has of a decoder on a GPU, but for norms and biases.
 
     Args:
         weights: as for weight_bytes_per_step.
@@ -88,7 +88,7 @@ def resident_bytes(
     embedding = config.vocab_size * config.hidden_size * storage(scheme.dtype).itemsize
     if weights is None:
         return layers + head + embedding
-    plain, stored = weight_bytes_per_step(config, scheme), weight_bytes_per_step(config, scheme, weights)
+    plain, stored = weight_bytes_per_step(config, scheme), weight_bytes_per_step(config, scheme, weights, on_gpu=True)
     if plain is not None and stored is not None:
         layers -= (plain - stored) // shard.size
     if group_format([WeightMatrix((weights.embedding(),))], WHOLE) in GROUP_FORMATS:

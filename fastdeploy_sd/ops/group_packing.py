@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fastdeploy_sd.device.library import num_threads
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import input_groups, pack_codes, packed_bytes
+from fastdeploy_sd.ops.packing import GROUP, input_groups, pack_codes, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
@@ -44,6 +44,21 @@ def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearF
     if not fit:
         return "float32"
     return min(fit, key=lambda name: packed_bytes(UNIT, _PANEL, name))
+
+
+def kept_format(
+    matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule, *, on_gpu: bool
+) -> LinearFormat | None:
+    """Return the format that holds what matrices store as it is, None where they become `fmt`.
+
+    GPUs keep integers with groups only. Processors multiply codes of e4m3 with rows of bfloat16; they are kept where
+    each group of 128 inputs of any rank's slices has one scale.
+    """
+    kept = group_format(matrices, slices)
+    if kept == "fp8":
+        is_fit = fmt == "bfloat16" and not on_gpu and (slices == WHOLE or slices.unit % GROUP == 0)
+        return kept if is_fit else None
+    return None if on_gpu and kept not in GROUP_FORMATS else kept
 
 
 def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out: U8) -> None:

@@ -42,8 +42,9 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
     """y [M, N] = x [M, K] . weight^T (+ bias f32[N]), in out_dtype or x's dtype. A row depends on its row of x alone.
 
     The float32 format multiplies x as it is; bfloat16 and float16 round x to their own type. The int formats quantise x
-    to int8, and fp8 to e4m3, per row and group of 128. Only GPUs multiply float16 and fp8. Sums are float32 (exact
-    integers within a group of the int formats); those of packed.slices are added in a tree.
+    to int8, and fp8 on GPUs to e4m3, per row and group of 128; on processors fp8 rounds x to bfloat16. Only GPUs
+    multiply float16. Sums are float32 (exact integers within a group of the int formats); those of packed.slices are
+    added in a tree.
     """
     y: A = LINEAR(
         x=x,

@@ -16,6 +16,8 @@ from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import F32, U8
 
 Array = npt.NDArray[np.generic]
+# Outputs that are made numbers at a time.
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,9 +141,17 @@ class WeightPart(ABC):
         """Names of the tensors that it is read from."""
         return (self.name,)
 
-    @abstractmethod
     def numbers(self) -> FloatPart:
         """Return it as numbers: in place where it is such, else f32."""
+        values = np.empty(self.shape, np.float32)
+        for begin in range(0, len(values), _ROWS_AT_ONCE):
+            end = min(begin + _ROWS_AT_ONCE, len(values))
+            values[begin:end] = self.rows(begin, end).values()
+        return FloatPart(self.name, values, place=self.place)
+
+    def values(self) -> F32:
+        """Return its numbers, f32[N, K], of few outputs: at once."""
+        raise NotImplementedError
 
     def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
         """Return the format of one scale per group of inputs whose codes hold it exactly, None where there is none."""

@@ -13,7 +13,9 @@ import pytest
 from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weight_bytes import weight_bytes_per_step
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.storages.float8 import BLOCK, Float8Part
@@ -179,6 +181,32 @@ def test_a_processor_packs_the_numbers_that_it_holds(tmp_path: pathlib.Path, fmt
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("kind", ["tensor", "channel", "block"])
+def test_a_processor_keeps_the_codes(kind: str, tmp_path: pathlib.Path) -> None:
+    """Beside rows of bfloat16; but for slices that no group of 128 inputs ends with. The forecast counts that."""
+    choose(None)
+    path, plain = quantized_files.write(tmp_path, NAME, quantized_files.float8(kind, {}))
+    checkpoint = Checkpoint(path)
+    weights = DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
+    packer = WeightPacker(checkpoint, keeps_integers=True)
+    matrix = weights.gate_up(1)[0]
+    own = packer.linear(matrix, "bfloat16")
+    assert own.format == "fp8"
+    np.testing.assert_array_equal(np.asarray(own.data.numpy()), stored(matrix))
+    assert packer.linear(matrix, "float32").format == "float32"
+    assert packer.linear(weights.down(1)[0], "bfloat16", SliceRule(2, 80)).format == "bfloat16"
+
+    tokens = np.arange(3, 20, dtype=np.int32)
+    kept, numbers = SingleSequence(path, "bfloat16", keeps_integers=True), SingleSequence(plain, "bfloat16")
+    assert kept.num_packed_bytes < 0.9 * numbers.num_packed_bytes
+    scheme = QuantScheme.create("bfloat16", None)
+    per_step = weight_bytes_per_step(kept.config, scheme, weights)
+    assert per_step is not None
+    assert per_step == kept.num_packed_bytes
+    got, want = kept.logits(tokens), numbers.logits(tokens)
+    assert 0 < np.sqrt(np.mean((got - want) ** 2)) < 0.02 * np.std(want)
+
+
 def test_a_gpu_gets_the_codes(tmp_path: pathlib.Path) -> None:
     """Of a matrix, and of those experts that have any."""
     path = write(tmp_path)
@@ -191,6 +219,8 @@ def test_a_gpu_gets_the_codes(tmp_path: pathlib.Path) -> None:
         choose(emulated().device)
         read, packer = emulated().device.read, WeightPacker(coded_one)
         np.testing.assert_array_equal(read(packer.linear(matrices[0], "fp8").data), stored(matrices[0]))
+        kept = WeightPacker(coded_one, keeps_integers=True)
+        assert kept.linear(matrices[0], "bfloat16").format == "bfloat16"
         want = [pack_linear(matrices[1], "fp8").data, stored(matrices[0])]
         np.testing.assert_array_equal(read(packer.experts(matrices[::-1], "fp8").data), np.concatenate(want))
 

@@ -1,4 +1,4 @@
-"""Weights and activations of 8-bit floats, which only GPUs multiply: on chips that have such products, and before."""
+"""Weights and activations of 8-bit floats, on GPUs: on chips that have such products, and before."""
 
 from __future__ import annotations
 

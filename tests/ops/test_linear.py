@@ -7,8 +7,10 @@ import pytest
 
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops import packing
-from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.bf16 import to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
+from fastdeploy_sd.ops.reference import linear as reference
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.backends import LEVELS, isa, threads
 
 
@@ -34,6 +36,26 @@ def test_integer_dot_products_are_exact_at_their_extremes(fmt: LinearFormat, lev
     x: np.ndarray = np.repeat(np.array([[127.0], [-127.0]], np.float32), 256, axis=1)
     got = ops.linear(x, packing.pack_linear(weight, fmt))
     np.testing.assert_array_equal(got, x.astype(np.float64) @ weight.astype(np.float64).T, err_msg=level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_codes_of_e4m3_are_multiplied_as_the_numbers_they_are(level: str) -> None:
+    """Zeros and subnormal codes too; rows alone and in tiles of all heights; slices that end within a step or group."""
+    rng = np.random.default_rng(8)
+    for in_features, out_features, rule in [(131, 33, SliceRule(2, 1)), (300, 70, WHOLE), (640, 32, SliceRule(4, 128))]:
+        weight = rng.standard_normal((out_features, in_features), np.float32)
+        weight[:, ::7] *= np.float32(1e-4)
+        weight[:, ::11] = 0
+        x = rng.standard_normal((29, in_features), np.float32)
+        want = widen(to_bf16(x)).astype(np.float64) @ reference.stored_weight(weight, "fp8", rule).astype(np.float64).T
+        packed = packing.pack_linear(weight, "fp8", rule)
+        with isa(level):
+            alone = np.concatenate([ops.linear(row[None], packed) for row in x])
+            np.testing.assert_allclose(alone, want, rtol=1e-5, atol=3e-5)
+            for count in (2, 5, 6, 12, 13, 29):
+                for given in (x[:count].copy(), to_bf16(x[:count])):
+                    got: np.ndarray = ops.linear(given, packed, None, np.float32)
+                    np.testing.assert_array_equal(got.view(np.uint32), alone[:count].view(np.uint32))
 
 
 def test_bad_arguments_are_named() -> None:

@@ -19,7 +19,9 @@ HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20
 OPTIONS: dict[str, Any] = {"top_k": 3, "normalize": True, "norm_min": 1e-12}
 
 
-@pytest.mark.parametrize("formats", [("bfloat16", "bfloat16"), ("wint4", "wint4"), ("wint8", "float32")])
+@pytest.mark.parametrize(
+    "formats", [("bfloat16", "bfloat16"), ("wint4", "wint4"), ("wint8", "float32"), ("fp8", "fp8")]
+)
 @pytest.mark.parametrize("one_expert", [False, True])
 @pytest.mark.usefixtures("level")
 def test_a_token_is_the_same_among_more_tokens_than_go_through_at_once(

@@ -17,7 +17,9 @@ const TileFunctions& TilesOf(LinearFormat format) {
       return kBf16Tiles;
     case LinearFormat::kWint8:
       return kWint8Tiles;
-    default:  // fp8 and float16 were refused before
+    case LinearFormat::kFp8:
+      return kFloat8Tiles;
+    default:  // float16 was refused before
       break;
   }
   return kWint4Tiles;
@@ -70,7 +72,7 @@ constexpr RowKernels kOnVectors = {kMaxTileRows, kBlockBytes, RowBytes, PackTile
 
 const RowKernels& RowKernelsOf([[maybe_unused]] LinearFormat format) {
 #if defined(FDSD_SIMD_AVX512)
-  if (format != LinearFormat::kFloat32 && !IsGrouped(format)) {
+  if (format != LinearFormat::kFloat32 && format != LinearFormat::kFp8 && !IsGrouped(format)) {
     switch (TilesInUse()) {
       case Tiles::kChip:
         return amx::kRowKernels;

@@ -42,7 +42,9 @@ void PackBf16(const T* x, int32_t in_features, const TileRow& row) {
   for (int64_t k = row.unit_begin; k < full_end; ++k) {
     StoreBf16Step(Bf16Bits(x[2 * k]), Bf16Bits(x[2 * k + 1]), out + k * stride);
   }
-  if (full_end < row.unit_end) StoreBf16Step(Bf16Bits(x[in_features - 1]), 0, out + full_end * stride);
+  for (int64_t k = std::max(full_end, row.unit_begin); k < row.unit_end; ++k) {
+    StoreBf16Step(2 * k < in_features ? Bf16Bits(x[2 * k]) : 0, 0, out + k * stride);
+  }
 }
 
 // `rows` [count] of a tile of num_rows rows; `out` is the place of the first one's step 0.
@@ -103,7 +105,7 @@ void PackRow(const XRows& rows, const TileRow& row) {
 
 // Steps that are pairs as x holds them. Returns the first unit that is left to do: the last few of the whole x.
 int32_t PackBf16Pairs(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile) {
-  if (rows.format != LinearFormat::kBFloat16 || rows.dtype != DType::kBFloat16 || kBf16StepBytes != kStepBytes) {
+  if (rows.format == LinearFormat::kFloat32 || rows.dtype != DType::kBFloat16 || kBf16StepBytes != kStepBytes) {
     return unit_begin;
   }
   const int64_t num_steps = std::max(0, std::min(unit_end, rows.in_features / 2) - unit_begin) / 4 * 4;
@@ -128,7 +130,12 @@ void PackRows(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_
                                WriteGroupedRows(group, first, count, num_rows, group_size, tile + g * unit_bytes);
                              });
   }
-  if (IsQuantized(rows.format)) return PackGroups<T>(rows, num_rows, unit_begin, unit_end, tile);
+  if (rows.format == LinearFormat::kFp8) {
+    unit_begin *= kQuantGroup / 2;
+    unit_end *= kQuantGroup / 2;
+  } else if (IsQuantized(rows.format)) {
+    return PackGroups<T>(rows, num_rows, unit_begin, unit_end, tile);
+  }
   const int32_t begin = PackBf16Pairs(rows, num_rows, unit_begin, unit_end, tile);
   for (int r = 0; r < num_rows; ++r) PackRow<T>(rows, {tile, num_rows, r, begin, unit_end});
 }

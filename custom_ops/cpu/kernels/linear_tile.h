@@ -51,6 +51,7 @@ constexpr int kRowGroupBytes = kQuantGroup + 4 + 4;
 // Bytes of one row of x per unit (see Slices::units).
 FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
   if (IsGrouped(format)) return kQuantGroup + 4 + 4 * GroupFormatOf(format).num_groups();
+  if (format == LinearFormat::kFp8) return kQuantGroup / 2 * kBf16StepBytes;
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }
 
@@ -74,6 +75,7 @@ struct XRows {
 // Rewrite units [unit_begin, unit_end) of `num_rows` rows of x as `tile` (the start of the whole tile), rows
 // interleaved, slice after slice:
 //   float32 float [K][rows], bf16 [K / 2][rows] steps,
+//   fp8     [K / 128]{ steps of bf16 [64][rows] },
 //   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [rows] }
 // start = -zero point of the weights * sum of the int8 values, for the accumulators.
 //   groups  [K / 128]{ int8 [32][rows][4], float scale [rows], int32 sum [groups][rows] }, of the int8 values of a
@@ -132,6 +134,7 @@ struct TileFunctions {
 };
 extern const TileFunctions kFloat32Tiles;
 extern const TileFunctions kBf16Tiles;
+extern const TileFunctions kFloat8Tiles;
 extern const TileFunctions kWint8Tiles;
 extern const TileFunctions kWint4Tiles;
 const TileFunctions& GroupedTiles(LinearFormat format);

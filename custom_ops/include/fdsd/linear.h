@@ -3,13 +3,13 @@
 
 namespace fdsd {
 
-// How a weight matrix is stored and multiplied. wint8, wint4 and fp8 also quantise x, per row and group of 128.
+// How a weight matrix is stored and multiplied. wint8, wint4 and, on GPUs, fp8 also quantise x, per row and group of 128.
 enum class LinearFormat : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,
   kWint8 = 2,    // W8A8: int8 weights, one float scale per output and group of 128 inputs
   kWint4 = 3,    // W4A8: likewise, but the int8 are made of 4-bit codes: a factor * (code - zero), both of 16 inputs
-  kFp8 = 4,      // W8A8 of e4m3, likewise, and so is x then. Only GPUs multiply it
+  kFp8 = 4,      // e4m3 with a scale likewise: on GPUs W8A8, x too; on processors W8A16, x is bfloat16
   kFloat16 = 5,  // laid out as bfloat16. Only GPUs multiply it
   // Integers with a scale, and for some a minimum or a zero point, per output and group of 16 to 128 inputs, as
   // checkpoints store them. x is int8, per row and group of 128. Only processors multiply them. See linear_grouped.h.

@@ -21,7 +21,7 @@ from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
-from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.group_packing import kept_format, pack_groups
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_codes, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a matrix becomes; `is_exact`: the format holds integers as they are stored."""
+    """What a matrix becomes; `is_exact`: the format holds integers or codes as they are stored."""
 
     format: LinearFormat
     slices: SliceRule
@@ -51,7 +51,7 @@ class WeightPacker:
     needs memory for the packed weights and little more; for a GPU the host needs only the buffer of the uploads. What
     is not stored as numbers becomes float32, one matrix at a time, unless its codes are packed. `on_packed` gets the
     bytes of every matrix in the source and packed.
-    `keeps_integers`: what is stored as integers is multiplied as such, whatever format is asked for.
+    `keeps_integers`: what is stored as integers or, on a processor, as e4m3 is multiplied as such (`kept_format`).
     """
 
     def __init__(
@@ -93,18 +93,17 @@ class WeightPacker:
         return PackedExperts(data, len(matrices), in_features, out_features, form.format)
 
     def log_kept(self) -> None:
-        """Log in which formats integers of the source were kept, and what that takes."""
+        """Log in which formats integers and e4m3 of the source were kept, and what that takes."""
         for fmt, (stored, kept, count) in self._kept_bytes.items():
             megabytes = kept / 1e6, stored / 1e6
             _log.info(
-                "%d matrices keep their integers in format %s: %.1f MB, in the files %.1f", count, fmt, *megabytes
+                "%d matrices keep the files' numbers in format %s: %.1f MB, in the files %.1f", count, fmt, *megabytes
             )
 
     def _form(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, slices: SliceRule) -> _Form:
-        kept = group_format(matrices, slices) if self.keeps_integers else None
-        if kept is None or (isinstance(device(), CudaDevice) and kept not in GROUP_FORMATS):
-            return _Form(fmt, slices, is_exact=False)
-        return _Form(kept, slices, is_exact=True)
+        on_gpu = isinstance(device(), CudaDevice)
+        kept = kept_format(matrices, fmt, slices, on_gpu=on_gpu) if self.keeps_integers else None
+        return _Form(kept or fmt, slices, is_exact=kept is not None)
 
     def _packed(self, name: str, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
         """Return matrices of one shape, one after the other."""

@@ -63,8 +63,8 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     on_disk = checkpoint.num_bytes()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     stored = model.stored_weights
-    packed = weight_bytes_per_step(decoder, scheme, stored)
     rows, gpu = _device_rows(config)
+    packed = weight_bytes_per_step(decoder, scheme, stored, on_gpu=gpu is not None)
     target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
     layout = KvLayout.of_model(target_kv, model.draft_layers(shard), kv_sizing.KvCacheFormat.create(config), config)
     one_block = shard.size * layout.block_bytes
@@ -82,7 +82,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     weights = f"{on_disk / 1e9:.2f} GB in files"
     if packed is not None:
         are_integers = packed != weight_bytes_per_step(decoder, scheme)
-        form = "the integers of the file" if are_integers else config.model.quantization or config.model.dtype
+        form = "the numbers of the file" if are_integers else config.model.quantization or config.model.dtype
         weights += f", {packed / 1e9:.2f} GB of linear layers as {form}"
     why = "" if longest == max_model_len else f" (the model's {max_model_len} do not fit into the KV cache)"
     return rows | {

@@ -88,9 +88,8 @@ Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format
 }
 
 Error CheckProcessorFormat(LinearFormat format) {
-  if (format != LinearFormat::kFp8 && format != LinearFormat::kFloat16) return nullptr;
-  return "format: expected float32, bfloat16, wint8 or wint4 on a processor, got fp8 or float16, which only GPUs "
-         "multiply";
+  if (format != LinearFormat::kFloat16) return nullptr;
+  return "format: expected another one on a processor, got float16, which only GPUs multiply";
 }
 
 }  // namespace fdsd

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.source import ONE_NUMBER, WeightSource
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.weight_matrix import Codes, FloatPart, WeightPart
+from fastdeploy_sd.ops.weight_matrix import Codes, WeightPart
 from fastdeploy_sd.types import F32, Rows
 
 BLOCK = 128
@@ -51,25 +52,26 @@ class Float8Part(WeightPart):
     def tensors(self) -> tuple[str, ...]:
         return self.from_tensors
 
-    def numbers(self) -> FloatPart:
+    def values(self) -> F32:
         num_rows, num_columns = self.shape
-        values = np.empty(self.data.shape, np.float32)
-        for begin in range(0, num_rows, BLOCK):
-            end = min(begin + BLOCK, num_rows)
-            scale = self._scales_at(np.arange(begin, end), np.arange(num_columns))
-            np.multiply(_VALUES[self.data[begin:end].view(np.uint8)], scale, out=values[begin:end])
-        return FloatPart(self.name, values, place=self.place)
+        return _VALUES[self.data.view(np.uint8)] * self._scales_at(np.arange(num_rows), np.arange(num_columns))
+
+    def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
+        return "fp8" if self._is_in_one_block(groups).all() else None
 
     def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
         """See WeightPart.codes. A group with inputs of two blocks is not exact, nor is one with a NaN."""
         if fmt != "fp8":
             return None
-        begins, lasts = (np.array([group[i] for group in groups]) for i in (0, -1))
-        width = self.block[1]
-        is_in_one_block = (begins + self.column) // width == (lasts + self.column) // width
+        begins = np.array([group[0] for group in groups])
         codes = self.data.view(np.uint8)
         has_nan = np.logical_or.reduceat(codes & _MAGNITUDE == _NAN, begins, axis=1)
-        return Codes(codes, self._scales_at(np.arange(len(codes)), begins), is_in_one_block & ~has_nan)
+        return Codes(codes, self._scales_at(np.arange(len(codes)), begins), self._is_in_one_block(groups) & ~has_nan)
+
+    def _is_in_one_block(self, groups: Sequence[range]) -> npt.NDArray[np.bool_]:
+        begins, lasts = (self.column + np.array([group[i] for group in groups]) for i in (0, -1))
+        same: npt.NDArray[np.bool_] = begins // self.block[1] == lasts // self.block[1]
+        return same
 
     def _scales_at(self, rows: Rows, columns: Rows) -> F32:
         """Return f32[n, m]: the scale of every element at some rows and some columns of the part."""

@@ -12,9 +12,8 @@ from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES, BlockType
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, GroupFormat
-from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightPart
-
-_ROWS_AT_ONCE = 256
+from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightPart
+from fastdeploy_sd.types import F32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,12 +55,8 @@ class BlockPart(WeightPart):
         whole = Integers(codes, by_row(scales), None if minima is None else by_row(minima))
         return whole.columns(range(self.begin, self.end))
 
-    def numbers(self) -> FloatPart:
-        values = np.empty(self.shape, np.float32)
-        for first in range(0, len(values), _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
-            values[rows] = self.integers(rows).numbers()
-        return FloatPart(self.name, values, place=self.place)
+    def values(self) -> F32:
+        return self.integers(slice(None)).numbers()
 
     def _cut(self, rows: range, columns: range) -> Self:
         size, num_bytes = self.block.size, self.block.num_bytes

@@ -16,14 +16,13 @@ from fastdeploy_sd.models.weights.storages.factors import factors_of
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.weight_matrix import Codes, Factors, FloatPart, Integers, WeightPart
+from fastdeploy_sd.ops.weight_matrix import Codes, Factors, Integers, WeightPart
 from fastdeploy_sd.types import F32, I32, U8
 
 I16 = npt.NDArray[np.int16]
 _BYTE, _WORD = 8, 32
 _BITS = (2, 4, 8)
 _BITS_OF_FACTORS = 4  # of wint4's codes
-_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,14 +265,7 @@ class IntegerPart(WeightPart):
         zeros = part.groups.zero_points()[:, group_of] - np.int16(middle)
         return Integers(codes, Factors(scales), Factors(scales, zeros.astype(np.int8)))
 
-    def numbers(self) -> FloatPart:
-        values = np.empty(self.shape, np.float32)
-        for first in range(0, len(values), _ROWS_AT_ONCE):
-            rows = slice(first, min(first + _ROWS_AT_ONCE, len(values)))
-            values[rows] = self.rows(rows.start, rows.stop)._values()
-        return FloatPart(self.name, values, place=self.place)
-
-    def _values(self) -> F32:
+    def values(self) -> F32:
         group_of = self.group_of
         if group_of is None:
             group_of = (self.begin + np.arange(self.shape[1], dtype=np.int32)) // self.group_size

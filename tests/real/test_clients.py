@@ -49,6 +49,8 @@ BOOK: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server(real_model: RealModel) -> Iterator[RunningServer]:
+    if not real_model.is_chat:
+        pytest.skip("a base model answers no chat")
     options = {"model": str(real_model.path), "dtype": "bfloat16", "num-gpu-blocks-override": "2000"}
     running = RunningServer(real_model.name, options)
     yield running

@@ -19,14 +19,23 @@ PARTINGS: dict[tuple[str, str], list[tuple[int, int, float]]] = {
     ],
     ("qwen2.5-coder-0.5b", "bfloat16"): [],
     ("qwen2.5-coder-0.5b", "the file's integers"): [(0, 5, 0.051), (1, 20, 0.051), (7, 8, 0.123)],
+    ("gemma3-270m", "bfloat16"): [(3, 11, 0.027), (5, 27, 0.077), (6, 20, 0.036)],
+    ("gemma3-270m", "the file's integers"): [
+        (0, 50, 0.246), (1, 14, 0.064), (2, 79, 0.072), (3, 9, 0.16), (5, 2, 0.211), (6, 6, 0.262), (7, 1, 0.072),
+    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("weights", OPTIONS)
 def test_answers_are_those_of_float32_but_where_two_tokens_are_as_good(real_model: RealModel, weights: str) -> None:
     with LLM(model=str(real_model.path), **OPTIONS[weights]) as llm:
-        chats = [[{"role": "user", "content": text["prompt"]}] for text in real_model.texts]
-        outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=160), use_tqdm=False)
+        sampling = SamplingParams(temperature=0.0, max_tokens=160)
+        prompts = [text["prompt"] for text in real_model.texts]
+        if real_model.is_chat:
+            chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+            outputs = llm.chat(chats, sampling, use_tqdm=False)
+        else:
+            outputs = llm.generate(prompts, sampling, use_tqdm=False)
     partings = []
     for i, (text, output) in enumerate(zip(real_model.texts, outputs, strict=True)):
         assert list(output.prompt_token_ids) == text["prompt_ids"]

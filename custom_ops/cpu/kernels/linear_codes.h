@@ -108,22 +108,25 @@ template <int kBits>
 FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step, int vector) {
   return {LoadHalf<kBits>(codes, highs, step, vector, 0), LoadHalf<kBits>(codes, highs, step, vector, 1)};
 }
-// Of 16 columns: the factors in 16 bits each, and factor * zero in the bytes of the column.
+// Of 16 columns: factors and zeros in 16 bits each, and factor * zero in the bytes of the column.
 struct Factors {
   Int32x16 factors;
+  Int32x16 zeros;
   Int32x16 offsets;
 };
-FDSD_INLINE void LoadHalfFactors(const uint8_t* p, __m256i* factors, __m256i* offsets) {
+FDSD_INLINE void LoadHalfFactors(const uint8_t* p, __m256i* factors, __m256i* zeros, __m256i* offsets) {
   const __m256i own = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   const __m256i spread = _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0);
   const __m256i pairs = _mm256_shuffle_epi8(own, spread);
+  const __m256i high = _mm256_and_si256(_mm256_srli_epi16(pairs, 4), _mm256_set1_epi8(15));
   *factors = _mm256_and_si256(pairs, _mm256_set1_epi16(15));
-  *offsets = _mm256_mullo_epi16(_mm256_and_si256(_mm256_srli_epi16(pairs, 4), _mm256_set1_epi8(15)), *factors);
+  *zeros = _mm256_and_si256(high, _mm256_set1_epi16(15));
+  *offsets = _mm256_mullo_epi16(high, *factors);
 }
 FDSD_INLINE Factors LoadFactors(const uint8_t* p, int vector) {
   Factors own;
-  LoadHalfFactors(p + vector * kLanes, &own.factors.lo, &own.offsets.lo);
-  LoadHalfFactors(p + vector * kLanes + kLanes / 2, &own.factors.hi, &own.offsets.hi);
+  LoadHalfFactors(p + vector * kLanes, &own.factors.lo, &own.zeros.lo, &own.offsets.lo);
+  LoadHalfFactors(p + vector * kLanes + kLanes / 2, &own.factors.hi, &own.zeros.hi, &own.offsets.hi);
   return own;
 }
 FDSD_INLINE Codes LoadInt8Codes(const uint8_t* codes, const Factors& factors, int vector) {

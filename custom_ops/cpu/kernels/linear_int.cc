@@ -44,6 +44,53 @@ FDSD_INLINE void MultiplySteps(const uint8_t* weights, const uint8_t* factors, c
   }
 }
 
+#if defined(FDSD_SIMD_AVX2)
+// The same with factors, which multiply sums of nibbles over 16 inputs: these fit 16 bits, and maddubs takes nibbles as
+// they are. Zeros multiply the sums of x.
+template <int kRows, int kVectors, bool kAsks>
+FDSD_INLINE void MultiplyNibbles(const uint8_t* weights, const uint8_t* factors, const uint8_t* x, int first,
+                                 int64_t ahead, Dots (*dots)[kVectors]) {
+  constexpr int kSteps = kAlikeSteps<LinearFormat::kWint4>;
+  const auto broadcast = [&](int s, int r) __attribute__((always_inline)) {
+    return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x + (s * kRows + r) * kStepBytes));
+  };
+  __m256i x_sums[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    x_sums[r] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int s = 0; s < kSteps; ++s) {
+      x_sums[r] = _mm256_add_epi16(x_sums[r], _mm256_maddubs_epi16(_mm256_set1_epi8(1), broadcast(s, r)));
+    }
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    const Factors own = LoadFactors(factors, first + v);
+    Codes sums[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = {_mm256_mullo_epi16(x_sums[r], own.zeros.lo), _mm256_mullo_epi16(x_sums[r], own.zeros.hi)};
+    }
+#pragma GCC unroll 4
+    for (int s = 0; s < kSteps; ++s) {
+      const uint8_t* const codes = weights + s * kCodeBytes<LinearFormat::kWint4>;
+      const Codes w = LoadCodes<4>(codes, nullptr, s, first + v);
+      if constexpr (kAsks) {
+        if (v == 0) PrefetchStep<kCodeBytes<LinearFormat::kWint4>>(codes, ahead);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        sums[r].lo = _mm256_sub_epi16(sums[r].lo, _mm256_maddubs_epi16(w.lo, broadcast(s, r)));
+        sums[r].hi = _mm256_sub_epi16(sums[r].hi, _mm256_maddubs_epi16(w.hi, broadcast(s, r)));
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      dots[r][v].lo = _mm256_sub_epi32(dots[r][v].lo, _mm256_madd_epi16(sums[r].lo, own.factors.lo));
+      dots[r][v].hi = _mm256_sub_epi32(dots[r][v].hi, _mm256_madd_epi16(sums[r].hi, own.factors.hi));
+    }
+  }
+}
+#endif
+
 // One group's integer dot products, for vectors [first, first + kVectors) of the panel's columns.
 template <LinearFormat kFormat, int kRows, int kVectors, bool kAsks>
 FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const int32_t* starts, int first,
@@ -55,7 +102,15 @@ FDSD_INLINE void MultiplyGroup(const uint8_t* weights, const uint8_t* x, const i
     for (int v = 0; v < kVectors; ++v) dots[r][v] = Start(kHasZero<8> ? starts[r] : 0);
   const uint8_t* factors = weights + kGroupSteps * kCodeBytes<kFormat>;
   for (int s = 0; s < kGroupSteps; s += kSteps) {
+#if defined(FDSD_SIMD_AVX2)
+    if constexpr (kFormat == LinearFormat::kWint4) {
+      MultiplyNibbles<kRows, kVectors, kAsks>(weights, factors, x, first, ahead, dots);
+    } else {
+      MultiplySteps<kFormat, kRows, kVectors, kAsks>(weights, factors, x, first, ahead, dots);
+    }
+#else
     MultiplySteps<kFormat, kRows, kVectors, kAsks>(weights, factors, x, first, ahead, dots);
+#endif
     weights += kSteps * kCodeBytes<kFormat>;
     factors += kPanelColumns;
     x += kSteps * kRows * 4;

@@ -1,6 +1,6 @@
 #pragma once
-// The 8-bit float of weights, and of activations on GPUs, e4m3: a sign, 4 bits of exponent with bias 7, 3 of fraction; no
-// infinity, and the largest number is 448.
+// The 8-bit float of weights, and of activations on GPUs, e4m3: a sign, 4 bits of exponent with bias 7, 3 of fraction;
+// no infinity, and the largest number is 448.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

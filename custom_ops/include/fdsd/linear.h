@@ -3,7 +3,8 @@
 
 namespace fdsd {
 
-// How a weight matrix is stored and multiplied. wint8, wint4 and, on GPUs, fp8 also quantise x, per row and group of 128.
+// How a weight matrix is stored and multiplied. wint8, wint4 and, on GPUs, fp8 also quantise x, per row and group of
+// 128.
 enum class LinearFormat : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fastdeploy_sd.device.library import num_threads
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import GROUP, input_groups, pack_codes, packed_bytes
+from fastdeploy_sd.ops.packing import GROUP, pack_codes, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
@@ -27,7 +27,7 @@ def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearF
     float32 holds what no format of groups does, and what is integers in part.
     """
     parts = [part for matrix in matrices for part in matrix.parts]
-    codes = {part.code_format(input_groups(part.shape[1], slices)) for part in parts}
+    codes = {part.code_format(slices) for part in parts}
     if len(codes) == 1 and None not in codes:
         return codes.pop()
     wanted = [part.group_format for part in parts]

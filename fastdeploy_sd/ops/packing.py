@@ -170,7 +170,7 @@ def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOL
         return None
     num_rows, num_columns = matrix.shape
     groups = input_groups(num_columns, slices)
-    parts = [found for part in matrix.parts if (found := part.codes(fmt, groups)) is not None]
+    parts = [found for part in matrix.parts if (found := part.codes(fmt, slices)) is not None]
     if len(parts) < len(matrix.parts):
         return None
     num_panels = -(-num_rows // _PANEL)

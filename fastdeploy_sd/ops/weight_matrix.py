@@ -14,6 +14,7 @@ from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import F32, U8
+from fastdeploy_sd.types.ranges import SliceRule
 
 Array = npt.NDArray[np.generic]
 # Outputs that are made numbers at a time.
@@ -153,11 +154,14 @@ class WeightPart(ABC):
         """Return its numbers, f32[N, K], of few outputs: at once."""
         raise NotImplementedError
 
-    def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
-        """Return the format of one scale per group of inputs whose codes hold it exactly, None where there is none."""
+    def code_format(self, slices: SliceRule) -> LinearFormat | None:
+        """Return the format of one scale per group of inputs whose codes hold it exactly, None where there is none.
+
+        Parts that ranks have of one weight give the same answer.
+        """
         return None
 
-    def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
+    def codes(self, fmt: LinearFormat, slices: SliceRule) -> Codes | None:
         """Return it as codes of a format, with a scale per group of inputs; None where its storage has none."""
         return None
 

@@ -17,10 +17,15 @@ COUNTS = (4, 2, 1)
 
 @dataclass(frozen=True, slots=True)
 class SliceRule:
-    """How a dimension is cut: `count` slices, 1, 2 or 4, that begin at multiples of `unit`. One slice is the whole."""
+    """How a dimension is cut: `count` slices, 1, 2 or 4, that begin at multiples of `unit`. One slice is the whole.
+
+    Attributes:
+        num_ranks: among which the dimension was shared out; the rule is for what one of them has.
+    """
 
     count: int = 1
     unit: int = 1
+    num_ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.count not in COUNTS or self.unit < 1:
@@ -32,7 +37,12 @@ class SliceRule:
 
     def of_rank(self, num_ranks: int) -> SliceRule:
         """Return the rule for what one of the ranks has, a divisor of `count` of them: halving goes on in its range."""
-        return SliceRule(self.count // num_ranks, self.unit)
+        return SliceRule(self.count // num_ranks, self.unit, self.num_ranks * num_ranks)
+
+    @property
+    def of_all_ranks(self) -> SliceRule:
+        """The rule for the whole dimension."""
+        return SliceRule(self.count * self.num_ranks, self.unit)
 
 
 # A sum in one piece.

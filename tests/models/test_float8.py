@@ -167,7 +167,7 @@ def test_codes_of_all_kinds_are_packed_as_they_are(kind: str) -> None:
     tensors, values = quantized_files.float8(kind, {}).store(np.random.default_rng(1), (200, 256))
     scales = tensors["weight_scale"].reshape(-(-200 // blocks[0]), -1)
     part = Float8Part("w", tensors["weight"], scales, (), blocks).rows(100, 200).columns(128, 256)
-    found = part.codes("fp8", [range(128)])
+    found = part.codes("fp8", WHOLE)
     assert found is not None
     assert found.is_exact.all()
     np.testing.assert_array_equal(numbers(found.codes) * found.scales, values[100:, 128:])

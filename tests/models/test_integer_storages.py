@@ -20,7 +20,7 @@ from fastdeploy_sd.models.weights.storages.registry import read_weight
 from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.types.ranges import WHOLE
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types.shard import Shard
 from tests.engine.gpu import gpu_device
 from tests.models import quantized_files as files
@@ -119,6 +119,23 @@ def test_every_rank_packs_its_part_without_rounding(num_ranks: int, tmp_path: pa
         formats.add(packer.linear(weights.down(0)[0].columns(own.inputs), "bfloat16", own.slices).format)
     assert formats == {"int8_g16"}  # slices of 80 inputs cut groups of 32
     assert packer.linear(weights.qkv(0)[0], "bfloat16").format == "int4_g32"
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_ranks_agree_on_a_format_though_another_one_holds_the_part_of_one(axis: int, tmp_path: pathlib.Path) -> None:
+    """Half of the groups of 64 inputs, or of the outputs, have a scale that wint4's groups of 128 hold."""
+    method = files.gptq(4, 64, zero=8)
+    tensors, _ = method.store(np.random.default_rng(2), (64, 1024))
+    scales = tensors["scales"].copy()  # [groups, outputs]
+    np.moveaxis(scales, axis, 0)[: scales.shape[axis] // 2] = 0.5
+    rewrite.write_folder(tmp_path / "m", "qwen3-tiny", {"quantization_config": method.description})
+    stored = {f"w.{role}": value for role, value in (tensors | {"scales": scales}).items()}
+    rewrite.write_file(tmp_path / "m" / "model.safetensors", stored)
+    matrix, rule = WeightMatrix((read_weight(Checkpoint(tmp_path / "m"), "w", (64, 1024)),)), SliceRule(4, 128)
+    of_outputs = [matrix.rows([rows]) for rows in (range(64), range(32), range(32, 64))]
+    assert {group_format([part], rule) for part in of_outputs} == {"q4_0"}
+    of_inputs = [matrix.columns(columns) for columns in (range(512), range(512, 1024))]
+    assert {group_format([part], rule.of_rank(2)) for part in of_inputs} == {"q4_0"}
 
 
 def test_a_gpu_gets_the_integers_that_its_formats_hold(tmp_path: pathlib.Path) -> None:

@@ -13,8 +13,10 @@ from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.source import ONE_NUMBER, WeightSource
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import input_groups
 from fastdeploy_sd.ops.weight_matrix import Codes, WeightPart
 from fastdeploy_sd.types import F32, Rows
+from fastdeploy_sd.types.ranges import SliceRule
 
 BLOCK = 128
 _DTYPE = "F8_E4M3"
@@ -56,13 +58,14 @@ class Float8Part(WeightPart):
         num_rows, num_columns = self.shape
         return _VALUES[self.data.view(np.uint8)] * self._scales_at(np.arange(num_rows), np.arange(num_columns))
 
-    def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
-        return "fp8" if self._is_in_one_block(groups).all() else None
+    def code_format(self, slices: SliceRule) -> LinearFormat | None:
+        return "fp8" if self._is_in_one_block(input_groups(self.shape[1], slices)).all() else None
 
-    def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
+    def codes(self, fmt: LinearFormat, slices: SliceRule) -> Codes | None:
         """See WeightPart.codes. A group with inputs of two blocks is not exact, nor is one with a NaN."""
         if fmt != "fp8":
             return None
+        groups = input_groups(self.shape[1], slices)
         begins = np.array([group[0] for group in groups])
         codes = self.data.view(np.uint8)
         has_nan = np.logical_or.reduceat(codes & _MAGNITUDE == _NAN, begins, axis=1)

@@ -16,8 +16,10 @@ from fastdeploy_sd.models.weights.storages.factors import factors_of
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import input_groups
 from fastdeploy_sd.ops.weight_matrix import Codes, Factors, Integers, WeightPart
 from fastdeploy_sd.types import F32, I32, U8
+from fastdeploy_sd.types.ranges import SliceRule
 
 I16 = npt.NDArray[np.int16]
 _BYTE, _WORD = 8, 32
@@ -167,6 +169,7 @@ class IntegerPart(WeightPart):
         group_of: i32[K], the group of each input, where a group's inputs are no neighbours.
         held: its `group_format`.
         from_tensors: its `tensors`.
+        whole: what it was cut from, None = nothing was cut off.
     """
 
     integers_of: PackedIntegers
@@ -176,6 +179,7 @@ class IntegerPart(WeightPart):
     held: GroupFormat
     from_tensors: tuple[str, ...]
     begin: int = 0
+    whole: IntegerPart | None = None
 
     @classmethod
     def create(
@@ -220,24 +224,25 @@ class IntegerPart(WeightPart):
     def first_column(self) -> int:
         return self.begin
 
-    def code_format(self, groups: Sequence[range]) -> LinearFormat | None:
-        if self.group_of is not None:
+    def code_format(self, slices: SliceRule) -> LinearFormat | None:
+        if self.group_of is not None or (self.whole and self.whole.code_format(slices.of_all_ranks) is None):
             return None
+        groups = input_groups(self.shape[1], slices)
         if self.integers_of.bits == _BITS_OF_FACTORS:
             return None if self._factors_of(groups) is None else "wint4"
         is_fit = self.integers_of.bits == _BYTE and self.held.minimum == "none"
         return "wint8" if is_fit and self._scales_of(groups)[1].all() else None
 
-    def codes(self, fmt: LinearFormat, groups: Sequence[range]) -> Codes | None:
-        """See WeightPart.codes; a group of wint8 is exact whose inputs have one scale."""
-        if fmt == "wint4" and self.integers_of.bits == _BITS_OF_FACTORS and self.group_of is None:
-            found = self._factors_of(groups)
-            if found is None:
-                return None
-            return Codes(self.integers_of.read(), found[0], np.ones(found[0].shape, np.bool_), found[1])
-        if fmt != self.code_format(groups):
+    def codes(self, fmt: LinearFormat, slices: SliceRule) -> Codes | None:
+        """See WeightPart.codes."""
+        if fmt != self.code_format(slices):
             return None
-        return Codes(self.integers_of.read(), *self._scales_of(groups))
+        groups = input_groups(self.shape[1], slices)
+        if fmt == "wint8":
+            return Codes(self.integers_of.read(), *self._scales_of(groups))
+        found = self._factors_of(groups)
+        assert found is not None, "its format says so"
+        return Codes(self.integers_of.read(), found[0], np.ones(found[0].shape, np.bool_), found[1])
 
     def _factors_of(self, groups: Sequence[range]) -> tuple[F32, U8] | None:
         own = [range(self.begin + group.start, self.begin + group.stop) for group in groups]
@@ -273,13 +278,14 @@ class IntegerPart(WeightPart):
         return differences * widen(self.groups.scales)[:, group_of]
 
     def _cut(self, rows: range, columns: range) -> Self:
-        integers = self.integers_of.cut(rows, columns)
+        integers, whole = self.integers_of.cut(rows, columns), self.whole or self
         if self.group_of is not None:
             groups = self.groups.cut(rows, range(self.groups.scales.shape[1]))
             group_of = self.group_of[columns.start : columns.stop]
-            return replace(self, data=integers.words, integers_of=integers, groups=groups, group_of=group_of)
+            part = replace(self, data=integers.words, integers_of=integers, groups=groups, whole=whole)
+            return replace(part, group_of=group_of)
         begin, end = self.begin + columns.start, self.begin + columns.stop
         first = begin // self.group_size
         groups = self.groups.cut(rows, range(first, -(-end // self.group_size)))
         begin -= first * self.group_size
-        return replace(self, data=integers.words, integers_of=integers, groups=groups, begin=begin)
+        return replace(self, data=integers.words, integers_of=integers, groups=groups, begin=begin, whole=whole)

@@ -227,4 +227,4 @@ def test_closing_ends_the_threads_whatever_waits() -> None:
     setup.copier.wake_after(3600)
     setup.copier.close()
     setup.copier.close()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # fewer where one that an earlier test left ends meanwhile

@@ -179,7 +179,7 @@ def test_a_closed_file_is_given_back() -> None:
     for path in (None, None):
         with opened(path) as file:
             file.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer where what an earlier test left is collected meanwhile
 
 
 def _flip(path: Path, position: int) -> None:

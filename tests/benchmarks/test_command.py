@@ -29,7 +29,7 @@ from benchmarks.command import Command, Progress, markdown_table, show, table_of
         ("compare --other . --rows 2 4", "rows: expected 1 among them, got [2, 4]"),
         ("kernels --rows 4,0 1", "rows: expected at least 1, got 0"),
         ("offline --output-len 1", "output_len: expected at least 2, got 1"),
-        ("peers rum", "peers: expected one of setup, run, report, got 'rum' (did you mean 'run'?)"),
+        ("peers rum", "peers: expected one of setup, run, report, gguf, got 'rum' (did you mean 'run'?)"),
         ("peers run --threads 0", "threads: expected at least 1, got 0"),
         ("peers report --output nowhere", "records: expected *.json files in nowhere, got none"),
         ("speculation --workloads code-edti", "workloads: expected some of code-edit, completion, free-text, repeated"),

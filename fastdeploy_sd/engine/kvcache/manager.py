@@ -207,8 +207,9 @@ class KVCacheManager:
 
     def hold(self, name: str, block_ids: Sequence[int]) -> None:
         """Keep these blocks of a request, too, as they are until `release`, whatever becomes of the request."""
-        self._pool.share(block_ids)
-        self._held.setdefault(name, []).extend(block_ids)
+        kept = [block_id for block_id in block_ids if block_id != NO_BLOCK]
+        self._pool.share(kept)
+        self._held.setdefault(name, []).extend(kept)
 
     def release(self, name: str) -> None:
         """Give back what was held under this name."""

@@ -58,7 +58,7 @@ def test_no_drafts_can_be_had_everywhere_whatever_else_is_asked(info: Speculatio
     [
         (
             {"method": "ngrm"},
-            "speculation.method: expected one of naive, ngram, suffix, mtp, auto, got 'ngrm' (did you mean",
+            "speculation.method: expected one of naive, ngram, suffix, mtp, draft_model, auto, got 'ngrm'",
         ),
         ({"num_speculative_tokens": 0}, "speculation.num_speculative_tokens: expected an integer >= 1, got 0"),
     ],

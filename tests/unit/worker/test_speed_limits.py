@@ -17,9 +17,9 @@ from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_
 def test_rows_are_free_until_arithmetic_takes_as_long_as_reading() -> None:
     roofline = Roofline(10e9, {"bfloat16": 105e9, "wint8": 400e9, "wint4": 400e9, "float32": 1e9})
     assert roofline.free_rows("bfloat16") == 10
-    # One byte and half a byte, and beside them the scales of groups of 128.
+    # One byte and 4.5 bits, and with them the scales of groups of 128.
     assert roofline.free_rows("wint8") == 20
-    assert roofline.free_rows("wint4") == 10
+    assert roofline.free_rows("wint4") == 11
     assert roofline.free_rows("float32") == 1, "one row is always computed"
     assert roofline.steps_per_s(2_500_000_000) == 4
     assert Roofline(10e9, {"bfloat16": 0.0}).free_rows("bfloat16") is None

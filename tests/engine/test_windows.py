@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fastdeploy_sd.cli import main
 from fastdeploy_sd.cli.verify import (
     PLAIN,
     EngineVariant,
@@ -145,3 +146,10 @@ def test_a_long_request_keeps_the_blocks_of_its_full_layers_and_of_its_windows(
 ) -> None:
     with open_engine(configure(tmp_path), LONG, column_of(method)) as engine:
         assert 920 // 16 < most_blocks(engine, 900, max_tokens=20) <= MOST_BLOCKS
+
+
+def test_verify_gives_every_group_its_blocks(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = configure(tmp_path).model.model
+    lengths = ["--requests", "8", "--prompt-tokens", "80", "--output-tokens", "24"]
+    arguments = ["--quick", "--way", "batch 7", "--methods", "ngram", *lengths]
+    assert main(["verify", "--model", model, *arguments]) == 0, capsys.readouterr().out

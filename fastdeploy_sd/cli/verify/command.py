@@ -57,6 +57,10 @@ def main(argv: Sequence[str]) -> int:
     show_lines("verify")
     lengths = Lengths.up_to(args.prompt_tokens, args.output_tokens)
     chosen = _chosen_variants(quick_variants(lengths) if args.quick else all_variants(lengths), args.way)
+    from fastdeploy_sd.worker.loading.forecast import num_kv_groups  # brings in Paddle
+
+    num_groups = num_kv_groups(config)  # the ways count blocks of one
+    chosen = [replace(way, num_blocks=num_groups * way.num_blocks) for way in chosen]
     with worker_lines_from(logging.WARNING):  # lines in the log per loaded engine would bury the table
         methods, unavailable = _methods(args, config)
         ways, not_runnable = runnable_variants(config, chosen)

@@ -43,7 +43,7 @@ class EngineVariant:
 
 
 # What every other way must reproduce, with plain decoding: one request in the engine, its prompt in one piece.
-ALONE = EngineVariant("alone", max_num_seqs=1, num_blocks=64)
+ALONE = EngineVariant("alone", max_num_seqs=1)
 
 
 def all_variants(lengths: Lengths = USUAL_LENGTHS) -> list[EngineVariant]:

@@ -41,6 +41,14 @@ def longest_sequence(config: Config) -> int:
     return kv_sizing.max_model_len(config, read_decoder_config(read_config(path), str(path / "config.json")))
 
 
+def num_kv_groups(config: Config) -> int:
+    """Return how many KV groups the checkpoint's layers are in; raises as longest_sequence."""
+    path = config.model.path
+    decoder = read_decoder_config(read_config(path), str(path / "config.json"))
+    layers = kv_sizing.LayerKv.of_decoder(decoder)
+    return len(KvLayout.of_model(layers, [], kv_sizing.KvCacheFormat.create(config), config).groups)
+
+
 def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str, str]:
     """Return name -> text of what `serve` would have: weights, KV cache, longest request and drafting.
 

@@ -26,8 +26,12 @@ from benchmarks.record import Record
 from scripts.real_models import HUMAN_EVAL, fetch
 
 LLAMACPP = "llamacpp"
-# Way of drafting in the table -> what is added to a request.
-_WAYS: Mapping[str, Mapping[str, Any]] = {"auto": {}, "plain": {"speculation": {"enabled": False}}}
+# Way of drafting in the table -> what is added to a request. With a salt of its own, neither finds what the other left:
+# prefixes with their KV, and answers to draft from.
+_WAYS: Mapping[str, Mapping[str, Any]] = {
+    "auto": {"cache_salt": "auto"},
+    "plain": {"cache_salt": "plain", "speculation": {"enabled": False}},
+}
 PROMPT = "prompt"
 _TASK = "Complete the following Python function. Answer with the whole function in one Python code block."
 _MAX_LEN = 2048

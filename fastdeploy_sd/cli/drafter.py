@@ -9,7 +9,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fastdeploy_sd.cli.arguments import Parser
-from fastdeploy_sd.errors import CheckpointError, ConfigError
+from fastdeploy_sd.cli.new_folder import new_folder, verify_new
+from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.hub.torch_file import TorchFile
 from fastdeploy_sd.process.safetensors_writer import Entries, num_bytes_of, write_safetensors
 
@@ -42,34 +43,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _convert(source: Path, target: Path) -> None:
-    """Write the folder; one that is not whole is removed."""
-    if target.exists() or target.is_symlink():
-        raise ConfigError(f"target: expected a folder that does not exist yet, got {str(target)!r}")
+    verify_new(target)
     paths = [source] if not source.is_dir() else sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES)
     if not paths:
         raise CheckpointError(f"{source}: expected files that end with {' or '.join(_SUFFIXES)}, found none")
     files = [TorchFile(path) for path in paths]
     entries = _entries(files)
     name = "model" if len(paths) > 1 or paths[0].stem == "pytorch_model" else paths[0].stem
-    num_bytes = num_bytes_of(entries)
-    try:
-        free = shutil.disk_usage(target.absolute().parent).free
-        if free < num_bytes:
-            raise ConfigError(f"target: expected room for {num_bytes} bytes, got {free} in {target.absolute().parent}")
-        target.mkdir()
-        try:
-            with tqdm(total=num_bytes, desc="converting", unit="B", unit_scale=True, disable=None) as bar:
-                arrays = (array for file in files for _, array in file.arrays())
-                write_safetensors(target / f"{name}.safetensors", entries, arrays, bar.update)
-            shutil.copymode(paths[0], target / f"{name}.safetensors")
-            for path in sorted(paths[0].parent.iterdir()):
-                if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".index.json"):
-                    shutil.copyfile(path, target / path.name)
-        except BaseException:
-            shutil.rmtree(target, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise ConfigError(f"target: expected a place for a new folder: {error}") from error
+    num_bytes, weights = num_bytes_of(entries), target / f"{name}.safetensors"
+    with new_folder(target, num_bytes):
+        with tqdm(total=num_bytes, desc="converting", unit="B", unit_scale=True, disable=None) as bar:
+            write_safetensors(weights, entries, (array for file in files for _, array in file.arrays()), bar.update)
+        shutil.copymode(paths[0], weights)
+        for path in sorted(paths[0].parent.iterdir()):
+            if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, target / path.name)
     for file in files:
         for left, kind in file.left_out.items():
             print(f"{file.path.name}: left out {left!r}, a {kind} and no tensor")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastdeploy_sd.cli.arguments import Parser
+from fastdeploy_sd.cli.new_folder import new_folder, verify_new
 from fastdeploy_sd.config import load_config
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.hub.selection import is_of_checkpoint, is_weights
 
@@ -37,22 +37,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--format", choices=_FORMATS, required=True, help="as --quantization of `serve`")
     args, options = parser.parse_known_args(argv)
     target: Path = args.target
-    if target.exists() or target.is_symlink():
-        raise ConfigError(f"target: expected a folder that does not exist yet, got {str(target)!r}")
+    verify_new(target)
     model = located(load_config(["--model", args.model, *options], _PROG)).model.path
-    from fastdeploy_sd.worker.loading.quantized_folder import write_quantized
+    from fastdeploy_sd.worker.loading.quantized_folder import QuantizedFolder
 
-    try:
-        num_bytes = write_quantized(model, target, args.format)
+    folder = QuantizedFolder(model, args.format)
+    with new_folder(target, folder.num_bytes):
+        folder.write(target)
         for name in filter(is_of_checkpoint, (str(path.relative_to(model)) for path in sorted(model.rglob("*")))):
             if name not in _LEFT_OUT and (not is_weights(name) or "/" in name):
                 (target / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(model / name, target / name)
-    except BaseException as error:
-        if not isinstance(error, ConfigError):
-            shutil.rmtree(target, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise ConfigError(f"target: expected a folder that can be written: {error}") from error
-        raise
-    print(f"{target}: {num_bytes / 1e9:.2f} GB of weights in {args.format}")
+    print(f"{target}: {folder.num_bytes / 1e9:.2f} GB of weights in {args.format}")
     return 0

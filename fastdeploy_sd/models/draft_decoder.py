@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from paddle import Tensor
 
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.draft_decoder_weights import DraftDecoderWeights
-from fastdeploy_sd.models.draft_model import DraftOutput, TargetParts
-from fastdeploy_sd.models.layers.attention import AttentionInputs
+from fastdeploy_sd.models.draft_model import DraftInputs, DraftOutput, TargetParts
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.batch import gather_output_rows
-from fastdeploy_sd.ops.kv_cache import KvCache
-from fastdeploy_sd.types import I32
 
 
 class DraftDecoder:
@@ -26,28 +21,12 @@ class DraftDecoder:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def forward(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> DraftOutput:
-        normed = self._decoder.forward(input_ids, caches, inputs)
-        return DraftOutput(
-            normed, hidden if inputs.outputs is None else gather_output_rows(hidden, inputs.outputs.indices)
-        )
+    def forward(self, layer: int, rows: DraftInputs) -> DraftOutput:
+        normed, outputs = self._decoder.forward(rows.input_ids, rows.caches, rows.maps), rows.maps.outputs
+        return DraftOutput(normed, rows.hidden if outputs is None else gather_output_rows(rows.hidden, outputs.indices))
 
-    def store_kv(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> None:
-        self._decoder.store_kv(input_ids, caches, inputs)
+    def store_kv(self, layer: int, rows: DraftInputs) -> None:
+        self._decoder.store_kv(rows.input_ids, rows.caches, rows.maps)
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
         return self._decoder.logits(normed)

@@ -59,6 +59,21 @@ class DraftWeights(Protocol):
         ...
 
 
+class DraftInputs(NamedTuple):
+    """What a draft layer reads.
+
+    Attributes:
+        input_ids: i32[n], the token of every row; on the host or a tensor.
+        hidden: [n, H], the hidden row of the position before it.
+        caches: of all layers.
+    """
+
+    input_ids: Tensor | I32
+    hidden: Tensor
+    caches: Sequence[KvCache[Tensor]]
+    maps: AttentionInputs
+
+
 class DraftOutput(NamedTuple):
     """A draft layer's output rows [n, H]: after the output norm, for the head; and what the next draft step reads."""
 
@@ -75,32 +90,12 @@ class DraftModel(Protocol):
     @property
     def num_layers(self) -> int: ...
 
-    def forward(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> DraftOutput:
-        """Run one draft layer over n rows and store their KV.
-
-        Args:
-            input_ids: i32[n], the token of every row; on the host or a tensor.
-            hidden: [n, H], the hidden row of the position before it.
-            caches: of all layers.
-        """
+    def forward(self, layer: int, rows: DraftInputs) -> DraftOutput:
+        """Run one draft layer over n rows and store their KV."""
         ...
 
-    def store_kv(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> None:
-        """Only store one draft layer's KV; arguments as `forward`."""
+    def store_kv(self, layer: int, rows: DraftInputs) -> None:
+        """Only store one draft layer's KV."""
         ...
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:

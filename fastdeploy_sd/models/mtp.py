@@ -9,7 +9,7 @@ Source: arXiv:2412.19437, section 2.2.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +18,13 @@ from paddle import Tensor
 
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder import Embedding
-from fastdeploy_sd.models.draft_model import DraftOutput, TargetParts
+from fastdeploy_sd.models.draft_model import DraftInputs, DraftOutput, TargetParts
 from fastdeploy_sd.models.layer_builder import LayerBuilder
-from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, DecoderLayer, RmsNorm
 from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup
 from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
-from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.rowwise import cast
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types import I32
@@ -57,31 +55,17 @@ class MtpModel:
     def num_layers(self) -> int:
         return len(self._layers)
 
-    def forward(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> DraftOutput:
-        x, residual = self._layers[layer].block(self._combine(layer, input_ids, hidden), None, caches[layer], inputs)
+    def forward(self, layer: int, rows: DraftInputs) -> DraftOutput:
+        x, residual = self._layers[layer].block(self._combine(layer, rows), None, rows.caches[layer], rows.maps)
         normed, total = self._layers[layer].output_norm(x, residual)
         return DraftOutput(normed, normed if self._feeds_normed else cast(total, normed.dtype))
 
-    def store_kv(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> None:
-        self._layers[layer].block.store_kv(self._combine(layer, input_ids, hidden), None, caches[layer], inputs)
+    def store_kv(self, layer: int, rows: DraftInputs) -> None:
+        self._layers[layer].block.store_kv(self._combine(layer, rows), None, rows.caches[layer], rows.maps)
 
-    def _combine(self, layer: int, input_ids: Tensor | I32, hidden: Tensor) -> Tensor:
+    def _combine(self, layer: int, rows: DraftInputs) -> Tensor:
         part = self._layers[layer]
-        return part.projection(part.input_norm(part.embed(input_ids), hidden))
+        return part.projection(part.input_norm(part.embed(rows.input_ids), rows.hidden))
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
         return self._layers[layer].head(normed)

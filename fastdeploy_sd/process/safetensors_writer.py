@@ -1,4 +1,4 @@
-"""Writes safetensors files: whole, or not at all."""
+"""The types of safetensors files, and a writer of them: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ import numpy.typing as npt
 
 from fastdeploy_sd.process.files import replacing
 
-ITEM_BYTES: Mapping[str, int] = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1
+DTYPES: Mapping[str, npt.DTypeLike] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
+    # Eight-bit floats are read as bits.
+    "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
 }  # fmt: skip
+ITEM_BYTES: Mapping[str, int] = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 Entries = Mapping[str, tuple[str, tuple[int, ...]]]
 
 

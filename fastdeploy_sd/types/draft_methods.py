@@ -78,6 +78,10 @@ class DraftMethod:
 
 NAIVE = "naive"
 DEFAULT_METHOD = "auto"  # where the configuration names none
+# Of every method whose drafts a model makes.
+_MODEL_KEYS = (
+    "num_model_steps", "draft_p_min", "model", "quantization", "draft_head_quantization", "enable_draft_logprob",
+)  # fmt: skip
 METHODS: Mapping[str, DraftMethod] = {
     method.name: method
     for method in (
@@ -111,15 +115,7 @@ METHODS: Mapping[str, DraftMethod] = {
             "mtp",
             ".model_based.proposer:ModelProposer",
             DraftSource.MTP,
-            keys=(
-                "mtp_strategy",
-                "num_model_steps",
-                "draft_p_min",
-                "model",
-                "quantization",
-                "draft_head_quantization",
-                "enable_draft_logprob",
-            ),
+            keys=("mtp_strategy", *_MODEL_KEYS),
             draft_weights=".mtp_weights:open_mtp_weights",
             draft_model=".mtp:build_mtp_model",
             reads_hidden=True,
@@ -133,14 +129,7 @@ METHODS: Mapping[str, DraftMethod] = {
             "draft_model",
             ".model_based.proposer:ModelProposer",
             DraftSource.DRAFT_MODEL,
-            keys=(
-                "num_model_steps",
-                "draft_p_min",
-                "model",
-                "quantization",
-                "draft_head_quantization",
-                "enable_draft_logprob",
-            ),
+            keys=_MODEL_KEYS,
             draft_weights=".draft_decoder_weights:open_draft_decoder",
             draft_model=".draft_decoder:build_draft_decoder",
             auto_key="auto_with_draft_model",

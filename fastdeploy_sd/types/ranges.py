@@ -9,7 +9,7 @@ tree, whose lower part a rank has for itself; custom_ops/cpu/kernels/shared/line
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 COUNTS = (4, 2, 1)
@@ -25,7 +25,7 @@ class SliceRule:
 
     count: int = 1
     unit: int = 1
-    num_ranks: int = 1
+    num_ranks: int = field(default=1, compare=False)
 
     def __post_init__(self) -> None:
         if self.count not in COUNTS or self.unit < 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from paddle import Tensor
@@ -10,17 +9,15 @@ from paddle import Tensor
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftOutput, DraftWeights, TargetParts
+from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftInputs, DraftOutput, DraftWeights, TargetParts
 from fastdeploy_sd.models.layer_builder import LayerBuilder
-from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
 from fastdeploy_sd.models.layers.linear import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weight_bytes import layer_bytes
 from fastdeploy_sd.models.weights.packer import WeightPacker
-from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.types import I32, DraftSource
+from fastdeploy_sd.types import DraftSource
 from fastdeploy_sd.types.draft_methods import DraftMethod
 from fastdeploy_sd.types.shard import Shard
 
@@ -62,26 +59,14 @@ class EarlyExit:
     def __init__(self, target: Decoder, layer: DecoderLayer) -> None:
         self._target, self._layer = target, layer
 
-    def forward(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> DraftOutput:
-        normed, _ = self._target.final_norm(*self._layer(self._target.embed(input_ids), None, caches[layer], inputs))
+    def forward(self, layer: int, rows: DraftInputs) -> DraftOutput:
+        normed, _ = self._target.final_norm(
+            *self._layer(self._target.embed(rows.input_ids), None, rows.caches[layer], rows.maps)
+        )
         return DraftOutput(normed, normed)
 
-    def store_kv(
-        self,
-        layer: int,
-        input_ids: Tensor | I32,
-        hidden: Tensor,
-        caches: Sequence[KvCache[Tensor]],
-        inputs: AttentionInputs,
-    ) -> None:
-        self._layer.store_kv(self._target.embed(input_ids), None, caches[layer], inputs)
+    def store_kv(self, layer: int, rows: DraftInputs) -> None:
+        self._layer.store_kv(self._target.embed(rows.input_ids), None, rows.caches[layer], rows.maps)
 
     def logits(self, layer: int, normed: Tensor) -> Tensor:
         return self._target.logits(normed)

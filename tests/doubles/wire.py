@@ -145,7 +145,7 @@ class Wire:
             return
         assert transfer.drafts is None, "pages after the end"
         for block, block_id in enumerate(block_ids, first_block):
-            assert 0 <= block - transfer.first_block < len(transfer.block_ids[0]), "a page that nobody ordered"
+            assert 0 <= block - transfer.first_block < len(transfer.block_ids[0]), "a page that was not ordered"
             transfer.moving.append((layer, block, block_id))
 
     def finish(self, transfer_id: str, drafts: tuple[int, ...]) -> None:

@@ -183,7 +183,7 @@ def test_a_processor_packs_the_numbers_that_it_holds(tmp_path: pathlib.Path, fmt
 
 @pytest.mark.parametrize("kind", ["tensor", "channel", "block"])
 def test_a_processor_keeps_the_codes(kind: str, tmp_path: pathlib.Path) -> None:
-    """Beside rows of bfloat16; but for slices that no group of 128 inputs ends with. The forecast counts that."""
+    """With rows of bfloat16, but for slices that no group of 128 inputs ends with. The forecast counts that."""
     choose(None)
     path, plain = quantized_files.write(tmp_path, NAME, quantized_files.float8(kind, {}))
     checkpoint = Checkpoint(path)

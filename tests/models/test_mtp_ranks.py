@@ -14,7 +14,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.tensors import from_numpy
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import DraftModel
+from fastdeploy_sd.models.draft_model import DraftInputs, DraftModel
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.linear import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -63,7 +63,7 @@ def bits(loaded: Loaded, rank: Rank, dtype: str) -> list[np.ndarray]:
         token_ids = rng.integers(4, 4096, n - first).astype(np.int32)
         values = rng.standard_normal((n - first, c.hidden_size)).astype(np.float32)
         hidden = from_numpy(values if dtype == "float32" else (values.view(np.uint32) >> 16).astype(np.uint16))
-        output = draft.forward(layer, token_ids, hidden, [cache] * (layer + 1), inputs)
+        output = draft.forward(layer, DraftInputs(token_ids, hidden, [cache] * (layer + 1), inputs))
         found += [device().read(part).copy() for part in (*output, draft.logits(layer, output.normed))]
     return found
 

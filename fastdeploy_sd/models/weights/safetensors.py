@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import pathlib
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,11 @@ import numpy.typing as npt
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.mapped_file import MappedFile
 from fastdeploy_sd.models.weights.source import TensorInfo
+from fastdeploy_sd.process.safetensors_writer import DTYPES
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
 LENGTH_BYTES = 8
-DTYPES: Mapping[str, npt.DTypeLike] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_,
-    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
-    # Eight-bit floats are read as bits.
-    "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
-}  # fmt: skip
 
 
 class SafetensorsFile(MappedFile):

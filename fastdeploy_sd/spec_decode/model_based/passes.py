@@ -20,7 +20,7 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.program.recorder import SymbolicTensor
-from fastdeploy_sd.models.draft_model import DraftOutput
+from fastdeploy_sd.models.draft_model import DraftInputs, DraftOutput
 from fastdeploy_sd.models.layers.attention import AttentionInputs, OutputRows
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
@@ -168,20 +168,18 @@ class _Passes:
         self.draft_start_loc = step.draft_start_loc
 
     def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> DraftOutput:
-        maps, caches = self._maps(inputs, outputs), self._target.caches
-        return self._target.model.forward(layer, inputs.input_ids, inputs.hidden, caches, maps)
+        return self._target.model.forward(layer, self._rows(inputs, outputs))
 
     def store_kv(self, layer: int, inputs: MtpInputs) -> None:
-        maps, caches = self._maps(inputs, None), self._target.caches
-        self._target.model.store_kv(layer, inputs.input_ids, inputs.hidden, caches, maps)
+        self._target.model.store_kv(layer, self._rows(inputs, None))
 
     def draft(self, layer: int, i: int, output: DraftOutput) -> tuple[Tensor, NextInputs]:
         """Write draft i of every request with a row of `output`; return its logits and the next inputs."""
         logits = self._target.model.logits(layer, output.normed)
         return logits, mtp_postprocess_(self._batch, i, logits, output.chained)
 
-    def _maps(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None) -> AttentionInputs:
-        return AttentionInputs(
+    def _rows(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None) -> DraftInputs:
+        maps = AttentionInputs(
             positions=inputs.positions,
             slot_mapping=inputs.slot_mapping,
             query_start_loc=inputs.query_start_loc,
@@ -190,3 +188,4 @@ class _Passes:
             rotary=self._target.rotary,
             outputs=outputs,
         )
+        return DraftInputs(inputs.input_ids, inputs.hidden, self._target.caches, maps)

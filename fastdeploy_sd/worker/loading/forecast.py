@@ -37,16 +37,18 @@ def longest_sequence(config: Config) -> int:
         CheckpointError: the checkpoint is missing, malformed or of an unsupported architecture.
         ConfigError: the configuration asks for more than the checkpoint has.
     """
-    path = config.model.path
-    return kv_sizing.max_model_len(config, read_decoder_config(read_config(path), str(path / "config.json")))
+    return kv_sizing.max_model_len(config, _decoder_config(config))
 
 
 def num_kv_groups(config: Config) -> int:
     """Return how many KV groups the checkpoint's layers are in; raises as longest_sequence."""
-    path = config.model.path
-    decoder = read_decoder_config(read_config(path), str(path / "config.json"))
-    layers = kv_sizing.LayerKv.of_decoder(decoder)
+    layers = kv_sizing.LayerKv.of_decoder(_decoder_config(config))
     return len(KvLayout.of_model(layers, [], kv_sizing.KvCacheFormat.create(config), config).groups)
+
+
+def _decoder_config(config: Config) -> DecoderConfig:
+    path = config.model.path
+    return read_decoder_config(read_config(path), str(path / "config.json"))
 
 
 def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str, str]:

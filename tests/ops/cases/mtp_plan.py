@@ -67,7 +67,7 @@ def random_row(rng: np.random.Generator) -> Row:
 
 
 def plan_cases() -> dict[str, dict[str, Any]]:
-    """One layer and several; prompts, chunks, requests behind, without a block, at the last positions.
+    """One layer and several; prompts, chunks, requests that lag, without a block, at the last positions.
 
     Layers that read no hidden rows fill few slots per step.
     """

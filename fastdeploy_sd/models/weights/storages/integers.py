@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -25,6 +25,8 @@ I16 = npt.NDArray[np.int16]
 _BYTE, _WORD = 8, 32
 _BITS = (2, 4, 8)
 _BITS_OF_FACTORS = 4  # of wint4's codes
+# By the bits of an integer.
+_CODE_FORMATS: Mapping[int, LinearFormat] = {_BITS_OF_FACTORS: "wint4", _BYTE: "wint8"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,28 +227,30 @@ class IntegerPart(WeightPart):
         return self.begin
 
     def code_format(self, slices: SliceRule) -> LinearFormat | None:
+        return None if self._group_values(slices) is None else _CODE_FORMATS[self.integers_of.bits]
+
+    def codes(self, fmt: LinearFormat, slices: SliceRule) -> Codes | None:
+        """See WeightPart.codes."""
+        if fmt != _CODE_FORMATS.get(self.integers_of.bits) or (found := self._group_values(slices)) is None:
+            return None
+        scales, factors = found
+        return Codes(self.integers_of.read(), scales, np.ones(scales.shape, np.bool_), factors)
+
+    def _group_values(self, slices: SliceRule) -> tuple[F32, U8 | None] | None:
+        """Return the scales and, of wint4, the factors of `Codes`.
+
+        None where codes do not hold the part exactly, or not all of what it was cut from.
+        """
         if self.group_of is not None or (self.whole and self.whole.code_format(slices.of_all_ranks) is None):
             return None
         groups = input_groups(self.shape[1], slices)
         if self.integers_of.bits == _BITS_OF_FACTORS:
-            return None if self._factors_of(groups) is None else "wint4"
-        is_fit = self.integers_of.bits == _BYTE and self.held.minimum == "none"
-        return "wint8" if is_fit and self._scales_of(groups)[1].all() else None
-
-    def codes(self, fmt: LinearFormat, slices: SliceRule) -> Codes | None:
-        """See WeightPart.codes."""
-        if fmt != self.code_format(slices):
+            own = [range(self.begin + group.start, self.begin + group.stop) for group in groups]
+            return factors_of(own, self.group_size, widen(self.groups.scales), self.groups.zero_points())
+        if self.integers_of.bits != _BYTE or self.held.minimum != "none":
             return None
-        groups = input_groups(self.shape[1], slices)
-        if fmt == "wint8":
-            return Codes(self.integers_of.read(), *self._scales_of(groups))
-        found = self._factors_of(groups)
-        assert found is not None, "its format says so"
-        return Codes(self.integers_of.read(), found[0], np.ones(found[0].shape, np.bool_), found[1])
-
-    def _factors_of(self, groups: Sequence[range]) -> tuple[F32, U8] | None:
-        own = [range(self.begin + group.start, self.begin + group.stop) for group in groups]
-        return factors_of(own, self.group_size, widen(self.groups.scales), self.groups.zero_points())
+        scales, have_one = self._scales_of(groups)
+        return (scales, None) if have_one.all() else None
 
     def _scales_of(self, groups: Sequence[range]) -> tuple[F32, npt.NDArray[np.bool_]]:
         """Return a scale f32[N, G] per group of inputs, and whether all of the group have it."""

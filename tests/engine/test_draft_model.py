@@ -202,3 +202,13 @@ def test_as_a_source_of_auto_it_changes_no_token(references: References, way: En
     cell = run_cell(reference.base, way, column, reference.requests, reference.answers)
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_accepted > 0
+
+
+def test_a_request_beyond_the_draft_models_context_goes_on_without_drafts(tmp_path: Path) -> None:
+    folder = rewrite.write_folder(tmp_path / "short", "qwen3-tiny", {"max_position_embeddings": 48})
+    rewrite.write_file(folder / "model.safetensors", rewrite.read("qwen3-tiny"), {"format": "pt"})
+    engine, recorder = make_engine(TARGET, K, **(OPTIONS | {"model": str(folder)}))
+    run(engine, make_requests([PROMPTS[3], PROMPTS[4]], 24, ignore_eos=True))
+    lengths = {len(event.text) + len(event.drafts) for event in recorder.events if len(event.drafts)}
+    assert max(lengths) == 48 + 1  # the last draft comes from the row at position 47
+    check_drafts(recorder.events)

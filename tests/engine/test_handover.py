@@ -10,6 +10,7 @@ import pytest
 
 from fastdeploy_sd.cli.verify import EngineVariant, compare, standard_methods
 from fastdeploy_sd.cli.verify.methods import Method
+from fastdeploy_sd.config import ModelConfig, SpeculativeConfig
 from fastdeploy_sd.types import FinishReason
 from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References
@@ -24,7 +25,8 @@ TIGHT = 30
 
 
 def method(name: str, num_drafts: int = 2) -> Method:
-    [found] = standard_methods([name], [num_drafts], model_method="mtp")
+    drafting = SpeculativeConfig(model=str(ModelConfig("demo").path)) if name == "draft_model" else None
+    [found] = standard_methods([name], [num_drafts], drafting, model_method="mtp")
     return found
 
 
@@ -47,6 +49,8 @@ def with_drafts(pair: Pair) -> int:
         ("demo", method("suffix", 4), method("mtp", 2)),
         ("demo", method("ngram", 4), method("naive")),
         ("demo", method("naive"), method("mtp", 2)),
+        ("demo", method("draft_model", 4), method("draft_model", 2)),
+        ("demo", method("draft_model", 4), method("ngram", 2)),
         ("int8 KV", method("mtp"), method("mtp")),
         ("wint4", method("mtp"), method("mtp")),
         ("two MTP layers", method("mtp"), method("mtp")),

@@ -15,7 +15,7 @@ import pytest
 from fastdeploy_sd.cli.verify import PLAIN, Answer, EngineVariant, Reference, compare, standard_methods
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.cli.verify.runs import engine_config, run
-from fastdeploy_sd.config import CacheConfig, ParallelConfig
+from fastdeploy_sd.config import CacheConfig, ModelConfig, ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.engine.engine import Engine
@@ -83,13 +83,16 @@ def test_same_tokens_with_plain_decoding(references: References, model: str) -> 
         assert engine.stats().swap.num_loaded > 10
 
 
-CELLS = [(model, method) for model in ("demo", "int8 KV") for method in METHODS]
+CELLS = [(model, method) for model in ("demo", "int8 KV") for method in METHODS] + [("demo", "draft_model")]
 
 
-@pytest.mark.parametrize(("model", "method"), [*CELLS, ("two MTP layers", "mtp"), ("two MTP layers", "mixed")])
+@pytest.mark.parametrize(
+    ("model", "method"), [*CELLS, ("two MTP layers", "mtp"), ("two MTP layers", "mixed"), ("demo", "draft_model")]
+)
 def test_same_tokens_whatever_the_method(references: References, model: str, method: str) -> None:
     k = 2 if model == "two MTP layers" else 4
-    reference, [column] = references.get(model), standard_methods([method], [k], model_method="mtp")
+    drafting = SpeculativeConfig(model=str(ModelConfig("demo").path)) if method == "draft_model" else None
+    reference, [column] = references.get(model), standard_methods([method], [k], drafting, model_method="mtp")
     with swapping(reference, column) as engine:
         check(reference, engine, column.apply(reference.requests[:16]))
         stats = engine.stats()

@@ -17,11 +17,14 @@ from fastdeploy_sd.cli.verify import (
     Reference,
     compare,
     make_reference,
+    run_alone,
     run_cell,
     standard_methods,
 )
 from fastdeploy_sd.cli.verify.runs import open_engine
-from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, ParallelConfig
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, ParallelConfig, SpeculativeConfig
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types import Request
 from tests.doubles.engines import most_blocks
 from tests.engine import test_handover, test_swap
 from tests.engine.handover_pairs import open_pair
@@ -75,6 +78,20 @@ def test_same_tokens_whatever_the_way(reference: Reference, way: EngineVariant) 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "auto", "mtp"])
 def test_same_tokens_whatever_is_drafted(reference: Reference, method: str) -> None:
     check(reference.base, WAYS[["auto", "ngram", "suffix", "mtp"].index(method) % 2], method, reference)
+
+
+@pytest.mark.parametrize("windowed", [2, 3])
+def test_a_draft_model_reads_what_it_needs_late(tmp_path: pathlib.Path, windowed: int) -> None:
+    """It is the target itself, so each greedy draft is right, also after a prompt with blocks that no window needs."""
+    config = configure(tmp_path, windowed=windowed)
+    drafting = SpeculativeConfig(model=config.model.model, quantization="none", draft_head_quantization="target")
+    [column] = standard_methods(["draft_model"], [4], drafting)
+    prompts = [np.random.default_rng(n).integers(4, 4096, n).astype(np.int32) for n in (30, 90, 200)]
+    greedy = SamplingParams(temperature=0.0, ignore_eos=True)
+    requests = [Request(f"{len(prompt)}", prompt, greedy, max_tokens=12, seed=0) for prompt in prompts]
+    cell = run_cell(config, replace(WAYS[0], max_num_batched_tokens=64), column, requests, run_alone(config, requests))
+    assert (cell.difference, cell.missing) == (None, None)
+    assert cell.num_accepted == cell.num_drafts > 0
 
 
 def test_same_tokens_on_two_ranks(reference: Reference) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fastdeploy_sd.errors import ConfigError
@@ -37,7 +38,7 @@ class DraftDecoderWeights:
 
     def num_bytes(self, scheme: QuantScheme, num_steps: int, head: LinearFormat | None, shard: Shard) -> int:
         """See DraftWeights; the model has a head of its own in any case."""
-        return resident_bytes(self.config, scheme, shard)
+        return resident_bytes(self.config, scheme if head is None else replace(scheme, lm_head=head), shard)
 
 
 def open_draft_decoder(target: ModelSource, target_config: DecoderConfig, place: str | None) -> DraftDecoderWeights:

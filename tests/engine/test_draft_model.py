@@ -48,7 +48,7 @@ def continued(model: str, texts: Sequence[I32]) -> list[list[int]]:
 
 def check_drafts(events: Sequence[Event]) -> None:
     """Each draft is what the model says after the text and the drafts before it."""
-    found = {event.text.tobytes(): event for event in events if len(event.drafts)}
+    found = {(event.text.tobytes(), event.drafts.tobytes()): event for event in events if len(event.drafts)}
     wanted = continued(DRAFT, [event.text for event in found.values()])
     for event, tokens in zip(found.values(), wanted, strict=True):
         assert event.drafts.tolist() == tokens[: len(event.drafts)]
@@ -212,3 +212,15 @@ def test_a_request_beyond_the_draft_models_context_goes_on_without_drafts(tmp_pa
     lengths = {len(event.text) + len(event.drafts) for event in recorder.events if len(event.drafts)}
     assert max(lengths) == 48 + 1  # the last draft comes from the row at position 47
     check_drafts(recorder.events)
+
+
+def test_a_block_that_others_wrote_to_since_is_not_taken_for_filled() -> None:
+    """Without a prefix cache a prompt may get the block that it had before, with part of another text in it."""
+    engine, recorder = make_engine(TARGET, K, **OPTIONS, num_blocks=2, max_num_seqs=1)
+    long, short = PROMPTS[2], PROMPTS[0]
+    for i in range(4):
+        for name, prompt in ("long", long), ("short", short):
+            [request] = make_requests([prompt], 5, ignore_eos=True)
+            run(engine, [replace(request, request_id=f"{name} {i}")])
+    check_drafts(recorder.events)
+    assert sum(len(event.drafts) > 0 for event in recorder.events if event.request_id.startswith("long")) > 4

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import numpy as np
+
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.process.files import describe, read_text, replacing
 
@@ -70,6 +72,20 @@ class CostProfile:
     model: Key
     steps: tuple[StepSample, ...]
     drafts: tuple[DraftSample, ...] = ()
+
+    def best_case(self, method: str) -> tuple[DraftSample, float, float] | None:
+        """Return what a method's drafts bring one request at best: if all were right.
+
+        Returns:
+            A call, the ms of a step without drafts, and the speed-up over such steps; None = no call was measured.
+        """
+        calls = [sample for sample in self.drafts if (sample.method, sample.requests) == (method, 1)]
+        alone = [sample for sample in self.steps if sample.requests == 1]
+        context = min(sample.context for sample in alone)
+        rows, ms = zip(*((s.rows, s.ms) for s in alone if s.context == context), strict=True)
+        gains = [(1 + s.drafts) * ms[0] / (float(np.interp(1 + s.drafts, rows, ms)) + s.ms) for s in calls]
+        best = max(range(len(calls)), key=gains.__getitem__, default=None)
+        return None if best is None else (calls[best], ms[0], gains[best])
 
     def fits(self, machine: Key, model: Key) -> bool:
         return dict(self.machine) == dict(machine) and dict(self.model) == dict(model)

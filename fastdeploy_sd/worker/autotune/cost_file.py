@@ -14,6 +14,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, Key, profile_name
 from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.autotune.cost_measurement import Costs, measure_costs
 from fastdeploy_sd.worker.autotune.kept_measurements import keep, machine_key, measurements_folder
 from fastdeploy_sd.worker.autotune.synthetic_requests import Execute, FailedStepError
@@ -52,6 +53,7 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
     kept = None if path is None else _load(path)
     if kept is not None and kept.fits(machine, model):
         _log.info("costs of steps: %s", path)
+        _log_models(kept)
         return kept
     begin = time.perf_counter()
     limits = config.scheduler
@@ -66,7 +68,23 @@ def kept_profile(config: Config, info: ModelInfo, execute: Execute) -> CostProfi
     profile = profile_of(config, info, costs)
     place = keep(path, costs.is_steady, profile.save)
     _log.info("costs of steps: measured in %.1f s, %s", time.perf_counter() - begin, place)
+    _log_models(profile)
     return profile
+
+
+def _log_models(profile: CostProfile) -> None:
+    """Say of each draft model what it takes, and whether it can pay."""
+    for method in METHODS.values():
+        found = profile.best_case(method.name) if method.needs_model else None
+        if found is None:
+            continue
+        call, step_ms, gain = found
+        pays = f"{gain:.2f} times the speed if all are right" if gain > 1 else "too slow to pay, so it rests"
+        _log.log(
+            logging.INFO if gain > 1 else logging.WARNING,
+            "drafts by %s: %d take %.2f ms, a step of one token takes %.2f ms: %s",
+            method.name, call.drafts, call.ms, step_ms, pays,
+        )  # fmt: skip
 
 
 def _load(path: Path) -> CostProfile | None:

@@ -20,7 +20,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import embedding_bytes, resident_bytes, weight_bytes_per_step
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
-from fastdeploy_sd.types.shard import Shard
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.loading import gpu_memory
@@ -80,6 +80,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     one_block = shard.size * layout.block_bytes
     if gpu is None:
         taken = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
+        taken += model.draft_bytes(WHOLE_MODEL)
         size = kv_sizing.choose_size(
             config, one_block, max_model_len, lambda: kv_sizing.half_of(max(0, free() - taken)), layout.groups
         )
@@ -127,15 +128,19 @@ class _Model:
             layers += kv_sizing.LayerKv.of_draft_layers(draft.config, num_layers, shard, reads_hidden=reads_hidden)
         return layers
 
+    def draft_bytes(self, shard: Shard) -> int:
+        """Return the bytes of a rank's weights of draft models."""
+        config = self.config
+        format_of_target = QuantScheme.create(config.model.dtype, config.model.quantization).lm_head
+        head = draft_head_format(config, format_of_target)
+        own_head, num_steps = None if head == format_of_target else head, config.speculative.num_model_steps
+        return sum(draft.num_bytes(own_scheme(config), num_steps, own_head, shard) for draft in self.drafts)
+
     def memory_with_weights(self, gpu: CudaLibrary, shard: Shard) -> gpu_memory.GpuMemory:
         """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
         scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-        weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights)
-        head = draft_head_format(config, scheme.lm_head)
-        own_head = None if head == scheme.lm_head else head
-        for draft in self.drafts:
-            weights += draft.num_bytes(own_scheme(config), config.speculative.num_model_steps, own_head, shard)
+        weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights) + self.draft_bytes(shard)
         draft_configs = [draft.config for draft in self.drafts]
         steps = gpu_memory.step_bytes(config, self.decoder, draft_configs, self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)

@@ -163,3 +163,21 @@ def test_two_starts_at_once_write_one_whole_file(tmp_path: Path, monkeypatch: py
     assert found[0] != found[1]
     [path] = tmp_path.iterdir()
     assert CostProfile.load(path) in found
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (6.0, "drafts by draft_model: 4 take 6.00 ms, a step of one token takes 10.00 ms: 2.50 times the speed if all"),
+        (80.0, "drafts by draft_model: 4 take 80.00 ms, a step of one token takes 10.00 ms: too slow to pay"),
+    ],
+)
+def test_what_a_draft_model_can_bring_is_said(
+    tmp_path: Path, measurement: Measurement, caplog: pytest.LogCaptureFixture, ms: float, text: str
+) -> None:
+    steps = StepSample(1, 1, 64, 10.0), StepSample(9, 1, 64, 18.0), StepSample(1, 1, 512, 30.0)
+    measurement.costs = Costs(steps, (DraftSample("draft_model", 1, 4, 64, ms),), is_steady=True)
+    for _ in range(2):
+        caplog.clear()
+        kept_profile(config(tmp_path), INFO, no_step)
+        assert text in caplog.messages[-1]

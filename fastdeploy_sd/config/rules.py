@@ -56,6 +56,15 @@ def _verify_drafts(config: Config) -> None:
         )
 
 
+def _verify_draft_ranks(config: Config) -> None:
+    size, own = config.parallel.tensor_parallel_size, config.speculative.draft_tensor_parallel_size
+    if own not in (None, 1, size):
+        raise ConfigError(
+            f"speculative_config.draft_tensor_parallel_size: expected 1 or tensor_parallel_size ({size}), got {own}",
+            param=SPECULATIVE_OPTION,
+        )
+
+
 def _verify_threshold(config: Config) -> None:
     threshold = config.scheduler.long_prefill_token_threshold
     if threshold > 0 and not config.scheduler.enable_chunked_prefill:
@@ -183,6 +192,7 @@ _STEP = "max_num_batched_tokens"
 RULES = (
     Rule(_verify_step_tokens, (_STEP, "max_num_seqs")),
     Rule(_verify_drafts, (SPECULATIVE_OPTION, _STEP, "max_num_seqs")),
+    Rule(_verify_draft_ranks, (SPECULATIVE_OPTION, "tensor_parallel_size")),
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),

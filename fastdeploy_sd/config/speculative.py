@@ -106,6 +106,14 @@ class SpeculativeConfig:
             " how many are accepted."
         ),
     )
+    draft_tensor_parallel_size: int | None = option(
+        None,
+        Spec(
+            "Ranks that share the draft model out: all, or 1, which has it whole. Others then wait while it drafts.",
+            minimum=1,
+            default_text="`tensor_parallel_size`",
+        ),
+    )
     max_ngram_size: int = option(5, Spec("Longest end of the text to look up, in tokens.", minimum=1, maximum=64))
     min_ngram_size: int = option(2, Spec("Shortest end of the text to look up, in tokens.", minimum=1, maximum=64))
     ngram_max_spec_factor: float = option(
@@ -241,7 +249,7 @@ _SCOPES: Mapping[str, Scope] = {
 
 
 # Options of draft layers, for any method that they draft for.
-_OF_LAYERS = ("num_model_steps", "model", "quantization", "draft_head_quantization")
+_OF_LAYERS = ("num_model_steps", "model", "quantization", "draft_head_quantization", "draft_tensor_parallel_size")
 
 
 def scope_of(key: str) -> Scope:
@@ -259,5 +267,5 @@ def scope_of(key: str) -> Scope:
         choosing = [method.name for method in METHODS.values() if method.chooses]
         keys = _either([method.auto_key for method in readers])
         where = f"method {_either(names)}, or {_either(choosing)} with {keys}"
-        return Scope(where, lambda c: bool(c.draft_models))
+        return Scope(where, lambda c: not set(names).isdisjoint(c.draft_models))
     return Scope(f"method {_either(names)}", lambda c: c.method in names)

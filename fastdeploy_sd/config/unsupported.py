@@ -81,7 +81,6 @@ UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
     "sharing_model": (None,),
     "num_extra_cache_layer": (0,),
     # vLLM's
-    "draft_tensor_parallel_size": (1,),
     "disable_by_batch_size": (None,),
     "parallel_drafting": (False,),
 }

@@ -129,7 +129,7 @@ METHODS: Mapping[str, DraftMethod] = {
             "draft_model",
             ".model_based.proposer:ModelProposer",
             DraftSource.DRAFT_MODEL,
-            keys=_MODEL_KEYS,
+            keys=(*_MODEL_KEYS, "draft_tensor_parallel_size"),
             draft_weights=".draft_decoder_weights:open_draft_decoder",
             draft_model=".draft_decoder:build_draft_decoder",
             auto_key="auto_with_draft_model",

@@ -175,11 +175,11 @@ def test_a_request_with_a_token_that_the_draft_model_has_not_goes_on_without_dra
     assert num_drafts["r1"] == 0
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_same_tokens_on_several_ranks(references: References, size: int) -> None:
+@pytest.mark.parametrize(("size", "draft_size"), [(2, 2), (4, 4), (2, 1)])
+def test_same_tokens_on_several_ranks(references: References, size: int, draft_size: int) -> None:
     reference, way = references.get("float32"), replace(quick_variants()[4], num_requests=12)
     base = replace(reference.base, parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=60.0))
-    config = SpeculativeConfig(method="draft_model", model=DRAFT, num_speculative_tokens=K, num_model_steps=K)
+    config = SpeculativeConfig("draft_model", K, model=DRAFT, num_model_steps=K, draft_tensor_parallel_size=draft_size)
     answers = {r.request_id: reference.answers[r.request_id] for r in reference.requests[: way.num_requests]}
     cell = run_cell(base, way, Method("draft_model", config), reference.requests[: way.num_requests], answers)
     assert (cell.difference, cell.missing) == (None, None)

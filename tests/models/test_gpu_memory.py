@@ -77,7 +77,7 @@ def test_what_a_server_takes_is_no_more_than_was_told(
         config = config_of(make_model(tmp_path, "ernie4_5_moe-tiny", "ernie-folder").path, mtp)
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config)
-    weights = list(open_draft_weights(config, checkpoint, decoder).values())
+    weights = open_draft_weights(config, checkpoint, decoder)
     model = forecasts._Model(config, decoder, DecoderWeights(checkpoint, decoder), weights, 512)
     told = model.memory_with_weights(gpu, WHOLE_MODEL)
     layers = kv_sizing.LayerKv.of_decoder(decoder) + model.draft_layers(WHOLE_MODEL)

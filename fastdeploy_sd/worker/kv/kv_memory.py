@@ -28,6 +28,7 @@ from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT, KvFile
 from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv
 from fastdeploy_sd.worker.loading import gpu_memory
+from fastdeploy_sd.worker.loading.draft_weights import parts_of_rank
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
@@ -120,7 +121,7 @@ def allocate_kv(
     layout = layers.layout(kv_format)
     if group.rank == 0 and layout.why_kept:
         _log.info("the KV blocks before a layer's window are kept: %s", layout.why_kept)
-    one_block = group.size * layout.block_bytes
+    one_block = layers.block_bytes(kv_format, alike=device().kind != "cpu")
     room = partial(_room, config, target, drafts, group)
     size = kv_sizing.choose_size(config, one_block, max_model_len, room, layout.groups)
     if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory())):
@@ -166,21 +167,29 @@ class _Layers:
 
     def of_rank(self, rank: int) -> tuple[list[LayerKv], list[LayerKv]]:
         """Return one per layer of the target, and of the draft models."""
-        shard, layers = Shard(rank, self._num_ranks), list[LayerKv]()
-        for weights in self._drafts.values():
+        layers = list[LayerKv]()
+        for weights, part in self._drafts_of(rank).values():
             num_layers, reads_hidden = weights.num_kv_layers(self._num_steps), bool(weights.reads)
-            layers += LayerKv.of_draft_layers(weights.config, num_layers, shard, reads_hidden=reads_hidden)
-        return LayerKv.of_decoder(self._target, shard), layers
+            layers += LayerKv.of_draft_layers(weights.config, num_layers, part, reads_hidden=reads_hidden)
+        return LayerKv.of_decoder(self._target, Shard(rank, self._num_ranks)), layers
+
+    def _drafts_of(self, rank: int) -> Mapping[str, tuple[DraftWeights, Shard]]:
+        return parts_of_rank(self._config, self._drafts, Shard(rank, self._num_ranks))
 
     def layout(self, fmt: KvCacheFormat) -> KvLayout:
-        """Return the KV groups, which are those of any rank."""
+        """Return the KV groups, which are those of any rank; the first one has all of its layers on rank 0."""
         return KvLayout.of_model(*self.of_rank(0), fmt, self._config)
 
     def in_block(self, rank: int, fmt: KvCacheFormat) -> list[LayerKv]:
         """Return the layers of the first KV group, whose memory those of the others share."""
         targets, drafts = self.of_rank(rank)
         layers = targets + drafts
-        return [layers[i] for i in self.layout(fmt).members[0]]
+        return [layers[i] for i in self.layout(fmt).members[0] if i < len(layers)]
+
+    def block_bytes(self, fmt: KvCacheFormat, *, alike: bool) -> int:
+        """Return the bytes of a block on all ranks; `alike`: as if all had as much as rank 0, which has the most."""
+        ranks = [0] * self._num_ranks if alike else range(self._num_ranks)
+        return sum(kv_sizing.block_bytes(self.in_block(rank, fmt), fmt) for rank in ranks)
 
     def allocate(self, rank: int, num_blocks: int, fmt: KvCacheFormat, zeros: Zeros) -> RankKv:
         """Return a rank's memory; raises as `allocate`."""
@@ -189,15 +198,15 @@ class _Layers:
         of_layer = {
             i: replace(shared[j], group=g)
             for g, members in enumerate(self.layout(fmt).members)
-            for j, i in enumerate(members)
+            for j, i in enumerate(members[: len(shared)])
         }
         caches = [of_layer[i] for i in range(len(targets) + len(of_drafts))]
         hidden = iter(allocate_block_hidden(of_drafts, num_blocks, fmt, zeros))
         own = DecoderShard(self._target, shard)
         heads = [own.kv_heads(layer.attention) for layer in self._target.layers]
         left, drafts = iter(caches[len(heads) :]), dict[str, list[DraftLayerKv]]()
-        for name, weights in self._drafts.items():
-            own = DecoderShard(weights.config, shard)
+        for name, (weights, part) in self._drafts_of(rank).items():
+            own = DecoderShard(weights.config, part)
             drafts[name] = [
                 DraftLayerKv(own.kv_heads(layer.attention), next(left), next(hidden) if weights.reads else None)
                 for layer in weights.config.layers[: weights.num_kv_layers(self._num_steps)]

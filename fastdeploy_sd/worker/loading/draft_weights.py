@@ -15,6 +15,7 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.loading.draft_vocabulary import verify_vocabulary
 
 # The target's hidden rows that its pass keeps for draft models.
@@ -43,6 +44,15 @@ def open_draft_weights(config: Config, target: ModelSource, target_config: Decod
         if not METHODS[name].reads_hidden:
             verify_vocabulary(config, target_config.vocab_size, weights)
     return found
+
+
+def parts_of_rank(
+    config: Config, drafts: Mapping[str, DraftWeights], shard: Shard
+) -> Mapping[str, tuple[DraftWeights, Shard]]:
+    """Return the draft models that a rank has, by method, and which part of each."""
+    if config.speculative.draft_tensor_parallel_size != 1:
+        return {name: (weights, shard) for name, weights in drafts.items()}
+    return {name: (weights, WHOLE_MODEL) for name, weights in drafts.items() if shard.rank == 0}
 
 
 def model_builder(method: str) -> Callable[..., DraftModel]:

@@ -6,7 +6,7 @@ estimate unless it is configured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fastdeploy_sd.config import Config, cpu_only
@@ -24,7 +24,7 @@ from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.loading import gpu_memory
-from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme
+from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 
 _GIB = 1 << 30
@@ -67,7 +67,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     max_model_len = kv_sizing.max_model_len(config, decoder)
-    drafts = list(open_draft_weights(config, checkpoint, decoder).values())
+    drafts = open_draft_weights(config, checkpoint, decoder)
     model = _Model(config, decoder, DecoderWeights(checkpoint, decoder), drafts, max_model_len)
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     on_disk = checkpoint.num_bytes()
@@ -113,7 +113,7 @@ class _Model:
     config: Config
     decoder: DecoderConfig
     weights: DecoderWeights
-    drafts: Sequence[DraftWeights]
+    drafts: Mapping[str, DraftWeights]
     max_model_len: int
 
     @property
@@ -123,9 +123,9 @@ class _Model:
 
     def draft_layers(self, shard: Shard) -> list[kv_sizing.LayerKv]:
         layers, num_steps = list[kv_sizing.LayerKv](), self.config.speculative.num_model_steps
-        for draft in self.drafts:
+        for draft, part in parts_of_rank(self.config, self.drafts, shard).values():
             num_layers, reads_hidden = draft.num_kv_layers(num_steps), bool(draft.reads)
-            layers += kv_sizing.LayerKv.of_draft_layers(draft.config, num_layers, shard, reads_hidden=reads_hidden)
+            layers += kv_sizing.LayerKv.of_draft_layers(draft.config, num_layers, part, reads_hidden=reads_hidden)
         return layers
 
     def draft_bytes(self, shard: Shard) -> int:
@@ -134,14 +134,17 @@ class _Model:
         format_of_target = QuantScheme.create(config.model.dtype, config.model.quantization).lm_head
         head = draft_head_format(config, format_of_target)
         own_head, num_steps = None if head == format_of_target else head, config.speculative.num_model_steps
-        return sum(draft.num_bytes(own_scheme(config), num_steps, own_head, shard) for draft in self.drafts)
+        return sum(
+            draft.num_bytes(own_scheme(config), num_steps, own_head, part)
+            for draft, part in parts_of_rank(config, self.drafts, shard).values()
+        )
 
     def memory_with_weights(self, gpu: CudaLibrary, shard: Shard) -> gpu_memory.GpuMemory:
         """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
         scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
         weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights) + self.draft_bytes(shard)
-        draft_configs = [draft.config for draft in self.drafts]
+        draft_configs = [draft.config for draft in self.drafts.values()]
         steps = gpu_memory.step_bytes(config, self.decoder, draft_configs, self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
 

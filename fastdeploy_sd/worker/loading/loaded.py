@@ -68,6 +68,7 @@ class Loaded:
     Attributes:
         draft_weights, drafts, kept_hidden: of the draft models, by method.
         is_async: whether steps may begin after in-flight ones.
+        has_whole_drafts: whether rank 0 alone has the draft models, whole.
     """
 
     checkpoint: ModelSource
@@ -83,9 +84,12 @@ class Loaded:
     weight_bytes: int
     enforce_eager: bool
     is_async: bool
+    has_whole_drafts: bool
 
     def proposer_context(self, agree: Callable[[], None], over_ranks: OverRanks = keep_local) -> ProposerContext:
         """Return the context of drafting methods; see ProposerContext and LoadedDraftModel."""
+        if self.has_whole_drafts:  # no other rank takes part
+            agree, over_ranks = lambda: None, keep_local
         models = {name: self._draft_model(name, model, agree) for name, model in self.drafts.items()}
         num_rows = self.step.memory.limits.num_requests
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, models, over_ranks=over_ranks)
@@ -157,7 +161,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
     block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
     kept_hidden = {
         name: allocate_kept_hidden(kv.own.hidden_of(name), block_size, max_num_seqs, num_drafts)
-        for name in draft_weights
+        for name in kv.own.drafts
     }
     on_hidden = keeping([kept[0] for kept in kept_hidden.values() if kept])
     forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, on_hidden)
@@ -183,6 +187,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         weight_bytes=model.weight_bytes,
         enforce_eager=config.model.enforce_eager,
         is_async=known is not None,
+        has_whole_drafts=config.speculative.draft_tensor_parallel_size == 1,
     )
 
 

@@ -24,7 +24,13 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packed_cache import packed_matrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.source import ModelSource
-from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, draft_scheme, model_builder, own_scheme
+from fastdeploy_sd.worker.loading.draft_weights import (
+    draft_head_format,
+    draft_scheme,
+    model_builder,
+    own_scheme,
+    parts_of_rank,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +64,9 @@ def load_model(
     _verify_experts(config, decoder_config)
     folder, shard = config.model.packed_weights_folder, group.shard
     DecoderShard(decoder_config, shard).verify()
-    for weights in draft_weights.values():
-        draft_shard = DecoderShard(weights.config, shard)
+    own_drafts = parts_of_rank(config, draft_weights, shard)
+    for weights, part in own_drafts.values():
+        draft_shard = DecoderShard(weights.config, part)
         draft_shard.verify()
         draft_shard.hidden()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
@@ -74,12 +81,12 @@ def load_model(
         head = draft_head_format(config, scheme.lm_head)
         target = TargetParts(decoder, DecoderWeights(checkpoint, decoder_config), packer, head)
         drafts, num_steps = dict[str, DraftModel](), config.speculative.num_model_steps
-        for name, weights in draft_weights.items():
-            source = weights.checkpoint
-            with packed_matrices(folder, source, own_scheme(config), f"draft-{name}", shard) as draft_store:
+        for name, (weights, part) in own_drafts.items():
+            source, draft_group = weights.checkpoint, group if part == shard else ALONE
+            with packed_matrices(folder, source, own_scheme(config), f"draft-{name}", part) as draft_store:
                 draft_packer = WeightPacker(source, draft_store, progress.add, keeps_integers=packer.keeps_integers)
                 build = model_builder(name)
-                drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, group)
+                drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, draft_group)
         if shard.rank == 0:
             packer.log_kept()
         return LoadedModel(decoder, drafts, progress.num_packed_bytes)

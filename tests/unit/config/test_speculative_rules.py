@@ -218,3 +218,20 @@ def test_the_limit_of_drafts_is_what_fits_the_batch(model: str) -> None:
 def test_every_key_of_a_method_is_declared() -> None:
     for method in METHODS.values():
         assert {*method.keys, *filter(None, [method.file_key])} <= set(SPECULATIVE_KEYS)
+
+
+def test_a_draft_model_is_on_one_rank_or_on_all() -> None:
+    keys = {"method": "draft_model", "model": "dir"}
+    for size in (1, 4):
+        config = config_from_kwargs(
+            model="demo", tensor_parallel_size=4, speculative_config={**keys, "draft_tensor_parallel_size": size}
+        )
+        assert config.speculative.draft_tensor_parallel_size == size
+    text = r"draft_tensor_parallel_size: expected 1 or tensor_parallel_size \(4\), got 2"
+    with pytest.raises(ConfigError, match=text):
+        config_from_kwargs(
+            model="demo", tensor_parallel_size=4, speculative_config={**keys, "draft_tensor_parallel_size": 2}
+        )
+    assert refusal({"method": "mtp", "draft_tensor_parallel_size": 1}).startswith(
+        ".draft_tensor_parallel_size: expected only with method draft_model, or auto with auto_with_draft_model"
+    )

@@ -32,6 +32,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     StepResult,
 )
+from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.stats import EngineStats, TransferStats
 
 # Room after the first token for as many drafts as there may be, and the token after them.
@@ -276,6 +277,10 @@ class PrefillEngine(Engine):
 def _prompt_only(request: Request, transfer_id: TransferId, info: SpeculationInfo) -> Request:
     """Return the request of an order as this instance can run it: it asks for nothing that only its owner has."""
     asked, num_drafts = request.speculation, request.speculation.num_speculative_tokens
+    method = asked.method if asked.method in info.methods else None
+    # A model that reads only tokens would run the whole prompt for the few drafts that are handed over.
+    model = info.draft_model_of(method or info.method)
+    may_draft = not model or METHODS[model].reads_hidden
     max_tokens = min(request.max_tokens, 1 + info.max_draft_tokens + _NUM_MORE_TOKENS)
     min_tokens = min(request.sampling.min_tokens, max_tokens)
     return replace(
@@ -287,8 +292,8 @@ def _prompt_only(request: Request, transfer_id: TransferId, info: SpeculationInf
         max_tokens=max_tokens,
         arrival_time=0.0,
         speculation=Speculation(
-            enabled=asked.enabled,
-            method=asked.method if asked.method in info.methods else None,
+            enabled=asked.enabled and may_draft,
+            method=method,
             num_speculative_tokens=min(num_drafts, info.max_draft_tokens) or None if num_drafts is not None else None,
         ),
         kv_source=None,

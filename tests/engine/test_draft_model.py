@@ -16,12 +16,16 @@ import pytest
 from fastdeploy_sd.cli.verify import EngineVariant, Method, quick_variants, run_cell
 from fastdeploy_sd.config import ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.llm import LLM
+from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.model_based.draft_memory import StepPlan
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import I32, Speculation
+from fastdeploy_sd.worker.loading import model_loading
 from tests.engine.models import References
-from tests.models import golden, rewrite
+from tests.models import gguf_files, golden, rewrite
 from tests.models.mtp_runs import Event, make_engine, make_requests, run
 
 pytestmark = pytest.mark.slow
@@ -224,3 +228,33 @@ def test_a_block_that_others_wrote_to_since_is_not_taken_for_filled() -> None:
             run(engine, [replace(request, request_id=f"{name} {i}")])
     check_drafts(recorder.events)
     assert sum(len(event.drafts) > 0 for event in recorder.events if event.request_id.startswith("long")) > 4
+
+
+@pytest.mark.parametrize(("quantization", "keeps_integers"), [(None, True), ("wint8", False)])
+def test_a_gguf_file_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str | None, keeps_integers: bool
+) -> None:
+    """Its integers stay as they are unless another format is asked for."""
+    monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path / "cache"))
+    kept: list[bool] = []
+
+    class Noted(WeightPacker):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            kept.append(self.keeps_integers)
+
+    monkeypatch.setattr(model_loading, "WeightPacker", Noted)
+    path = gguf_files.write(tmp_path / "draft.gguf", "qwen3-tiny", "Q8_0")
+    drafting = {"method": "draft_model", "model": str(path), "quantization": quantization}
+    params, prompts = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True), [PROMPTS[1].tolist()]
+    plain, drafted = (
+        LLM(TARGET, speculative_config=speculative, max_model_len=64).generate(
+            prompt_token_ids=prompts, sampling_params=params
+        )[0]
+        for speculative in ("naive", drafting)
+    )
+    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+    metrics = drafted.outputs[0].metrics
+    assert metrics is not None
+    assert metrics.drafts.drafted[0] > 0
+    assert kept == [True, True, keeps_integers]

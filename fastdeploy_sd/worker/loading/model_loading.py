@@ -70,9 +70,10 @@ def load_model(
         draft_shard.verify()
         draft_shard.hidden()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
+    num_bytes = sum(source.num_bytes() for source in {checkpoint, *(w.checkpoint for w in draft_weights.values())})
     with (
-        device().loading(checkpoint.num_bytes() // shard.size),
-        LoadProgress(checkpoint.num_bytes() // shard.size, has_bar=shard.rank == 0) as progress,
+        device().loading(num_bytes // shard.size),
+        LoadProgress(num_bytes // shard.size, has_bar=shard.rank == 0) as progress,
         packed_matrices(folder, checkpoint, scheme, "target", shard) as store,
     ):
         packer = WeightPacker(checkpoint, store, progress.add, keeps_integers=config.model.keeps_integers)
@@ -81,10 +82,11 @@ def load_model(
         head = draft_head_format(config, scheme.lm_head)
         target = TargetParts(decoder, DecoderWeights(checkpoint, decoder_config), packer, head)
         drafts, num_steps = dict[str, DraftModel](), config.speculative.num_model_steps
+        keeps_integers = packer.keeps_integers and config.speculative.quantization is None
         for name, (weights, part) in own_drafts.items():
             source, draft_group = weights.checkpoint, group if part == shard else ALONE
             with packed_matrices(folder, source, own_scheme(config), f"draft-{name}", part) as draft_store:
-                draft_packer = WeightPacker(source, draft_store, progress.add, keeps_integers=packer.keeps_integers)
+                draft_packer = WeightPacker(source, draft_store, progress.add, keeps_integers=keeps_integers)
                 build = model_builder(name)
                 drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, draft_group)
         if shard.rank == 0:

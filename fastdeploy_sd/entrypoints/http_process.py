@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,9 @@ class HttpServer:
             self.close()
 
         logger.info("%s", self._preparer.parsers)
+        # What is loaded stays: a full collection must not take longer than a small body may.
+        gc.collect()
+        gc.freeze()
         apps: list[ASGIApp] = [self._app, MonitoringOnly(self._app)]
         ended = self._client.wait_ended()
         publishing = asyncio.create_task(self._stats.keep_published())

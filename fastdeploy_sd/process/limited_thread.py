@@ -52,11 +52,17 @@ class _Run(Generic[T]):
                 raise TimeLimitError
             self._started_s, self._thread = time.thread_time(), thread
         try:
-            return self._function()
+            try:
+                return self._function()
+            finally:
+                self._end(thread)
         finally:
-            with self._lock:
-                self._thread = None
-                _raise_in(thread, None)  # if it has not been raised yet
+            self._end(thread)  # if the exception interrupted the first one
+
+    def _end(self, thread: int) -> None:
+        with self._lock:
+            self._thread = None
+            _raise_in(thread, None)  # if it has not been raised yet
 
     def used_cpu_s(self) -> float:
         """Return how long the function has computed; 0 when it does not run."""
@@ -66,9 +72,9 @@ class _Run(Generic[T]):
             return time.clock_gettime(time.pthread_getcpuclockid(self._thread)) - self._started_s
 
     def stop(self) -> None:
-        """Raise TimeLimitError in the function, once."""
+        """Raise TimeLimitError in the function; callbacks of the interpreter swallow it: then call this again."""
         with self._lock:
-            if self._thread is not None and not self._is_stopped:
+            if self._thread is not None:
                 _raise_in(self._thread, TimeLimitError)
             self._is_stopped = True
 

@@ -71,11 +71,14 @@ class Preparer:
 
     Attributes:
         parsers: what takes answers apart, in words for the log.
+        local_cpu_s: how long a small body may compute in a thread.
 
     Raises:
         CheckpointError: the tokenizer's files or the chat template are missing or malformed.
         ConfigError: the tokenizer backend is not installed, or the format of reasoning is unknown.
     """
+
+    local_cpu_s = LOCAL_CPU_S
 
     def __init__(self, config: Config, model_info: Callable[[], ModelInfo]) -> None:
         self.tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
@@ -143,9 +146,11 @@ class Preparer:
             return _NEEDS_WORKER
         local = self._local
         try:
-            return await run_within(LOCAL_CPU_S, lambda: local.run(task, content))
+            return await run_within(self.local_cpu_s, lambda: local.run(task, content))
         except TimeLimitError:
-            logger.warning("a body of %d bytes took more than %g s: the next go to workers", len(content), LOCAL_CPU_S)
+            logger.warning(
+                "a body of %d bytes took more than %g s: the next go to workers", len(content), self.local_cpu_s
+            )
             self._num_to_workers = _NUM_AFTER_SLOW
             return _NEEDS_WORKER
 

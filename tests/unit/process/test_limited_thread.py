@@ -37,6 +37,18 @@ async def test_a_function_that_computes_for_too_long_is_stopped_and_its_thread_g
             assert len(threads) == 8
 
 
+async def test_a_function_that_swallows_the_first_stop_meets_the_next() -> None:
+    def swallow_once_and_spin() -> None:
+        try:
+            spin()
+        except TimeLimitError:  # as callbacks of the garbage collector do
+            spin()
+
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(TimeLimitError):
+            await run_within(0.01, swallow_once_and_spin)
+
+
 async def test_a_function_that_only_waits_is_left_alone() -> None:
     async with asyncio.timeout(DEADLINE_S):
         await run_within(0.001, lambda: time.sleep(0.05))

@@ -6,6 +6,7 @@ A YAML file in place of the command is `offline --config FILE`.
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -48,4 +49,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # As after Ctrl-C, servers that a command started are ended with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main(sys.argv[1:]))

@@ -158,9 +158,14 @@ class Server(Process):
             time.sleep(_POLL_S)
 
     def tokenize(self, text: str) -> TokenIds:
-        """Return the token ids of a chat whose only message is the text; this server has a route for it."""
-        body = {"messages": [{"role": "user", "content": text}]}
-        tokens: TokenIds = httpx.post(f"{self._url}/tokenize", json=body).raise_for_status().json()["tokens"]
+        """Return the token ids of a chat whose only message is the text; this server has a route for it.
+
+        A model without a chat template gets the text itself.
+        """
+        answer = httpx.post(f"{self._url}/tokenize", json={"messages": [{"role": "user", "content": text}]})
+        if answer.status_code == httpx.codes.BAD_REQUEST:
+            answer = httpx.post(f"{self._url}/tokenize", json={"prompt": text})
+        tokens: TokenIds = answer.raise_for_status().json()["tokens"]
         return tokens
 
     def run(self, load: Load, extra: Mapping[str, Any] = MappingProxyType({})) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import logging
 import socket
@@ -42,6 +41,7 @@ from fastdeploy_sd.process.child import (
     end_with_parent,
     read_start,
 )
+from fastdeploy_sd.process.heap import settle_heap
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker.ranks.commands import (
     Attempt,
@@ -91,8 +91,7 @@ def main() -> int:
             kv_files={rank: int(start["kv_file"])} if "kv_file" in start else {},
         )
         rank_worker = create(from_json(start["config"]), group)
-        gc.collect()
-        gc.freeze()  # as in the engine process: loaded objects stay
+        settle_heap()
         session.answer(RankReady())
         if exchange is not None:
             exchange.connect()

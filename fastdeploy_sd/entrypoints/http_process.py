@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from fastdeploy_sd.process.child import (
     leave_within,
     read_start,
 )
+from fastdeploy_sd.process.heap import settle_heap
 from fastdeploy_sd.wire.channel import directory_of
 from fastdeploy_sd.wire.http.connection import Connections
 from fastdeploy_sd.wire.http.error_format import error_response
@@ -90,8 +90,7 @@ class HttpServer:
 
         logger.info("%s", self._preparer.parsers)
         # What is loaded stays: a full collection must not take longer than a small body may.
-        gc.collect()
-        gc.freeze()
+        settle_heap()
         apps: list[ASGIApp] = [self._app, MonitoringOnly(self._app)]
         ended = self._client.wait_ended()
         publishing = asyncio.create_task(self._stats.keep_published())

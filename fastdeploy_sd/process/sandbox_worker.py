@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import logging
 import math
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from fastdeploy_sd.process.child import EXIT_FAILED, EXIT_OK, configure_logging, read_start
+from fastdeploy_sd.process.heap import settle_heap
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,7 @@ def main() -> int:
     module, name = start["loader"].split(":")
     loader: Loader = getattr(importlib.import_module(module), name)
     setup = loader(start["config"])
-    gc.collect()
-    gc.freeze()  # or the first collection in every worker would copy what they share
+    settle_heap()  # or the first collection in every worker would copy what they share
     with socket.socket(fileno=int(start["control"])) as control:
         return _ForkServer(control, setup).run()
 

@@ -6,7 +6,6 @@ Knows no HTTP. The model's framework is imported only here, in the child, by the
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import logging
 import signal
@@ -29,6 +28,7 @@ from fastdeploy_sd.process.child import (
     end_with_parent,
     read_start,
 )
+from fastdeploy_sd.process.heap import settle_heap
 from fastdeploy_sd.wire.channel import ServerChannel, directory_of, remove_directory
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,7 @@ def _find(place: str) -> Any:
 
 def _serve(engine: Engine, config: Config, address: str) -> int:
     # What is loaded stays: a full collection between two steps must not walk through the framework's modules.
-    gc.collect()
-    gc.freeze()
+    settle_heap()
     # A frame that is too long, but not by far, is answered with what is wrong with it.
     channel = ServerChannel(address, max_message_bytes=2 * max_frame_bytes(engine.model_info))
     loop = EngineLoop(engine, channel, config.server.shutdown_timeout_s)

@@ -57,13 +57,15 @@ __global__ __launch_bounds__(kScanThreads) void DraftingRequestsKernel(DraftShap
 }
 
 // Block (row): its most likely token and, where it is wanted, the probability.
-__global__ __launch_bounds__(kRowThreads, 2) void DraftTokensKernel(DraftShape shape, DraftArrays a) {
+__global__ __launch_bounds__(kRowThreads, 2) void DraftTokensKernel(DraftShape shape, DraftArrays a,
+                                                                    DevicePtr<const int32_t> token_map) {
   const int32_t r = a.requests[blockIdx.x];
   if (r < 0) return;
   const LogitsInMemory row{a.logits + static_cast<int64_t>(blockIdx.x) * shape.vocab_size, shape.vocab_size};
   const Best best = BestOf(row);
   const int64_t draft = a.cu_num_draft[r] + shape.step;
-  if (threadIdx.x == 0) a.draft_token_ids[draft] = best.token;
+  if (threadIdx.x == 0)
+    a.draft_token_ids[draft] = token_map != nullptr && best.token >= 0 ? token_map[best.token] : best.token;
   if (!(a.min_survival[r] >= 0.0f)) return;
   const WeightMeasure measure = WeightingOf(best.max, 1.0f);
   const Amount total = best.token < 0 ? 0 : TotalOf(row, Kept{kLowest, kAllTied}, measure);
@@ -177,7 +179,9 @@ Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stre
   const LaunchShape one_block{dim3(1), dim3(kScanThreads)};
   const LaunchShape per_row{dim3(static_cast<unsigned>(p.num_rows)), dim3(kRowThreads)};
   if (Error error = Launch<DraftingRequestsKernel>(one_block, stream, shape, arrays)) return error;
-  if (Error error = Launch<DraftTokensKernel>(per_row, stream, shape, arrays)) return error;
+  if (Error error =
+          Launch<DraftTokensKernel>(per_row, stream, shape, arrays, DevicePtr<const int32_t>(p.drafts.token_map)))
+    return error;
   if (Error error = Launch<NextPassKernel>(one_block, stream, shape, arrays)) return error;
   const void* const rows[] = {p.hidden, p.out.hidden};
   return WithCopyUnit(p.row_bytes, rows,

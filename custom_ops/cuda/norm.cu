@@ -2,6 +2,7 @@
 #include "numbers.h"
 #include "ops.h"
 #include "reduce.h"
+#include "row_copy.h"
 
 namespace fdsd::cuda {
 namespace {
@@ -52,6 +53,20 @@ __global__ __launch_bounds__(kThreads) void ConcatRmsNormKernel(int32_t hidden_s
              is_first ? first_weight : second_weight, y + (2 * offset + (is_first ? 0 : hidden_size)), nullptr);
 }
 
+// Block (row, 0) copies the left part of a row, block (row, 1) the right one.
+template <typename Unit>
+__global__ __launch_bounds__(kCopyThreads) void ConcatColumnsKernel(int64_t first_units, int64_t second_units,
+                                                                    DevicePtr<const Unit> first,
+                                                                    DevicePtr<const Unit> second, DevicePtr<Unit> y) {
+  const int64_t row = blockIdx.x;
+  const DevicePtr<Unit> to = y + row * (first_units + second_units);
+  if (blockIdx.y == 0) {
+    CopyRow(first + row * first_units, to, first_units);
+  } else {
+    CopyRow(second + row * second_units, to + first_units, second_units);
+  }
+}
+
 template <typename T>
 Error LaunchRmsNorm(const RmsNormParams& p, Stream stream) {
   const LaunchShape shape{dim3(static_cast<unsigned>(p.num_rows)), dim3(kThreads)};
@@ -80,6 +95,20 @@ Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream) {
   if (p.num_rows < 0) return "num_rows: expected no negative number";
   if (p.hidden_size <= 0) return "hidden_size: expected a positive number";
   return WithElement(p.dtype, [&](auto element) { return LaunchConcatRmsNorm<decltype(element)>(p, stream); });
+}
+
+Error ConcatColumns(const ConcatColumnsParams& p, Stream stream) {
+  if (p.num_rows < 0) return "num_rows: expected no negative number";
+  if (p.first_bytes < 0 || p.second_bytes < 0) return "row bytes: expected >= 0, got a negative size";
+  const void* const rows[] = {p.first, p.second, p.y};
+  // A power of two divides both widths if it divides the bits that either has.
+  return WithCopyUnit(p.first_bytes | p.second_bytes, rows, [&]<typename Unit>(Unit) {
+    const auto size = static_cast<int64_t>(sizeof(Unit));
+    const LaunchShape shape{dim3(static_cast<unsigned>(p.num_rows), 2), dim3(kCopyThreads)};
+    return Launch<ConcatColumnsKernel<Unit>>(shape, stream, p.first_bytes / size, p.second_bytes / size,
+                                             DevicePtr<const Unit>(p.first), DevicePtr<const Unit>(p.second),
+                                             DevicePtr<Unit>(p.y));
+  });
 }
 
 }  // namespace fdsd::cuda

@@ -30,6 +30,7 @@ Error AllReduce(const AllReduceParams& p, Stream stream);
 Error AppendTokens(const AppendTokensParams& p, Stream stream);
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream);
 Error Cast(const CastParams& p, Stream stream);
+Error ConcatColumns(const ConcatColumnsParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
 Error Geglu(const GegluParams& p, Stream stream);

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify_fields
-from fastdeploy_sd.types.draft_methods import DEFAULT_METHOD, METHODS, NAIVE, STRATEGIES, methods_reading
+from fastdeploy_sd.types.draft_methods import (
+    DEFAULT_METHOD,
+    FOLDER_AUTO_KEY,
+    FOLDER_METHODS,
+    METHODS,
+    NAIVE,
+    STRATEGIES,
+    methods_reading,
+)
 
 SPECULATIVE_OPTION = "speculative_config"
 _MOST_BY_DEFAULT = METHODS[DEFAULT_METHOD].default_num_drafts
@@ -73,7 +81,15 @@ class SpeculativeConfig:
     )
     auto_with_draft_model: bool = option(
         False,
-        Spec("Whether `auto` has the draft model in `model` among its sources; not with `auto_with_mtp`."),
+        Spec("Whether `auto` has the drafter in `model` among its sources; not with `auto_with_mtp`."),
+    )
+    draft_method: str | None = option(
+        None,
+        Spec(
+            "Which method the drafter in `model` is of, with `auto_with_draft_model`.",
+            choices=FOLDER_METHODS,
+            default_text="what the files in `model` are",
+        ),
     )
     draft_p_min: float = option(
         0.0,
@@ -183,7 +199,9 @@ class SpeculativeConfig:
         method = METHODS.get(self.method)
         if method is None or not method.chooses:
             return (self.method,) if method is not None and method.needs_model else ()
-        return tuple(m.name for m in METHODS.values() if m.auto_key and getattr(self, m.auto_key))
+        asked = [m for m in METHODS.values() if m.auto_key and getattr(self, m.auto_key)]
+        folder_method = self.draft_method or FOLDER_METHODS[0]
+        return tuple(m.name for m in asked if not m.has_own_folder or m.name == folder_method)
 
     @property
     def label(self) -> str:
@@ -240,6 +258,7 @@ _SCOPES: Mapping[str, Scope] = {
     "method": _ANY,
     "num_speculative_tokens": _ANY,
     **{method.auto_key: _CHOOSING for method in METHODS.values() if method.auto_key},
+    "draft_method": Scope(FOLDER_AUTO_KEY, lambda c: c.auto_with_draft_model, FOLDER_AUTO_KEY),
     "verify_strategy": _DRAFTING,
     "accept_policy": _DRAFTING,
     "benchmark_mode": _DRAFTING,
@@ -265,7 +284,7 @@ def scope_of(key: str) -> Scope:
     names = [method.name for method in readers]
     if key in _OF_LAYERS:
         choosing = [method.name for method in METHODS.values() if method.chooses]
-        keys = _either([method.auto_key for method in readers])
+        keys = _either(list(dict.fromkeys(method.auto_key for method in readers)))
         where = f"method {_either(names)}, or {_either(choosing)} with {keys}"
         return Scope(where, lambda c: not set(names).isdisjoint(c.draft_models))
     return Scope(f"method {_either(names)}", lambda c: c.method in names)

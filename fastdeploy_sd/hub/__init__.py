@@ -14,7 +14,9 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import huggingface, modelscope
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.hub.selection import WantedModel, is_gguf
-from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.drafter_kind import KINDS, drafter_kind
+from fastdeploy_sd.types.draft_methods import FOLDER_METHODS, METHODS
 
 _SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {
     "huggingface": huggingface.fetch,
@@ -26,20 +28,38 @@ _DEFAULT_BRANCHES = (None, "master")  # the second is FastDeploy's default, what
 def located(config: Config, *, may_fetch: bool = True) -> Config:
     """Return the configuration with the folders of its model and its draft model; a folder stays as it is.
 
+    Where `auto` draws from a drafter, it is told which kind of it lies there.
+
     Raises:
-        ConfigError: a model cannot be found or fetched; the text says what to do.
-        CheckpointError: the index of its weights is not valid.
+        ConfigError: a model cannot be found or fetched, or no method runs the drafter; the text says what to do.
+        CheckpointError: the index of its weights is not valid, or the drafter cannot be read.
     """
     model, draft = config.model, config.speculative.model
     place = hub_name(model.model) or str(model.path)
     folder = _folder(config, place, "model", model.revision, may_fetch=may_fetch)
     if folder is not None:
         config = _with_folder(config, folder, hub_name(model.model) or model.model)
-    if draft is not None and any(not METHODS[name].reads_hidden for name in config.speculative.draft_models):
+    if draft is not None and any(METHODS[name].has_own_folder for name in config.speculative.draft_models):
         folder = _folder(config, draft, "speculative_config.model", None, may_fetch=may_fetch)
         if folder is not None:
             config = replace(config, speculative=replace(config.speculative, model=str(folder)))
+        config = _with_draft_method(config)
     return config
+
+
+def _with_draft_method(config: Config) -> Config:
+    """Return the configuration with the method of its drafter, where a method that chooses draws from one."""
+    speculative = config.speculative
+    folder = Path(speculative.model or "")
+    if not speculative.auto_with_draft_model or speculative.draft_method is not None or not folder.is_dir():
+        return config
+    kind = drafter_kind(Checkpoint(folder))
+    if kind not in FOLDER_METHODS:
+        raise ConfigError(
+            f"speculative_config.model: expected a drafter of {' or '.join(FOLDER_METHODS)}, got {KINDS[kind]}",
+            param="speculative_config",
+        )
+    return replace(config, speculative=replace(speculative, draft_method=kind))
 
 
 def _folder(config: Config, place: str, key: str, revision: str | None, *, may_fetch: bool) -> Path | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.drafter_kind import DRAFT_MODEL, open_drafter
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import resident_bytes
@@ -15,8 +13,6 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types.shard import Shard
-
-_PARAM = "speculative_config"
 
 
 class DraftDecoderWeights:
@@ -44,12 +40,8 @@ class DraftDecoderWeights:
 def open_draft_decoder(target: ModelSource, target_config: DecoderConfig, place: str | None) -> DraftDecoderWeights:
     """Return the weights of the model in `place`, a folder or a GGUF file; not read yet.
 
-    Raises ConfigError: no place is given; CheckpointError: there is no model of a served architecture.
+    Raises ConfigError: no place is given, or another drafter is there; CheckpointError: there is no model of a served
+    architecture.
     """
-    if place is None or not Path(place).is_dir():
-        got = "nothing" if place is None else repr(place)
-        raise ConfigError(
-            f"{_PARAM}.model: expected the folder, GGUF file or hub name of a draft model, got {got}", param=_PARAM
-        )
-    checkpoint = Checkpoint(Path(place))
+    checkpoint = open_drafter(place, DRAFT_MODEL)
     return DraftDecoderWeights(checkpoint, read_decoder_config(checkpoint.config, str(checkpoint.config_path)))

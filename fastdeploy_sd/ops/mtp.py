@@ -105,6 +105,7 @@ MTP_POSTPROCESS = Op(
     draft_token_ids=InOut(I32, "num_drafts"),
     num_wanted=InOut(I32, _REQUESTS),
     draft_prob=InOut(F32, "num_drafts"),
+    token_map=In(I32, "vocab_size", optional=True),
     **each(Attr(int), "block_size", "step"),
     min_prob=Attr(float),
     num_next=Attr(int),
@@ -147,12 +148,17 @@ def keep_hidden_(blocks: RequestBlocks[Any], maps: RowMaps, hidden: Any, kept: H
     )
 
 
-def mtp_postprocess_(batch: DraftBatch, step: int, logits: Any, hidden: Any) -> NextInputs:
+def mtp_postprocess_(
+    batch: DraftBatch, step: int, logits: Any, hidden: Any, token_map: Any | None = None
+) -> NextInputs:
     """Write draft `step` of every drafting request, in place, and lay out the pass that continues after it.
+
+    `token_map`: i32[V], the token of each column of the logits; None = its number.
 
     Returns:
         Room for batch.num_drafting[step + 1] rows; the first num_continued are written.
     """
     arguments = MTP_POSTPROCESS.arguments_in(batch)
     num_next = batch.num_drafting[step + 1]
-    return NextInputs(*MTP_POSTPROCESS(**arguments, logits=logits, hidden=hidden, step=step, num_next=num_next))
+    rows = {"logits": logits, "hidden": hidden, "token_map": token_map}
+    return NextInputs(*MTP_POSTPROCESS(**arguments, **rows, step=step, num_next=num_next))

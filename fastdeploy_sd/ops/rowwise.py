@@ -1,11 +1,11 @@
-"""Ops on single rows: rms_norm, concat_rms_norm, swiglu, geglu, softcap and cast."""
+"""Ops on single rows: rms_norm, concat_rms_norm, concat_columns, swiglu, geglu, softcap and cast."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastdeploy_sd.device.device_tensor import dtype_name
-from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out, each
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, Attr, DTypeOf, In, Out, Value, each
 from fastdeploy_sd.device.program.op import A, Op
 
 RMS_NORM = Op(
@@ -29,6 +29,15 @@ CONCAT_RMS_NORM = Op(
     eps=Attr(float),
     dtype=DTypeOf("first"),
     y=Out("first", "num_rows, 2*hidden_size"),
+)
+CONCAT_COLUMNS = Op(
+    "concat_columns",
+    "num_rows",
+    first=In(ACTIVATIONS, "num_rows, first_columns"),
+    second=In("first", "num_rows, second_columns"),
+    first_bytes=Value("first_columns*itemsize(first)"),
+    second_bytes=Value("second_columns*itemsize(first)"),
+    y=Out("first", "num_rows, first_columns+second_columns"),
 )
 SWIGLU, GEGLU = (
     Op(
@@ -71,6 +80,12 @@ def concat_rms_norm(first: A, second: A, first_weight: A, second_weight: A, eps:
     """Normalise two matrices [T, H] apart and put them side by side, [T, 2 * H]: a draft layer's input."""
     weights = {"first_weight": first_weight, "second_weight": second_weight}
     y: A = CONCAT_RMS_NORM(first=first, second=second, **weights, eps=eps)
+    return y
+
+
+def concat_columns(first: A, second: A) -> A:
+    """Put two matrices [T, N] and [T, M] side by side, [T, N + M]; f32, bf16 or f16."""
+    y: A = CONCAT_COLUMNS(first=first, second=second)
     return y
 
 

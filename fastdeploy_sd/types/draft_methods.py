@@ -39,7 +39,10 @@ class DraftMethod:
             WeightPacker, num_steps, TpGroup).
         reads_hidden: whether its model reads hidden rows of the target. Then it runs along with the target; else it
             runs when it drafts, on the tokens since it ran last.
-        auto_key: the boolean key with which a method that chooses draws drafts from the model too.
+        auto_key: the boolean key with which a method that chooses draws drafts from the model too. Methods whose model
+            is a folder share one: the kind of the folder decides.
+        has_own_folder: its model is the folder or hub's repository that `speculative_config.model` names; else it may
+            be with the target's weights.
         chooses: it decides step by step which of the server's methods without a model draft, and how much.
         subsumed_by: the method that mostly drafts the same or more, so that one that chooses does not ask both.
         default_num_drafts: drafts per request and step at most, unless configured.
@@ -58,6 +61,7 @@ class DraftMethod:
     draft_model: str = ""
     reads_hidden: bool = False
     auto_key: str = ""
+    has_own_folder: bool = False
     chooses: bool = False
     subsumed_by: str = ""
     default_num_drafts: int = 1
@@ -78,6 +82,7 @@ class DraftMethod:
 
 NAIVE = "naive"
 DEFAULT_METHOD = "auto"  # where the configuration names none
+FOLDER_AUTO_KEY = "auto_with_draft_model"
 # Of every method whose drafts a model makes.
 _MODEL_KEYS = (
     "num_model_steps", "draft_p_min", "model", "quantization", "draft_head_quantization", "enable_draft_logprob",
@@ -132,13 +137,15 @@ METHODS: Mapping[str, DraftMethod] = {
             keys=(*_MODEL_KEYS, "draft_tensor_parallel_size"),
             draft_weights=".draft_decoder_weights:open_draft_decoder",
             draft_model=".draft_decoder:build_draft_decoder",
-            auto_key="auto_with_draft_model",
+            auto_key=FOLDER_AUTO_KEY,
+            has_own_folder=True,
             default_num_drafts=5,
         ),
         # Longer drafts brought nothing on any recording; how many are worth their time is decided in every step.
         DraftMethod("auto", ".control.method:AutoMethod", chooses=True, default_num_drafts=32),
     )
 }
+FOLDER_METHODS = tuple(method.name for method in METHODS.values() if method.has_own_folder)
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)
 # Known by these names, and not there yet.
 UNSUPPORTED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash")

@@ -122,8 +122,8 @@ def test_same_tokens_as_plain_decoding(references: References, model: str, way: 
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (None, "speculative_config.model: expected the folder, GGUF file or hub name of a draft model, got nothing"),
-        ("/no/model", "speculative_config.model: expected the folder, .* got '/no/model'"),
+        (None, "speculative_config.model: expected the folder of a whole model for method draft_model, got nothing"),
+        ("/no/model", "speculative_config.model: expected the folder of .* got '/no/model'"),
     ],
 )
 def test_a_model_must_be_there(draft: str | None, message: str) -> None:

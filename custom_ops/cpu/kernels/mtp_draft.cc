@@ -47,6 +47,11 @@ Error CheckPostprocess(const MtpPostprocessParams& p) {
 
 bool IsDraft(const Chunk& best) { return best.is_valid && best.max > -kInf; }
 
+int32_t DraftOf(const MtpPostprocessParams& p, const Chunk& best) {
+  if (!IsDraft(best)) return -1;
+  return p.drafts.token_map == nullptr ? best.argmax : p.drafts.token_map[best.argmax];
+}
+
 // The weight of the tokens [begin, end) against that of the most likely one.
 double WeightOf(const float* logits, int begin, int end, float max) {
   const Weighting weighting = WeightingOf(max, 1.0F);
@@ -112,8 +117,7 @@ Error MtpPostprocess(const MtpPostprocessParams& p) {
   int32_t row = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
     if (p.num_wanted[r] <= p.step) continue;
-    const Chunk best = scan.Whole(row++);
-    p.drafts.draft_token_ids[p.cu_num_draft[r] + p.step] = IsDraft(best) ? best.argmax : -1;
+    p.drafts.draft_token_ids[p.cu_num_draft[r] + p.step] = DraftOf(p, scan.Whole(row++));
   }
   WriteProbabilities(p, scan);
   row = 0;

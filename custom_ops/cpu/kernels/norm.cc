@@ -1,5 +1,7 @@
 #include "fdsd/norm.h"
 
+#include <cstring>
+
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -83,6 +85,18 @@ Error ConcatRmsNorm(const ConcatRmsNormParams& p) {
   } else {
     RunConcatRmsNorm<bf16>(p);
   }
+  return nullptr;
+}
+
+Error ConcatColumns(const ConcatColumnsParams& p) {
+  if (p.first_bytes < 0 || p.second_bytes < 0) return "row bytes: expected >= 0, got a negative size";
+  const int64_t row_bytes = p.first_bytes + p.second_bytes;
+  ParallelForRows(p.num_rows, row_bytes, [&](int64_t row) {
+    char* const y = static_cast<char*>(p.y) + row * row_bytes;
+    std::memcpy(y, static_cast<const char*>(p.first) + row * p.first_bytes, static_cast<size_t>(p.first_bytes));
+    std::memcpy(y + p.first_bytes, static_cast<const char*>(p.second) + row * p.second_bytes,
+                static_cast<size_t>(p.second_bytes));
+  });
   return nullptr;
 }
 

@@ -193,6 +193,7 @@ struct MtpPostprocessParams {
     float min_prob;            // 0 = no draft is too improbable
     int32_t* draft_token_ids;  // [cu_num_draft[R]], written
     float* draft_prob;         // [cu_num_draft[R]], written where it is wanted
+    const int32_t* token_map;  // [V], the token of each column of `logits`; null = its number
   } drafts;
   struct Blocks {
     int32_t num_table_rows;  // rows of block_table

@@ -32,4 +32,15 @@ struct ConcatRmsNormParams {
 };
 Error ConcatRmsNorm(const ConcatRmsNormParams& p);
 
+// Two matrices side by side, row by row.
+struct ConcatColumnsParams {
+  int32_t num_rows;      // T
+  int64_t first_bytes;   // of a row of first
+  int64_t second_bytes;  // of a row of second
+  const void* first;     // [T, first_bytes]
+  const void* second;    // [T, second_bytes]
+  void* y;               // [T, first_bytes + second_bytes]
+};
+Error ConcatColumns(const ConcatColumnsParams& p);
+
 }  // namespace fdsd

@@ -17,9 +17,9 @@ _MIXED = "mixed"
 # Name of the column -> the method, and the strategy by which another one extends its drafts.
 _HYBRIDS = {f"{m.name}-{rest}": (m, strategy) for m in METHODS.values() for strategy, rest in m.extensions.items()}
 _MODEL_FREE = [m.name for m in METHODS.values() if not m.needs_model and not m.chooses]
-# Name of the column -> the method that chooses, with draft layers among its sources.
+# Name of the column -> the method that chooses, and the method with a model that is among its sources.
 _WITH_LAYERS = {
-    f"{m.name}-{layers.name}": (m, layers.auto_key)
+    f"{m.name}-{layers.name}": (m, layers)
     for m in METHODS.values()
     if m.chooses
     for layers in METHODS.values()
@@ -116,8 +116,10 @@ def _has_room(name: str, k: int) -> bool:
 def _column(name: str, k: int, base: SpeculativeConfig) -> Method:
     values: dict[str, Any] = {"method": name, "num_speculative_tokens": k}
     if name in _WITH_LAYERS:
-        method, auto_key = _WITH_LAYERS[name]
-        values |= {"method": method.name, auto_key: True, "num_model_steps": min(k, _MODEL_STEPS)}
+        method, layers = _WITH_LAYERS[name]
+        values |= {"method": method.name, layers.auto_key: True, "num_model_steps": min(k, _MODEL_STEPS)}
+        if layers.has_own_folder:
+            values["draft_method"] = layers.name
     elif name in _HYBRIDS:
         hybrid, strategy = _HYBRIDS[name]
         values |= {"method": hybrid.name, "mtp_strategy": strategy, "num_model_steps": k // 2}

@@ -211,7 +211,9 @@ def _flat(parts: Sequence[Array], dtype: type) -> Array:
     return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
 
 
-def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -> NextInputs:
+def mtp_postprocess_(
+    batch: DraftBatch, step: int, logits: F32, hidden: Array, token_map: I32 | None = None
+) -> NextInputs:
     """Write draft `step` of every drafting request, in place, and lay out the pass that continues after it.
 
     The draft is the most likely token, ties going to the lowest id; -1 where a logit is NaN or +inf or all are -inf,
@@ -223,10 +225,12 @@ def mtp_postprocess_(batch: DraftBatch, step: int, logits: F32, hidden: Array) -
     Args:
         logits: f32[A, V], a row for every request that wants more than `step` drafts.
         hidden: [A, H], the draft layer's output that the next pass reads.
+        token_map: i32[V], the token of each column of the logits; None = its number.
     """
     drafting = np.flatnonzero(batch.num_wanted > step)
     is_valid = ~(np.isnan(logits) | (logits == np.inf)).any(axis=1) & (logits > -np.inf).any(axis=1)
-    drafts = np.where(is_valid, np.where(is_valid[:, None], logits, 0.0).argmax(axis=1), -1).astype(np.int32)
+    best = np.where(is_valid[:, None], logits, 0.0).argmax(axis=1)
+    drafts = np.where(is_valid, best if token_map is None else token_map[best], -1).astype(np.int32)
     for row, r in enumerate(drafting):
         if batch.min_survival[r] >= 0:
             first = batch.cu_num_draft[r]

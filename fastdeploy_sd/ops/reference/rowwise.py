@@ -1,4 +1,4 @@
-"""Meaning of rms_norm, concat_rms_norm, swiglu, geglu, softcap and cast."""
+"""Meaning of rms_norm, concat_rms_norm, concat_columns, swiglu, geglu, softcap and cast."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def concat_rms_norm(first: Array, second: Array, first_weight: F32, second_weigh
     """Normalise two matrices [T, H] and put them side by side. Source: arXiv:2412.19437, section 2.2."""
     parts = [rms_norm(x, weight, eps)[0] for x, weight in ((first, first_weight), (second, second_weight))]
     return np.concatenate(parts, axis=1)
+
+
+def concat_columns(first: Array, second: Array) -> Array:
+    """Put two matrices side by side."""
+    return np.concatenate([first, second], axis=1)
 
 
 def swiglu(gate_up: Array) -> Array:

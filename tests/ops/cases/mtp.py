@@ -173,6 +173,12 @@ def postprocess_cases() -> dict[str, dict[str, Any]]:
                 found[f"{i}-block{size}-step{step}"] = {
                     "batch": batch, "step": step, "logits": logits, "hidden": hidden,
                 }  # fmt: skip
+                if vocab_size > MAX_TOKENS:
+                    continue
+                token_map = 3 * np.arange(vocab_size, dtype=np.int32) + 7
+                found[f"{i}-block{size}-step{step}-mapped"] = {
+                    **found[f"{i}-block{size}-step{step}"], "token_map": token_map,
+                }  # fmt: skip
     return found
 
 
@@ -228,7 +234,7 @@ def take_postprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str
     drafts = batch.num_wanted > step
     logits_rows = (np.cumsum(drafts) - 1)[[row for row in rows if drafts[row]]]
     taken = {name: kwargs[name][logits_rows] for name in ("logits", "hidden")}
-    return {"batch": take_batch(batch, rows), "step": step, **taken}
+    return {**kwargs, "batch": take_batch(batch, rows), **taken}
 
 
 def postprocess(**kwargs: Any) -> NextInputs:

@@ -1,4 +1,4 @@
-"""Cases of rms_norm and concat_rms_norm."""
+"""Cases of rms_norm, concat_rms_norm and concat_columns."""
 
 from __future__ import annotations
 
@@ -55,3 +55,30 @@ def pairs() -> dict[str, dict[str, Any]]:
 CONCAT_RMS_NORM = OpCases(
     "concat_rms_norm", ops.concat_rms_norm, reference.concat_rms_norm, pairs(), ops.CONCAT_RMS_NORM
 )
+
+
+def columns() -> dict[str, dict[str, Any]]:
+    """Widths whose rows are and are not aligned; no row, and no column of the first or the second."""
+    rng = np.random.default_rng(2)
+    return {
+        f"{dtype.__name__}-{rows}x{first}+{second}": {
+            "first": rng.integers(0, 100, (rows, first)).astype(dtype),
+            "second": rng.integers(0, 100, (rows, second)).astype(dtype),
+        }
+        for dtype in (np.float32, np.uint16)
+        for rows, first, second in [
+            (0, 4, 4),
+            (1, 1, 2),
+            (3, 8, 17),
+            (5, 16, 8),
+            (7, 0, 3),
+            (2, 130, 0),
+            (33, 256, 512),
+        ]
+    }
+
+
+CONCAT_COLUMNS = OpCases(
+    "concat_columns", ops.concat_columns, reference.concat_columns, columns(), ops.CONCAT_COLUMNS, rtol=0.0, atol=0.0,
+    bf16_ulps=0.0,
+)  # fmt: skip

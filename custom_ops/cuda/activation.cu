@@ -52,6 +52,50 @@ Error LaunchGate(const Params& p, DevicePtr<const int32_t> num_rows, Stream stre
   });
 }
 
+// x * Phi(x) = max(x, 0) - |x| * q / 2, where Phi is the normal distribution and q = 1 - erf(|x| / sqrt(2)).
+// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+__device__ __forceinline__ float Gelu(float x) {
+  const float size = fabsf(x);
+  const float t = 1.0f / fmaf(size, 0.231641888f, 1.0f);
+  float q = 1.061405429f;
+  q = fmaf(q, t, -1.453152027f);
+  q = fmaf(q, t, 1.421413741f);
+  q = fmaf(q, t, -0.284496736f);
+  q = fmaf(q, t, 0.254829592f);
+  q = q * t * expf(x * x * -0.5f);
+  return fmaxf(x, 0.0f) - size * 0.5f * q;
+}
+
+// Block (row, part): kThreads neighbouring elements of a row.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void AddSiluKernel(int32_t num_columns, DevicePtr<const T> residual,
+                                                          DevicePtr<const T> x, DevicePtr<T> y) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= num_columns) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * num_columns + column;
+  y[i] = FromFloat<T>(LoadFloat<T>(residual, i) + Silu()(LoadFloat<T>(x, i)));
+}
+
+// Block (row, part): kThreads neighbouring elements of a row.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void BiasGeluKernel(int32_t num_columns, DevicePtr<const T> x,
+                                                           DevicePtr<const float> bias, DevicePtr<T> y) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= num_columns) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * num_columns + column;
+  y[i] = FromFloat<T>(Gelu(LoadFloat<T>(x, i) + bias[column]));
+}
+
+// launch(T{}, shape) with blocks (row, part) of kThreads threads, where y has elements of type T.
+template <typename Params, typename F>
+Error WithRowParts(const Params& p, const F& launch) {
+  if (p.num_rows < 0) return "num_rows: expected no negative number";
+  if (p.num_columns <= 0) return "num_columns: expected a positive number";
+  const auto num_parts = static_cast<unsigned>(DivideUp(p.num_columns, kThreads));
+  const LaunchShape shape{dim3(static_cast<unsigned>(p.num_rows), num_parts), dim3(kThreads)};
+  return WithElement(p.dtype, [&](auto element) { return launch(element, shape); });
+}
+
 // Block (row, part): kThreads neighbouring elements of a row.
 __global__ __launch_bounds__(kThreads) void SoftcapKernel(int32_t num_columns, float cap, DevicePtr<const float> x,
                                                           DevicePtr<float> y) {
@@ -70,6 +114,20 @@ Error SwigluFirstRows(const SwigluParams& p, DevicePtr<const int32_t> num_rows, 
 Error Swiglu(const SwigluParams& p, Stream stream) { return SwigluFirstRows(p, nullptr, stream); }
 
 Error Geglu(const GegluParams& p, Stream stream) { return LaunchGate<GeluTanh>(p, nullptr, stream); }
+
+Error AddSilu(const AddSiluParams& p, Stream stream) {
+  return WithRowParts(p, [&]<typename T>(T, const LaunchShape& shape) {
+    return Launch<AddSiluKernel<T>>(shape, stream, p.num_columns, DevicePtr<const T>(p.residual),
+                                    DevicePtr<const T>(p.x), DevicePtr<T>(p.y));
+  });
+}
+
+Error BiasGelu(const BiasGeluParams& p, Stream stream) {
+  return WithRowParts(p, [&]<typename T>(T, const LaunchShape& shape) {
+    return Launch<BiasGeluKernel<T>>(shape, stream, p.num_columns, DevicePtr<const T>(p.x),
+                                     DevicePtr<const float>(p.bias), DevicePtr<T>(p.y));
+  });
+}
 
 Error Softcap(const SoftcapParams& p, Stream stream) {
   if (p.num_rows < 0) return "num_rows: expected no negative number";

@@ -15,6 +15,7 @@ struct PlanShape {
   int32_t max_position;
   int32_t block_size;
   int32_t max_filled;
+  int32_t num_newest;
   int32_t reads_hidden;
 };
 
@@ -55,7 +56,7 @@ struct RequestPlan {
 __device__ RequestPlan PlanOf(const PlanShape& shape, const PlanArrays& a, int32_t r) {
   const int32_t table_row = a.table_rows[r];
   const int32_t next_slot = a.next_slot[table_row];
-  const int32_t begin = max(next_slot, shape.reads_hidden);
+  int32_t begin = max(next_slot, shape.reads_hidden);
   const int32_t num_valid = a.num_valid[r];
   const int32_t num_computed = a.num_computed[r];
   if (next_slot < 0 || num_valid <= num_computed) return {begin, begin, 0};
@@ -70,7 +71,9 @@ __device__ RequestPlan PlanOf(const PlanShape& shape, const PlanArrays& a, int32
   }
   const bool must_fill = shape.reads_hidden != 0 && (num_computed < a.num_begun[table_row] ||
                                                      next_slot / shape.block_size < num_valid / shape.block_size);
-  return {begin, num_drafts > 0 || must_fill ? end : begin, num_drafts};
+  if (num_drafts == 0 && !must_fill) return {begin, begin, 0};
+  if (end - begin > shape.num_newest) begin = end - shape.num_newest;
+  return {begin, end, num_drafts};
 }
 
 // One block: requests in order, kThreads at a time.
@@ -177,8 +180,9 @@ Error MtpPlan(const MtpPlanParams& p, Stream stream) {
   if (p.num_drafts < static_cast<int64_t>(p.num_requests) * p.num_steps)
     return "draft_token_ids: expected room for num_steps drafts of every request, got less";
   if (p.max_filled < 0) return "max_filled: expected >= 0, got a negative number";
-  const PlanShape shape{p.num_requests, p.max_requests, p.num_layers, p.num_steps,
-                        p.max_position, p.block_size,   p.max_filled, p.reads_hidden};
+  if (p.num_newest < 1) return "num_newest: expected at least 1, got less";
+  const PlanShape shape{p.num_requests, p.max_requests, p.num_layers, p.num_steps,   p.max_position,
+                        p.block_size,   p.max_filled,   p.num_newest, p.reads_hidden};
   const PlanArrays arrays{DevicePtr<const int32_t>(p.step.table_rows),
                           DevicePtr<const int32_t>(p.step.num_committed),
                           DevicePtr<const int32_t>(p.step.max_draft_len),

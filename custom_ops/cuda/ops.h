@@ -25,9 +25,11 @@
 
 namespace fdsd::cuda {
 
+Error AddSilu(const AddSiluParams& p, Stream stream);
 Error AllGather(const AllGatherParams& p, Stream stream);
 Error AllReduce(const AllReduceParams& p, Stream stream);
 Error AppendTokens(const AppendTokensParams& p, Stream stream);
+Error BiasGelu(const BiasGeluParams& p, Stream stream);
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream);
 Error Cast(const CastParams& p, Stream stream);
 Error ConcatColumns(const ConcatColumnsParams& p, Stream stream);

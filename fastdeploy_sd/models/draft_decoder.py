@@ -21,14 +21,14 @@ class DraftDecoder:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def forward(self, layer: int, rows: DraftInputs) -> DraftOutput:
+    def forward(self, step: int, rows: DraftInputs) -> DraftOutput:
         normed, outputs = self._decoder.forward(rows.input_ids, rows.caches, rows.maps), rows.maps.outputs
         return DraftOutput(normed, rows.hidden if outputs is None else gather_output_rows(rows.hidden, outputs.indices))
 
-    def store_kv(self, layer: int, rows: DraftInputs) -> None:
+    def store_kv(self, step: int, rows: DraftInputs) -> None:
         self._decoder.store_kv(rows.input_ids, rows.caches, rows.maps)
 
-    def logits(self, layer: int, normed: Tensor) -> Tensor:
+    def logits(self, step: int, normed: Tensor) -> Tensor:
         return self._decoder.logits(normed)
 
 

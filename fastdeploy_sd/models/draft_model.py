@@ -51,7 +51,7 @@ class DraftWeights(Protocol):
         ...
 
     def num_kv_layers(self, num_steps: int) -> int:
-        """Return how many layers make so many drafts. Each has a KV cache."""
+        """Return how many layers with a KV cache make so many drafts; 0 = only the newest hidden row is read."""
         ...
 
     def num_bytes(self, scheme: QuantScheme, num_steps: int, head: LinearFormat | None, shard: Shard) -> int:
@@ -82,23 +82,24 @@ class DraftOutput(NamedTuple):
 
 
 class DraftModel(Protocol):
-    """Layers that draft, on this rank. Draft i is made by layer i, or by the only one.
+    """Layers that draft, on this rank. Draft i is made in step i, by layer i or by the only one.
 
-    A whole model counts as one layer, which has several caches and reads no hidden rows.
+    A whole model counts as one layer, which has several caches and reads no hidden rows. A chain of heads counts as one
+    layer too, which has another head in every step.
     """
 
     @property
     def num_layers(self) -> int: ...
 
-    def forward(self, layer: int, rows: DraftInputs) -> DraftOutput:
-        """Run one draft layer over n rows and store their KV."""
+    def forward(self, step: int, rows: DraftInputs) -> DraftOutput:
+        """Run the layer of one step over n rows and store their KV."""
         ...
 
-    def store_kv(self, layer: int, rows: DraftInputs) -> None:
-        """Only store one draft layer's KV."""
+    def store_kv(self, step: int, rows: DraftInputs) -> None:
+        """Only store the KV of that layer."""
         ...
 
-    def logits(self, layer: int, normed: Tensor) -> Tensor:
+    def logits(self, step: int, normed: Tensor) -> Tensor:
         """normed [n, H] -> f32[n, V]."""
         ...
 

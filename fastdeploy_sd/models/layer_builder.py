@@ -50,9 +50,9 @@ class LayerBuilder:
             None if outputs is None else (RmsNorm(outputs[0], eps), RmsNorm(outputs[1], eps)),
         )
 
-    def head(self, matrix: WeightMatrix, fmt: LinearFormat) -> LinearLayer:
+    def head(self, matrix: WeightMatrix, fmt: LinearFormat, bias: Weights | None = None) -> LinearLayer:
         """Build an output head [V, H], whose tokens are shared out."""
-        return self._gathered((matrix, None), fmt, self._shard.vocabulary())
+        return self._gathered((matrix, bias), fmt, self._shard.vocabulary())
 
     def projection(self, weight_and_bias: WeightAndBias) -> LinearLayer:
         """Build a linear layer [H, K] over what every rank has, in the format of the dense layers."""

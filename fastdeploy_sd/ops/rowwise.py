@@ -1,4 +1,4 @@
-"""Ops on single rows: rms_norm, concat_rms_norm, concat_columns, swiglu, geglu, softcap and cast."""
+"""Ops on single rows: norms, concat_columns, swiglu, geglu, add_silu, bias_gelu, softcap and cast."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ SWIGLU, GEGLU = (
         y=Out("gate_up", "num_rows, intermediate_size"),
     )
     for name in ("swiglu", "geglu")
+)
+ADD_SILU = Op(
+    "add_silu",
+    "num_rows",
+    residual=In(ACTIVATIONS, "num_rows, num_columns"),
+    x=In("residual", "num_rows, num_columns"),
+    dtype=DTypeOf("residual"),
+    y=Out("residual", "num_rows, num_columns"),
+)
+BIAS_GELU = Op(
+    "bias_gelu",
+    "num_rows",
+    x=In(ACTIVATIONS, "num_rows, num_columns"),
+    bias=In(F32, "num_columns"),
+    dtype=DTypeOf("x"),
+    y=Out("x", "num_rows, num_columns"),
 )
 SOFTCAP = Op(
     "softcap",
@@ -101,6 +117,18 @@ def swiglu(gate_up: A) -> A:
 def geglu(gate_up: A) -> A:
     """Gate a feed-forward network: y = gelu(gate) * up, where gelu is approximated by tanh; else as `swiglu`."""
     y: A = GEGLU(gate_up=gate_up)
+    return y
+
+
+def add_silu(residual: A, x: A) -> A:
+    """Return residual + silu(x), both f32, bf16 or f16 [T, N]. Computed in float32."""
+    y: A = ADD_SILU(residual=residual, x=x)
+    return y
+
+
+def bias_gelu(x: A, bias: A) -> A:
+    """Return gelu(x + bias), x f32, bf16 or f16 [T, N] and bias f32[N]. Computed in float32."""
+    y: A = BIAS_GELU(x=x, bias=bias)
     return y
 
 

@@ -59,16 +59,16 @@ class EarlyExit:
     def __init__(self, target: Decoder, layer: DecoderLayer) -> None:
         self._target, self._layer = target, layer
 
-    def forward(self, layer: int, rows: DraftInputs) -> DraftOutput:
+    def forward(self, step: int, rows: DraftInputs) -> DraftOutput:
         normed, _ = self._target.final_norm(
-            *self._layer(self._target.embed(rows.input_ids), None, rows.caches[layer], rows.maps)
+            *self._layer(self._target.embed(rows.input_ids), None, rows.caches[0], rows.maps)
         )
         return DraftOutput(normed, normed)
 
-    def store_kv(self, layer: int, rows: DraftInputs) -> None:
-        self._layer.store_kv(self._target.embed(rows.input_ids), None, rows.caches[layer], rows.maps)
+    def store_kv(self, step: int, rows: DraftInputs) -> None:
+        self._layer.store_kv(self._target.embed(rows.input_ids), None, rows.caches[0], rows.maps)
 
-    def logits(self, layer: int, normed: Tensor) -> Tensor:
+    def logits(self, step: int, normed: Tensor) -> Tensor:
         return self._target.logits(normed)
 
 

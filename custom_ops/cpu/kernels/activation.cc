@@ -19,9 +19,23 @@ FDSD_INLINE F32x16 GeluTanh(F32x16 x) {
   return Gated(x, Mul(x, Fma(Mul(x, x), Set1(kCubic), Set1(kLinear))));
 }
 
+// x * Phi(x) = max(x, 0) - |x| * q / 2, where Phi is the normal distribution and q = 1 - erf(|x| / sqrt(2)).
+// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+FDSD_INLINE F32x16 Gelu(F32x16 x) {
+  const F32x16 size = Max(Sub(Set1(0.0f), x), x);
+  const F32x16 t = Div(Set1(1.0f), Fma(size, Set1(0.231641888f), Set1(1.0f)));
+  F32x16 q = Set1(1.061405429f);
+  q = Fma(q, t, Set1(-1.453152027f));
+  q = Fma(q, t, Set1(1.421413741f));
+  q = Fma(q, t, Set1(-0.284496736f));
+  q = Fma(q, t, Set1(0.254829592f));
+  q = Mul(Mul(q, t), Exp(Mul(Mul(x, x), Set1(-0.5f))));
+  return Sub(Max(Set1(0.0f), x), Mul(Mul(size, Set1(0.5f)), q));
+}
+
 // y[i] = f(x[i], z[i]) for a row.
-template <typename T, typename F>
-FDSD_INLINE void MapRow(const T* x, const T* z, int width, T* y, const F& f) {
+template <typename T, typename Z, typename F>
+FDSD_INLINE void MapRow(const T* x, const Z* z, int width, T* y, const F& f) {
   const int full = width / kLanes * kLanes;
   for (int i = 0; i < full; i += kLanes) Store(f(Load(x + i), Load(z + i)), y + i);
   const int rest = width - full;
@@ -36,19 +50,25 @@ void GateRow(const Params& p, int64_t row, const Activation& activation) {
          [&](F32x16 g, F32x16 up) { return Mul(activation(g), up); });
 }
 
-template <typename Params, typename Activation>
-Error RunGate(const Params& p, const Activation& activation) {
+// run(T{}, row) for every row of `width` outputs of type T.
+template <typename Params, typename F>
+Error ForRows(const Params& p, int32_t width, const F& run) {
   if (p.num_rows < 0) return "num_rows: expected no negative number";
-  if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number";
   // Three elements moved; the exponential makes each cost as much as several.
-  ParallelForRows(p.num_rows, p.intermediate_size * int64_t{24}, [&](int64_t row) {
+  ParallelForRows(p.num_rows, width * int64_t{24}, [&](int64_t row) {
     if (p.dtype == DType::kFloat32) {
-      GateRow<float>(p, row, activation);
+      run(float{}, row);
     } else {
-      GateRow<bf16>(p, row, activation);
+      run(bf16{}, row);
     }
   });
   return nullptr;
+}
+
+template <typename Params, typename Activation>
+Error RunGate(const Params& p, const Activation& activation) {
+  if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number";
+  return ForRows(p, p.intermediate_size, [&]<typename T>(T, int64_t row) { GateRow<T>(p, row, activation); });
 }
 
 }  // namespace
@@ -59,6 +79,24 @@ Error Swiglu(const SwigluParams& p) {
 
 Error Geglu(const GegluParams& p) {
   return RunGate(p, [](F32x16 x) { return GeluTanh(x); });
+}
+
+Error AddSilu(const AddSiluParams& p) {
+  if (p.num_columns <= 0) return "num_columns: expected a positive number";
+  return ForRows(p, p.num_columns, [&]<typename T>(T, int64_t row) {
+    const int64_t i = row * p.num_columns;
+    MapRow(static_cast<const T*>(p.residual) + i, static_cast<const T*>(p.x) + i, p.num_columns,
+           static_cast<T*>(p.y) + i, [](F32x16 residual, F32x16 x) { return Add(residual, Silu(x)); });
+  });
+}
+
+Error BiasGelu(const BiasGeluParams& p) {
+  if (p.num_columns <= 0) return "num_columns: expected a positive number";
+  return ForRows(p, p.num_columns, [&]<typename T>(T, int64_t row) {
+    const int64_t i = row * p.num_columns;
+    MapRow(static_cast<const T*>(p.x) + i, p.bias, p.num_columns, static_cast<T*>(p.y) + i,
+           [](F32x16 x, F32x16 bias) { return Gelu(Add(x, bias)); });
+  });
 }
 
 Error Softcap(const SoftcapParams& p) {

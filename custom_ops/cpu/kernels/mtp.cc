@@ -98,7 +98,8 @@ class MtpRow {
     const int64_t num_rows = p_.requests.cu_hidden[r_ + 1] - p_.requests.cu_hidden[r_];
     if (first < 0) return "hidden_begin: expected a position, got a negative one";
     if (begin() == end() || p_.rows.row_bytes == 0) return nullptr;
-    if (begin() <= first - p_.rows.num_kept && !EndsBlock(begin() - 1))
+    const bool are_kept = p_.rows.num_blocks > 0;
+    if (begin() <= first - (are_kept ? p_.rows.num_kept : 0) && !(are_kept && EndsBlock(begin() - 1)))
       return "begin: expected slots whose hidden rows are kept, got an earlier one";
     if (end() - 1 > first + num_rows) return "hidden: expected a row for every slot, got too few";
     return nullptr;
@@ -108,7 +109,7 @@ class MtpRow {
     const int64_t num_blocks = (static_cast<int64_t>(num_tokens) + p_.blocks.block_size - 1) / p_.blocks.block_size;
     if (num_blocks > p_.blocks.max_blocks) return "block_table: expected blocks for every slot, got too few columns";
     for (int64_t i = 0; i < num_blocks; ++i)
-      if (blocks_[i] < 0 || blocks_[i] >= p_.rows.num_blocks)
+      if (blocks_[i] < 0 || (p_.rows.num_blocks > 0 && blocks_[i] >= p_.rows.num_blocks))
         return "block_table: expected a block for every slot, got an id outside";
     return nullptr;
   }

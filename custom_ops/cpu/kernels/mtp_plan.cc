@@ -24,6 +24,7 @@ Error CheckPlan(const MtpPlanParams& p) {
   if (p.num_drafts < static_cast<int64_t>(p.num_requests) * p.num_steps)
     return "draft_token_ids: expected room for num_steps drafts of every request, got less";
   if (p.max_filled < 0) return "max_filled: expected >= 0, got a negative number";
+  if (p.num_newest < 1) return "num_newest: expected at least 1, got less";
   return CheckTableRows(p.step.table_rows, p.num_requests, p.num_table_rows);
 }
 
@@ -44,7 +45,7 @@ bool MustFill(const MtpPlanParams& p, int32_t r, int32_t next_slot) {
 // `max_filled`: slots that are left for this request and those after it.
 RequestPlan PlanOf(const MtpPlanParams& p, int32_t r, int32_t max_filled) {
   const int32_t next_slot = p.kept.next_slot[p.step.table_rows[r]];
-  const int32_t begin = std::max(next_slot, p.reads_hidden);
+  int32_t begin = std::max(next_slot, p.reads_hidden);
   if (next_slot < 0 || p.step.num_valid[r] <= p.step.num_computed[r]) return {begin, begin, 0};
   const int32_t committed = p.step.num_committed[r];
   const int32_t end = std::min({p.step.num_valid[r] + 1, committed, p.step.num_kv_slots[r]});
@@ -55,6 +56,7 @@ RequestPlan PlanOf(const MtpPlanParams& p, int32_t r, int32_t max_filled) {
     num_drafts = std::max(std::min({p.step.max_draft_len[r], p.num_steps, room}), 0);
   }
   if (num_drafts == 0 && !MustFill(p, r, next_slot)) return {begin, begin, 0};
+  if (end - begin > p.num_newest) begin = end - p.num_newest;
   if (end - begin > max_filled) return {begin, begin + max_filled, 0};
   return {begin, end, num_drafts};
 }

@@ -23,6 +23,28 @@ struct GegluParams {
 };
 Error Geglu(const GegluParams& p);
 
+// y = residual + silu(x).
+struct AddSiluParams {
+  int32_t num_rows;     // T
+  int32_t num_columns;  // N
+  DType dtype;
+  const void* residual;  // [T, N]
+  const void* x;         // [T, N]
+  void* y;               // [T, N]
+};
+Error AddSilu(const AddSiluParams& p);
+
+// y = gelu(x + bias), with the error function to within 1.5e-7.
+struct BiasGeluParams {
+  int32_t num_rows;     // T
+  int32_t num_columns;  // N
+  DType dtype;
+  const void* x;      // [T, N]
+  const float* bias;  // [N]
+  void* y;            // [T, N]
+};
+Error BiasGelu(const BiasGeluParams& p);
+
 // y = cap * tanh(x / cap).
 struct SoftcapParams {
   int32_t num_rows;     // T

@@ -15,7 +15,7 @@ namespace fdsd {
 //
 // Layers that read hidden rows begin at slot 1. Those that read none begin at slot 0, and their slots can always wait.
 // A step fills at most max_filled slots in layer 0: the requests' in order, and one that gets fewer than it needs does
-// not draft.
+// not draft. Layers without KV need no slots but a request's num_newest last ones: earlier ones are left out.
 struct MtpPlanParams {
   int32_t num_requests;    // R
   int32_t max_requests;    // columns of ends, at least R
@@ -27,7 +27,8 @@ struct MtpPlanParams {
   int32_t max_position;  // positions are below it
   int32_t block_size;
   int32_t max_filled;    // most slots of layer 0
-  int32_t reads_hidden;  // whether the layers read hidden rows: 0 or 1
+  int32_t num_newest;    // most slots of layer 0 that a request needs
+  int32_t reads_hidden;  // whether the KV of the layers follows from hidden rows: 0 or 1
   struct Step {
     const int32_t* table_rows;     // [R]
     const int32_t* num_committed;  // [R] tokens
@@ -125,7 +126,7 @@ struct MtpPreprocessParams {
   } tokens;
   struct HiddenRows {            // of the layer `source`
     int32_t num_hidden;          // rows of hidden
-    int32_t num_blocks;          // rows of block_hidden
+    int32_t num_blocks;          // rows of block_hidden; 0 = only those of `hidden` are read
     int32_t num_kept;            // rows that are kept of each request
     int64_t row_bytes;           // of a hidden row
     const void* hidden;          // [num_hidden, row_bytes]

@@ -59,6 +59,7 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     max_position: int,
     block_size: int,
     max_filled: int,
+    num_newest: int,
     reads_hidden: int,
     num_layers: int,
 ) -> MtpPlan:
@@ -67,7 +68,7 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     A slot needs its token, the hidden row before it, and a block. Filling waits until the request is drafted for. With
     `reads_hidden` it does not wait along a prompt, of which more rows are computed than kept, and not when the
     request's newest block is full. Layer 0 fills at most `max_filled` slots, the requests' in order; a request that
-    gets fewer than it needs does not draft.
+    gets fewer than it needs does not draft. Of each request it needs at most the `num_newest` last ones.
 
     Columns are those of `proposer.ProposeInput` and `proposer.TargetStep`. next_slot i32[S] is the first slot that is
     not filled, -1 for a row of another method; num_begun i32[S], tokens when drafting began.
@@ -82,6 +83,7 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     cannot_wait = (num_computed < num_begun[table_rows]) | (first_slot // block_size < num_valid // block_size)
     begin = np.maximum(first_slot, reads_hidden)
     end = np.where(can_run & ((num_drafts > 0) | (cannot_wait & bool(reads_hidden))), end, begin)
+    begin = np.maximum(begin, end - num_newest)
     needed = end - begin
     filled = np.minimum(needed, (max_filled - offsets(needed)[:-1]).clip(0))
     num_drafts = np.where(filled < needed, 0, num_drafts)

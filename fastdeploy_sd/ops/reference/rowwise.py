@@ -1,6 +1,8 @@
-"""Meaning of rms_norm, concat_rms_norm, concat_columns, swiglu, geglu, softcap and cast."""
+"""Meaning of rms_norm, concat_rms_norm, concat_columns, swiglu, geglu, add_silu, bias_gelu, softcap and cast."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,20 @@ def geglu(gate_up: Array) -> Array:
     gate, up = np.split(widen(gate_up).astype(np.float64), 2, axis=1)
     u = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
     return narrow((0.5 * gate * (1 + np.tanh(u)) * up).astype(np.float32), gate_up.dtype)
+
+
+def add_silu(residual: Array, x: Array) -> Array:
+    """Return residual + silu(x), with silu(x) = x / (1 + e^-x). Source: arXiv:2401.10774, section 2.1.1."""
+    wide = widen(x).astype(np.float64)
+    y = widen(residual) + wide * np.exp(-np.logaddexp(0.0, -wide))
+    return narrow(y.astype(np.float32), x.dtype)
+
+
+def bias_gelu(x: Array, bias: F32) -> Array:
+    """Return gelu(x + bias), where gelu(x) = x / 2 * (1 + erf(x / sqrt(2))). Source: arXiv:1606.08415, section 2."""
+    biased = (widen(x) + bias).astype(np.float64)
+    erf = np.array([math.erf(value) for value in (biased / math.sqrt(2)).flat]).reshape(biased.shape)
+    return narrow((0.5 * biased * (1 + erf)).astype(np.float32), x.dtype)
 
 
 def softcap(x: F32, cap: float) -> F32:

@@ -80,9 +80,13 @@ class AutoMethod(Proposer):
         layers = next(iter(context.draft_models.values()), None)
         self._model_source: RowPartition | None = None
         if layers is not None:
-            other, block_size = context.other_method(layers.method.name), layers.caches[0].block_size
-            fills_late = not layers.method.reads_hidden
-            source = ModelDraftSource(other, context.max_num_seqs, block_size, fills_late=fills_late)
+            source = ModelDraftSource(
+                context.other_method(layers.method.name),
+                context.max_num_seqs,
+                layers.block_size,
+                layers.num_newest - 1,
+                fills_late=not layers.fills_in_time,
+            )
             self._model_source = RowPartition(source, layers.method, context.max_num_seqs)
         self._auto = AutoProposer(
             methods,

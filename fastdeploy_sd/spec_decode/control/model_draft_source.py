@@ -23,7 +23,7 @@ _TRIAL_PRIOR, _TRIAL_DRAFTS = 0.9, 2
 # The acceptance prior until the source has made so many drafts: the usual rate of draft layers.
 _FIRST_PRIOR, _FIRST_DRAFTS = 0.8, 64
 _NUM_OUTCOMES = 3
-_NEVER = np.iinfo(np.int32).max
+_NEVER = _NO_LIMIT = np.iinfo(np.int32).max
 # Calls that a filled slot of a model that fills late is expected to serve.
 _CATCH_UP_CALLS = 32
 # At most so many steps are skipped before `wanted` is called again, after the source was not worth its time.
@@ -62,18 +62,28 @@ class ModelDraftSource:
 
     It gets every step, and calls the method in few. Hidden rows for draft layers are kept without a call. Their KV must
     be filled along a prompt, and before a block is full. A model that reads only tokens fills its KV when it drafts,
-    perhaps for a whole prompt; that time is charged to this call and later ones.
+    perhaps for a whole prompt; that time is charged to this call and later ones. One without KV has nothing to fill.
 
     Args:
-        fills_late: whether the model is of the second kind.
+        max_unfilled: slots of a request besides its newest that a call fills at most.
+        fills_late: whether the model is of the second or third kind.
 
     Attributes:
         seconds: of drafting since this was last set to 0, without the time that KV needs anyway.
         deferred_s: seconds of drafting since then that later calls are charged for.
     """
 
-    def __init__(self, method: Proposer, max_num_seqs: int, block_size: int, *, fills_late: bool = False) -> None:
+    def __init__(
+        self,
+        method: Proposer,
+        max_num_seqs: int,
+        block_size: int,
+        max_unfilled: int = _NO_LIMIT,
+        *,
+        fills_late: bool = False,
+    ) -> None:
         self._method, self._block_size, self._max_draft_len = method, block_size, method.num_lookahead_slots
+        self._max_unfilled = max_unfilled
         self.cost, self._trials = DraftCost(), Trials()
         self._fills_late, self._owed_s = fills_late, 0.0
         self.seconds = self.deferred_s = 0.0
@@ -222,7 +232,8 @@ class ModelDraftSource:
 
     def _num_unfilled(self, x: ProposeInput) -> I32:
         """Return i32[R], the tokens whose KV a call fills, without the newest one."""
-        return np.asarray(np.maximum(x.num_tokens - 1 - self._num_filled[x.table_rows], 0), np.int32)
+        num_unfilled = x.num_tokens - 1 - self._num_filled[x.table_rows]
+        return np.asarray(num_unfilled.clip(0, self._max_unfilled), np.int32)
 
     def _note_filled(self, x: ProposeInput, ran: npt.NDArray[np.bool_]) -> None:
         """Note what is filled; along a prompt and when the next block is full, a call is due."""

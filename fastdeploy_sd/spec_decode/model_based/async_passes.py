@@ -48,6 +48,7 @@ class AsyncPasses:
         self._source = int(model.method.source or DraftSource.CUSTOM)
         self._num_layers, self._num_counts = len(memory.ends), len(memory.num_drafting)
         self._max_position, self._max_unfilled = model.token_table.shape[1], model.kept_hidden[0].num_kept
+        self._num_newest = model.num_newest
         self._replayed = DraftMemory(len(memory.begin), self._num_layers, num_steps)
         self._replay = StepPlan(model, self._replayed, next_slot, num_begun, num_steps)
         self._slots, self._begun = device().buffer(next_slot), device().buffer(num_begun)
@@ -58,7 +59,7 @@ class AsyncPasses:
         self._bind_calls(model, columns, memory)
 
     def _bind_calls(self, model: LoadedDraftModel, columns: Mapping[str, Any], m: DraftMemory) -> None:
-        block_size = model.caches[0].block_size
+        block_size = model.block_size
         twin, num_rows = self._passes.twin, len(m.begin)
         run = {name: device().zeros((num_rows,), np.int32) for name in ("num_valid", "num_kv_slots")}
         known = {name: columns[name] for name in ("table_rows", "num_computed", "num_committed")}
@@ -87,7 +88,8 @@ class AsyncPasses:
             max_position=self._max_position,
             block_size=block_size,
             max_filled=model.max_filled,
-            reads_hidden=int(model.method.reads_hidden),
+            num_newest=model.num_newest,
+            reads_hidden=int(model.fills_in_time),
             begin=twin(m.begin),
             ends=twin(m.ends),
             num_wanted=twin(m.num_wanted),
@@ -150,7 +152,7 @@ class AsyncPasses:
         self._num_unfilled[rows] = np.minimum(np.where(is_filled, ~is_due, fills), most)
         num_drafts = np.where(is_ours & is_due, np.minimum(step.max_draft_len, self._num_steps), 0)
         num_drafting = [int(np.count_nonzero(num_drafts > i)) for i in range(self._num_counts)]
-        num_tokens = int(fills.sum())
+        num_tokens = int(np.minimum(fills, self._num_newest).sum())
         return [num_tokens + layer * num_drafting[layer] for layer in range(self._num_layers)], num_drafting
 
     def finish(self, x: ProposeInput) -> DraftTokens:

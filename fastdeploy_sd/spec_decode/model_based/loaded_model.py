@@ -29,9 +29,10 @@ class LoadedDraftModel:
 
     Attributes:
         caches: one KV cache per layer with one; layer j's first_key is j + 1 where it reads hidden rows.
+        block_size: of the target's KV blocks, which these caches share.
         kept_hidden: per hidden source: the target, then every draft layer but the last. A block's row is valid as long
             as its KV. A request's are those of its newest block and drafts. A model that reads only token ids has one
-            source of rows without width.
+            source of rows without width; one without KV reads rows of the step only, and has one source without blocks.
         hidden: [T, H], the target's rows of the step after its final norm, for the largest step; likewise.
         token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
         host_blocks: the latter on the host.
@@ -45,6 +46,7 @@ class LoadedDraftModel:
     method: DraftMethod
     model: DraftModel
     caches: Sequence[KvCache[Tensor]]
+    block_size: int
     rotary: Mapping[RopeConfig | None, Rotary[Tensor]]
     kept_hidden: Sequence[HiddenStateBuffer[Tensor]]
     hidden: Tensor
@@ -61,3 +63,13 @@ class LoadedDraftModel:
     def max_filled(self) -> int:
         """Slots that a step fills at most: a model that reads only token ids may have many to catch up with."""
         return NO_LIMIT if self.method.reads_hidden else int(self.hidden.shape[0])
+
+    @property
+    def num_newest(self) -> int:
+        """Slots that a request needs at most: a model without KV has no use for earlier ones."""
+        return NO_LIMIT if self.caches else 1
+
+    @property
+    def fills_in_time(self) -> bool:
+        """Whether slots must be filled while the hidden rows that they follow from are kept."""
+        return self.method.reads_hidden and bool(self.caches)

@@ -72,7 +72,7 @@ class DraftStep:
         batch = DraftBatch(
             **{name: columns[name] for name in requests + drafts},
             min_prob=min_prob,
-            block_size=target.caches[0].block_size,
+            block_size=target.block_size,
             num_drafting=num_drafting,
         )
         return DraftStep(
@@ -128,7 +128,7 @@ def run_passes(target: LoadedDraftModel, step: DraftStep) -> list[Tensor]:
         output = passes.forward(layer, inputs)
         if step.num_steps > layer:
             normed, chained = (gather_output_rows(part, inputs.draft_rows) for part in output)
-            logits.append(passes.draft(layer, layer, DraftOutput(normed, chained))[0])
+            logits.append(passes.draft(layer, DraftOutput(normed, chained))[0])
         kept, todo = target.kept_hidden[layer + 1], step.later_pass(layer + 1, inputs.query_start_loc)
         following = mtp_preprocess(step.batch, todo, HiddenRows(output.chained, kept))
         keep_hidden_(passes.blocks, inputs, output.chained, kept)
@@ -139,13 +139,13 @@ def run_passes(target: LoadedDraftModel, step: DraftStep) -> list[Tensor]:
     output = passes.forward(last, inputs, OutputRows(inputs.draft_rows, passes.draft_start_loc))
     # More than one draft only if this is the only layer.
     for i in range(last, step.num_steps):
-        row_logits, chain = passes.draft(last, i, output)
+        row_logits, chain = passes.draft(i, output)
         logits.append(row_logits)
         if i + 1 < step.num_steps:
             rest = _continued(chain, step.batch.num_drafting[i + 1])
             if rest is None:
                 break
-            output = passes.forward(last, rest)
+            output = passes.forward(i + 1, rest)
     return logits
 
 
@@ -159,7 +159,7 @@ def _continued(chain: NextInputs, room: Any) -> NextInputs | None:
 
 
 class _Passes:
-    """One layer's pass at a time."""
+    """One pass at a time."""
 
     def __init__(self, target: LoadedDraftModel, step: DraftStep) -> None:
         batch: Any = step.batch  # of tensors
@@ -167,15 +167,15 @@ class _Passes:
         self.blocks = RequestBlocks(batch.table_rows, batch.block_table)
         self.draft_start_loc = step.draft_start_loc
 
-    def forward(self, layer: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> DraftOutput:
-        return self._target.model.forward(layer, self._rows(inputs, outputs))
+    def forward(self, step: int, inputs: MtpInputs | NextInputs, outputs: OutputRows | None = None) -> DraftOutput:
+        return self._target.model.forward(step, self._rows(inputs, outputs))
 
-    def store_kv(self, layer: int, inputs: MtpInputs) -> None:
-        self._target.model.store_kv(layer, self._rows(inputs, None))
+    def store_kv(self, step: int, inputs: MtpInputs) -> None:
+        self._target.model.store_kv(step, self._rows(inputs, None))
 
-    def draft(self, layer: int, i: int, output: DraftOutput) -> tuple[Tensor, NextInputs]:
+    def draft(self, i: int, output: DraftOutput) -> tuple[Tensor, NextInputs]:
         """Write draft i of every request with a row of `output`; return its logits and the next inputs."""
-        logits = self._target.model.logits(layer, output.normed)
+        logits = self._target.model.logits(i, output.normed)
         return logits, mtp_postprocess_(self._batch, i, logits, output.chained)
 
     def _rows(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None) -> DraftInputs:

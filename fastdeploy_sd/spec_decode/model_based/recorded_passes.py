@@ -113,8 +113,8 @@ class RecordedPasses:
         """Return the bound of every size, in the order of a run. A layer fills the slots of the step's tokens, unfilled
         slots of earlier steps, and those of its own drafts."""
         max_tokens, max_requests, m = self._target.hidden.shape[0], len(self._memory.begin), self._memory
-        num_waiting = self._target.kept_hidden[0].num_kept
+        num_waiting, most = self._target.kept_hidden[0].num_kept, self._target.num_newest * max_requests
         bounds = {"num_requests": max_requests}
         for layer in range(len(m.num_tokens)):
-            bounds[f"num_tokens_{layer}"] = max_tokens + max_requests * (num_waiting + layer)
+            bounds[f"num_tokens_{layer}"] = min(max_tokens + max_requests * (num_waiting + layer), most)
         return bounds | {f"num_drafting_{i}": max_requests for i in range(len(m.num_drafting))}

@@ -103,7 +103,8 @@ def step_bytes(
 def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: int) -> int:
     """Return the bytes of simultaneous activations, and of the logits."""
     widest = max(
-        max(3 * _inner_size(layer), layer.attention.qkv_size + 2 * layer.attention.q_size) for layer in config.layers
+        (max(3 * _inner_size(layer), layer.attention.qkv_size + 2 * layer.attention.q_size) for layer in config.layers),
+        default=0,
     )
     per_token = config.hidden_size * (4 + 3 * item) + widest * item
     return num_tokens * per_token + num_logits * (config.hidden_size * item + config.vocab_size * 4)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before anything that imports Paddle)
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.device import device
@@ -97,16 +95,19 @@ class Loaded:
     def _draft_model(self, name: str, model: DraftModel, agree: Callable[[], None]) -> LoadedDraftModel:
         kept, hidden, config = self.kept_hidden[name], self.step.forward.hidden, self.draft_weights[name].config
         caches, table = self.kv.own.caches_of(name), self.step.table
-        max_model_len = self.max_model_len
+        max_model_len, dtype = self.max_model_len, self.kv.format.row_storage
         if not METHODS[name].reads_hidden:
             max_model_len = min(max_model_len, config.max_position)
-            counts = hidden.shape[0], caches[0].num_blocks, len(table.tokens)
-            hidden, blocks, requests = (device().zeros((count, 0), np.float32) for count in counts)
-            kept = [HiddenStateBuffer(blocks, requests, caches[0].block_size, num_kept=1)]
+            hidden = device().zeros((hidden.shape[0], 0), dtype)
+        if not kept:  # no row outlives its step
+            counts = len(caches) and caches[0].num_blocks, len(table.tokens)
+            blocks, requests = (device().zeros((count, hidden.shape[1]), dtype) for count in counts)
+            kept = [HiddenStateBuffer(blocks, requests, self.kv.format.block_size, num_kept=1)]
         return LoadedDraftModel(
             method=METHODS[name],
             model=model,
             caches=caches,
+            block_size=self.kv.format.block_size,
             rotary=make_rotary(config, self.kv.max_tokens, max_model_len),
             kept_hidden=kept,
             hidden=hidden,

@@ -1,4 +1,4 @@
-"""Cases of swiglu, geglu and softcap."""
+"""Cases of swiglu, geglu, add_silu, bias_gelu and softcap."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def inputs() -> dict[str, dict[str, Any]]:
     return found
 
 
+def added(names: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    """The halves of the same as two matrices, or as one and a bias."""
+    found = {}
+    for case, values in inputs().items():
+        first, second = np.split(values["gate_up"], 2, axis=1)
+        if names[1] == "bias":
+            second = np.linspace(-3.0, 3.0, first.shape[1], dtype=np.float32)
+        found[case] = dict(zip(names, (first.copy(), second.copy()), strict=True))
+    return found
+
+
 def logits() -> dict[str, dict[str, Any]]:
     """The same shapes; values far below and above the cap."""
     rng = np.random.default_rng(0)
@@ -41,5 +52,8 @@ def logits() -> dict[str, dict[str, Any]]:
 SWIGLU = OpCases("swiglu", ops.swiglu, reference.swiglu, inputs(), ops.SWIGLU, rtol=5e-7, atol=1e-30)
 # Where x is far below 0, gelu is a small number whose exponent had three roundings of up to 87.
 GEGLU = OpCases("geglu", ops.geglu, reference.geglu, inputs(), ops.GEGLU, rtol=5e-6, atol=1e-7)
+ADD_SILU = OpCases("add_silu", ops.add_silu, reference.add_silu, added(("x", "residual")), ops.ADD_SILU)
+# The error function is within 1.5e-7, and x up to 200.
+BIAS_GELU = OpCases("bias_gelu", ops.bias_gelu, reference.bias_gelu, added(("x", "bias")), ops.BIAS_GELU)
 # Three roundings of up to 30.
 SOFTCAP = OpCases("softcap", ops.softcap, reference.softcap, logits(), ops.SOFTCAP, rtol=5e-7, atol=8e-6)

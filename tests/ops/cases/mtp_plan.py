@@ -31,7 +31,12 @@ ROWS: dict[str, list[Row]] = {
 
 
 def plan_case(
-    rng: np.random.Generator, rows: list[Row], num_steps: int, num_layers: int, max_filled: int = NO_LIMIT
+    rng: np.random.Generator,
+    rows: list[Row],
+    num_steps: int,
+    num_layers: int,
+    max_filled: int = NO_LIMIT,
+    num_newest: int = NO_LIMIT,
 ) -> dict[str, Any]:
     columns = np.array(rows, np.int32).reshape(-1, 7).T.copy()
     computed, valid, committed, slots, first, begun, most = columns
@@ -52,7 +57,8 @@ def plan_case(
         "max_position": MAX_POSITION,
         "block_size": BLOCK_SIZE,
         "max_filled": max_filled,
-        "reads_hidden": int(max_filled == NO_LIMIT),
+        "num_newest": num_newest,
+        "reads_hidden": int(max_filled == num_newest == NO_LIMIT),
         "num_layers": num_layers,
     }
 
@@ -69,7 +75,7 @@ def random_row(rng: np.random.Generator) -> Row:
 def plan_cases() -> dict[str, dict[str, Any]]:
     """One layer and several; prompts, chunks, requests that lag, without a block, at the last positions.
 
-    Layers that read no hidden rows fill few slots per step.
+    Layers that read no hidden rows fill few slots per step; those without KV need a request's newest one.
     """
     rng = np.random.default_rng(21)
     plans = dict(ROWS) | {f"random-{i}": [random_row(rng) for _ in range(11)] for i in range(12)}
@@ -78,11 +84,16 @@ def plan_cases() -> dict[str, dict[str, Any]]:
         for name, rows in plans.items()
         for max_filled in (0, 9, 30)
     }
-    return limited | {
-        f"{name}-{num_steps}-steps-{num_layers}-layers": plan_case(rng, rows, num_steps, num_layers)
-        for name, rows in plans.items()
-        for num_steps, num_layers in ((3, 1), (1, 1), (3, 3), (2, 2))
-    }
+    newest = {f"{name}-newest": plan_case(rng, rows, 3, 1, num_newest=1) for name, rows in plans.items()}
+    return (
+        limited
+        | newest
+        | {
+            f"{name}-{num_steps}-steps-{num_layers}-layers": plan_case(rng, rows, num_steps, num_layers)
+            for name, rows in plans.items()
+            for num_steps, num_layers in ((3, 1), (1, 1), (3, 3), (2, 2))
+        }
+    )
 
 
 def plan_natively(num_layers: int, **kwargs: Any) -> MtpPlan:

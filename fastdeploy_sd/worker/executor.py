@@ -198,7 +198,7 @@ def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:
-    size = loaded.kv.size
+    size, quantization = loaded.kv.size, config.model.quantization
     _log.info("KV cache: %s", size.describe(info.max_request_tokens))
     if info.max_request_tokens < info.max_model_len:
         needed = most_blocks(size.groups, info.max_model_len) * size.block_bytes
@@ -207,9 +207,9 @@ def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float)
             info.max_request_tokens, info.max_model_len, needed / 2**30,
         )  # fmt: skip
     _log.info(
-        "loaded %s in %.1f s: %s weights of %.2f GB, %d tokens of %s KV cache, requests of up to %d tokens, %s,"
+        "loaded %s in %.1f s: %sweights of %.2f GB, %d tokens of %s KV cache, requests of up to %d tokens, %s,"
         " %s",
-        config.model.path, seconds, config.model.quantization or config.model.dtype, loaded.weight_bytes / 1e9,
+        config.model.path, seconds, f"{quantization} " if quantization else "", loaded.weight_bytes / 1e9,
         size.num_tokens, loaded.kv.format.kv_dtype, info.max_request_tokens, _drafting(info.speculation),
         _kernels(),
     )  # fmt: skip

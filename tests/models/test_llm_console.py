@@ -33,7 +33,7 @@ def test_lines_are_those_of_a_server_and_tell_what_was_loaded() -> None:
     lines = text.splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO llm: ", line) for line in lines), text
     assert re.search(
-        r"loaded .*demo_model in \d+\.\d s: bfloat16 weights of \d\.\d\d GB, 4096 tokens of bfloat16 KV cache,"
+        r"loaded .*demo_model in \d+\.\d s: weights of \d\.\d\d GB, 4096 tokens of bfloat16 KV cache,"
         r" requests of up to 4096 tokens, 2 drafts by ngram, \w+ kernels on \d+ threads$",
         lines[-1],
     )

@@ -7,6 +7,7 @@ and suffix decoding draft, and most of their drafts are right; or it is of rando
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class StandInModel:
         self.logits = np.zeros((memory.limits.num_logits, VOCAB_SIZE), np.float32)
         self._buffer, self._random = buffer, np.random.default_rng(0)
         self.hidden: Any = None  # of interest to methods with a model only
+        self.draft_rows: Sequence[Any] = ()
         self._said = np.zeros(0, np.int64)
 
     def __call__(self) -> None:

@@ -50,7 +50,7 @@ class SpeculativeConfig:
             "Drafts per request and step at most (k), fewer where many requests share a step; `naive` makes 0 whatever"
             " is given, others need at least 1.",
             minimum=0,
-            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `draft_model` 5; for `auto`"
+            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `draft_model` and EAGLE 5; for `auto`"
             f" {_MOST_BY_DEFAULT}, or what `max_num_batched_tokens` leaves room for",
         ),
     )
@@ -67,8 +67,8 @@ class SpeculativeConfig:
         Spec(
             "Drafts that a model itself makes: k where it drafts alone, fewer in a hybrid; for `auto` at most so many.",
             minimum=1,
-            default_text="`1`; for `mtp` alone and `draft_model` `num_speculative_tokens`; for `auto` with MTP 3, with"
-            " a draft model 5",
+            default_text="`1`; where a model drafts alone `num_speculative_tokens`; for `auto` with MTP 3, with another"
+            " drafter 5",
         ),
     )
     auto_with_mtp: bool = option(
@@ -102,14 +102,14 @@ class SpeculativeConfig:
     model: str | None = option(
         None,
         Spec(
-            "Directory of the MTP weights; for `draft_model` the folder, GGUF file or hub name of the draft model.",
+            "Directory of the MTP weights; folder or hub name of another drafter, for `draft_model` also a GGUF file.",
             default_text="of MTP: `mtp` in the model's directory if there is one, else the model's own files",
         ),
     )
     quantization: Literal["none", "wint8", "wint4"] | None = option(
         None,
         Spec(
-            "Format of the linear weights of the MTP layers or the draft model; `none`: unquantised. Changes which"
+            "Format of the linear weights of the MTP layers or the drafter; `none`: unquantised. Changes which"
             " drafts are made, as that of the head does.",
             default_text="the model's, and `wint8` for what is unquantised there",
         ),
@@ -117,8 +117,8 @@ class SpeculativeConfig:
     draft_head_quantization: Literal["auto", "target", "wint8", "wint4"] = option(
         "auto",
         Spec(
-            "Format of the output head that drafts are chosen with: of MTP a copy of the model's, of a draft model its"
-            " own; auto: wint4; target: as `quantization` says, without a copy. Changes which drafts are made, and so"
+            "Format of the output head that drafts are chosen with: the drafter's own, else a copy of the model's;"
+            " auto: wint4; target: as `quantization` says, without a copy. Changes which drafts are made, and so"
             " how many are accepted."
         ),
     )

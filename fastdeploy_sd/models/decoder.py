@@ -14,7 +14,7 @@ from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
-from fastdeploy_sd.models.layers.decoder_layer import RmsNorm
+from fastdeploy_sd.models.layers.decoder_layer import OnStream, RmsNorm, run_before_last
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
@@ -105,29 +105,30 @@ class Decoder:
             builder = LayerBuilder(replace(config, vocab_size=num_logits), scheme, packer, group)
         self._lm_head = builder.head(head, scheme.lm_head)
 
-    def forward(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor | I32,
+        caches: Sequence[KvCache[Tensor]],
+        inputs: AttentionInputs,
+        on_stream: OnStream | None = None,
+    ) -> Tensor:
         """Run the step's tokens i32[T], store their KV, and return the hidden rows after the final norm [T, H].
 
         Where `inputs.outputs` names the wanted rows, the result has only those.
         """
-        x, residual = self._layers[-1](*self._before_last(input_ids, caches, inputs), caches[-1], inputs)
-        hidden, _ = self.final_norm(x, residual)
+        last = self._layers[-1]
+        x, residual = run_before_last(self._layers, self.embed(input_ids), None, caches, inputs, on_stream)
+        normed, stream = last.input_norm(x, residual)
+        hidden, end = self.final_norm(*last.run(normed, stream, caches[-1], inputs))
+        if on_stream is not None:
+            on_stream(len(self._layers) - 1, stream)
+            on_stream(len(self._layers), end)
         return hidden
 
     def store_kv(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> None:
         """Only store the KV of the step's tokens i32[T]."""
-        self._layers[-1].store_kv(*self._before_last(input_ids, caches, inputs), caches[-1], inputs)
-
-    def _before_last(
-        self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs
-    ) -> tuple[Tensor, Tensor | None]:
-        """Run all layers but the last, and return its input."""
-        x, residual = self.embed(input_ids), None
-        if inputs.outputs is not None:
-            inputs = replace(inputs, outputs=None)
-        for layer, cache in zip(self._layers[:-1], caches[:-1], strict=True):
-            x, residual = layer(x, residual, cache, inputs)
-        return x, residual
+        before = run_before_last(self._layers, self.embed(input_ids), None, caches, inputs)
+        self._layers[-1].store_kv(*before, caches[-1], inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [L, H] -> f32[L, V]."""

@@ -6,7 +6,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.draft_decoder_weights import DraftDecoderWeights
-from fastdeploy_sd.models.draft_model import DraftInputs, DraftOutput, TargetParts
+from fastdeploy_sd.models.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
@@ -17,6 +17,8 @@ class DraftDecoder:
     """A DraftModel with one draft layer, whose hidden rows have no width."""
 
     num_layers = 1
+    token_map: Tensor | None = None
+    combine_hidden: CombineHidden | None = None
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder

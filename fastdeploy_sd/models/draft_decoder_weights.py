@@ -22,7 +22,7 @@ class DraftDecoderWeights:
         self.checkpoint, self.config, self.num_layers = checkpoint, config, config.num_layers
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reads(self) -> tuple[int, ...]:
         return ()
 
     def verify(self, num_steps: int) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -25,15 +25,19 @@ if TYPE_CHECKING:
     from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
     from fastdeploy_sd.models.weights.packer import WeightPacker
 
-# The target's hidden rows after its final norm, by the name in DraftWeights.reads.
-FINAL_NORM = "final_norm"
+# Of the target's hidden rows: those after its final norm. Others are a layer's number: the residual stream that enters
+# the layer; the number of layers: the stream after the last one.
+FINAL_NORM = -1
+
+
+CombineHidden = Callable[[Sequence["Tensor"]], "Tensor"]
 
 
 class DraftWeights(Protocol):
     """The weights of a draft model: found, and not read yet. The checkpoint may be the target's.
 
     Attributes:
-        reads: the target's hidden rows that it reads besides token ids, by name; () = none.
+        reads: the target's hidden rows that it reads besides token ids, see FINAL_NORM; () = none.
     """
 
     checkpoint: ModelSource
@@ -41,7 +45,7 @@ class DraftWeights(Protocol):
     num_layers: int
 
     @property
-    def reads(self) -> tuple[str, ...]: ...
+    def reads(self) -> tuple[int, ...]: ...
 
     def verify(self, num_steps: int) -> None:
         """Check that the layers of so many drafts are there.
@@ -86,7 +90,15 @@ class DraftModel(Protocol):
 
     A whole model counts as one layer, which has several caches and reads no hidden rows. A chain of heads counts as one
     layer too, which has another head in every step.
+
+    Attributes:
+        token_map: i32[V], the target's token of each of its logits; None = it has the same number.
+        combine_hidden: makes the rows [T, H] that it is given of the target's that it reads, [T, H of the target] each,
+            in their order; None = it reads one row as it is.
     """
+
+    token_map: Tensor | None
+    combine_hidden: CombineHidden | None
 
     @property
     def num_layers(self) -> int: ...

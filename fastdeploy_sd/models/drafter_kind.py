@@ -110,13 +110,10 @@ def _said_by(config: Mapping[str, Any], where: str) -> str | None:
                 f"{where}: {_CONTAINER}: expected one of {', '.join(_OF_CONTAINER)}, got {shown(container)}"
             )
         return _OF_CONTAINER[container]
-    kind = next(_kinds_of(config), None)
-    if kind == "dflash" and isinstance(config.get("dflash_config"), Mapping):
-        projector = config["dflash_config"].get("projector_type")
-        return projector if projector in ("dspark", "domino") else kind
-    if kind == "mlp_speculator" and ("proj_dim" in config or "input_hidden_dim" in config):
-        return "arctic_lstm"
-    return kind
+    kind, dflash = next(_kinds_of(config), None), config.get("dflash_config")
+    finer = [str(dflash.get("projector_type"))] if isinstance(dflash, Mapping) else []
+    finer += ["arctic_lstm"] * ("proj_dim" in config or "input_hidden_dim" in config)
+    return next((name for name in finer if name in _COARSER and kind in _COARSER[name]), kind)
 
 
 def _kinds_of(config: Mapping[str, Any]) -> Iterator[str]:

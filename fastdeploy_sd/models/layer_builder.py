@@ -10,7 +10,7 @@ from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.layers.attention import Attention
-from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, RmsNorm
+from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm
 from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
 from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, GatedMlp, MoeMlp, Router
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -31,8 +31,13 @@ class LayerBuilder:
         self._config, self._scheme, self._packer, self._group = config, scheme, packer, group
         self._shard = DecoderShard(config, group.shard)
 
-    def layer(self, weights: LayerWeights, i: int, input_scale: float = 1.0) -> DecoderLayer:
-        """Build layer i, whose input is multiplied by input_scale; raises CheckpointError as the weights do."""
+    def layer(
+        self, weights: LayerWeights, i: int, input_scale: float = 1.0, input_norm: InputNorm | None = None
+    ) -> DecoderLayer:
+        """Build layer i, whose input is multiplied by input_scale; raises CheckpointError as the weights do.
+
+        `input_norm`: in place of the usual one.
+        """
         eps, norms, config = self._config.norm_eps, weights.qk_norms(i), self._config.layers[i].attention
         outputs = weights.output_norms(i)
         qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
@@ -43,7 +48,7 @@ class LayerBuilder:
             qk_norm,
         )
         return DecoderLayer(
-            RmsNorm(weights.input_norm(i), eps, input_scale),
+            RmsNorm(weights.input_norm(i), eps, input_scale) if input_norm is None else input_norm,
             attention,
             RmsNorm(weights.feed_forward_norm(i), eps, self._config.residual_scale),
             self._feed_forward(weights, i),

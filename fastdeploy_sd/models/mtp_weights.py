@@ -110,7 +110,7 @@ class MtpWeights(LayerWeights):
         self.config = self._config = own if config.moe is None else own.with_experts(config.moe, has_router)
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def reads(self) -> tuple[int, ...]:
         return (FINAL_NORM,)
 
     def num_kv_layers(self, num_steps: int) -> int:

@@ -106,11 +106,20 @@ def draft_bytes(
     return copy + sum(projection + layer_bytes(config, scheme, layer, shard) for layer in config.layers[:num_layers])
 
 
-def layer_bytes(config: DecoderConfig, scheme: QuantScheme, layer: LayerConfig, shard: Shard = WHOLE_MODEL) -> int:
-    """Return the bytes of the matrices that a rank has of a decoder layer; raises as resident_bytes."""
+def layer_bytes(
+    config: DecoderConfig,
+    scheme: QuantScheme,
+    layer: LayerConfig,
+    shard: Shard = WHOLE_MODEL,
+    attention_width: int | None = None,
+) -> int:
+    """Return the bytes of the matrices that a rank has of a decoder layer; raises as resident_bytes.
+
+    `attention_width`: of the rows that q, k and v are made of; None = of hidden rows.
+    """
     hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard)
     attention = own.attention(layer.attention)
-    total = packed_bytes(hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
+    total = packed_bytes(attention_width or hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
     total += packed_bytes(len(attention.inputs), hidden, scheme.linear, attention.slices)
     if isinstance(mlp, DenseConfig):
         return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(mlp.intermediate_size))

@@ -21,6 +21,8 @@ class DraftSource(enum.IntEnum):
     GRAMMAR = 5  # forced by the request's grammar
     PREDICTION = 6  # by the client, as its answer
     DRAFT_MODEL = 7
+    EAGLE = 8
+    EAGLE3 = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,21 @@ METHODS: Mapping[str, DraftMethod] = {
             has_own_folder=True,
             default_num_drafts=5,
         ),
+        *(
+            DraftMethod(
+                name,
+                ".model_based.proposer:ModelProposer",
+                source,
+                keys=_MODEL_KEYS,
+                draft_weights=f".eagle_weights:open_{name}",
+                draft_model=f".eagle:build_{name}",
+                reads_hidden=True,
+                auto_key=FOLDER_AUTO_KEY,
+                has_own_folder=True,
+                default_num_drafts=5,
+            )
+            for name, source in (("eagle", DraftSource.EAGLE), ("eagle3", DraftSource.EAGLE3))
+        ),
         # Longer drafts brought nothing on any recording; how many are worth their time is decided in every step.
         DraftMethod("auto", ".control.method:AutoMethod", chooses=True, default_num_drafts=32),
     )
@@ -148,7 +165,7 @@ METHODS: Mapping[str, DraftMethod] = {
 FOLDER_METHODS = tuple(method.name for method in METHODS.values() if method.has_own_folder)
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)
 # Known by these names, and not there yet.
-UNSUPPORTED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mlp_speculator", "dflash")
+UNSUPPORTED_METHODS = ("medusa", "hydra", "mlp_speculator", "dflash")
 
 
 def canonical_method(name: str) -> str:

@@ -9,7 +9,14 @@ from paddle import Tensor
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftInputs, DraftOutput, DraftWeights, TargetParts
+from fastdeploy_sd.models.draft_model import (
+    FINAL_NORM,
+    CombineHidden,
+    DraftInputs,
+    DraftOutput,
+    DraftWeights,
+    TargetParts,
+)
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer
 from fastdeploy_sd.models.layers.linear import TpGroup
@@ -55,6 +62,8 @@ class EarlyExit:
     """DraftModel of that layer. It is run as one that reads hidden rows."""
 
     num_layers = 1
+    token_map: Tensor | None = None
+    combine_hidden: CombineHidden | None = None
 
     def __init__(self, target: Decoder, layer: DecoderLayer) -> None:
         self._target, self._layer = target, layer

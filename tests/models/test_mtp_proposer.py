@@ -12,7 +12,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.mtp import MtpModel
+from fastdeploy_sd.models.draft_layers import DraftLayers
 from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.model_based.proposer import ModelProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep
@@ -118,17 +118,17 @@ def test_a_draft_without_a_largest_logit_ends_its_row(
     proposer = make_proposer(reference, enforce_eager=True, enable_draft_logprob=True)
     x = step(reference, proposer, 3, [2, 2, 2])
     begin(proposer, 0, 1, 2)
-    sound = MtpModel.logits
+    sound = DraftLayers.logits
     calls: list[int] = []
 
-    def broken(self: MtpModel, layer: int, normed: Any) -> Any:
+    def broken(self: DraftLayers, layer: int, normed: Any) -> Any:
         logits: Any = sound(self, layer, normed)
         calls.append(layer)
         if len(calls) == 2:
             logits[1, 9] = float("nan")
         return logits
 
-    monkeypatch.setattr(MtpModel, "logits", broken)
+    monkeypatch.setattr(DraftLayers, "logits", broken)
     drafts = proposer.propose(x)
     assert np.diff(drafts.cu_num_draft).tolist() == [3, 1, 3]
     for r in range(3):
@@ -169,13 +169,13 @@ def test_no_pass_is_run_for_drafts_behind_an_improbable_one(
     proposer = make_proposer(reference, enforce_eager=True, draft_p_min=1.0)
     x = step(reference, proposer, 2)
     begin(proposer, 0, 1)
-    num_passes, sound = list[int](), MtpModel.forward
+    num_passes, sound = list[int](), DraftLayers.forward
 
-    def noted(self: MtpModel, layer: int, *args: Any) -> Any:
+    def noted(self: DraftLayers, layer: int, *args: Any) -> Any:
         num_passes.append(layer)
         return sound(self, layer, *args)
 
-    monkeypatch.setattr(MtpModel, "forward", noted)
+    monkeypatch.setattr(DraftLayers, "forward", noted)
     drafts = proposer.propose(x)
     assert drafts.cu_num_draft.tolist() == [0, 0, 0]
     assert len(num_passes) == 1
@@ -189,13 +189,13 @@ def test_the_last_layer_only_stores_kv_where_nobody_may_draft(
     proposer = make_proposer(reference, num_layers, enforce_eager=True)
     x = step(reference, proposer, 2)
     begin(proposer, 0, 1)
-    run_layers, sound = [], MtpModel.forward
+    run_layers, sound = [], DraftLayers.forward
 
-    def noted(self: MtpModel, layer: int, *args: Any) -> Any:
+    def noted(self: DraftLayers, layer: int, *args: Any) -> Any:
         run_layers.append(layer)
         return sound(self, layer, *args)
 
-    monkeypatch.setattr(MtpModel, "forward", noted)
+    monkeypatch.setattr(DraftLayers, "forward", noted)
     assert len(proposer.propose(replace(x, max_draft_len=np.zeros(2, np.int32))).token_ids) == 0
     assert run_layers == list(range(num_layers - 1))
 

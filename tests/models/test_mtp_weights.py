@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import CheckpointError, ConfigError
-from fastdeploy_sd.models import mtp
+from fastdeploy_sd.models import draft_parts
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder, Embedding
+from fastdeploy_sd.models.draft_layers import DraftLayers
 from fastdeploy_sd.models.draft_model import TargetParts
-from fastdeploy_sd.models.mtp import MtpModel, build_mtp_model
+from fastdeploy_sd.models.mtp import build_mtp_model
 from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -139,7 +140,7 @@ def test_paddle_names_and_layout_give_the_same_weights(tmp_path: pathlib.Path) -
     np.testing.assert_array_equal(ours.embedding_norm(0), theirs.embedding_norm(0))
 
 
-def build(path: pathlib.Path, num_steps: int, packed: PackedMatrices | None = None) -> MtpModel:
+def build(path: pathlib.Path, num_steps: int, packed: PackedMatrices | None = None) -> DraftLayers:
     """The draft layers; `packed` takes the matrices that are packed for them alone."""
     checkpoint = Checkpoint(path)
     config = read_decoder_config(checkpoint.config)
@@ -168,7 +169,7 @@ def test_only_what_differs_from_the_target_is_kept_twice(
         tables.append(table)
         return Embedding(table, scheme, packer)
 
-    monkeypatch.setattr(mtp, "Embedding", noted)
+    monkeypatch.setattr(draft_parts, "Embedding", noted)
     packed = PackedMatrices(None)
     path = make_model(tmp_path, NAME, layout).path
     build(path, 1, packed)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
@@ -23,6 +27,12 @@ class RmsNorm:
         return rms_norm(x, self._weight, self._eps, residual, self._x_scale)
 
 
+class InputNorm(Protocol):
+    """What a layer does to its input: the rows that attention reads, and the residual stream f32[T, H]."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+
 class ConcatRmsNorm:
     """Two matrices [T, H], each normalised and scaled with weights of its own, side by side: [T, 2 * H]."""
 
@@ -42,13 +52,13 @@ class DecoderLayer:
 
     def __init__(
         self,
-        input_norm: RmsNorm,
+        input_norm: InputNorm,
         attention: Attention,
         feed_forward_norm: RmsNorm,
         feed_forward: FeedForward,
         output_norms: tuple[RmsNorm, RmsNorm] | None,
     ) -> None:
-        self._input_norm, self._attention = input_norm, attention
+        self.input_norm, self._attention = input_norm, attention
         self._feed_forward_norm, self._feed_forward = feed_forward_norm, feed_forward
         self._output_norms = output_norms
 
@@ -59,8 +69,13 @@ class DecoderLayer:
 
         Where `inputs.outputs` names the wanted rows, the result has only those.
         """
-        x, residual = self._input_norm(x, residual)
-        x = self._attention(x, cache, inputs)
+        return self.run(*self.input_norm(x, residual), cache, inputs)
+
+    def run(
+        self, normed: Tensor, residual: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+    ) -> tuple[Tensor, Tensor]:
+        """Run what follows after the input norm, which returned normed and residual; else as a call."""
+        x = self._attention(normed, cache, inputs)
         if inputs.outputs is not None:
             residual = gather_output_rows(residual, inputs.outputs.indices)
         if self._output_norms is not None:
@@ -73,5 +88,28 @@ class DecoderLayer:
 
     def store_kv(self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
         """Only write the KV of x and residual as in a call."""
-        normed, _ = self._input_norm(x, residual)
+        normed, _ = self.input_norm(x, residual)
         self._attention.store_kv(normed, cache, inputs)
+
+
+# Called with a layer's number and the residual stream f32[T, H] that enters it; after the last layer with their number.
+OnStream = Callable[[int, Tensor], None]
+
+
+def run_before_last(
+    layers: Sequence[DecoderLayer],
+    x: Tensor,
+    residual: Tensor | None,
+    caches: Sequence[KvCache[Tensor]],
+    inputs: AttentionInputs,
+    on_stream: OnStream | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Run all layers but the last, over all rows, and return its input."""
+    if inputs.outputs is not None:
+        inputs = replace(inputs, outputs=None)
+    for i, layer in enumerate(layers[:-1]):
+        normed, residual = layer.input_norm(x, residual)
+        if on_stream is not None:
+            on_stream(i, residual)
+        x, residual = layer.run(normed, residual, caches[i], inputs)
+    return x, residual

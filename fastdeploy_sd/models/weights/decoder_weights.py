@@ -7,7 +7,7 @@ of q | k | v and gate | up, in parts that are views of the mapped file. Knows na
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -34,6 +34,11 @@ class LayerWeights:
     def __init__(self, source: WeightSource, config: DecoderConfig, prefix: str) -> None:
         self._source, self._config, self._prefix = source, config, prefix
 
+    @property
+    def input_norms(self) -> Sequence[Callable[[int], Weights]]:
+        """The look-ups of the norms of what a layer reads."""
+        return (self.input_norm,)
+
     def input_norm(self, layer: int) -> Weights:
         """Return f32[H]: the norm before attention."""
         return self._norm_weight(f"{self._layer(layer)}.input_layernorm", self._config.hidden_size)
@@ -56,7 +61,7 @@ class LayerWeights:
         """Return [(Hq + 2 * Hkv) * D, H] and its bias f32[(Hq + 2 * Hkv) * D] or None."""
         attention, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn"
         sizes = {"q_proj": attention.q_size, "k_proj": attention.kv_size, "v_proj": attention.kv_size}
-        return self._fused(name, ("qkv_proj",), sizes, attention.qkv_bias)
+        return self._fused(name, ("qkv_proj",), sizes, attention.qkv_bias, self._attention_width(layer))
 
     def output(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return the attention output projection [H, Hq * D] and its bias or None."""
@@ -80,7 +85,8 @@ class LayerWeights:
         """
         size = self._config.layers[layer].mlp.intermediate_size if size is None else size
         sizes = {"gate_proj": size, "up_proj": size}
-        return self._fused(f"{self._layer(layer)}.{part}", _FUSED_GATE_UP, sizes, self._has_mlp_bias(layer))
+        name, hidden = f"{self._layer(layer)}.{part}", self._config.hidden_size
+        return self._fused(name, _FUSED_GATE_UP, sizes, self._has_mlp_bias(layer), hidden)
 
     def down(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return the down projection [H, I] and its bias or None; arguments as gate_up."""
@@ -101,7 +107,7 @@ class LayerWeights:
     def verify_layer(self, layer: int) -> None:
         """Look up every tensor of a layer, before the long work, without reading large ones."""
         for look_up in (
-            self.input_norm,
+            *self.input_norms,
             self.qkv,
             self.qk_norms,
             self.output,
@@ -128,6 +134,10 @@ class LayerWeights:
         mlp = self._config.layers[layer].mlp
         return isinstance(mlp, DenseConfig) and mlp.bias
 
+    def _attention_width(self, layer: int) -> int:
+        """Return the width of the rows that q, k and v are made of."""
+        return self._config.hidden_size
+
     def _layer(self, layer: int) -> str:
         return f"{self._prefix}.{layer}"
 
@@ -141,15 +151,15 @@ class LayerWeights:
         return WeightMatrix((read_weight(self._source, name, (rows, columns)),))
 
     def _fused(
-        self, name: str, fused: Sequence[str], sizes: dict[str, int], has_bias: bool
+        self, name: str, fused: Sequence[str], sizes: dict[str, int], has_bias: bool, width: int
     ) -> tuple[WeightMatrix, Weights | None]:
-        rows, hidden = sum(sizes.values()), self._config.hidden_size
+        rows = sum(sizes.values())
         for whole in (f"{name}.{part}" for part in fused):
             if has_weight(self._source, whole):
                 bias = self._vector(f"{whole}.bias", rows) if has_bias else None
-                return self._matrix(whole, rows, hidden), bias
+                return self._matrix(whole, rows, width), bias
         weight = WeightMatrix(
-            tuple(read_weight(self._source, f"{name}.{part}", (size, hidden)) for part, size in sizes.items())
+            tuple(read_weight(self._source, f"{name}.{part}", (size, width)) for part, size in sizes.items())
         )
         biases = [self._vector(f"{name}.{part}.bias", size) for part, size in sizes.items()] if has_bias else None
         return weight, None if biases is None else np.concatenate(biases)

@@ -26,7 +26,7 @@ from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.methods.native_texts import NativeDrafter
 from fastdeploy_sd.spec_decode.proposer import ProposeInput
 from fastdeploy_sd.types import I32, DraftTokens
-from fastdeploy_sd.types.draft_methods import DraftSource
+from fastdeploy_sd.types.draft_methods import METHODS, DraftSource
 
 MAX_DRAFT_LEN = 64
 _NUM_STATS, _NUM_OUTCOMES, _NUM_FORECASTS = 7, 5, 9
@@ -34,7 +34,8 @@ _NUM_STATS, _NUM_OUTCOMES, _NUM_FORECASTS = 7, 5, 9
 LEAST_DEMAND = 1.03
 _OPS = ("ask", "decide", "offer", "choose")
 # First drafts of a model or of a client's prediction are accepted more often than those of a look-up in a text.
-_PRIOR_LOGITS = {DraftSource.MTP: 1.5, DraftSource.DRAFT_MODEL: 1.5, DraftSource.PREDICTION: 1.5}
+_GUESSED = (*(m.source for m in METHODS.values() if m.needs_model), DraftSource.PREDICTION)
+_PRIOR_LOGITS = {source: 1.5 for source in _GUESSED if source is not None}
 
 
 class DraftController:

@@ -33,7 +33,7 @@ class LoadedDraftModel:
         kept_hidden: per hidden source: the target, then every draft layer but the last. A block's row is valid as long
             as its KV. A request's are those of its newest block and drafts. A model that reads only token ids has one
             source of rows without width; one without KV reads rows of the step only, and has one source without blocks.
-        hidden: [T, H], the target's rows of the step after its final norm, for the largest step; likewise.
+        hidden: [T, H], what the model reads of the target's rows of the step, for the largest step; likewise.
         token_table, block_table: i32[max_num_seqs, max_model_len], i32[max_num_seqs, max_blocks], the request table's.
         host_blocks: the latter on the host.
         max_position: of its tokens, at most.

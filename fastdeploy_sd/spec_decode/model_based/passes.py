@@ -176,7 +176,8 @@ class _Passes:
     def draft(self, i: int, output: DraftOutput) -> tuple[Tensor, NextInputs]:
         """Write draft i of every request with a row of `output`; return its logits and the next inputs."""
         logits = self._target.model.logits(i, output.normed)
-        return logits, mtp_postprocess_(self._batch, i, logits, output.chained)
+        token_map = self._target.model.token_map
+        return logits, mtp_postprocess_(self._batch, i, logits, output.chained, token_map)
 
     def _rows(self, inputs: MtpInputs | NextInputs, outputs: OutputRows | None) -> DraftInputs:
         maps = AttentionInputs(

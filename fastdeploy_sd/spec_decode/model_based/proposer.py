@@ -16,10 +16,12 @@ token_kv.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.spec_decode.model_based.async_passes import AsyncPasses
@@ -57,6 +59,8 @@ class ModelProposer:
         )
         # Several layers each have a pass over the step's tokens anyway, so no draft can end early.
         self._can_end = self._model.model.num_layers == 1
+        token_map = model.model.token_map
+        self._token_map: I32 | None = None if token_map is None else device().read(token_map).copy()
         self._least_acceptance = _NOT_ASKED
         if config.draft_p_min > 0:
             self._least_acceptance = _LEAST if self._can_end else 0.0
@@ -114,7 +118,7 @@ class ModelProposer:
         m.min_survival[:n] = self._least_acceptance
         if x.probabilities is not None:
             m.min_survival[:n] = x.probabilities.min_survival if self._can_end else 0.0
-        logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n))
+        logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n), self._token_map)
         if self._token_kv is not None:
             self._token_kv.note_begin(m)
         logits = self._passes.run(wants_logits=logprobs is not None)
@@ -144,16 +148,16 @@ class ModelProposer:
 class _DraftLogprobs:
     """Log-probabilities of the drafts of requests that asked, under the draft layers; others have NaN and rank 0."""
 
-    def __init__(self, wanted: I32, num_drafts: int) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: I32, num_drafts: int, token_map: I32 | None) -> None:
+        self._wanted, self._token_map = wanted, token_map
         self.arrays = LogprobArrays.empty(num_drafts, int(wanted.max()))
 
     @staticmethod
-    def wanted_by(x: ProposeInput, num_drafts: int) -> _DraftLogprobs | None:
+    def wanted_by(x: ProposeInput, num_drafts: int, token_map: I32 | None) -> _DraftLogprobs | None:
         """Return None when no request of the step asked."""
         if x.num_draft_logprobs is None or not (x.num_draft_logprobs >= 0).any():
             return None
-        return _DraftLogprobs(x.num_draft_logprobs, num_drafts)
+        return _DraftLogprobs(x.num_draft_logprobs, num_drafts, token_map)
 
     def add(self, step: int, logits: F32 | RowsOnDevice, batch: DraftMemory) -> None:
         """Note draft `step`; the first rows of logits f32[R, V] are those of the requests with one."""
@@ -165,4 +169,9 @@ class _DraftLogprobs:
         # A failed draft is cut off afterwards.
         token_ids = batch.draft_token_ids[at].clip(0)
         num_top = min(self.arrays.top_token_ids.shape[1], int(logits.shape[1]))
-        self.arrays.put(at, LogprobArrays(*token_logprobs(logits, asked, token_ids, num_top)))
+        if self._token_map is not None:  # it rises
+            token_ids = np.searchsorted(self._token_map[:-1], token_ids).astype(np.int32)
+        found = LogprobArrays(*token_logprobs(logits, asked, token_ids, num_top))
+        if self._token_map is not None:
+            found = replace(found, top_token_ids=self._token_map[found.top_token_ids])
+        self.arrays.put(at, found)

@@ -18,26 +18,24 @@ from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.loading.draft_vocabulary import verify_vocabulary
 
-# The target's hidden rows that its pass keeps for draft models.
-_KEPT_ROWS = frozenset({FINAL_NORM})
-
 
 def open_draft_weights(config: Config, target: ModelSource, target_config: DecoderConfig) -> Mapping[str, DraftWeights]:
     """Return method -> weights of every draft model that the configuration needs, found but not read.
 
     Raises:
-        ConfigError: no such weights, too few layers for `num_model_steps`, a model reads rows of the target that are
-            not kept, or a whole model has another vocabulary.
+        ConfigError: no such weights, too few layers for `num_model_steps`, a model reads rows of layers that the target
+            has not, or a whole model has another vocabulary.
         CheckpointError: they are malformed, or do not fit the target.
     """
     speculative, found = config.speculative, dict[str, DraftWeights]()
     for name in speculative.draft_models:
         open_weights = cast(Callable[..., DraftWeights], _function(METHODS[name].draft_weights))
         weights = found[name] = open_weights(target, target_config, speculative.model)
-        if unknown := sorted(set(weights.reads) - _KEPT_ROWS):
-            wanted = f"a model that reads {', '.join(sorted(_KEPT_ROWS))} of the target at most"
+        if unknown := [layer for layer in weights.reads if not FINAL_NORM <= layer <= target_config.num_layers]:
+            wanted = f"one that reads what enters layers 0 to {target_config.num_layers} of the target"
             raise ConfigError(
-                f"speculative_config.method: expected {wanted}, got {name}, which reads {', '.join(unknown)}",
+                f"speculative_config.model: expected {wanted}, got {name} of {weights.checkpoint.path}, which reads"
+                f" {', '.join(map(str, unknown))}",
                 param="speculative_config",
             )
         weights.verify(speculative.num_model_steps)

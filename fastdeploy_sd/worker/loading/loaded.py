@@ -42,9 +42,8 @@ from fastdeploy_sd.worker.step.forward import (
     KnownTokens,
     RecordedForward,
     StepResources,
-    allocate_kept_hidden,
-    keeping,
 )
+from fastdeploy_sd.worker.step.hidden_reader import HiddenReader, allocate_kept_hidden
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.prompt_rows import PromptRows, RowLogits
 from fastdeploy_sd.worker.step.request_table import RequestTable
@@ -65,6 +64,7 @@ class Loaded:
 
     Attributes:
         draft_weights, drafts, kept_hidden: of the draft models, by method.
+        draft_rows: [T, H] of every draft model that reads hidden rows: those of the step, for the largest step.
         is_async: whether steps may begin after in-flight ones.
         has_whole_drafts: whether rank 0 alone has the draft models, whole.
     """
@@ -75,6 +75,7 @@ class Loaded:
     kv: KvMemory
     drafts: Mapping[str, DraftModel]
     kept_hidden: Mapping[str, Sequence[HiddenStateBuffer[Tensor]]]
+    draft_rows: Mapping[str, Tensor]
     step: StepResources
     vocab_size: int
     max_model_len: int
@@ -93,8 +94,9 @@ class Loaded:
         return ProposerContext(num_rows, self.kv.max_tokens, self.vocab_size, models, over_ranks=over_ranks)
 
     def _draft_model(self, name: str, model: DraftModel, agree: Callable[[], None]) -> LoadedDraftModel:
-        kept, hidden, config = self.kept_hidden[name], self.step.forward.hidden, self.draft_weights[name].config
+        kept, config = self.kept_hidden[name], self.draft_weights[name].config
         caches, table = self.kv.own.caches_of(name), self.step.table
+        hidden = self.draft_rows.get(name, self.step.forward.hidden)
         max_model_len, dtype = self.max_model_len, self.kv.format.row_storage
         if not METHODS[name].reads_hidden:
             max_model_len = min(max_model_len, config.max_position)
@@ -164,8 +166,12 @@ def load(config: Config, group: RankGroup) -> Loaded:
         name: allocate_kept_hidden(kv.own.hidden_of(name), block_size, max_num_seqs, num_drafts)
         for name in kv.own.drafts
     }
-    on_hidden = keeping([kept[0] for kept in kept_hidden.values() if kept])
-    forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, on_hidden)
+    readers = {
+        name: HiddenReader(draft_weights[name].reads, model.drafts[name].combine_hidden, kept[0])
+        for name, kept in kept_hidden.items()
+        if kept
+    }
+    forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, list(readers.values()))
     known = None
     if not is_host and group.size == 1:  # other ranks only follow the first
         known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
@@ -181,6 +187,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         kv=kv,
         drafts=model.drafts,
         kept_hidden=kept_hidden,
+        draft_rows=dict(zip(readers, forward.draft_rows, strict=True)),
         step=StepResources(forward, PromptRows(row_logits, memory, table), memory, table, signals, buffers),
         vocab_size=vocab_size,
         max_model_len=max_model_len,

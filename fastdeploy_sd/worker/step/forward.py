@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import paddle
 from paddle import Tensor
 
@@ -23,6 +22,7 @@ from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.draft_model import FINAL_NORM
 from fastdeploy_sd.models.layers.attention import AttentionInputs, GroupMaps
 from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.batch import gather_output_rows, group_slots, settle_step_
@@ -30,14 +30,14 @@ from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.mtp import keep_hidden_
-from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
+from fastdeploy_sd.ops.rowwise import cast
 from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.worker.step.hidden_reader import HiddenReader
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.prompt_rows import PromptRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
-OnHidden = Callable[[AttentionInputs, Tensor], None]
 
 
 class KnownTokens(NamedTuple):
@@ -54,10 +54,12 @@ class Forward(Protocol):
 
     Attributes:
         hidden: [T, H] after the final norm, in the model's dtype.
+        draft_rows: [T, H of the reader] of each reader of the pass, likewise.
         logits: f32[L, V], a row for each of the step's logits_indices.
     """
 
     hidden: Tensor
+    draft_rows: Sequence[Tensor]
 
     @property
     def logits(self) -> F32 | RowsOnDevice: ...
@@ -69,21 +71,24 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The computation of a forward pass, for both ways to run it; `on_hidden` gets all of its hidden rows."""
+    """The computation of a forward pass, for both ways to run it. `readers` get the rows that they read."""
 
     decoder: Decoder
     caches: Sequence[KvCache[Tensor]]
     rotary: Mapping[RopeConfig | None, Rotary[Tensor]]
     on_stored: OnStored | None = None
-    on_hidden: OnHidden | None = None
+    readers: Sequence[HiddenReader] = ()
 
     @property
     def num_groups(self) -> int:
         """Return the number of KV groups."""
         return 1 + max(cache.group for cache in self.caches)
 
-    def run(self, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return hidden rows and logits; inputs and results are tensors, or symbolic ones."""
+    def run(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Return hidden rows, logits, and the rows of each reader that has own ones.
+
+        Inputs and results are tensors, or symbolic ones.
+        """
         rows, starts, size = inputs["table_rows"], inputs["query_start_loc"], self.caches[0].block_size
         first, *others = (RequestBlocks(rows, inputs[name]) for name in _block_tables(self.num_groups))
         maps = AttentionInputs(
@@ -98,10 +103,26 @@ class ForwardPass:
                 GroupMaps(group_slots(inputs["positions"], starts, blocks, size), blocks) for blocks in others
             ],
         )
-        hidden = self.decoder.forward(inputs["input_ids"], self.caches, maps)
-        if self.on_hidden is not None:
-            self.on_hidden(maps, hidden)
-        return hidden, self.decoder.logits(gather_output_rows(hidden, inputs["logits_indices"]))
+        streams: dict[int, Any] = {}
+        wanted = {layer for reader in self.readers for layer in reader.reads} - {FINAL_NORM}
+
+        def note(layer: int, stream: Tensor) -> None:
+            if layer in wanted:
+                streams[layer] = cast(stream, self.decoder.dtype)
+
+        on_stream = note if wanted else None
+        hidden = streams[FINAL_NORM] = self.decoder.forward(inputs["input_ids"], self.caches, maps, on_stream)
+        rows = [reader.rows_of(streams) for reader in self.readers]
+        for reader, own in zip(self.readers, rows, strict=True):
+            keep_hidden_(maps.blocks, maps, own, reader.kept)
+        logits = self.decoder.logits(gather_output_rows(hidden, inputs["logits_indices"]))
+        more = [own for reader, own in zip(self.readers, rows, strict=True) if reader.has_own_rows]
+        return [hidden, logits, *more]
+
+    def rows_of_readers(self, hidden: Tensor, more: Sequence[Tensor]) -> list[Tensor]:
+        """Return the rows of each reader, of what `run` returned: `hidden`, and what follows after the logits."""
+        left = iter(more)
+        return [next(left) if reader.has_own_rows else hidden for reader in self.readers]
 
 
 class EagerForward:
@@ -116,7 +137,13 @@ class EagerForward:
         self._pass, self._memory, self._block_tables = forward_pass, memory, block_tables
         config, limits = forward_pass.decoder.config, memory.limits
         self.hidden = device().zeros((limits.num_tokens, config.hidden_size), storage(forward_pass.decoder.dtype))
-        self._rows = device().read(self.hidden)
+        more = [
+            device().zeros((limits.num_tokens, r.kept.blocks.shape[1]), storage(forward_pass.decoder.dtype))
+            for r in forward_pass.readers
+            if r.has_own_rows
+        ]
+        self.draft_rows: Sequence[Tensor] = forward_pass.rows_of_readers(self.hidden, more)
+        self._rows = [device().read(rows) for rows in (self.hidden, *more)]
         self.logits: F32 = np.zeros((limits.num_logits, config.vocab_size), np.float32)
 
     def __call__(self) -> None:
@@ -126,8 +153,9 @@ class EagerForward:
         for name, array in _inputs(m, self._block_tables).items():
             dim = _SHAPES.get(name)
             tensors[name] = device().wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
-        hidden, logits = self._pass.run(tensors)
-        self._rows[: m.num_tokens] = device().read(hidden)
+        hidden, logits, *more = self._pass.run(tensors)
+        for kept, rows in zip(self._rows, (hidden, *more), strict=True):
+            kept[: m.num_tokens] = device().read(rows)
         self.logits[: m.num_logits] = device().read(logits)
 
 
@@ -135,7 +163,7 @@ class RecordedForward:
     """Replays the ops as they were recorded; memory and block_tables as EagerForward's.
 
     Args:
-        forward_pass: the ops of `on_stored` and `on_hidden` are recorded too.
+        forward_pass: the ops of `on_stored` and of readers are recorded too.
         buffers: of the memory and the tables, where the model is on a device.
         known: with these the pass first corrects the step's lengths, where the device has tokens before the host.
 
@@ -179,7 +207,8 @@ class RecordedForward:
             Recording(recorder, outputs, bounds, {name: value for name, value in _PADDING.items() if name in inputs}),
             {name: buffers.of(array) for name, array in arrays.items()},
         )
-        self.hidden, logits = self.program.outputs
+        self.hidden, logits, *more = self.program.outputs
+        self.draft_rows: Sequence[Tensor] = forward_pass.rows_of_readers(self.hidden, more)
         [self.logits] = logit_rows(logits)
 
     def __call__(self) -> None:
@@ -236,40 +265,6 @@ def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
     tables = KnownTokens(*(inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts")))
     offsets = inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]
     settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in _RESOLVED})
-
-
-_ROW_DTYPES: dict[paddle.dtype, npt.DTypeLike] = {
-    paddle.float32: np.float32,
-    paddle.bfloat16: np.uint16,
-    paddle.float16: np.float16,
-}
-
-
-def allocate_kept_hidden(
-    block_hidden: Sequence[Tensor], block_size: int, max_num_seqs: int, num_drafts: int
-) -> list[HiddenStateBuffer[Tensor]]:
-    """Return memory per hidden source, for hidden rows that full blocks do not hold.
-
-    Draft layers compute a block's slots at the latest when the block is full. So a request needs the rows of its newest
-    block, and of `num_drafts` drafts after it that may be rejected.
-
-    Args:
-        block_hidden: per source [num_blocks, H].
-        max_num_seqs: table rows.
-    """
-    num_kept = block_size + num_drafts + 1
-    kept = [device().zeros((max_num_seqs * num_kept, rows.shape[1]), _ROW_DTYPES[rows.dtype]) for rows in block_hidden]
-    return [HiddenStateBuffer(*memory, block_size, num_kept) for memory in zip(block_hidden, kept, strict=True)]
-
-
-def keeping(sources: Sequence[HiddenStateBuffer[Tensor]]) -> OnHidden | None:
-    """Return the callback that keeps a pass's hidden rows in each of these; None = no sources."""
-
-    def keep(maps: AttentionInputs, hidden: Tensor) -> None:
-        for kept in sources:
-            keep_hidden_(maps.blocks, maps, hidden, kept)
-
-    return keep if sources else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, scope_of
 from fastdeploy_sd.errors import ConfigError, shown
-from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 from tests.unit.config.speculative_maps import read, refusal
 
 Keys = Mapping[str, object]
@@ -110,9 +110,14 @@ def test_a_section_checks_its_fields_when_constructed() -> None:
 
 # ---- rules between keys ---------------------------------------------------------------------------------------------
 
-MODEL = "method mtp or draft_model"
+
+def either(names: Sequence[str]) -> str:
+    return f"method {', '.join(names[:-1])} or {names[-1]}"
+
+
+MODEL = either([name for name, method in METHODS.items() if method.needs_model])
 LAYERS = f"{MODEL}, or auto with auto_with_mtp or auto_with_draft_model"
-DRAFTING = "method ngram, suffix, mtp, draft_model or auto"
+DRAFTING = either([name for name in METHODS if name != NAIVE])
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import FinishReason, Speculation, TokenLogprob
+from fastdeploy_sd.types.draft_methods import FOLDER_METHODS
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
@@ -148,12 +149,13 @@ def test_ways_are_the_product() -> None:
 
 
 def test_methods_get_a_column_per_length() -> None:
-    names = [m.name for m in standard_methods(METHOD_NAMES, [1, 4])]
-    assert names == [
-        "naive", "ngram k=1", "ngram k=4", "suffix k=1", "suffix k=4", "mtp k=1", "mtp k=4", "draft_model k=1",
-        "draft_model k=4", "auto k=1", "auto k=4", "mtp-ngram k=4", "mtp-suffix k=4", "auto-mtp k=1", "auto-mtp k=4",
-        "auto-draft_model k=1", "auto-draft_model k=4", "mixed k=4",
+    some = [name for name in METHOD_NAMES if name not in FOLDER_METHODS and "auto-" not in name]
+    assert [m.name for m in standard_methods(some, [1, 4])] == [
+        "naive", "ngram k=1", "ngram k=4", "suffix k=1", "suffix k=4", "mtp k=1", "mtp k=4", "auto k=1", "auto k=4",
+        "mtp-ngram k=4", "mtp-suffix k=4", "mixed k=4",
     ]  # fmt: skip
+    [auto_mtp, auto_eagle3] = (method.speculative for method in standard_methods(["auto-mtp", "auto-eagle3"], [4]))
+    assert (auto_mtp.draft_models, auto_eagle3.draft_models) == (("mtp",), ("eagle3",))
     mtp = SpeculativeConfig(method="mtp", model="dir", quantization="wint8", draft_head_quantization="target")
     hybrid = standard_methods(["mtp-suffix"], [4], mtp)[0].speculative
     assert (hybrid.method, hybrid.mtp_strategy, hybrid.model) == ("mtp", "with_suffix", "dir")

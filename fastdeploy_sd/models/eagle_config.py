@@ -1,0 +1,142 @@
+"""Reads the config.json of an EAGLE head, as its trainers write it: flat, or in the container of `speculators`.
+
+Knows no tensors. Source: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, for keys and their meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.draft_model import FINAL_NORM
+from fastdeploy_sd.models.registry import read_draft_config
+from fastdeploy_sd.models.weights.source import ModelSource
+
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "return_hidden_post_norm", "bias")
+_FIELDS: Mapping[str, Field] = {
+    **dict.fromkeys(_FLAGS, Boolean()),
+    "use_aux_hidden_state": Boolean(default=True),
+    "draft_vocab_size": Integer(1, MAX_I32),
+    "target_hidden_size": Integer(1, 1 << 24),
+}
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_NESTED, _LAYERS = "eagle_config", "transformer_layer_config"
+# What a head's own layers may leave out; rotary embedding too, which then has the base 10,000 and no scaling.
+_DEFAULTS = {"rms_norm_eps": 1e-6}
+_MOST_LAYER_IDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """What an EAGLE head computes.
+
+    Attributes:
+        decoder: of its own layers; its vocabulary is the one that it drafts from.
+        reads: see DraftWeights.
+        vocab_size, target_size: of the target: its tokens, and the length of its hidden rows.
+        norm_before_residual: the residual stream begins with the normed hidden row.
+        feeds_normed: the next draft reads the row after the output norm.
+        flags: those that config.json has, of norm_before_fc, fc_norm and bias; where it has not, the tensors tell.
+    """
+
+    decoder: DecoderConfig
+    reads: tuple[int, ...]
+    vocab_size: int
+    target_size: int
+    norm_before_residual: bool
+    feeds_normed: bool
+    flags: Mapping[str, bool]
+
+
+def read_eagle(source: ModelSource, target: DecoderConfig) -> EagleConfig:
+    """Read the config.json of an EAGLE-1 or EAGLE-2 head; raises CheckpointError as read_eagle3."""
+    reader, decoder = _read(source, target)
+    if decoder.hidden_size != target.hidden_size:
+        raise reader.error("hidden_size", f"{target.hidden_size} as in the target", decoder.hidden_size)
+    flags = _flags(reader, "bias")
+    return EagleConfig(
+        decoder, (FINAL_NORM,), decoder.vocab_size, target.hidden_size, False, feeds_normed=False, flags=flags
+    )
+
+
+def read_eagle3(source: ModelSource, target: DecoderConfig) -> EagleConfig:
+    """Read the config.json of an EAGLE-3 head.
+
+    Raises CheckpointError: a key is missing, mistyped, out of range or unsupported, or contradicts the target.
+    """
+    reader, decoder = _read(source, target)
+    size = reader.integer("target_hidden_size", decoder.hidden_size)
+    if size != target.hidden_size:
+        raise reader.error("target_hidden_size", f"the target's {target.hidden_size}", size)
+    is_container = _LAYERS in source.config
+    has_rule = reader.values.get("norm_before_residual") is not None
+    draft_vocab = reader.integer("draft_vocab_size", decoder.vocab_size)
+    if draft_vocab > decoder.vocab_size:
+        raise reader.error("draft_vocab_size", f"at most vocab_size ({decoder.vocab_size})", draft_vocab)
+    reads = _layers_read(reader, source.config, target.num_layers)
+    return EagleConfig(
+        replace(decoder, vocab_size=draft_vocab),
+        reads if reader.boolean("use_aux_hidden_state") else (FINAL_NORM,),
+        vocab_size=decoder.vocab_size,
+        target_size=size,
+        norm_before_residual=reader.boolean("norm_before_residual") if has_rule else is_container,
+        feeds_normed=reader.boolean("norm_output") or reader.boolean("return_hidden_post_norm"),
+        flags=_flags(reader, "norm_before_fc", "fc_norm"),
+    )
+
+
+def _read(source: ModelSource, target: DecoderConfig) -> tuple[FieldReader, DecoderConfig]:
+    """Return a reader of the head's keys, and the decoder that its layers are."""
+    where = str(source.config_path)
+    nested, layers = (_map(source.config, key, where) for key in (_NESTED, _LAYERS))
+    reader = FieldReader({**source.config, **nested}, _FIELDS, where)
+    reader.require_neutral({"eh_proj_before_attn": (False,)})
+    values = {"max_position_embeddings": target.max_position, **_DEFAULTS}
+    values |= {key: value for key, value in (layers or source.config).items() if value is not None}
+    # Heads are Llama-shaped, whatever the target is; q and k norms and biases show in the tensors.
+    decoder = read_draft_config(values | {"architectures": ["LlamaForCausalLM"]}, where)
+    if decoder.vocab_size != target.vocab_size:
+        raise CheckpointError(
+            f"{where}: vocab_size: expected {target.vocab_size} as in the target, got {decoder.vocab_size}"
+        )
+    # The context that a head was trained on is no bound: it computes from differences of positions.
+    return reader, replace(decoder, max_position=max(decoder.max_position, target.max_position))
+
+
+def _map(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    found = values.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{where}: {key}: expected a map, got {shown(found)}")
+    return found
+
+
+def _flags(reader: FieldReader, *names: str) -> Mapping[str, bool]:
+    return {name: reader.boolean(name) for name in names if reader.values.get(name) is not None}
+
+
+def _layers_read(reader: FieldReader, config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Return the layers whose input is read.
+
+    SGLang and SpecForge, which write `eagle_config`, number layers by their outputs, vLLM and speculators by their
+    inputs.
+    """
+    nested = _map(config, _NESTED, reader.where).get(_LAYER_IDS)
+    ids, shift = (nested, 1) if nested else (config.get(_LAYER_IDS), 0)
+    if not ids:
+        default = (2, num_layers // 2, num_layers - 3)
+        if min(default) < 0:
+            raise reader.error(_LAYER_IDS, f"layers of the target, which has {num_layers}", None)
+        return default
+    is_list = isinstance(ids, Sequence) and not isinstance(ids, str) and len(ids) <= _MOST_LAYER_IDS
+    if not is_list or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise reader.error(_LAYER_IDS, "a list of layer numbers", ids)
+    found = tuple(i + shift for i in ids)
+    if not all(0 <= layer <= num_layers for layer in found):
+        raise reader.error(_LAYER_IDS, f"layers of the target, which has {num_layers}", ids)
+    return found

@@ -1,0 +1,207 @@
+"""Finds the weights of an EAGLE head by role. Needs no Paddle.
+
+EAGLE-1 and 2 share their layout: `fc` over embedding | hidden row, and a decoder layer without an input norm. EAGLE-3
+has `fc` over rows of several layers of the target, a first layer `midlayer` or `layers.0` that attends to normed
+embedding | normed hidden row, a norm and a head over a vocabulary of its own.
+
+Source: arXiv:2401.15077, arXiv:2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.checkpoint import Weights
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
+from fastdeploy_sd.models.drafter_kind import open_drafter
+from fastdeploy_sd.models.eagle_config import EagleConfig, read_eagle, read_eagle3
+from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.models.weight_bytes import layer_bytes
+from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
+from fastdeploy_sd.models.weights.source import ModelSource
+from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import packed_bytes
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
+from fastdeploy_sd.types import I32, I64
+from fastdeploy_sd.types.shard import Shard
+
+# Of no use when drafting: which tokens have an own one, and tables of rotary embeddings.
+_UNUSED = ("t2d", "rotary_emb.inv_freq")
+
+
+class EagleWeights(LayerWeights):
+    """DraftWeights of an EAGLE-1 or EAGLE-2 head, by role; raises as LayerWeights."""
+
+    def __init__(self, checkpoint: ModelSource, read: EagleConfig) -> None:
+        super().__init__(checkpoint, read.decoder, "layers")
+        self.checkpoint, self.read, self.num_layers = checkpoint, read, read.decoder.num_layers
+        if self.num_layers != 1:
+            raise CheckpointError(
+                f"{checkpoint.config_path}: num_hidden_layers: expected 1 (nothing else is supported), got"
+                f" {self.num_layers}"
+            )
+        self.config = self._config = read.decoder.with_attention(self._with_parts)
+
+    def _with_parts(self, layer: int, attention: AttentionConfig) -> AttentionConfig:
+        """Return the attention with the biases and norms that the layer has."""
+        name = f"{self._layer(layer)}.self_attn"
+        return replace(
+            attention,
+            qkv_bias=f"{name}.q_proj.bias" in self._source,
+            output_bias=f"{name}.o_proj.bias" in self._source,
+            qk_norm=f"{name}.q_norm.weight" in self._source,
+        )
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.read.reads
+
+    @property
+    def input_norms(self) -> Sequence[Callable[[int], Weights]]:
+        return ()
+
+    def verify(self, num_steps: int) -> None:
+        """See DraftWeights: look up every tensor, and find those that would not be used."""
+        for look_up in self._look_ups():
+            look_up()
+        self.verify_layer(0)
+        unused = [name for name in self._source.unread() if not name.endswith(_UNUSED)]
+        if unused:
+            raise CheckpointError(
+                f"{self._source.path}: expected only tensors of an EAGLE head as config.json tells of it, got"
+                f" {len(unused)} more: {', '.join(map(shown, unused[:3]))}"
+            )
+
+    def _look_ups(self) -> Sequence[Callable[[], object]]:
+        return self.fc, self.embedding, self.head, self.token_map
+
+    def num_kv_layers(self, num_steps: int) -> int:
+        """See DraftWeights: one layer makes all drafts."""
+        return self.num_layers
+
+    def num_bytes(self, scheme: QuantScheme, num_steps: int, head: LinearFormat | None, shard: Shard) -> int:
+        """See DraftWeights: with its own head and embedding, where it has some."""
+        config, own, has_head = self.config, DecoderShard(self.config, shard), self.head() is not None
+        head = (head or scheme.lm_head) if has_head else head
+        total = 0 if head is None else packed_bytes(config.hidden_size, len(own.vocabulary()), head)
+        if (table := self.embedding()) is not None:
+            total += table.data.size * storage(scheme.dtype).itemsize
+        if (fc := self.fc()) is not None:
+            total += packed_bytes(fc[0].shape[1], len(own.hidden()), scheme.linear)
+        return total + layer_bytes(config, scheme, config.layers[0], shard, self._attention_width(0))
+
+    def fc(self) -> tuple[WeightMatrix, Weights | None] | None:
+        """Return [H, 2 * H] over embedding | hidden row, and its bias f32[H] or None."""
+        return self._fc(2 * self.config.hidden_size)
+
+    def _fc(self, width: int) -> tuple[WeightMatrix, Weights | None]:
+        name, hidden = self._name("fc"), self.config.hidden_size
+        matrix, has_bias = self._matrix(name, hidden, width), self._has("bias", f"{name}.bias")
+        return matrix, self._vector(f"{name}.bias", hidden) if has_bias else None
+
+    def embedding(self) -> FloatPart | None:
+        """Return [V, H], or None for the target's table."""
+        name = self._name("embed_tokens") + ".weight"
+        if name not in self._source:
+            if self.config.hidden_size == self.read.target_size:
+                return None
+            self._source.tensor(name, ())  # raises that it is missing
+        return FloatPart(name, self._source.tensor(name, (self.read.vocab_size, self.config.hidden_size)))
+
+    def head(self) -> WeightMatrix | None:
+        """Return [V of the drafts, H], or None for the target's head."""
+        name, size = self._name("lm_head"), self.config.vocab_size
+        is_targets = (size, self.config.hidden_size) == (self.read.vocab_size, self.read.target_size)
+        if f"{name}.weight" not in self._source and is_targets:
+            return None
+        return self._matrix(name, size, self.config.hidden_size)
+
+    def token_map(self) -> I32 | None:
+        """Return the target's token of each of the head's i32[V of the drafts]; None = it has the same number.
+
+        The file has what is added to the number.
+        """
+        name, size = self._name("d2t"), self.config.vocab_size
+        if name not in self._source and size == self.read.vocab_size:
+            return None
+        tokens: I64 = self._source.tensor(name, (size,), ("I64", "I32")).astype(np.int64) + np.arange(size)
+        if (np.diff(tokens) <= 0).any() or not 0 <= tokens[0] <= tokens[-1] < self.read.vocab_size:
+            raise CheckpointError(
+                f"{self._source.path}: tensor {name!r}: expected what is added to draft tokens to give tokens of the"
+                f" target in their order, below {self.read.vocab_size}, got others"
+            )
+        return tokens.astype(np.int32)
+
+    def _has(self, flag: str, name: str) -> bool:
+        """Whether the head has a part, as config.json says or else the tensors."""
+        return self.read.flags.get(flag, name in self._source)
+
+    def _name(self, part: str) -> str:
+        """Return a tensor's name without its ending; files may put `model.` before it."""
+        root = "model." if any(name.startswith(f"model.{part}") for name in self._source.names()) else ""
+        return f"{root}{part}"
+
+    def _layer(self, layer: int) -> str:
+        return self._name(f"{self._prefix}.{layer}")
+
+
+class Eagle3Weights(EagleWeights):
+    """DraftWeights of an EAGLE-3 head, by role; raises as LayerWeights."""
+
+    @property
+    def input_norms(self) -> Sequence[Callable[[int], Weights]]:
+        return self.input_norm, self.hidden_norm
+
+    def hidden_norm(self, layer: int) -> Weights:
+        """Return f32[H]: the norm of hidden rows before attention; `input_norm` is that of embeddings."""
+        return self._norm_weight(f"{self._layer(layer)}.hidden_norm", self.config.hidden_size)
+
+    def output_norm(self) -> Weights:
+        """Return f32[H]."""
+        return self._norm_weight(self._name("norm"), self.config.hidden_size)
+
+    def fc(self) -> tuple[WeightMatrix, Weights | None] | None:
+        """Return [H, A * Ht] over the rows of A layers, and its bias f32[H] or None; None = a row is read as it is."""
+        if self.read.reads[0] < 0:
+            return None
+        return self._fc(len(self.reads) * self.read.target_size)
+
+    def fc_norm(self) -> Weights | None:
+        """Return the norm f32[A * Ht] of what `fc` reads, if it has one."""
+        name = self._name("input_norm")
+        has_norm = self._has("norm_before_fc", f"{name}.weight")
+        return self._norm_weight(name, len(self.reads) * self.read.target_size) if has_norm else None
+
+    def row_norms(self) -> Sequence[Weights] | None:
+        """Return the norms f32[Ht] of each row that `fc` reads, if it has some."""
+        names = [self._name(f"fc_norm.{i}") for i in range(len(self.reads))]
+        has_norms = self._has("fc_norm", f"{names[0]}.weight")
+        return [self._norm_weight(name, self.read.target_size) for name in names] if has_norms else None
+
+    def _look_ups(self) -> Sequence[Callable[[], object]]:
+        return *super()._look_ups(), self.output_norm, self.fc_norm, self.row_norms
+
+    def _attention_width(self, layer: int) -> int:
+        return (1 if layer else 2) * self.config.hidden_size
+
+    def _layer(self, layer: int) -> str:
+        is_named = layer == 0 and any("midlayer." in name for name in self._source.names())
+        return self._name("midlayer") if is_named else super()._layer(layer)
+
+
+def open_eagle(target: ModelSource, target_config: DecoderConfig, place: str | None) -> EagleWeights:
+    """Open the EAGLE-1 or EAGLE-2 head in a folder; raises as open_drafter and read_eagle."""
+    checkpoint = open_drafter(place, "eagle")
+    return EagleWeights(checkpoint, read_eagle(checkpoint, target_config))
+
+
+def open_eagle3(target: ModelSource, target_config: DecoderConfig, place: str | None) -> Eagle3Weights:
+    """Open the EAGLE-3 head in a folder; raises as open_drafter and read_eagle3."""
+    checkpoint = open_drafter(place, "eagle3")
+    return Eagle3Weights(checkpoint, read_eagle3(checkpoint, target_config))

@@ -19,6 +19,7 @@ from fastdeploy_sd.models.weight_bytes import matrices
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.source import FLOATS, ModelSource
 from fastdeploy_sd.models.weights.storages.registry import read_weight
+from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import FACTOR_INPUTS, GROUP, pack_linear, unpack_codes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
@@ -103,12 +104,12 @@ class QuantizedCopy:
                 yield self._number(name)
 
     def _number(self, name: str) -> npt.NDArray[Any]:
-        """Return a tensor that stays as it is, matrices [out, in]."""
+        """Return a tensor that stays as it is, matrices [out, in]; stored integers as the bfloat16 that layers read."""
         shape = self._source.shape(name)
         if self._source.tensors[name].dtype in FLOATS:
             data = self._source.tensor(name, shape)
             return np.ascontiguousarray(data.T) if data.ndim == _MATRIX and self._source.is_transposed(name) else data
-        return read_weight(self._source, name.removesuffix(".weight"), (shape[0], shape[1])).numbers().data
+        return to_bf16(read_weight(self._source, name.removesuffix(".weight"), (shape[0], shape[1])).numbers().data)
 
 
 def group_size(part: WeightPart, fmt: LinearFormat, slices: SliceRule) -> int:

@@ -12,7 +12,7 @@ import pytest
 from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.cli import main
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from tests.models import golden
+from tests.models import gguf_files, golden
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +40,13 @@ def test_the_folder_gives_the_tokens_of_the_option(name: str, fmt: str, tmp_path
     assert types == {"I32"}
     groups = json.loads((target / "config.json").read_text())["quantization_config"]["config_groups"].values()
     assert {group["weights"]["num_bits"] for group in groups} == {4, 8}  # the head has eight
+
+
+def test_the_integers_of_an_embedding_become_bfloat16_as_layers_read_them(tmp_path: Path) -> None:
+    model, target = gguf_files.write(tmp_path / "m.gguf", "llama-tiny", "Q8_0"), tmp_path / "quantized"
+    assert main(["quantize", str(model), str(target), "--format", "wint8"]) == 0
+    assert Checkpoint(target).tensors["model.embed_tokens.weight"].dtype == "BF16"
+    assert answers(target) == answers(model, "wint8")
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

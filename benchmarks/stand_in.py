@@ -87,7 +87,7 @@ def stand_in_executor(
     speculation = SpeculationInfo(speculative.method, available_methods(speculative), num_drafts)
     memory = StepMemory(StepLimits(max_num_seqs, max_num_seqs * max_model_len, num_drafts), VOCAB_SIZE)
     model, prompts = StandInModel(memory, buffer, is_random=is_random), PromptRows(None, memory, table)
-    step = StepResources(model, prompts, memory, table)
+    step = StepResources(model, lambda: None, prompts, memory, table)
     guided = GuidedRows(None, memory, max_num_seqs)
     drafting = Drafting(proposer, step, guided, speculation, context.step_stats, is_lossy=False)
     runner = ModelRunner(step, drafting, VerifyRule(), guided)

@@ -136,6 +136,7 @@ struct TilePlace {
     if (first_row >= num_rows) return false;
     num_before = a.seq_lens[request] - num_new;
     is_tree = !(a.tree_mask == nullptr) && num_new <= kMaxTreeRows;
+    is_tree = is_tree && Seen(a, num_new - 1) != ~uint64_t{0} >> (kMaxTreeRows - num_new);
     begin_key = min(shape.FirstKey(num_before + (is_tree ? 0 : FirstToken(shape))), num_before);
     num_shared = 0;
     if (!(a.prefixes.group_rows == nullptr)) {

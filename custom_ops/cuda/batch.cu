@@ -1,3 +1,4 @@
+#include "fdsd/attention.h"
 #include "fdsd/batch.h"
 #include "numbers.h"
 #include "ops.h"
@@ -19,15 +20,23 @@ struct PrepareArrays {
   DevicePtr<const int32_t> num_new;
   DevicePtr<const int32_t> draft_token_ids;
   DevicePtr<const int32_t> cu_num_draft;
+  DevicePtr<const int32_t> draft_parents;  // nullptr = chains
   DevicePtr<int32_t> input_ids;
   DevicePtr<int32_t> positions;
   DevicePtr<int64_t> slot_mapping;
+  DevicePtr<int64_t> tree_mask;
   DevicePtr<int32_t> query_start_loc;
   DevicePtr<int32_t> seq_lens;
   DevicePtr<int32_t> logits_indices;
   DevicePtr<int32_t> cu_num_logits;
   DevicePtr<int32_t> batch_id_per_output;
   DevicePtr<int32_t> output_positions;
+  DevicePtr<int32_t> parent_rows;
+
+  // The draft of its request that one follows, -1 = none.
+  __device__ __forceinline__ int32_t ParentOf(int32_t first_draft, int32_t draft) const {
+    return draft_parents == nullptr ? draft - 1 : static_cast<int32_t>(draft_parents[first_draft + draft]);
+  }
 };
 
 // The rows of logits of a request: none while the step does not reach its last known token.
@@ -72,19 +81,31 @@ __global__ __launch_bounds__(kThreads) void StepMapsKernel(int32_t max_tokens_pe
   const int32_t num_new = a.num_new[r];
   const int32_t num_computed = a.num_computed[r];
   for (int i = threadIdx.x; i < num_new; i += kThreads) {
-    const int32_t position = num_computed + i;
-    a.input_ids[begin + i] = position >= num_committed ? a.draft_token_ids[first_draft + position - num_committed]
-                                                       : a.token_table[table_row * max_tokens_per_row + position];
-    a.positions[begin + i] = position;
-    const int64_t block = a.block_tables[table_row * max_blocks + position / block_size];
-    a.slot_mapping[begin + i] = block * block_size + position % block_size;
+    const int32_t place = num_computed + i;
+    const int32_t own_draft = place - num_committed;
+    a.input_ids[begin + i] = own_draft >= 0 ? a.draft_token_ids[first_draft + own_draft]
+                                            : a.token_table[table_row * max_tokens_per_row + place];
+    const int64_t block = a.block_tables[table_row * max_blocks + place / block_size];
+    a.slot_mapping[begin + i] = block * block_size + place % block_size;
+    // Up the tree, to the newest committed token. All tokens before that are seen.
+    int32_t num_on_path = 0;
+    const int32_t num_before = min(num_new, num_committed - num_computed);
+    uint64_t seen = min(i, num_before) < kMaxTreeRows ? (uint64_t{1} << min(i, num_before)) - 1 : 0;
+    for (int32_t d = own_draft; d >= 0; d = a.ParentOf(first_draft, d), ++num_on_path)
+      if (d != own_draft && num_before + d < kMaxTreeRows) seen |= uint64_t{1} << (num_before + d);
+    a.positions[begin + i] = own_draft >= 0 ? num_committed - 1 + num_on_path : place;
+    if (num_new <= kMaxTreeRows) a.tree_mask[begin + i] = static_cast<int64_t>(seen);
   }
   const int32_t first_row = a.cu_num_logits[r];
   const int32_t num_rows = a.cu_num_logits[r + 1] - first_row;
   for (int i = threadIdx.x; i < num_rows; i += kThreads) {
     a.logits_indices[first_row + i] = begin + num_new - num_rows + i;
     a.batch_id_per_output[first_row + i] = r;
-    a.output_positions[first_row + i] = num_computed + num_new - num_rows + i + 1;
+    // Row i is that of draft i - 1.
+    int32_t num_on_path = 0;
+    for (int32_t d = i - 1; d >= 0; d = a.ParentOf(first_draft, d)) ++num_on_path;
+    a.output_positions[first_row + i] = num_committed + num_on_path;
+    a.parent_rows[first_row + i] = i > 0 ? a.ParentOf(first_draft, i - 1) + 1 : -1;
   }
 }
 
@@ -161,15 +182,18 @@ Error PrepareBatch(const PrepareBatchParams& p, Stream stream) {
                              DevicePtr<const int32_t>(p.plan.num_new),
                              DevicePtr<const int32_t>(p.plan.draft_token_ids),
                              DevicePtr<const int32_t>(p.plan.cu_num_draft),
+                             DevicePtr<const int32_t>(p.plan.draft_parents),
                              DevicePtr<int32_t>(p.out.input_ids),
                              DevicePtr<int32_t>(p.out.positions),
                              DevicePtr<int64_t>(p.out.slot_mapping),
+                             DevicePtr<int64_t>(p.out.tree_mask),
                              DevicePtr<int32_t>(p.out.query_start_loc),
                              DevicePtr<int32_t>(p.out.seq_lens),
                              DevicePtr<int32_t>(p.out.logits_indices),
                              DevicePtr<int32_t>(p.out.cu_num_logits),
                              DevicePtr<int32_t>(p.out.batch_id_per_output),
-                             DevicePtr<int32_t>(p.out.output_positions)};
+                             DevicePtr<int32_t>(p.out.output_positions),
+                             DevicePtr<int32_t>(p.out.parent_rows)};
   const LaunchShape one_block{dim3(1), dim3(kScanThreads)};
   if (Error error = Launch<StepOffsetsKernel>(one_block, stream, p.num_requests, arrays)) return error;
   const LaunchShape per_request{dim3(static_cast<unsigned>(p.num_requests)), dim3(kThreads)};

@@ -33,6 +33,8 @@ Error BiasGelu(const BiasGeluParams& p, Stream stream);
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream);
 Error Cast(const CastParams& p, Stream stream);
 Error ConcatColumns(const ConcatColumnsParams& p, Stream stream);
+Error CompactKv(const CompactKvParams& p, Stream stream);
+Error CompactRows(const CompactRowsParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
 Error Geglu(const GegluParams& p, Stream stream);

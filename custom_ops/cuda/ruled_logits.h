@@ -30,6 +30,12 @@ struct RuleArrays {
   DevicePtr<const int32_t> cu_num_logits;  // nullptr = no row follows a draft
   DevicePtr<const int32_t> draft_token_ids;
   DevicePtr<const int32_t> cu_num_draft;
+  DevicePtr<const int32_t> parent_rows;  // nullptr = each row follows the row before
+
+  // The row that one follows, both counted from the request's `first`.
+  __device__ __forceinline__ int32_t ParentOf(int64_t row, int32_t first) const {
+    return parent_rows == nullptr ? static_cast<int32_t>(row) - first - 1 : static_cast<int32_t>(parent_rows[row]);
+  }
 };
 
 inline RuleArrays RuleArraysOf(const LogitsRules& rules, const DraftedRows& drafted, int32_t num_requests,
@@ -53,21 +59,22 @@ inline RuleArrays RuleArraysOf(const LogitsRules& rules, const DraftedRows& draf
                     DevicePtr<const int32_t>(rules.allowed.allowed_bits),
                     DevicePtr<const int32_t>(drafted.cu_num_logits),
                     DevicePtr<const int32_t>(drafted.draft_token_ids),
-                    DevicePtr<const int32_t>(drafted.cu_num_draft)};
+                    DevicePtr<const int32_t>(drafted.cu_num_draft),
+                    DevicePtr<const int32_t>(drafted.parent_rows)};
 }
 
-// A row of logits: whose it is, and the drafts before it.
+// A row of logits: whose it is, and the drafts on its path.
 struct RuledRow {
   int64_t index;
   int32_t table_row;
   int32_t first_draft;
-  int32_t num_drafts;
+  int32_t first_row;  // of the request
 
   __device__ __forceinline__ RuledRow(const RuleArrays& a, int64_t row, int32_t request)
-      : index(row), table_row(a.table_rows[request]), first_draft(0), num_drafts(0) {
+      : index(row), table_row(a.table_rows[request]), first_draft(0), first_row(static_cast<int32_t>(row)) {
     if (a.cu_num_logits == nullptr) return;
     first_draft = a.cu_num_draft[request];
-    num_drafts = static_cast<int32_t>(row) - a.cu_num_logits[request];
+    first_row = a.cu_num_logits[request];
   }
 
   __device__ __forceinline__ bool HasLists(const RuleArrays& a) const {
@@ -86,7 +93,8 @@ struct RuledRow {
     if (count_row < 0) return logit;
     const int32_t seen = a.token_counts[count_row * a.vocab_size + token];
     int32_t count = seen & (kInPrompt - 1);
-    for (int32_t d = 0; d < num_drafts; ++d) count += a.draft_token_ids[first_draft + d] == token ? 1 : 0;
+    for (int32_t j = static_cast<int32_t>(index) - first_row; j > 0; j = a.ParentOf(first_row + j, first_row))
+      count += a.draft_token_ids[first_draft + j - 1] == token ? 1 : 0;
     const float repetition = a.repetition_penalty[table_row];
     if (count > 0 || (seen & kInPrompt) != 0) logit = logit > 0.0f ? logit / repetition : logit * repetition;
     if (count > 0)

@@ -74,22 +74,16 @@ __global__ __launch_bounds__(kRowThreads, 2) void SampleAgainKernel(RuleArrays r
   if (threadIdx.x == 0) a.token_ids[row.index()] = token;
 }
 
-// A thread has a request: rows after its first wrong draft are not drawn.
-__global__ __launch_bounds__(kRowThreads) void StopChainsKernel(RuleArrays a, DevicePtr<int32_t> token_ids) {
+// A thread has a request: rows whose draft is not the token of the row that they follow are not drawn.
+__global__ __launch_bounds__(kRowThreads) void StopAtWrongDraftsKernel(RuleArrays a, DevicePtr<int32_t> token_ids) {
   constexpr int32_t kNotDrawn = -2;
   const int32_t r = static_cast<int32_t>(blockIdx.x * kRowThreads + threadIdx.x);
   if (r >= a.num_requests) return;
   const int32_t begin = a.cu_num_logits[r];
   const int32_t first_draft = a.cu_num_draft[r];
-  const int32_t num_drafts = a.cu_num_draft[r + 1] - first_draft;
-  bool is_wrong = false;
-  for (int32_t row = begin; row < a.cu_num_logits[r + 1]; ++row) {
-    const int32_t j = row - begin;
-    if (is_wrong) {
-      token_ids[row] = kNotDrawn;
-    } else {
-      is_wrong = j < num_drafts && token_ids[row] != a.draft_token_ids[first_draft + j];
-    }
+  for (int32_t row = begin + 1; row < a.cu_num_logits[r + 1]; ++row) {
+    const int32_t parent = begin + a.ParentOf(row, begin);
+    if (token_ids[parent] != a.draft_token_ids[first_draft + row - begin - 1]) token_ids[row] = kNotDrawn;
   }
 }
 
@@ -113,9 +107,9 @@ Error Sample(const SampleParams& p, void* workspace, Stream stream) {
   if (Error error = Launch<SampleKernel>(per_row, stream, rules, arrays, chunks)) return error;
   if (Error error = Launch<SampleAgainKernel>(per_row, stream, rules, arrays, chunks)) return error;
   if (p.stops_at_wrong_draft == 0) return nullptr;
-  const auto num_chains = static_cast<unsigned>(DivideUp(p.num_requests, kRowThreads));
-  return Launch<StopChainsKernel>(LaunchShape{dim3(num_chains), dim3(kRowThreads)}, stream, rules,
-                                  DevicePtr<int32_t>(p.token_ids));
+  const auto num_blocks = static_cast<unsigned>(DivideUp(p.num_requests, kRowThreads));
+  return Launch<StopAtWrongDraftsKernel>(LaunchShape{dim3(num_blocks), dim3(kRowThreads)}, stream, rules,
+                                         DevicePtr<int32_t>(p.token_ids));
 }
 
 }  // namespace fdsd::cuda

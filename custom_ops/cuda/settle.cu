@@ -51,13 +51,13 @@ __global__ __launch_bounds__(kThreads) void SettleStepKernel(SettleShape shape, 
   __syncthreads();  // the drafts are there, and all threads have read num_computed
 #pragma unroll 1    // few tokens; several at a time spill registers on sm_100
   for (int i = threadIdx.x; i < num_new; i += kThreads) {
-    const int32_t position = num_computed + i;
-    const int64_t block = a.block_tables[table_row * shape.max_blocks + position / shape.block_size];
-    a.positions[first + i] = position;
-    a.slot_mapping[first + i] = block * shape.block_size + position % shape.block_size;
-    a.input_ids[first + i] = position < num_tokens
-                                 ? static_cast<int32_t>(a.token_table[table_row * shape.max_tokens_per_row + position])
-                                 : static_cast<int32_t>(a.draft_token_ids[first_draft + position - num_tokens]);
+    const int32_t place = num_computed + i;
+    const int64_t block = a.block_tables[table_row * shape.max_blocks + place / shape.block_size];
+    a.positions[first + i] = a.positions[first + i] - shift;
+    a.slot_mapping[first + i] = block * shape.block_size + place % shape.block_size;
+    a.input_ids[first + i] = place < num_tokens
+                                 ? static_cast<int32_t>(a.token_table[table_row * shape.max_tokens_per_row + place])
+                                 : static_cast<int32_t>(a.draft_token_ids[first_draft + place - num_tokens]);
   }
   const int32_t last_row = a.cu_num_logits[r + 1];
   for (int32_t l = a.cu_num_logits[r] + static_cast<int32_t>(threadIdx.x); l < last_row; l += kThreads)
@@ -68,8 +68,9 @@ __global__ __launch_bounds__(kThreads) void SettleStepKernel(SettleShape shape, 
 }
 
 struct GroupArrays {
-  DevicePtr<const int32_t> positions;
+  DevicePtr<const int64_t> first_slots;
   DevicePtr<const int32_t> query_start_loc;
+  DevicePtr<const int32_t> seq_lens;
   DevicePtr<const int32_t> table_rows;
   DevicePtr<const int32_t> block_tables;
   DevicePtr<int64_t> slot_mapping;
@@ -89,13 +90,13 @@ __global__ __launch_bounds__(kThreads) void GroupSlotsKernel(int32_t num_request
     else
       end = middle;
   }
-  if (r == num_requests) {
+  if (r == num_requests || a.first_slots[t] < 0) {
     a.slot_mapping[t] = -1;
     return;
   }
-  const int32_t position = a.positions[t];
-  const int64_t block = a.block_tables[static_cast<int64_t>(a.table_rows[r]) * max_blocks + position / block_size];
-  a.slot_mapping[t] = block * block_size + position % block_size;
+  const int32_t place = a.seq_lens[r] - (a.query_start_loc[r + 1] - t);
+  const int64_t block = a.block_tables[static_cast<int64_t>(a.table_rows[r]) * max_blocks + place / block_size];
+  a.slot_mapping[t] = block * block_size + place % block_size;
 }
 
 struct TargetArrays {
@@ -152,9 +153,9 @@ Error SettleStep(const SettleStepParams& p, Stream stream) {
 Error GroupSlots(const GroupSlotsParams& p, Stream stream) {
   if (p.num_requests < 0 || p.num_tokens < 0) return "num_tokens: expected no negative number";
   if (p.block_size <= 0) return "block_size: expected a positive number, got less";
-  const GroupArrays arrays{DevicePtr<const int32_t>(p.positions), DevicePtr<const int32_t>(p.query_start_loc),
-                           DevicePtr<const int32_t>(p.table_rows), DevicePtr<const int32_t>(p.block_tables),
-                           DevicePtr<int64_t>(p.slot_mapping)};
+  const GroupArrays arrays{DevicePtr<const int64_t>(p.first_slots),  DevicePtr<const int32_t>(p.query_start_loc),
+                           DevicePtr<const int32_t>(p.seq_lens),     DevicePtr<const int32_t>(p.table_rows),
+                           DevicePtr<const int32_t>(p.block_tables), DevicePtr<int64_t>(p.slot_mapping)};
   const LaunchShape shape{dim3(static_cast<unsigned>(DivideUp(p.num_tokens, kThreads))), dim3(kThreads)};
   return Launch<GroupSlotsKernel>(shape, stream, p.num_requests, p.num_tokens, p.max_blocks, p.block_size, arrays);
 }

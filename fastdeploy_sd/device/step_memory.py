@@ -58,13 +58,14 @@ class StepMemory:
         inputs, outputs: u8[n], the pieces that the columns lie in which a model's calls read and write in every step.
         table_rows: i32[R], the requests' rows of the request table.
         num_computed, num_new, planned_drafts, draft_token_ids, cu_num_draft: i32[R], i32[R], i32[R], i32[D], i32[R+1],
-            of the plan; see `types.SchedulerOutput`.
-        input_ids .. output_positions: the maps; see `ops.reference.batch.BatchMaps`.
+            of the plan; see `types.SchedulerOutput`. draft_parents: i32[D], of steps with trees.
+        input_ids .. parent_rows: the maps; see `ops.reference.batch.BatchMaps`.
         cu_mask, mask_token_ids: i32[L+1], i32[K], tokens forbidden per row of logits.
         allowed_rows, allowed_bits: i32[L], i32[L, ceil(V/32)], tokens that a grammar allows per row of logits; see
             `types.SamplingArrays`. -1 in every row of a step without grammars; num_allowed: the first rows, written
             since then.
         output_token_ids, cu_num_output, num_accepted: i32[L], i32[R+1], i32[R]; see `types.VerifyResult`.
+        output_rows: i32[L], the row of logits of each output token.
         num_failed: i32[1], requests without a valid distribution.
         num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.
         num_valid, num_kv_slots: i32[R]; see `spec_decode.proposer.TargetStep`. Of steps that a method looks at.
@@ -86,19 +87,24 @@ class StepMemory:
                 "num_computed": requests, "num_new": requests,
                 "planned_drafts": requests, "query_start_loc": requests + 1, "seq_lens": requests,
                 "logits_indices": logits, "cu_num_logits": requests + 1, "batch_id_per_output": logits,
-                "output_positions": logits, "cu_mask": logits + 1, "input_ids": tokens, "positions": tokens,
-                "slot_mapping": tokens,
+                "output_positions": logits, "parent_rows": logits, "cu_mask": logits + 1, "input_ids": tokens,
+                "positions": tokens, "slot_mapping": tokens, "tree_mask": tokens,
             },
-            wide=("slot_mapping",),
+            wide=("slot_mapping", "tree_mask"),
         )  # fmt: skip
         self.outputs, written = _piece(
-            {"output_token_ids": logits, "cu_num_output": requests + 1, "num_accepted": requests, "num_failed": 1}
-        )
+            {
+                "output_token_ids": logits, "output_rows": logits, "cu_num_output": requests + 1,
+                "num_accepted": requests, "num_failed": 1,
+            }
+        )  # fmt: skip
         self.table_rows, self.planned_drafts = read["table_rows"], read["planned_drafts"]
         self.num_computed, self.num_new = read["num_computed"], read["num_new"]
         self.draft_token_ids, self.cu_num_draft = read["draft_token_ids"], read["cu_num_draft"]
         self.input_ids, self.positions = read["input_ids"], read["positions"]
-        self.slot_mapping = read["slot_mapping"]
+        self.draft_parents = column(limits.num_drafts)
+        self.slot_mapping, self.tree_mask = read["slot_mapping"], read["tree_mask"]
+        self.parent_rows = read["parent_rows"]
         self.query_start_loc, self.seq_lens = read["query_start_loc"], read["seq_lens"]
         self.logits_indices, self.cu_num_logits = read["logits_indices"], read["cu_num_logits"]
         self.batch_id_per_output, self.output_positions = read["batch_id_per_output"], read["output_positions"]
@@ -107,6 +113,7 @@ class StepMemory:
         self.allowed_rows = np.full(logits, -1, np.int32)
         self.allowed_bits = np.zeros((logits, -(-vocab_size // 32)), np.int32)
         self.output_token_ids, self.cu_num_output = written["output_token_ids"], written["cu_num_output"]
+        self.output_rows = written["output_rows"]
         self.num_accepted, self.num_failed = written["num_accepted"], written["num_failed"]
         self.num_committed, self.max_draft_len = column(requests), column(requests)
         self.num_valid, self.num_kv_slots = column(requests), column(requests)

@@ -203,7 +203,7 @@ class PrefillEngine(Engine):
         pages = [part for part in pages if not self._exports[part.transfer_id].is_over]
         result, num_sent = self._execute(plan, pages)
         self._connector.note_step()
-        drafts = {transfer_id: tuple(result.drafts.row(r).tolist()) for r, transfer_id in orders}
+        drafts = {transfer_id: tuple(result.drafts.chains().row(r).tolist()) for r, transfer_id in orders}
         outputs = commit_result(self._pool, plan, result)
         failed = {output.request_id for output in outputs if output.error is not None}
         for part in pages:

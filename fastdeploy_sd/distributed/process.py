@@ -46,6 +46,7 @@ from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker.ranks.commands import (
     Attempt,
     BeginDrafts,
+    CompactPaths,
     DraftOutcome,
     DraftRows,
     ForgetDrafts,
@@ -145,7 +146,7 @@ class _Session:
         while True:
             order = self._next()
             match order:
-                case RunRows() | DraftRows():
+                case RunRows() | CompactPaths() | DraftRows():
                     self._run(rank_worker, order)
                 case TakePlan() | TakeOutput() | BeginDrafts() | ForgetDrafts():
                     rank_worker.take(order)

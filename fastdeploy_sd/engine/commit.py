@@ -129,8 +129,8 @@ class _Commit:
     def _count(self, rows: ResultRows) -> None:
         """Count the step and what became of its drafts.
 
-        Draft i became output token i or was in its place: those after the last one had no effect and do not count,
-        nor does anything of a row that failed.
+        A draft with i others before it on its path became output token i or was in its place: those after the last one
+        had no effect and do not count, nor does anything of a row that failed.
         """
         stats, draft = self._pool.stats, self._plan.draft
         stats.record_step(self._result.timings_ms)
@@ -147,7 +147,16 @@ class _Commit:
         sources = bytes(len(draft.token_ids)) if draft.sources is None else draft.sources.tobytes()
         for r, (state, begin) in enumerate(zip(self._states, draft.cu_num_draft.tolist(), strict=False)):
             num_draft = rows.num_draft[r]
-            if num_draft:
+            if num_draft and draft.parents is not None:
+                parents = draft.parents_of(r)
+                longest = len(parents) if num_draft == len(parents) else num_draft  # as far as the output goes
+                nodes = [i for i in range(len(parents)) if len(draft.path(r, i)) <= longest]
+                place = {-1: 0} | {node: i + 1 for i, node in enumerate(nodes)}
+                tree = bytes(place[parents[node]] for node in nodes)
+                path = bytes(place[node] for node in self._result.verified.accepted(r) if node in place)
+                own = bytes(sources[begin + node] for node in nodes)
+                state.drafts.add(own, len(path), rows.num_output[r], tree, path)
+            elif num_draft:
                 num_accepted = min(rows.num_accepted[r], num_draft)
                 state.drafts.add(sources[begin : begin + num_draft], num_accepted, rows.num_output[r])
 
@@ -160,8 +169,8 @@ class _Commit:
             logprobs = slice_logprobs(verified.logprobs, begin, output.token_ids, num_top)
         num_alternatives = state.request.speculation.num_draft_logprobs
         if num_alternatives is not None:
-            num_accepted = min(int(verified.num_accepted[r]), len(output.token_ids))
-            draft_logprobs = slice_draft_logprobs(self._plan.draft, r, num_accepted, num_alternatives)
+            accepted = verified.accepted(r)[: len(output.token_ids)]
+            draft_logprobs = slice_draft_logprobs(self._plan.draft, r, accepted, num_alternatives)
         is_first = len(state.token_ids) - len(output.token_ids) == state.num_prompt_tokens
         prompt_logprobs = state.take_prompt_logprobs() if is_first else None
         return replace(output, logprobs=logprobs, draft_logprobs=draft_logprobs, prompt_logprobs=prompt_logprobs)
@@ -195,7 +204,7 @@ def slice_logprobs(
 
 
 def slice_draft_logprobs(
-    drafts: DraftTokens, row: int, num_accepted: int, num_alternatives: int
+    drafts: DraftTokens, row: int, accepted: Sequence[int], num_alternatives: int
 ) -> tuple[DraftLogprob, ...]:
     """Pick the drafts of a row that have a log-probability; those of methods without a model have none."""
     if drafts.logprobs is None:
@@ -203,7 +212,7 @@ def slice_draft_logprobs(
     begin = int(drafts.cu_num_draft[row])
     entries = slice_logprobs(drafts.logprobs, begin, drafts.row(row).tolist(), num_alternatives)
     return tuple(
-        DraftLogprob(entry, position, position < num_accepted)
-        for position, entry in enumerate(entries)
+        DraftLogprob(entry, len(drafts.path(row, i)) - 1, i in accepted)
+        for i, entry in enumerate(entries)
         if not math.isnan(entry.logprob)
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import I32, DraftSource, DraftTokens, RequestId, SchedulerOutput, StepResult
+from fastdeploy_sd.types import I32, MAX_TREE_ROWS, DraftSource, DraftTokens, RequestId, SchedulerOutput, StepResult
 
 _SOURCES = frozenset(map(int, DraftSource))
 
@@ -110,11 +110,11 @@ def _verify_drafts(plan: SchedulerOutput, drafts: DraftTokens) -> Failures:
                 f"step result: expected a source in 0..{max(_SOURCES)} for each of {len(drafts.token_ids)} drafts, "
                 f"got {sources}"
             )
-    return wrong | _verify_chains(plan, drafts)
+    return wrong | _verify_trees(plan, drafts)
 
 
-def _verify_chains(plan: SchedulerOutput, drafts: DraftTokens) -> Failures:
-    """The rows whose drafts branch: nothing verifies these yet."""
+def _verify_trees(plan: SchedulerOutput, drafts: DraftTokens) -> Failures:
+    """The rows whose drafts are no trees, or are larger than a step can verify."""
     if drafts.parents is None:
         return {}
     if len(drafts.parents) != len(drafts.token_ids):
@@ -123,7 +123,9 @@ def _verify_chains(plan: SchedulerOutput, drafts: DraftTokens) -> Failures:
         )
     wrong: Failures = {}
     for r in np.flatnonzero(~drafts.is_chain).tolist():
-        parents = drafts.take(np.array([r])).parents
-        text = f"step result: expected a chain of drafts, as only chains are verified, got the parents {parents}"
-        wrong[plan.request_ids[r]] = InternalError.__name__, text
+        parents = drafts.parents_of(r)
+        if len(parents) < MAX_TREE_ROWS and all(-1 <= parent < i for i, parent in enumerate(parents)):
+            continue
+        text = f"step result: expected fewer than {MAX_TREE_ROWS} drafts that each follow an earlier one or -1"
+        wrong[plan.request_ids[r]] = InternalError.__name__, f"{text}, got the parents {list(parents)}"
     return wrong

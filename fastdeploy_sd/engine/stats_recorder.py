@@ -13,24 +13,27 @@ from fastdeploy_sd.types.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, 
 class DraftCounter:
     """Counts verifications by their outcome, from which every statistic of drafts follows.
 
-    An outcome is (sources of the drafts that count, how many of them were accepted, output tokens). A verification
-    costs one addition whatever its length; the counts per position are worked out on request. With 4 drafts
-    verified and 2 accepted:
+    An outcome is (sources of the drafts that count, how many of them were accepted, output tokens, tree, path). A
+    verification costs one addition whatever its length; the counts per position are worked out on request. With 4
+    drafts verified and 2 accepted:
 
         position    0         1         2         3
         drafted     1         1         1         1
         reached     1         1         1         .      position 2 was verified after accepted drafts only
         accepted    1         1         .         .
+
+    Where drafts branch, the tree has a byte per draft: 1 + the draft that it follows, 0 = none. The path has those
+    that were accepted, 1 + each. A draft's position is then the number of drafts before it on its path.
     """
 
     __slots__ = ("_num_of_outcome",)
 
     def __init__(self) -> None:
-        self._num_of_outcome: dict[tuple[bytes, int, int], int] = {}
+        self._num_of_outcome: dict[tuple[bytes, int, int, bytes, bytes], int] = {}
 
-    def add(self, sources: bytes, num_accepted: int, num_emitted: int) -> None:
+    def add(self, sources: bytes, num_accepted: int, num_emitted: int, tree: bytes = b"", path: bytes = b"") -> None:
         """Count a verification of at least one draft; `sources` leaves out drafts after the end of the request."""
-        outcome = sources, num_accepted, num_emitted
+        outcome = sources, num_accepted, num_emitted, tree, path
         self._num_of_outcome[outcome] = self._num_of_outcome.get(outcome, 0) + 1
 
     def merge(self, other: DraftCounter) -> None:
@@ -43,7 +46,7 @@ class DraftCounter:
         predicted = self._by_position(DraftSource.PREDICTION)
         return DraftCounts(
             sum(self._num_of_outcome.values()),
-            sum(num_emitted * count for (_, _, num_emitted), count in self._num_of_outcome.items()),
+            sum(num_emitted * count for (_, _, num_emitted, _, _), count in self._num_of_outcome.items()),
             drafted,
             reached,
             accepted,
@@ -58,14 +61,17 @@ class DraftCounter:
 
     def _by_position(self, source: DraftSource | None) -> list[tuple[int, int, int]]:
         """Drafted, reached and accepted at every position, of one source or of all."""
-        longest = max((len(sources) for sources, _, _ in self._num_of_outcome), default=0)
+        longest = max((len(sources) for sources, *_ in self._num_of_outcome), default=0)
         drafted, reached, accepted = ([0] * longest for _ in range(3))
-        for (sources, num_accepted, _), count in self._num_of_outcome.items():
-            for position, found in enumerate(sources):
+        for (sources, num_accepted, _, tree, path), count in self._num_of_outcome.items():
+            on_path, depths = {0, *(path or range(1, num_accepted + 1))}, [0]
+            for i, (found, parent) in enumerate(zip(sources, tree or range(len(sources)), strict=True)):
+                position = depths[parent]
+                depths.append(position + 1)
                 if source is None or found == source:
                     drafted[position] += count
-                    reached[position] += count * (position <= num_accepted)
-                    accepted[position] += count * (position < num_accepted)
+                    reached[position] += count * (parent in on_path)
+                    accepted[position] += count * (i + 1 in on_path)
         return list(zip(drafted, reached, accepted, strict=True))
 
 

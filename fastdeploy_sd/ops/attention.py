@@ -22,7 +22,7 @@ from fastdeploy_sd.device.program.op import A, Op
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
 
 
-def _cache(array: type[In]) -> dict[str, Part]:
+def cache_parts(array: type[In]) -> dict[str, Part]:
     """The fields of fdsd::KvCache; see ops/kv_cache.py for the shapes."""
     s, scales = "4/itemsize(k)", "num_blocks, num_kv_heads, block_size"
     return {
@@ -38,7 +38,7 @@ def _cache(array: type[In]) -> dict[str, Part]:
 ROPE_STORE_KV = Op(
     "rope_store_kv",
     "num_tokens",
-    **_cache(InOut),
+    **cache_parts(InOut),
     qkv=In(ACTIVATIONS, "num_tokens, (num_heads + 2*num_kv_heads)*head_dim"),
     dtype=DTypeOf("qkv"),
     positions=In(I32, "num_tokens"),
@@ -79,7 +79,7 @@ FIND_SHARED_PREFIXES = Op(
 CASCADE_APPEND_ATTENTION = Op(
     "cascade_append_attention",
     "num_requests",
-    **_cache(In),
+    **cache_parts(In),
     q=In(ACTIVATIONS, "num_tokens, num_heads*head_dim"),
     dtype=DTypeOf("q"),
     **_REQUEST_MAPS,
@@ -112,7 +112,7 @@ def rope_store_kv_(
     Raises ValueError: a position is outside the table or a slot outside the cache; nothing is written then.
     """
     q: A = ROPE_STORE_KV(
-        **_arrays(cache),
+        **cache_arrays(cache),
         qkv=qkv,
         positions=positions,
         slot_mapping=slot_mapping,
@@ -195,7 +195,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     cache.first_key is not in 0..63, or the device has no kernel for float8.
     """
     y: A = CASCADE_APPEND_ATTENTION(
-        **_arrays(cache),
+        **cache_arrays(cache),
         q=q,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
@@ -211,5 +211,5 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     return y
 
 
-def _arrays(cache: KvCache[Any]) -> dict[str, Any]:
+def cache_arrays(cache: KvCache[Any]) -> dict[str, Any]:
     return {"k": cache.k, "v": cache.v, "k_scale": cache.k_scale, "v_scale": cache.v_scale}

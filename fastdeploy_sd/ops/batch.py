@@ -32,14 +32,15 @@ PREPARE_BATCH = HostOp(
     **each(_REQUESTS, "num_computed", "num_new"),
     draft_token_ids=In(I32, "num_drafts"),
     cu_num_draft=_OFFSETS,
+    draft_parents=In(I32, "num_drafts", optional=True),
     block_size=Attr(int),
     **each(Out(I32, "max_num_tokens"), "input_ids", "positions"),
-    slot_mapping=Out(I64, "max_num_tokens"),
+    **each(Out(I64, "max_num_tokens"), "slot_mapping", "tree_mask"),
     query_start_loc=Out(I32, "num_requests + 1"),
     seq_lens=Out(I32, "num_requests"),
     logits_indices=Out(I32, "max_num_logits"),
     cu_num_logits=Out(I32, "num_requests + 1"),
-    **each(Out(I32, "max_num_logits"), "batch_id_per_output", "output_positions"),
+    **each(Out(I32, "max_num_logits"), "batch_id_per_output", "output_positions", "parent_rows"),
 )
 SETTLE_STEP = Op(
     "settle_step",
@@ -62,7 +63,8 @@ GROUP_SLOTS = Op(
     None,
     table_rows=_REQUESTS,
     query_start_loc=_OFFSETS,
-    positions=In(I32, "num_tokens"),
+    seq_lens=_REQUESTS,
+    first_slots=In(I64, "num_tokens"),
     block_tables=_BLOCKS,
     block_size=Attr(int),
     slot_mapping=Out(I64, "num_tokens"),
@@ -110,10 +112,13 @@ def settle_step_(tables: Any, block_size: int, table_rows: A, offsets: tuple[A, 
     )
 
 
-def group_slots(positions: A, query_start_loc: A, blocks: RequestBlocks[A], block_size: int) -> A:
-    """Return i64[T], the slots of a step's tokens in another KV group, whose blocks these are; -1 in rows of none."""
-    slots = GROUP_SLOTS(positions=positions, query_start_loc=query_start_loc, **blocks._asdict(), block_size=block_size)
-    return cast("A", slots)
+def group_slots(first_slots: A, query_start_loc: A, seq_lens: A, blocks: RequestBlocks[A], block_size: int) -> A:
+    """Return i64[T], the slots of a step's tokens in another KV group, whose blocks these are; -1 in rows of none.
+
+    `first_slots`: i64[T], those in the first group.
+    """
+    maps = {"first_slots": first_slots, "query_start_loc": query_start_loc, "seq_lens": seq_lens}
+    return cast("A", GROUP_SLOTS(**maps, **blocks._asdict(), block_size=block_size))
 
 
 def gather_output_rows(x: A, indices: Any) -> A:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fastdeploy_sd.types import I32, DraftTokens
 
-NOT_DRAWN = -2  # the token of a row that a wrong draft before it has made useless
+NOT_DRAWN = -2  # the token of a row that a wrong draft on its path has made useless
 
 
 class AcceptPolicy(enum.IntEnum):
@@ -34,9 +34,9 @@ class Candidates(NamedTuple):
 
 
 class DraftedRows(NamedTuple):
-    """The drafts that a step's logits rows follow: row j of a request follows its first j drafts.
+    """The drafts that a step's logits rows follow: row j > 0 of a request follows draft j - 1 and those on its path.
 
-    `is_verified`: rows after a request's first wrong draft can be left out.
+    `is_verified`: rows whose draft is wrong, and those after them, can be left out.
     """
 
     cu_num_logits: I32

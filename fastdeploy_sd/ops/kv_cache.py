@@ -53,6 +53,21 @@ class SharedPrefixes(NamedTuple, Generic[A]):
     shared_partitions: A
 
 
+class VerifiedPaths(NamedTuple, Generic[A]):
+    """The step's rows of logits whose tokens came out.
+
+    Attributes:
+        cu_num_logits, cu_num_output: i32[R+1].
+        output_rows: i32[L], the row of logits of each output, rising within a request.
+        logits_indices: i32[L], the token of the step that each row of logits belongs to.
+    """
+
+    cu_num_logits: A
+    cu_num_output: A
+    output_rows: A
+    logits_indices: A
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KvCache(Generic[A]):
     """One layer's paged cache; slot `block * block_size + offset` holds one token.

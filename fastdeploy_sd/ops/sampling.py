@@ -35,6 +35,7 @@ _DRAFTED: dict[str, Part] = {
     "cu_num_logits": In(d.I32, "num_requests + 1", optional=True),
     "draft_token_ids": In(d.I32, "num_drafts"),
     "cu_num_draft": In(d.I32, "num_requests + 1", optional=True),
+    "parent_rows": In(d.I32, "num_rows", optional=True),
 }
 _ROWS: dict[str, Part] = {
     "logits": In(d.F32, "num_rows, vocab_size"),
@@ -126,4 +127,5 @@ def _drafted(drafted: DraftedRows | None) -> dict[str, Any]:
         return {"draft_token_ids": EMPTY_I32}
     draft = drafted.draft
     tokens = {"draft_token_ids": draft.token_ids, "cu_num_draft": draft.cu_num_draft}
-    return {"cu_num_logits": drafted.cu_num_logits, **tokens}
+    parent_rows = draft.parent_rows(drafted.cu_num_logits)
+    return {"cu_num_logits": drafted.cu_num_logits, "parent_rows": parent_rows, **tokens}

@@ -19,7 +19,8 @@ VERIFY_DRAFT_TOKENS = HostOp(
     **each(Attr(int), "accept_policy", "max_candidate_len", "verify_window"),
     candidate_token_ids=In(d.I32, "num_rows, max_candidate_len", optional=True),
     candidate_lens=In(d.I32, "num_rows", optional=True),
-    token_ids=Out(d.I32, "num_rows"),
+    parent_rows=In(d.I32, "num_rows", optional=True),
+    **each(Out(d.I32, "num_rows"), "token_ids", "output_rows"),
     cu_num_output=Out(d.I32, "num_requests + 1"),
     num_accepted=Out(d.I32, "num_requests"),
     num_failed=Out(d.I32, "1"),
@@ -32,10 +33,10 @@ def verify_draft_tokens(
     draft: DraftTokens,
     policy: AcceptPolicy = AcceptPolicy.NORMAL,
     candidates: Candidates | None = None,
-) -> tuple[I32, I32, I32]:
+) -> tuple[I32, I32, I32, I32]:
     """See `reference.verification.verify_draft_tokens`."""
     found = Candidates(None, None, 0) if candidates is None else candidates  # type: ignore[arg-type]
-    token_ids, cu_num_output, num_accepted, _ = VERIFY_DRAFT_TOKENS(
+    token_ids, output_rows, cu_num_output, num_accepted, _ = VERIFY_DRAFT_TOKENS(
         cu_num_logits=cu_num_logits,
         draft_token_ids=draft.token_ids,
         cu_num_draft=draft.cu_num_draft,
@@ -45,5 +46,8 @@ def verify_draft_tokens(
         verify_window=found.verify_window,
         candidate_token_ids=found.token_ids,
         candidate_lens=found.lens,
+        parent_rows=draft.parent_rows(cu_num_logits),
     )
-    return cast("tuple[I32, I32, I32]", (token_ids[: cu_num_output[-1]], cu_num_output, num_accepted))
+    end = cu_num_output[-1]
+    outputs = token_ids[:end], cu_num_output, num_accepted, output_rows[:end]
+    return cast("tuple[I32, I32, I32, I32]", outputs)

@@ -40,6 +40,11 @@ class VerifyRule:
     verify_window: int = 2
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may branch: they are compared with what is drawn. Other rules know chains only."""
+        return self.strategy != "topp" and self.accept_policy == "normal"
+
+    @property
     def is_lossy(self) -> bool:
         """Whether the output may differ from plain decoding with the request's own sampling parameters."""
         return self.strategy != "target_match" or self.accept_policy == "accept_all"
@@ -69,6 +74,7 @@ class Verifier:
             "cu_num_logits": m.cu_num_logits,
             "draft_token_ids": m.draft_token_ids,
             "cu_num_draft": m.cu_num_draft,
+            "parent_rows": m.parent_rows if rule.takes_trees else None,
         }
         num_rows, candidates = len(logits), {}
         sampled = np.zeros(num_rows, np.int32)
@@ -96,16 +102,17 @@ class Verifier:
             max_candidate_len=length,
             verify_window=rule.verify_window,
             token_ids=m.output_token_ids,
+            output_rows=m.output_rows,
             cu_num_output=m.cu_num_output,
             num_accepted=m.num_accepted,
             num_failed=m.num_failed,
         )
 
     def start(self) -> Output:
-        """Draw the target's token at every logits row, keep a prefix of the drafts and emit the token after it.
+        """Draw the target's token at every logits row, keep a path of the drafts and emit the token after it.
 
-        The token at absolute position p is drawn with the uniform of (seed, p), and penalties count the drafts before
-        it as output. So row j gets the token that plain decoding draws once the first j drafts are accepted. Log-
+        The token at absolute position p is drawn with the uniform of (seed, p), and penalties count the drafts on the
+        row's path as output. So a row gets the token that plain decoding draws once these are accepted. Log-
         probabilities are of the raw logits. The output may go on after a token that ends its request. Raises
         ValueError: an offset or a parameter is out of its range; the text names it.
         """
@@ -118,7 +125,13 @@ class Verifier:
         return self._buffers.start_fetch()
 
     def finish(
-        self, output: Output, num_requests: int, cu_num_logits: I32, *, has_reports: bool = True
+        self,
+        output: Output,
+        num_requests: int,
+        cu_num_logits: I32,
+        *,
+        has_reports: bool = True,
+        has_trees: bool = False,
     ) -> tuple[VerifyResult, tuple[int, ...]]:
         """Wait for the output of `start`; return the result and the rows of failed requests; may raise ValueError.
 
@@ -128,6 +141,7 @@ class Verifier:
         Args:
             num_requests, cu_num_logits: of that step, R and i32[R+1].
             has_reports: False = no request wants log-probabilities. Else the memory still has that step.
+            has_trees: whether its drafts branch.
         """
         output.take()
         m = self._memory
@@ -135,6 +149,9 @@ class Verifier:
         result = VerifyResult(
             m.output_token_ids[: cu_num_output.item(-1)], cu_num_output, m.num_accepted[:num_requests]
         )
+        if has_trees:
+            begins = np.repeat(cu_num_logits[:num_requests], np.diff(cu_num_output))
+            result = replace(result, nodes=m.output_rows[: len(begins)] - begins)
         if has_reports:
             wanted = self._num_logprobs.take(m.table_rows[: m.num_requests])
             if (wanted >= 0).any():
@@ -144,8 +161,7 @@ class Verifier:
     def _logprobs(self, wanted: I32, result: VerifyResult) -> LogprobArrays:
         """Log-probabilities of the output tokens of requests that asked; other outputs have NaN and rank 0."""
         counts = np.diff(result.cu_num_output)
-        first_rows = self._memory.cu_num_logits[: len(counts)] - result.cu_num_output[:-1]
-        rows = np.repeat(first_rows, counts) + np.arange(len(result.token_ids))
+        rows = self._memory.output_rows
         asked = np.flatnonzero(np.repeat(wanted >= 0, counts))
         num_top = min(int(wanted.max()), self._logits.shape[1])
         found = LogprobArrays(*token_logprobs(self._logits, rows[asked], result.token_ids[asked], num_top))

@@ -15,6 +15,8 @@ from fastdeploy_sd.types.draft_methods import DraftSource
 
 # In place of a draft's id: only who made it has it, and it follows the row's newest token.
 MADE_ON_DEVICE = -1
+# New tokens of a request whose drafts are a tree, the newest committed one included: bits of an attention mask.
+MAX_TREE_ROWS = 64
 
 Index = npt.NDArray[np.integer[Any]]
 
@@ -145,6 +147,52 @@ class DraftTokens:
             None if self.logprobs is None else self.logprobs.take(index),
             None if self.parents is None else self.parents[index],
         )
+
+    def parent_rows(self, cu_num_logits: I32) -> I32 | None:
+        """Return i32[L], the row of logits that each row follows, counted from its request's first; None = chains.
+
+        Row j > 0 of a request is that of draft j - 1; row 0 follows none, -1. `cu_num_logits`: i32[R+1].
+        """
+        if self.parents is None:
+            return None
+        parents = np.full(cu_num_logits[-1], -1, np.int32)
+        for r in np.flatnonzero(np.diff(self.cu_num_draft)).tolist():
+            first, end = int(cu_num_logits[r]) + 1, int(cu_num_logits[r + 1])
+            begin = int(self.cu_num_draft[r])
+            parents[first:end] = self.parents[begin : begin + max(end - first, 0)] + 1
+        return parents
+
+    def keep(self, is_kept: npt.NDArray[np.bool_]) -> DraftTokens:
+        """Return the drafts of bool[D], of each with those on its path."""
+        places = offsets(is_kept)
+        kept = self.pick(np.flatnonzero(is_kept), places[self.cu_num_draft])
+        if kept.parents is None:
+            return kept
+        begins = self.cu_num_draft[:-1]
+        before, firsts = (np.repeat(x, np.diff(kept.cu_num_draft)) for x in (begins, kept.cu_num_draft[:-1]))
+        followed = places[before + np.maximum(kept.parents, 0)] - firsts
+        return replace(kept, parents=np.where(kept.parents < 0, -1, followed).astype(np.int32))
+
+    def chains(self) -> DraftTokens:
+        """Return of each row the drafts before the first that does not follow the one before it."""
+        if self.parents is None:
+            return self
+        num_wrong = offsets(self.parents != _chain_parents(self.cu_num_draft))
+        is_kept = num_wrong[1:] == np.repeat(num_wrong[self.cu_num_draft[:-1]], np.diff(self.cu_num_draft))
+        return replace(self.keep(is_kept), parents=None)
+
+    def parents_of(self, r: int) -> Sequence[int]:
+        """The draft that each one of row r follows, counted from its first; -1 = none."""
+        begin, end = self.cu_num_draft[r : r + 2].tolist()
+        return range(-1, end - begin - 1) if self.parents is None else self.parents[begin:end].tolist()
+
+    def path(self, r: int, draft: int) -> list[int]:
+        """The drafts of row r up to one of them, counted from its first; -1: none."""
+        found = []
+        while draft >= 0:
+            found.append(draft)
+            draft = draft - 1 if self.parents is None else int(self.parents[self.cu_num_draft[r] + draft])
+        return found[::-1]
 
     @property
     def is_chain(self) -> npt.NDArray[np.bool_]:

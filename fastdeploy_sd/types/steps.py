@@ -186,23 +186,29 @@ class SamplingArrays:
 class VerifyResult(StepView):
     """Output tokens of a step: per row the accepted drafts, then one recovered or bonus token.
 
+    A row's drafts are a tree, its root the newest committed token. The accepted ones are a path from there.
+
     Attributes:
         token_ids: i32[O].
         cu_num_output: i32[R+1]; a row has num_accepted + 1 tokens, 0 while its prompt is unfinished.
         num_accepted: i32[R].
         logprobs: None when no request of the step asked; holds for longer than the step.
+        nodes: i32[O], what each output token was drawn after: draft nodes[o] - 1 of its row, 0 = none of them; None =
+            0, 1, 2 ... in each row, as of chains.
     """
 
     token_ids: I32
     cu_num_output: I32
     num_accepted: I32
     logprobs: LogprobArrays | None = None
+    nodes: I32 | None = None
 
     def take(self, rows: Rows) -> VerifyResult:
         """Return some rows, intp[n] rising."""
         index, cu = take_rows(self.cu_num_output, rows)
         logprobs = None if self.logprobs is None else self.logprobs.take(index)
-        return VerifyResult(self.token_ids[index], cu, self.num_accepted[rows], logprobs)
+        nodes = None if self.nodes is None else self.nodes[index]
+        return VerifyResult(self.token_ids[index], cu, self.num_accepted[rows], logprobs, nodes)
 
     @staticmethod
     def merge(num_rows: int, parts: Sequence[tuple[Rows, VerifyResult]]) -> VerifyResult:
@@ -215,10 +221,28 @@ class VerifyResult(StepView):
         for rows, part in parts:
             num_accepted[rows] = part.num_accepted
         token_ids = np.concatenate([part.token_ids for _, part in parts])[order]
-        return VerifyResult(token_ids, cu, num_accepted, None if logprobs is None else logprobs.take(order))
+        nodes = None
+        if any(part.nodes is not None for _, part in parts):
+            nodes = np.concatenate([_nodes_of(part) for _, part in parts])[order]
+        return VerifyResult(token_ids, cu, num_accepted, None if logprobs is None else logprobs.take(order), nodes)
+
+    def accepted(self, r: int) -> list[int]:
+        """The accepted drafts of row r, counted from its first."""
+        if self.nodes is None:
+            return list(range(int(self.num_accepted[r])))
+        begin, end = self.cu_num_output[r : r + 2].tolist()
+        accepted: list[int] = (self.nodes[begin + 1 : end] - 1).tolist()
+        return accepted
 
     def row(self, r: int) -> I32:
         return self.token_ids[self.cu_num_output[r] : self.cu_num_output[r + 1]]
+
+
+def _nodes_of(result: VerifyResult) -> I32:
+    if result.nodes is not None:
+        return result.nodes
+    begins = np.repeat(result.cu_num_output[:-1], np.diff(result.cu_num_output))
+    return np.arange(len(result.token_ids), dtype=np.int32) - begins
 
 
 @dataclass(frozen=True, slots=True, eq=False)

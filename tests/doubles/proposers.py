@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,26 +30,28 @@ class _HabitProposer:
         assert [self.table_rows[table_row] for table_row in x.table_rows.tolist()] == list(x.request_ids), (
             "a table row changed hands unseen"
         )
-        rows = [
-            self.draft(list(self._continuations[request_id][n : n + length]))
+        trees = [
+            self.tree(list(self._continuations[request_id][n : n + length]))
             for request_id, n, length in zip(
                 x.request_ids, x.num_tokens.tolist(), x.max_draft_len.tolist(), strict=True
             )
         ]
+        rows, parents = [row for row, _ in trees], [parent for _, parents in trees for parent in parents]
         lengths = [len(row) for row in rows]
         token_ids = np.array([token_id for row in rows for token_id in row], np.int32)
         sources = np.array([self.source_of(i) for length in lengths for i in range(length)], np.int8)
         logprobs = self._logprobs(x, token_ids, sources, lengths)
-        return DraftTokens(token_ids, offsets(lengths), sources, logprobs, self.parents_of(lengths))
+        drafts = DraftTokens(token_ids, offsets(lengths), sources, logprobs, np.array(parents, np.int32))
+        return replace(drafts, parents=None) if self.is_silent(drafts) else drafts
 
     @staticmethod
     def source_of(position: int) -> DraftSource:
         """Who claims to have made the draft at a position: two come from a model, the rest extends them."""
         return DraftSource.MTP if position < 2 else DraftSource.NGRAM
 
-    def parents_of(self, lengths: list[int]) -> I32 | None:
-        """What each draft follows; None says the same of a chain."""
-        return None
+    def is_silent(self, drafts: DraftTokens) -> bool:
+        """Whether no parents are given, which says that all are chains."""
+        return bool(drafts.is_chain.all())
 
     def _logprobs(self, x: ProposeInput, token_ids: I32, sources: I8, lengths: list[int]) -> LogprobArrays | None:
         wanted = x.num_draft_logprobs
@@ -69,8 +72,13 @@ class _HabitProposer:
     def close(self) -> None:
         """Nothing to save."""
 
+    def tree(self, right: list[int]) -> tuple[list[int], Sequence[int]]:
+        """Drafts in place of the right ones, at most as many, and what each follows; see DraftTokens.parents."""
+        drafts = self.draft(right)
+        return drafts, range(-1, len(drafts) - 1)
+
     def draft(self, right: list[int]) -> list[int]:
-        """Drafts in place of the right ones; may be shorter."""
+        """Drafts in place of the right ones, as a chain; may be shorter."""
         raise NotImplementedError
 
 
@@ -103,10 +111,45 @@ class RandomLengthProposer(_HabitProposer):
             for i, token_id in enumerate(right[:length])
         ]
 
-    def parents_of(self, lengths: list[int]) -> I32 | None:
+    def is_silent(self, drafts: DraftTokens) -> bool:
+        return super().is_silent(drafts) and self._random.random() < 0.5
+
+
+class RandomTreeProposer(RandomLengthProposer):
+    """Half of the drafts are chains; in the others a part of the right ones is hidden in a random tree.
+
+    Wrong ones may be right elsewhere, and a node may have several children of the same token.
+    """
+
+    def tree(self, right: list[int]) -> tuple[list[int], Sequence[int]]:
         if self._random.random() < 0.5:
-            return None
-        return np.array([i - 1 for length in lengths for i in range(length)], np.int32)
+            return super().tree(right)
+        drafts, parents, depths = list[int](), list[int](), [0]
+        last, num_right = -1, self._random.randint(0, len(right))
+        for i in range(len(right)):
+            parent = last
+            if depths[last + 1] >= num_right or self._random.random() < 0.5:
+                parent = self._random.randint(-1, i - 1)
+                drafts.append(
+                    (right[min(depths[parent + 1], len(right) - 1)] + self._random.randint(0, 2)) % self._vocab_size
+                )
+            else:
+                drafts.append(right[depths[parent + 1]])
+                last = i
+            parents.append(parent)
+            depths.append(depths[parent + 1] + 1)
+        return drafts, parents
+
+
+class WrongTreeProposer(RandomTreeProposer):
+    """Random trees without any right draft at their root."""
+
+    def tree(self, right: list[int]) -> tuple[list[int], Sequence[int]]:
+        drafts, parents = super().tree(right)
+        wrong = [
+            (right[0] + 1) % self._vocab_size if parent < 0 else d for d, parent in zip(drafts, parents, strict=True)
+        ]
+        return wrong, parents
 
 
 class ReplacedDrafts:

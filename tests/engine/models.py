@@ -15,7 +15,7 @@ from fastdeploy_sd.types import Request
 from tests.doubles.proposers import (
     Continuations,
     OracleProposer,
-    RandomLengthProposer,
+    RandomTreeProposer,
     ReplacedDrafts,
     WrongProposer,
 )
@@ -36,7 +36,7 @@ CHECKPOINTS = {
     "int8 KV": "ernie4_5-tiny",
 }  # fmt: skip
 CACHES = {"int8 KV": CacheConfig(kv_cache_dtype="int8")}
-DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomLengthProposer}
+DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomTreeProposer}
 # The same drafts on a server whose method runs a model: it fills its KV all the same, and what it drafted is replaced.
 DOUBLES_WITH_DRAFT_KV = [f"{name} after MTP" for name in DOUBLES]
 _NUM_REQUESTS = 36

@@ -50,7 +50,13 @@ def addresses(runner: ModelRunner, mtp: ModelProposer | None) -> list[int]:
     owners: list[Any] = [batches._memory, *([] if mtp is None else [mtp._memory])]
     found = [array.ctypes.data for owner in owners for array in arrays_of(owner)]
     found += [output.data_ptr() for output in forward.program.outputs] + [forward.logits.ctypes.data]
-    for call in (batches._prepare, batches._append, verifier._draw, verifier._accept, forward.program._native._run):
+    for call in (
+        batches._prepare_chains,
+        batches._append,
+        verifier._draw,
+        verifier._accept,
+        forward.program._native._run,
+    ):
         found += pointers_of(call)
     if mtp is not None:
         found += [*pointers_of(mtp._plan._plan), *pointers_of(mtp._plan._collect)]

@@ -33,4 +33,5 @@ _KV_CACHE = {
 LAYOUTS: Mapping[str, Mapping[str, tuple[Convert, Convert]]] = {
     "rope_store_kv": _KV_CACHE,
     "cascade_append_attention": _KV_CACHE,
+    "compact_kv": _KV_CACHE,
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fdsd/attention.h"
 #include "offsets.h"
 #include "thread_pool.h"
 
@@ -21,10 +22,12 @@ struct RequestRow {
   bool finishes;  // the step reaches the last known token, so the row wants logits
   const int32_t* tokens;
   const int32_t* drafts;
+  const int32_t* parents;  // of the drafts; nullptr = they are a chain
   const int32_t* blocks;
 
   int32_t seq_len() const { return num_computed + num_new; }
   int32_t num_logits() const { return finishes ? num_draft + 1 : 0; }
+  int32_t num_before_drafts() const { return num_new - num_draft; }
 };
 
 RequestRow RowOf(const PrepareBatchParams& p, int32_t r) {
@@ -37,6 +40,7 @@ RequestRow RowOf(const PrepareBatchParams& p, int32_t r) {
   row.finishes = row.seq_len() == row.num_committed + row.num_draft;
   row.tokens = p.token_table + static_cast<int64_t>(table_row) * p.max_tokens_per_row;
   row.drafts = p.plan.draft_token_ids + p.plan.cu_num_draft[r];
+  row.parents = p.plan.draft_parents == nullptr ? nullptr : p.plan.draft_parents + p.plan.cu_num_draft[r];
   row.blocks = p.block_tables + static_cast<int64_t>(table_row) * p.max_blocks;
   return row;
 }
@@ -60,6 +64,20 @@ Error CheckCounts(const PrepareBatchParams& p, int32_t r) {
   return nullptr;
 }
 
+// Nothing that branches has more rows than a tree may have; chains have any number.
+Error CheckParents(const RequestRow& row) {
+  if (row.parents == nullptr) return nullptr;
+  bool is_chain = true;
+  for (int32_t d = 0; d < row.num_draft; ++d) {
+    if (row.parents[d] < -1 || row.parents[d] >= d)
+      return "draft_parents: expected an earlier draft of the request or -1, got another";
+    is_chain &= row.parents[d] == d - 1;
+  }
+  if (!is_chain && row.num_new > kMaxTreeRows)
+    return "draft_parents: expected a chain in a request of more than 64 new tokens, got a tree";
+  return nullptr;
+}
+
 Error CheckBlocks(const PrepareBatchParams& p, int32_t r) {
   const RequestRow row = RowOf(p, r);
   const int32_t num_blocks = (row.seq_len() - 1) / p.block_size + 1;
@@ -78,6 +96,7 @@ Error CheckBatch(const PrepareBatchParams& p) {
   int64_t num_logits = 0;
   for (int32_t r = 0; r < p.num_requests; ++r) {
     if (Error error = CheckCounts(p, r)) return error;
+    if (Error error = CheckParents(RowOf(p, r))) return error;
     if (Error error = CheckBlocks(p, r)) return error;
     num_tokens += p.plan.num_new[r];
     num_logits += RowOf(p, r).num_logits();
@@ -87,14 +106,29 @@ Error CheckBatch(const PrepareBatchParams& p) {
   return nullptr;
 }
 
+// Row i of the request is token `place` of those that it has and drafts; in a tree that is not its position.
 void WriteTokens(const PrepareBatchParams& p, const RequestRow& row, int32_t first) {
-  int32_t t = first;
-  for (int32_t position = row.num_computed; position < row.seq_len(); ++position, ++t) {
-    const bool is_draft = position >= row.num_committed;
-    p.out.input_ids[t] = is_draft ? row.drafts[position - row.num_committed] : row.tokens[position];
-    p.out.positions[t] = position;
+  for (int32_t i = 0; i < row.num_new; ++i) {
+    const int32_t place = row.num_computed + i;
+    const int32_t draft = place - row.num_committed;
+    const int32_t parent = draft >= 0 && row.parents != nullptr ? row.num_before_drafts() + row.parents[draft] : i - 1;
+    const int32_t t = first + i;
+    p.out.input_ids[t] = draft >= 0 ? row.drafts[draft] : row.tokens[place];
+    p.out.positions[t] = i == 0 ? place : p.out.positions[first + parent] + 1;
     p.out.slot_mapping[t] =
-        static_cast<int64_t>(row.blocks[position / p.block_size]) * p.block_size + position % p.block_size;
+        static_cast<int64_t>(row.blocks[place / p.block_size]) * p.block_size + place % p.block_size;
+    if (row.num_new > kMaxTreeRows) continue;
+    p.out.tree_mask[t] = i == 0 ? 0 : p.out.tree_mask[first + parent] | static_cast<int64_t>(uint64_t{1} << parent);
+  }
+}
+
+void WriteLogitsRows(const PrepareBatchParams& p, const RequestRow& row, int32_t r, int32_t first, int32_t end) {
+  for (int32_t k = 0; k < row.num_logits(); ++k) {
+    const int32_t t = end - row.num_logits() + k;
+    p.out.logits_indices[first + k] = t;
+    p.out.batch_id_per_output[first + k] = r;
+    p.out.output_positions[first + k] = p.out.positions[t] + 1;
+    p.out.parent_rows[first + k] = k > 0 && row.parents != nullptr ? row.parents[k - 1] + 1 : k - 1;
   }
 }
 
@@ -154,11 +188,8 @@ Error PrepareBatch(const PrepareBatchParams& p) {
     const RequestRow row = RowOf(p, r);
     WriteTokens(p, row, t);
     t += row.num_new;
-    for (int32_t i = row.num_logits(); i > 0; --i, ++l) {
-      p.out.logits_indices[l] = t - i;
-      p.out.batch_id_per_output[l] = r;
-      p.out.output_positions[l] = row.seq_len() - i + 1;
-    }
+    WriteLogitsRows(p, row, r, l, t);
+    l += row.num_logits();
     p.out.seq_lens[r] = row.seq_len();
     p.out.query_start_loc[r + 1] = t;
     p.out.cu_num_logits[r + 1] = l;

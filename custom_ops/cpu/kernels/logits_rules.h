@@ -23,22 +23,34 @@ struct Penalty {
   }
 };
 
-// One row of logits: whose it is, and the drafts before it.
+// One row of logits: whose it is, and the drafts on its path.
 struct RuledRow {
   const float* logits;
   int64_t index;  // of the L rows
   int32_t table_row;
-  int32_t num_drafts;
-  const int32_t* drafts;
+  int32_t row;             // of its request's rows, 0 = it follows no draft
+  const int32_t* drafts;   // of its request
+  const int32_t* parents;  // of each of its request's rows; nullptr = the row before
+
+  // visit(draft) for every draft that it follows, the last one first.
+  template <typename Visit>
+  void ForEachDraft(const Visit& visit) const {
+    for (int32_t j = row; j > 0; j = parents == nullptr ? j - 1 : parents[j]) visit(drafts[j - 1]);
+  }
 };
 
 inline RuledRow RuledRowOf(const LogitsRules& rules, const DraftedRows& drafted, const float* logits, int vocab_size,
                            int64_t index, int32_t request) {
   const float* row = logits + index * vocab_size;
   const int32_t table_row = rules.table_rows[request];
-  if (drafted.cu_num_logits == nullptr) return RuledRow{row, index, table_row, 0, nullptr};
-  return RuledRow{row, index, table_row, static_cast<int32_t>(index) - drafted.cu_num_logits[request],
-                  drafted.draft_token_ids + drafted.cu_num_draft[request]};
+  if (drafted.cu_num_logits == nullptr) return RuledRow{row, index, table_row, 0, nullptr, nullptr};
+  const int32_t first = drafted.cu_num_logits[request];
+  return RuledRow{row,
+                  index,
+                  table_row,
+                  static_cast<int32_t>(index) - first,
+                  drafted.draft_token_ids + drafted.cu_num_draft[request],
+                  drafted.parent_rows == nullptr ? nullptr : drafted.parent_rows + first};
 }
 
 inline bool HasRules(const LogitsRules& rules, int64_t index, int32_t request) {
@@ -140,18 +152,17 @@ class RowRules {
     }
   }
 
-  // Penalise the drafted tokens again, from the raw logit, with the drafts before the row counted as output.
+  // Penalise the drafted tokens again, from the raw logit, with the drafts on the row's path counted as output.
   template <typename Tokens>
   void CountDrafts(const Tokens& tokens, float* y) const {
     if (counts_ == nullptr) return;
-    for (int32_t d = 0; d < row_.num_drafts; ++d) {
-      const int32_t id = row_.drafts[d];
+    row_.ForEachDraft([&](int32_t id) {
       const int32_t place = tokens.PlaceOf(id);
-      if (place < 0) continue;
+      if (place < 0) return;
       int32_t count = counts_[id] & kCountMask;
-      for (int32_t e = 0; e < row_.num_drafts; ++e) count += row_.drafts[e] == id;
+      row_.ForEachDraft([&](int32_t other) { count += other == id; });
       y[place] = Penalised(id, count);
-    }
+    });
   }
 
   template <typename Tokens>
@@ -196,7 +207,8 @@ inline Error CheckDraftedRows(const DraftedRows& drafted, int32_t num_requests, 
     if (drafted.cu_num_logits[r + 1] - drafted.cu_num_logits[r] > num_draft + 1)
       return "cu_num_logits: expected at most drafts + 1 rows per request, got more";
   }
-  return nullptr;
+  return drafted.parent_rows == nullptr ? nullptr
+                                        : CheckParentRows(drafted.parent_rows, drafted.cu_num_logits, num_requests);
 }
 
 inline Error CheckTableRows(const LogitsRules& rules, int32_t num_requests) {

@@ -78,32 +78,15 @@ int32_t SampleRow(const SampleParams& p, int64_t index) {
   return tokens.IdOf(Draw(row, plan.weighting, kept, plan.u, total));
 }
 
-// Rows that are drawn one after the other, up to the first whose token is not its draft.
-struct Chain {
-  int32_t begin;
-  int32_t end;
-  const int32_t* drafts;
-  int32_t num_drafts;
-};
-
-int32_t NumChains(const SampleParams& p) { return p.stops_at_wrong_draft != 0 ? p.num_requests : p.num_rows; }
-
-// The rows of a request or, where nothing stops, a single row.
-Chain ChainOf(const SampleParams& p, int32_t i) {
-  if (p.stops_at_wrong_draft == 0) return Chain{i, i + 1, nullptr, 0};
-  const DraftedRows& drafted = p.drafted;
-  const int32_t first = drafted.cu_num_draft[i];
-  return Chain{drafted.cu_num_logits[i], drafted.cu_num_logits[i + 1], drafted.draft_token_ids + first,
-               drafted.cu_num_draft[i + 1] - first};
-}
-
-void SampleChain(const SampleParams& p, const Chain& chain) {
+// Draw the rows of a request one after the other: those whose draft is the token of the row that they follow.
+void SampleRequest(const SampleParams& p, int32_t r) {
   constexpr int32_t kNotDrawn = -2;
-  std::fill(p.token_ids + chain.begin, p.token_ids + chain.end, kNotDrawn);
-  for (int32_t row = chain.begin; row < chain.end; ++row) {
-    p.token_ids[row] = SampleRow(p, row);
-    const int32_t j = row - chain.begin;
-    if (j < chain.num_drafts && p.token_ids[row] != chain.drafts[j]) return;
+  const int32_t first = p.drafted.cu_num_logits[r];
+  const int32_t* drafts = p.drafted.draft_token_ids + p.drafted.cu_num_draft[r];
+  for (int32_t row = first; row < p.drafted.cu_num_logits[r + 1]; ++row) {
+    const int32_t parent = p.drafted.parent_rows == nullptr ? row - 1 : first + p.drafted.parent_rows[row];
+    const bool is_drawn = row == first || p.token_ids[parent] == drafts[row - first - 1];
+    p.token_ids[row] = is_drawn ? SampleRow(p, row) : kNotDrawn;
   }
 }
 
@@ -113,7 +96,11 @@ Error Sample(const SampleParams& p) {
   if (Error error = CheckSampleParams(p)) return error;
   if (p.stops_at_wrong_draft != 0 && p.drafted.cu_num_logits == nullptr)
     return "drafted: expected the drafts that rows follow where wrong ones stop, got none";
-  ForEach(NumChains(p), [&](int64_t i) { SampleChain(p, ChainOf(p, static_cast<int32_t>(i))); });
+  if (p.stops_at_wrong_draft != 0) {
+    ForEach(p.num_requests, [&](int64_t r) { SampleRequest(p, static_cast<int32_t>(r)); });
+  } else {
+    ForEach(p.num_rows, [&](int64_t row) { p.token_ids[row] = SampleRow(p, row); });
+  }
   return nullptr;
 }
 

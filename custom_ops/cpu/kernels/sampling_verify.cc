@@ -5,10 +5,11 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// One request's logits rows, counted from 0, and its drafts: draft i is verified at row i.
+// One request's logits rows, counted from 0, and its drafts: draft i is that of row i + 1.
 struct Drafted {
   const int32_t* sampled;
   const int32_t* drafts;
+  const int32_t* parents;     // of each row; nullptr = the row before
   const int32_t* candidates;  // [rows, C]
   const int32_t* candidate_lens;
   int32_t num_rows;
@@ -21,6 +22,7 @@ Drafted DraftedOf(const VerifyDraftTokensParams& p, int32_t r) {
   return Drafted{
       p.sampled_token_ids + row,
       p.draft_token_ids + draft,
+      p.parent_rows != nullptr ? p.parent_rows + row : nullptr,
       p.max_candidate_len > 0 ? p.candidate_token_ids + static_cast<int64_t>(row) * p.max_candidate_len : nullptr,
       p.max_candidate_len > 0 ? p.candidate_lens + row : nullptr,
       p.cu_num_logits[r + 1] - row,
@@ -58,15 +60,22 @@ int32_t CountPlausible(const VerifyDraftTokensParams& p, const Drafted& x) {
   return i;
 }
 
-// The drafts that equal what was drawn in their rows. Where the row after them has no token, the last of them is left
-// to be emitted as one that was drawn: what plain decoding emits before it fails.
-int32_t CountEqual(const Drafted& x) {
-  int32_t i = 0;
-  while (i < x.num_drafts && x.drafts[i] == x.sampled[i]) ++i;
-  return i > 0 && x.sampled[i] < 0 ? i - 1 : i;
+// Walk from row 0 to the first child whose draft was drawn, as long as there is one, and write the rows of the path.
+// Returns the drafts on it. Where the last row has no token, its draft is left to be emitted as one that was drawn:
+// what plain decoding emits before it fails.
+int32_t FollowEqual(const Drafted& x, int32_t* rows) {
+  int32_t count = 0;
+  rows[0] = 0;
+  for (int32_t j = 1; j <= x.num_drafts; ++j) {
+    const int32_t parent = x.parents == nullptr ? j - 1 : x.parents[j];
+    if (parent == rows[count] && x.drafts[j - 1] == x.sampled[parent]) rows[++count] = j;
+  }
+  return count > 0 && x.sampled[rows[count]] < 0 ? count - 1 : count;
 }
 
-int32_t CountAccepted(const VerifyDraftTokensParams& p, const Drafted& x) {
+// Write the rows whose tokens come out, if the request does not fail; returns the drafts among them.
+int32_t Accept(const VerifyDraftTokensParams& p, const Drafted& x, int32_t* rows) {
+  for (int32_t j = 0; j < x.num_rows; ++j) rows[j] = j;
   switch (p.accept_policy) {
     case AcceptPolicy::kAcceptAll:
       return x.num_drafts;
@@ -75,12 +84,12 @@ int32_t CountAccepted(const VerifyDraftTokensParams& p, const Drafted& x) {
     case AcceptPolicy::kNormal:
       break;
   }
-  return p.max_candidate_len > 0 ? CountPlausible(p, x) : CountEqual(x);
+  return p.max_candidate_len > 0 ? CountPlausible(p, x) : FollowEqual(x, rows);
 }
 
-bool HasFailed(const Drafted& x, int32_t num_accepted) {
+bool HasFailed(const Drafted& x, const int32_t* rows, int32_t num_accepted) {
   for (int32_t i = 0; i <= num_accepted; ++i)
-    if (x.sampled[i] < 0) return true;
+    if (x.sampled[rows[i]] < 0) return true;
   return false;
 }
 
@@ -118,6 +127,11 @@ Error CheckAll(const VerifyDraftTokensParams& p) {
     if (Error error = CheckRequest(p, r)) return error;
   if (p.accept_policy < AcceptPolicy::kNormal || p.accept_policy > AcceptPolicy::kRejectAll)
     return "accept_policy: expected 0 (normal), 1 (accept all) or 2 (reject all), got another";
+  if (p.parent_rows != nullptr) {
+    if (p.accept_policy != AcceptPolicy::kNormal || p.max_candidate_len > 0)
+      return "parent_rows: expected none unless drafts are verified by equality, got some";
+    if (Error error = CheckParentRows(p.parent_rows, p.cu_num_logits, p.num_requests)) return error;
+  }
   return CheckCandidates(p);
 }
 
@@ -132,13 +146,16 @@ Error VerifyDraftTokens(const VerifyDraftTokensParams& p) {
     const Drafted x = DraftedOf(p, r);
     p.num_accepted[r] = 0;
     if (x.num_rows > 0) {
-      const int32_t num_accepted = CountAccepted(p, x);
-      if (HasFailed(x, num_accepted)) {
+      int32_t* rows = p.output_rows + num_output;
+      const int32_t num_accepted = Accept(p, x, rows);
+      if (HasFailed(x, rows, num_accepted)) {
         ++*p.num_failed;
       } else {
         p.num_accepted[r] = num_accepted;
-        for (int32_t i = 0; i < num_accepted; ++i) p.token_ids[num_output++] = x.drafts[i];
-        p.token_ids[num_output++] = x.sampled[num_accepted];
+        for (int32_t i = 0; i <= num_accepted; ++i, ++num_output) {
+          p.token_ids[num_output] = i < num_accepted ? x.drafts[rows[i + 1] - 1] : x.sampled[rows[i]];
+          rows[i] += p.cu_num_logits[r];
+        }
       }
     }
     p.cu_num_output[r + 1] = num_output;

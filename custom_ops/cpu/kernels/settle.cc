@@ -58,12 +58,12 @@ void SettleRow(const SettleStepParams& p, int32_t r) {
   p.maps.num_computed[r] -= shift;
   p.maps.seq_lens[r] -= shift;
   for (int32_t i = 0; i < num_new; ++i) {
-    const int32_t position = p.maps.num_computed[r] + i;
-    const int64_t block = p.block_tables[table_row * p.max_blocks + position / p.block_size];
-    p.maps.positions[first + i] = position;
-    p.maps.slot_mapping[first + i] = block * p.block_size + position % p.block_size;
-    p.maps.input_ids[first + i] = position < num_tokens ? p.token_table[table_row * p.max_tokens_per_row + position]
-                                                        : drafts[position - num_tokens];
+    const int32_t place = p.maps.num_computed[r] + i;
+    const int64_t block = p.block_tables[table_row * p.max_blocks + place / p.block_size];
+    p.maps.positions[first + i] -= shift;
+    p.maps.slot_mapping[first + i] = block * p.block_size + place % p.block_size;
+    p.maps.input_ids[first + i] =
+        place < num_tokens ? p.token_table[table_row * p.max_tokens_per_row + place] : drafts[place - num_tokens];
   }
   for (int32_t l = p.rows.cu_num_logits[r]; l < p.rows.cu_num_logits[r + 1]; ++l) p.maps.output_positions[l] -= shift;
 }
@@ -71,13 +71,15 @@ void SettleRow(const SettleStepParams& p, int32_t r) {
 Error CheckGroupRow(const GroupSlotsParams& p, int32_t r) {
   if (p.table_rows[r] < 0 || p.table_rows[r] >= p.num_table_rows)
     return "table_rows: expected rows of block_tables, got one outside";
+  const int32_t num_rows = p.query_start_loc[r + 1] - p.query_start_loc[r];
+  if (num_rows == 0) return nullptr;
+  const int32_t first = p.seq_lens[r] - num_rows;
+  const int32_t last = p.seq_lens[r] - 1;
+  if (first < 0 || last / p.block_size >= p.max_blocks)
+    return "seq_lens: expected at least the rows and at most the columns of block_tables, got another length";
   const int32_t* blocks = p.block_tables + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
-  for (int32_t t = p.query_start_loc[r]; t < p.query_start_loc[r + 1]; ++t) {
-    if (p.positions[t] < 0 || p.positions[t] / p.block_size >= p.max_blocks)
-      return "positions: expected those of columns of block_tables, got one outside";
-    if (blocks[p.positions[t] / p.block_size] < 0)
-      return "block_tables: expected blocks for every token, got -1 among them";
-  }
+  for (int32_t b = first / p.block_size; b <= last / p.block_size; ++b)
+    if (blocks[b] < 0) return "block_tables: expected blocks for every token, got -1 among them";
   return nullptr;
 }
 
@@ -94,14 +96,17 @@ Error GroupSlots(const GroupSlotsParams& p) {
   if (!AreOffsets(p.query_start_loc, p.num_requests))
     return "query_start_loc: expected 0 and rising offsets, got a decrease";
   if (p.query_start_loc[p.num_requests] > p.num_tokens)
-    return "query_start_loc: expected to end within positions, got more";
+    return "query_start_loc: expected to end within slot_mapping, got more";
   for (int32_t r = 0; r < p.num_requests; ++r)
     if (Error error = CheckGroupRow(p, r)) return error;
   for (int32_t r = 0; r < p.num_requests; ++r) {
     const int32_t* blocks = p.block_tables + static_cast<int64_t>(p.table_rows[r]) * p.max_blocks;
-    for (int32_t t = p.query_start_loc[r]; t < p.query_start_loc[r + 1]; ++t)
-      p.slot_mapping[t] =
-          static_cast<int64_t>(blocks[p.positions[t] / p.block_size]) * p.block_size + p.positions[t] % p.block_size;
+    for (int32_t t = p.query_start_loc[r]; t < p.query_start_loc[r + 1]; ++t) {
+      const int32_t place = p.seq_lens[r] - (p.query_start_loc[r + 1] - t);
+      p.slot_mapping[t] = p.first_slots[t] < 0 ? -1
+                                               : static_cast<int64_t>(blocks[place / p.block_size]) * p.block_size +
+                                                     place % p.block_size;
+    }
   }
   std::fill(p.slot_mapping + p.query_start_loc[p.num_requests], p.slot_mapping + p.num_tokens, -1);
   return nullptr;

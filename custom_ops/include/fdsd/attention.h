@@ -68,8 +68,8 @@ constexpr int32_t kMaxTreeRows = 64;
 //
 // A request's new tokens follow one another, or are a tree of drafts: then bits of tree_mask say which new tokens
 // before it a row sees. Its bits are those of a request whose new tokens are the ones it sees and the row itself, and
-// no others: its position counts those alone. Requests of more than kMaxTreeRows new tokens are no trees, whatever
-// their bits.
+// no others: its position counts those alone. Where the last row sees all of them, all rows do. Requests of more than
+// kMaxTreeRows new tokens are no trees, whatever their bits.
 struct CascadeAppendAttentionParams {
   KvCache cache;           // read only
   int32_t num_requests;    // R
@@ -93,5 +93,34 @@ struct CascadeAppendAttentionParams {
   void* y;                         // [T, Hq * D]
 };
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p);
+
+// The step's tokens that verified trees of drafts keep: the o-th output of request r came from row output_rows[o] of
+// logits, and belongs where its row o of logits is. Outputs of a chain are where they belong. Rows of logits are those
+// of the step's tokens logits_indices.
+struct VerifiedPaths {
+  int32_t num_requests;           // R
+  int32_t num_tokens;             // T
+  int32_t num_logits;             // L
+  const int32_t* cu_num_logits;   // [R + 1]
+  const int32_t* cu_num_output;   // [R + 1]
+  const int32_t* output_rows;     // [cu_num_output[R]] rising within a request
+  const int32_t* logits_indices;  // [L] rising
+};
+
+// Move k and v of the kept tokens to where those of a chain would be, bit by bit. Nothing is written on an error.
+struct CompactKvParams {
+  KvCache cache;  // written; its dtype is not read
+  VerifiedPaths paths;
+  const int64_t* slot_mapping;  // [T] slot of each of the step's tokens, >= 0 of those with logits
+};
+Error CompactKv(const CompactKvParams& p);
+
+// The same for rows of the step's tokens, of any element type.
+struct CompactRowsParams {
+  VerifiedPaths paths;
+  int64_t row_bytes;
+  void* rows;  // [T, row_bytes], written
+};
+Error CompactRows(const CompactRowsParams& p);
 
 }  // namespace fdsd

@@ -24,17 +24,20 @@ struct PrepareBatchParams {
     const int32_t* num_new;          // [R] tokens to run now, drafts included
     const int32_t* draft_token_ids;  // [D]
     const int32_t* cu_num_draft;     // [R + 1]
+    const int32_t* draft_parents;    // [D] the draft of its request that each follows, -1 = none; nullptr = chains
   } plan;
   struct Output {
     int32_t* input_ids;            // [T]
     int32_t* positions;            // [T]
     int64_t* slot_mapping;         // [T]
+    int64_t* tree_mask;            // [T] see CascadeAppendAttentionParams; only of requests with at most kMaxTreeRows
     int32_t* query_start_loc;      // [R + 1]
     int32_t* seq_lens;             // [R]
     int32_t* logits_indices;       // [L]
     int32_t* cu_num_logits;        // [R + 1]
     int32_t* batch_id_per_output;  // [L]
     int32_t* output_positions;     // [L] position of the token that the logits row is for
+    int32_t* parent_rows;          // [L] see DraftedRows
   } out;
 };
 Error PrepareBatch(const PrepareBatchParams& p);
@@ -76,15 +79,16 @@ struct SettleStepParams {
 Error SettleStep(const SettleStepParams& p);
 
 // Say where another KV group keeps a step's tokens: as slot_mapping of the maps, but in that group's blocks. Rows after
-// the requests' own get -1. Nothing is written on an error.
+// the requests' own get -1, as those that the first group does not keep. Nothing is written on an error.
 struct GroupSlotsParams {
   int32_t num_requests;    // R
   int32_t num_tokens;      // T
   int32_t num_table_rows;  // S
   int32_t max_blocks;      // columns of block_tables
   int32_t block_size;
-  const int32_t* positions;        // [T]
+  const int64_t* first_slots;      // [T] slots in the first group, -1 = the token is in no group
   const int32_t* query_start_loc;  // [R + 1]
+  const int32_t* seq_lens;         // [R]
   const int32_t* table_rows;       // [R]
   const int32_t* block_tables;     // [S, max_blocks] padded with -1
   int64_t* slot_mapping;           // [T]

@@ -3,12 +3,14 @@
 
 namespace fdsd {
 
-// The logits rows of each request and the drafts they follow: row j of a request follows its first j drafts, and draft
-// i is a guess at the token of row i.
+// The logits rows of each request and the drafts they follow. Row j > 0 of a request is that of its draft j - 1, which
+// is a guess at the token of the row's parent. A row follows the drafts on its path: its own, its parent's and so on,
+// but none of row 0.
 struct DraftedRows {
   const int32_t* cu_num_logits;    // [R + 1] rows of each request, at most drafts + 1
   const int32_t* draft_token_ids;  // [D]
   const int32_t* cu_num_draft;     // [R + 1]
+  const int32_t* parent_rows;      // [L] counted from the request's first, < j; -1 of row 0; nullptr = the row before
 };
 
 // The tokens that grammars allow, per row of logits: bit i % 32 of word i / 32 says whether token i is one of them. The
@@ -22,7 +24,7 @@ struct AllowedBits {
 
 // The tokens that a grammar allows, penalties, bias and forbidden tokens; see SamplingArrays in
 // fastdeploy_sd/types/steps.py. fastdeploy_sd/rules/sampling.py states the same ranges for the code that fills the
-// columns. Request r is row table_rows[r] of each column. A row of logits counts the drafts before it as if they were
+// columns. Request r is row table_rows[r] of each column. A row of logits counts the drafts on its path as if they were
 // output, so a drafted position gets the logits that plain decoding would give it.
 struct LogitsRules {
   int32_t num_table_rows;           // S
@@ -59,7 +61,7 @@ Error ProcessLogits(const ProcessLogitsParams& p);
 // Draw one token per row, with the settings in row rules.table_rows[r] of the columns of its request r: the rules ->
 // temperature -> min_p -> top_k -> top_p -> inverse CDF at u = philox(seed, position). Temperature 0 takes the highest
 // logit. Ties go to the lowest token id. A row with NaN or +inf, or without any finite logit, yields -1. With
-// stops_at_wrong_draft, a row after a draft that is not its row's token yields -2 and is not read.
+// stops_at_wrong_draft, a row whose draft is not the token of its parent yields -2 and is not read.
 struct SampleParams {
   int32_t num_rows;                    // L
   int32_t num_requests;                // R
@@ -121,7 +123,7 @@ enum class AcceptPolicy : int32_t { kNormal = 0, kAcceptAll = 1, kRejectAll = 2 
 // which a row up to the emitted one has no sampled token (-1) fails: it accepts and emits nothing. Verifying by
 // equality gives what plain decoding gives before it fails. If the row after the equal drafts has no token, the last of
 // them is not accepted: it is emitted, as the sampled token that it equals. Only a request whose row 0 has no token
-// fails.
+// fails. Trees of drafts are verified by equality: after a row comes its first child whose draft is the row's token.
 struct VerifyDraftTokensParams {
   int32_t num_requests;  // R
   AcceptPolicy accept_policy;
@@ -131,9 +133,11 @@ struct VerifyDraftTokensParams {
   const int32_t* cu_num_logits;        // [R + 1]: num_draft + 1 rows, or 0 while the prompt is unfinished
   const int32_t* draft_token_ids;      // [D]
   const int32_t* cu_num_draft;         // [R + 1]
+  const int32_t* parent_rows;          // [L] as in DraftedRows; nullptr = chains, as it must be unless by equality
   const int32_t* candidate_token_ids;  // [L, C] or nullptr
   const int32_t* candidate_lens;       // [L] or nullptr
   int32_t* token_ids;                  // [L] outputs, compacted
+  int32_t* output_rows;                // [L] the row that each output is the token of
   int32_t* cu_num_output;              // [R + 1]
   int32_t* num_accepted;               // [R]
   int32_t* num_failed;                 // [1] how many requests failed

@@ -34,6 +34,9 @@ class Size:
     def __add__(self, extra: int) -> Size:
         return Size(self.name, self.extra + extra)
 
+    def __sub__(self, less: int) -> Size:
+        return Size(self.name, self.extra - less)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Size):
             raise RecordingError(f"size {self}: expected no decision by it while a pass is recorded, got == {other!r}")

@@ -42,6 +42,7 @@ class AttentionInputs:
     Attributes:
         slot_mapping, blocks: of the first KV group. more_groups: those of the others.
         rotary: of every kind of layer.
+        tree_mask: which new tokens each one sees, where they may be trees of drafts; see `cascade_append_attention`.
         outputs: None = every row's output is wanted.
         on_stored: called with a layer's cache once the step's tokens are in it, for calls that belong there; in a
             recording they stand between the layer's own.
@@ -56,6 +57,7 @@ class AttentionInputs:
     outputs: OutputRows | None = None
     on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None
     more_groups: Sequence[GroupMaps] = ()
+    tree_mask: Tensor | None = None
     _prefixes: dict[tuple[int, int], SharedPrefixes[Tensor]] = field(init=False, default_factory=dict)
 
     @property
@@ -100,6 +102,7 @@ class Attention:
             inputs.maps_of(cache).blocks,
             self._scale,
             inputs.prefixes(cache, group_size) if self._window is None else None,
+            inputs.tree_mask,
             window=self._window,
             softcap=self._softcap,
         )

@@ -8,12 +8,10 @@ from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import narrow, widen
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
 from fastdeploy_sd.ops.reference.kv_quantize import dequantize_heads, quantize_heads, quantize_heads_float8
-from fastdeploy_sd.types import F32, I32, I64
+from fastdeploy_sd.types import F32, I32, I64, MAX_TREE_ROWS
 
 # Keys of a partition, and query vectors of a request that may share some.
 PARTITION_KEYS, MAX_SHARED_VECTORS = 256, 64
-# A request with more new tokens is no tree.
-MAX_TREE_ROWS = 64
 
 
 def pack_k(keys: Array) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.types import I32, I64, DraftTokens, offsets
+from fastdeploy_sd.types import I32, I64, MAX_TREE_ROWS, DraftTokens, offsets
 
 
 class Tables(NamedTuple):
@@ -31,23 +31,27 @@ class BatchMaps(NamedTuple):
     Attributes:
         input_ids, positions: i32[T], rows concatenated; 0-based absolute positions.
         slot_mapping: i64[T], block_id * block_size + offset.
+        tree_mask: i64[T], of requests with at most 64 tokens; see `ops.attention.cascade_append_attention`.
         query_start_loc: i32[R+1], row r owns tokens [q[r], q[r+1]).
         seq_lens: i32[R], length including this step's tokens.
         logits_indices: i32[L], the rows of T that need logits.
         cu_num_logits: i32[R+1], num_draft[r] + 1 logits rows, 0 while the prompt is unfinished.
         batch_id_per_output: i32[L], request row of every logits row.
         output_positions: i32[L], absolute position of the token that a logits row is for.
+        parent_rows: i32[L], the row of logits that each one follows, counted from its request's first; -1 of that.
     """
 
     input_ids: I32
     positions: I32
     slot_mapping: I64
+    tree_mask: I64
     query_start_loc: I32
     seq_lens: I32
     logits_indices: I32
     cu_num_logits: I32
     batch_id_per_output: I32
     output_positions: I32
+    parent_rows: I32
 
 
 def prepare_batch(
@@ -55,15 +59,16 @@ def prepare_batch(
 ) -> BatchMaps:
     """Lay the step's tokens out one request after another and say where each belongs.
 
-    Token i of row r sits at position p = num_computed[r] + i; it is token p of the request's table row or,
-    past those, one of its drafts. Its KV goes to the row's block p // block_size, offset p % block_size. A row that
-    reaches its last known token wants logits of its last drafts + 1 tokens.
+    Token i of row r is number n = num_computed[r] + i: token n of the request's table row or, past those, one of its
+    drafts. Its KV goes to the row's block n // block_size, offset n % block_size. Its position is n too, but a draft's
+    is that after its parent's. A row that reaches its last known token wants logits of its last drafts + 1 tokens.
 
     Args:
         table_rows: i32[R], the request's row of the tables.
         num_computed: i32[R], tokens whose KV is already in the cache.
         num_new: i32[R] >= 1, tokens to run now, drafts included.
-        draft: a row with drafts must finish and run at least one committed token before them.
+        draft: a row with drafts must finish and run at least one committed token before them, and if they branch at
+            most 64 tokens.
     """
     num_requests = len(num_computed)
     num_draft = np.diff(draft.cu_num_draft)
@@ -72,27 +77,42 @@ def prepare_batch(
     num_logits = np.where(seq_lens == tables.num_tokens[table_rows] + num_draft, num_draft + 1, 0)
 
     request = np.repeat(np.arange(num_requests), num_new)
-    positions = np.arange(len(request)) - query_start_loc[request] + num_computed[request]
+    places = np.arange(len(request)) - query_start_loc[request] + num_computed[request]
     known = [
         np.concatenate([tables.tokens[table_row, : tables.num_tokens[table_row]], draft.row(r)])
         for r, table_row in enumerate(table_rows)
     ]
-    input_ids = [known[r][p] for r, p in zip(request, positions, strict=True)]
-    blocks = tables.blocks[table_rows[request], positions // block_size].astype(np.int64)
+    input_ids = [known[r][n] for r, n in zip(request, places, strict=True)]
+    blocks = tables.blocks[table_rows[request], places // block_size].astype(np.int64)
+    positions, tree_mask = places.copy(), np.zeros(len(request), np.int64)
+    for t, (r, n) in enumerate(zip(request, places, strict=True)):
+        num_tokens, num_before = int(tables.num_tokens[table_rows[r]]), int(t - query_start_loc[r])
+        path = draft.path(int(r), int(n) - num_tokens)
+        if path:
+            positions[t] = num_tokens - 1 + len(path)
+            num_before = int(num_new[r] - num_draft[r])
+        if num_new[r] <= MAX_TREE_ROWS:
+            tree_mask[t] = (1 << num_before) - 1 | sum(1 << num_before + d for d in path[:-1])
     batch_id_per_output = np.repeat(np.arange(num_requests), num_logits)
     cu_num_logits = offsets(num_logits)
     # Row l is the k-th last token of its request, where the k-th last of the request's logits rows is l.
     from_end = cu_num_logits[batch_id_per_output + 1] - np.arange(len(batch_id_per_output))
+    logits_indices = query_start_loc[batch_id_per_output + 1] - from_end
+    parent_rows = draft.parent_rows(cu_num_logits)
+    if parent_rows is None:
+        parent_rows = np.arange(len(from_end), dtype=np.int32) - cu_num_logits[batch_id_per_output] - 1
     return BatchMaps(
         input_ids=np.array(input_ids, np.int32),
         positions=positions.astype(np.int32),
-        slot_mapping=blocks * block_size + positions % block_size,
+        slot_mapping=blocks * block_size + places % block_size,
+        tree_mask=tree_mask,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens.astype(np.int32),
-        logits_indices=(query_start_loc[batch_id_per_output + 1] - from_end).astype(np.int32),
+        logits_indices=logits_indices.astype(np.int32),
         cu_num_logits=cu_num_logits,
         batch_id_per_output=batch_id_per_output.astype(np.int32),
-        output_positions=(seq_lens[batch_id_per_output] - from_end + 1).astype(np.int32),
+        output_positions=(positions[logits_indices] + 1).astype(np.int32),
+        parent_rows=parent_rows,
     )
 
 
@@ -130,23 +150,29 @@ def settle_step_(
         shift = max(maps["num_computed"][r] - (num_tokens - 1), 0)
         maps["num_computed"][r] -= shift
         maps["seq_lens"][r] -= shift
+        maps["positions"][begin:end] -= shift
         maps["output_positions"][cu_num_logits[r] : cu_num_logits[r + 1]] -= shift
-        positions = maps["num_computed"][r] + np.arange(end - begin)
-        maps["positions"][begin:end] = positions
-        blocks = tables.blocks[table_row, positions // block_size].astype(np.int64)
-        maps["slot_mapping"][begin:end] = blocks * block_size + positions % block_size
+        places = maps["num_computed"][r] + np.arange(end - begin)
+        blocks = tables.blocks[table_row, places // block_size].astype(np.int64)
+        maps["slot_mapping"][begin:end] = blocks * block_size + places % block_size
         known = np.concatenate([tables.tokens[table_row, :num_tokens], drafts])
-        maps["input_ids"][begin:end] = known[positions]
+        maps["input_ids"][begin:end] = known[places]
 
 
-def group_slots(positions: I32, query_start_loc: I32, blocks: RequestBlocks[I32], block_size: int) -> I64:
-    """Return i64[T], the slots of a step's tokens in another KV group, whose blocks these are; -1 in rows of none."""
-    slots = np.full(len(positions), -1, np.int64)
+def group_slots(
+    first_slots: I64, query_start_loc: I32, seq_lens: I32, blocks: RequestBlocks[I32], block_size: int
+) -> I64:
+    """Return i64[T], the slots of a step's tokens in another KV group, whose blocks these are; -1 in rows of none.
+
+    `first_slots`: i64[T], those in the first group.
+    """
+    slots = np.full(len(first_slots), -1, np.int64)
     for r, table_row in enumerate(blocks.table_rows):
-        own = slice(*query_start_loc[r : r + 2])
-        block_ids = blocks.block_tables[table_row, positions[own] // block_size].astype(np.int64)
-        slots[own] = block_ids * block_size + positions[own] % block_size
-    return slots
+        begin, end = query_start_loc[r : r + 2]
+        places = np.arange(seq_lens[r] - (end - begin), seq_lens[r])
+        slots[begin:end] = blocks.block_tables[table_row, places // block_size].astype(np.int64) * block_size
+        slots[begin:end] += places % block_size
+    return np.where(first_slots < 0, -1, slots)
 
 
 class OutputTables(NamedTuple):

@@ -15,9 +15,9 @@ WORD = 0xFFFFFFFF
 
 
 def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftTokens, sampling: SamplingArrays) -> F32:
-    """Apply grammars, penalties, logit_bias, then forbid tokens, as if each row's drafts before it were output.
+    """Apply grammars, penalties, logit_bias, then forbid tokens, as if the drafts on each row's path were output.
 
-    Tokens that the row's grammar does not allow get -inf. Row j of request r sees the first j drafts of r as output.
+    Tokens that the row's grammar does not allow get -inf. Row j of request r sees draft j - 1 and those on its path.
     Repetition: the logit of a token in the prompt or the output is divided by the penalty if positive, else multiplied.
     Then frequency * count and presence are subtracted for tokens in the output, then logit_bias is added. A forbidden
     token gets -inf.
@@ -35,7 +35,9 @@ def process_logits(logits: F32, rows: I32, cu_num_logits: I32, draft: DraftToken
 def _apply_rules(logits: F32, batch_id_per_output: I32, sampling: SamplingArrays, drafted: DraftedRows | None) -> F32:
     y = logits.copy()
     for row, r in enumerate(batch_id_per_output):
-        drafts = EMPTY_I32 if drafted is None else drafted.draft.row(r)[: row - drafted.cu_num_logits[r]]
+        drafts = EMPTY_I32
+        if drafted is not None:
+            drafts = drafted.draft.row(r)[drafted.draft.path(r, row - drafted.cu_num_logits[r] - 1)]
         y[row] = _apply_row(logits[row], row, int(sampling.table_rows[r]), drafts, sampling)
     return y
 
@@ -81,7 +83,7 @@ def sample(
 
     Returns:
         i32[L]; -1 for a row with NaN or +inf or without any finite logit; where drafts are verified, -2 for a row
-        after a wrong draft: those of a request that follow the first one whose token is not its draft.
+        whose draft is not the token of the row that it follows.
     """
     ruled = _apply_rules(logits, batch_id_per_output, sampling, drafted)
     out = [
@@ -94,11 +96,12 @@ def sample(
 
 def _up_to_wrong_drafts(token_ids: I32, drafted: DraftedRows) -> I32:
     for r in range(len(drafted.cu_num_logits) - 1):
-        rows = slice(drafted.cu_num_logits[r], drafted.cu_num_logits[r + 1])
+        first, end = drafted.cu_num_logits[r : r + 2]
         guesses = drafted.draft.row(r)
-        wrong = np.flatnonzero(token_ids[rows][: len(guesses)] != guesses[: len(token_ids[rows])])
-        if len(wrong) > 0:
-            token_ids[rows][wrong[0] + 1 :] = NOT_DRAWN
+        for j in range(1, end - first):
+            parent = (drafted.draft.path(r, j - 1)[-2:-1] or [-1])[0] + 1
+            if token_ids[first + parent] != guesses[j - 1]:
+                token_ids[first + j] = NOT_DRAWN
     return token_ids
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
-from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, offsets
+from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, Rows, offsets
 
 
 def verify_draft_tokens(
@@ -14,8 +14,11 @@ def verify_draft_tokens(
     draft: DraftTokens,
     policy: AcceptPolicy = AcceptPolicy.NORMAL,
     candidates: Candidates | None = None,
-) -> tuple[I32, I32, I32]:
+) -> tuple[I32, I32, I32, I32]:
     """Keep a prefix of each request's drafts, then emit the sampled token of the row after it.
+
+    Drafts that are trees are verified by equality, and keep a path: after row 0, the first child of the row whose draft
+    is the row's sampled token, as long as there is one. Row j > 0 is that of draft j - 1.
 
     Without candidates the prefix ends before the first draft that differs from its row's sampled token. With candidates
     a draft is kept when it is a usable one of its row. One that is not is still kept when it is its row's second
@@ -28,29 +31,43 @@ def verify_draft_tokens(
     kept, but emitted as the sampled token that it equals, and the next step fails.
 
     Returns:
-        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R]: nothing of a failed request.
+        token_ids i32[O], cu_num_output i32[R+1], num_accepted i32[R]: nothing of a failed request; output_rows i32[O],
+        the row of which each is the token.
 
     Source: FastDeploy, op verify_draft_tokens (topp and its window); there, verifying skips the row after a window.
     """
-    outputs, accepted = [], []
+    outputs, output_rows, accepted = [], [], []
     for r in range(len(cu_num_logits) - 1):
         rows, drafts = np.arange(cu_num_logits[r], cu_num_logits[r + 1]), draft.row(r)
-        sampled = sampled_token_ids[rows]
+        sampled, path = sampled_token_ids[rows], np.arange(len(rows))
         if policy == AcceptPolicy.REJECT_ALL:
             keep = 0
         elif policy == AcceptPolicy.ACCEPT_ALL:
             keep = len(drafts)
         elif candidates is None:
-            keep = int(np.cumprod(sampled[: len(drafts)] == drafts).sum())
-            keep -= keep > 0 and sampled[keep] < 0
+            path = _equal_path(draft, r, sampled)
+            keep = len(path) - 1
+            keep -= keep > 0 and sampled[path[keep]] < 0
         else:
             keep = _count_plausible(drafts, candidates.token_ids[rows], candidates.lens[rows], candidates.verify_window)
-        failed = len(rows) == 0 or bool((sampled[: keep + 1] < 0).any())
+        path = path[: keep + 1]
+        failed = len(rows) == 0 or bool((sampled[path] < 0).any())
         accepted.append(0 if failed else keep)
-        outputs.append(EMPTY_I32 if failed else np.append(drafts[:keep], sampled[keep]))
+        outputs.append(EMPTY_I32 if failed else np.append(drafts[path[1:] - 1], sampled[path[keep]]))
+        output_rows.append(EMPTY_I32 if failed else rows[path])
     cu_num_output = offsets([len(output) for output in outputs])
-    token_ids = np.concatenate([EMPTY_I32, *outputs])
-    return token_ids.astype(np.int32), cu_num_output, np.array(accepted, np.int32)
+    token_ids, from_rows = (np.concatenate([EMPTY_I32, *parts]).astype(np.int32) for parts in (outputs, output_rows))
+    return token_ids, cu_num_output, np.array(accepted, np.int32), from_rows
+
+
+def _equal_path(draft: DraftTokens, r: int, sampled: I32) -> Rows:
+    """The rows from row 0 to the last whose draft, like all before it, is the sampled token of its parent."""
+    drafts, path = draft.row(r), [0][: len(sampled)]
+    for j in range(1, len(drafts) + 1):
+        parent = (draft.path(r, j - 1)[-2:-1] or [-1])[0] + 1
+        if parent == path[-1] and drafts[j - 1] == sampled[parent]:
+            path.append(j)
+    return np.array(path, np.intp)
 
 
 def _count_plausible(drafts: I32, candidates: I32, lens: I32, verify_window: int) -> int:

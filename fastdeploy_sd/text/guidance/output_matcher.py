@@ -52,27 +52,33 @@ class OutputMatcher:
             if not self._has_ended:
                 self.error = f"token {token_ids[num_taken]} of the output is none that the grammar allows"
 
-    def states(self, token_ids: Sequence[int]) -> Iterator[LLMatcher | None]:
-        """Make matchers after zero, one ... of the tokens, up to the first that is not allowed; may raise WornError.
+    def states(
+        self, token_ids: Sequence[int], parents: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, LLMatcher | None]]:
+        """Make matchers after none of the tokens, 0, and after the path to each that is allowed, 1 + its index.
 
-        The last one is None after an id that ends the request.
+        It is None after an id that ends the request. May raise WornError.
+
+        Args:
+            parents: the token that each one follows, an earlier one or -1 = none; None = the one before it.
         """
         if self.error or self._has_ended:
             return
-        last = self._matcher.deep_copy()
-        yield last
-        for token_id in token_ids:
+        after = {-1: self._matcher.deep_copy()}
+        yield 0, after[-1]
+        for i, (parent, token_id) in enumerate(zip(parents or range(-1, len(token_ids) - 1), token_ids, strict=True)):
+            if (last := after.get(parent)) is None:
+                continue
             following = last.deep_copy()
             is_taken = following.try_consume_tokens([token_id]) == 1
             if token_id in self._ends and (is_taken or self._is_end(last, token_id)):
-                yield None
-                return
+                yield i + 1, None
+                continue
             if following.is_error():
                 raise WornError
-            if not is_taken:
-                return
-            yield following
-            last = following
+            if is_taken:
+                after[i] = following
+                yield i + 1, following
 
     def renew(self) -> list[int]:
         """Begin anew with new automata, for what compiling costs; return the output, which must be consumed again."""
@@ -89,13 +95,12 @@ class OutputMatcher:
             reason = library_error(probe.get_error())
         self.error = self.error or reason or "it cannot be followed any further"
 
-    def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens may follow the output, one after the other, as far as is known."""
-        count = -1
+    def allowed(self, token_ids: Sequence[int], parents: Sequence[int] | None = None) -> list[int]:
+        """Return the indices of those tokens that may follow the output, as far as is known; see `states`."""
+        found = list[int]()
         with contextlib.suppress(WornError):
-            for _ in self.states(token_ids):
-                count += 1
-        return max(count, 0)
+            found.extend(row - 1 for row, _ in self.states(token_ids, parents) if row > 0)
+        return found
 
     def forced(self, max_tokens: int) -> list[int]:
         """Return at most so many tokens that must follow, the first ending id after a complete output."""

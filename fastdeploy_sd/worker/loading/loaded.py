@@ -45,6 +45,7 @@ from fastdeploy_sd.worker.step.forward import (
 )
 from fastdeploy_sd.worker.step.hidden_reader import HiddenReader, allocate_kept_hidden
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
+from fastdeploy_sd.worker.step.path_compaction import PathCompaction
 from fastdeploy_sd.worker.step.prompt_rows import PromptRows, RowLogits
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.step_buffers import StepBuffers
@@ -179,6 +180,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         forward: Forward = EagerForward(forward_pass, memory, table.group_blocks)
     else:
         forward = RecordedForward(forward_pass, memory, table.group_blocks, buffers, known)
+    compact_paths = PathCompaction(forward_pass, forward.draft_rows, memory, table.group_blocks, buffers)
     row_logits = RowLogits(model.decoder, forward.hidden, is_eager=config.model.enforce_eager)
     return Loaded(
         checkpoint=checkpoint,
@@ -188,7 +190,9 @@ def load(config: Config, group: RankGroup) -> Loaded:
         drafts=model.drafts,
         kept_hidden=kept_hidden,
         draft_rows=dict(zip(readers, forward.draft_rows, strict=True)),
-        step=StepResources(forward, PromptRows(row_logits, memory, table), memory, table, signals, buffers),
+        step=StepResources(
+            forward, compact_paths, PromptRows(row_logits, memory, table), memory, table, signals, buffers
+        ),
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,

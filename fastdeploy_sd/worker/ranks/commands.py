@@ -1,7 +1,8 @@
 """Commands of rank 0's worker to the other ranks, step by step. Values only; distributed/ sends them.
 
-A step is TakePlan, then RunRows until one has succeeded for every row, each followed by TakeOutput; then, where draft
-layers run, DraftRows with its DraftOutcome. BeginDrafts and ForgetDrafts may come before any of them.
+A step is TakePlan, then RunRows until one has succeeded for every row, each followed by CompactPaths, where drafts
+branch, and TakeOutput; then, where draft layers run, DraftRows with its DraftOutcome. BeginDrafts and ForgetDrafts may
+come before any of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,19 @@ class RunRows:
 
     attempt: int
     rows: I32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompactPaths:
+    """Move what the rows that just ran stored for drafts of accepted paths; see `ops.compaction.VerifiedPaths`.
+
+    Attributes:
+        output_rows: i32[O], without those after the outputs.
+    """
+
+    attempt: int
+    output_rows: I32
+    cu_num_output: I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,5 +95,5 @@ class DraftOutcome:
     has_succeeded: bool
 
 
-Attempt = RunRows | DraftRows
-Command = TakePlan | RunRows | TakeOutput | BeginDrafts | ForgetDrafts | DraftRows | DraftOutcome
+Attempt = RunRows | CompactPaths | DraftRows
+Command = TakePlan | RunRows | CompactPaths | TakeOutput | BeginDrafts | ForgetDrafts | DraftRows | DraftOutcome

@@ -15,6 +15,7 @@ from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.ranks.commands import (
     Attempt,
     BeginDrafts,
+    CompactPaths,
     DraftRows,
     ForgetDrafts,
     RunRows,
@@ -43,7 +44,7 @@ class RankWorker:
     ) -> None:
         self.collectives = collectives
         self._forward, self._memory, self._table, self._methods = step.forward, step.memory, step.table, methods
-        self._prompts = step.prompts
+        self._prompts, self._compact_paths = step.prompts, step.compact_paths
         # Only draft models read tokens where the target runs.
         self._buffers = step.buffers if methods else HOST_BUFFERS
         self._batches = BatchBuilder(step.table, step.memory, self._buffers)
@@ -68,7 +69,7 @@ class RankWorker:
                 self._methods[method].forget(table_rows)
 
     def run(self, attempt: Attempt) -> None:
-        """Run rows of the step; if that raises, nothing has changed that a further attempt reads."""
+        """Run rows of the step, or finish them; if that raises, nothing has changed that a further attempt reads."""
         if isinstance(attempt, RunRows):
             assert self._plan is not None, "rows of no plan"
             self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))
@@ -77,6 +78,13 @@ class RankWorker:
             self._prompts.follow()
             # No rank begins its next attempt before all have ended this one.
             device().wait()
+        elif isinstance(attempt, CompactPaths):
+            m = self._memory
+            m.output_rows[: len(attempt.output_rows)] = attempt.output_rows
+            m.cu_num_output[: len(attempt.cu_num_output)] = attempt.cu_num_output
+            self._buffers.send_output()
+            self._compact_paths()
+            device().wait()  # rank 0 may copy the blocks then
         else:
             self._methods[attempt.method].propose(self._draft_input(attempt))
 

@@ -12,7 +12,7 @@ from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
-from fastdeploy_sd.types import I32, SchedulerOutput, VerifyResult, offsets
+from fastdeploy_sd.types import I32, DraftTokens, SchedulerOutput, VerifyResult, offsets
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 
@@ -98,26 +98,30 @@ class BatchBuilder:
         is_host = buffers is HOST_BUFFERS
         # On a device: tokens of in-flight steps included.
         self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
-        self._prepare = PREPARE_BATCH.bind(
-            table_rows=m.table_rows,
-            token_table=table.tokens,
-            num_tokens=self._num_tokens,
-            block_tables=table.blocks,
-            num_computed=m.num_computed,
-            num_new=m.num_new,
-            draft_token_ids=m.draft_token_ids,
-            cu_num_draft=m.cu_num_draft,
-            block_size=table.block_size,
-            input_ids=m.input_ids,
-            positions=m.positions,
-            slot_mapping=m.slot_mapping,
-            query_start_loc=m.query_start_loc,
-            seq_lens=m.seq_lens,
-            logits_indices=m.logits_indices,
-            cu_num_logits=m.cu_num_logits,
-            batch_id_per_output=m.batch_id_per_output,
-            output_positions=m.output_positions,
-        )
+        prepared: dict[str, Any] = {
+            "table_rows": m.table_rows,
+            "token_table": table.tokens,
+            "num_tokens": self._num_tokens,
+            "block_tables": table.blocks,
+            "num_computed": m.num_computed,
+            "num_new": m.num_new,
+            "draft_token_ids": m.draft_token_ids,
+            "cu_num_draft": m.cu_num_draft,
+            "block_size": table.block_size,
+            "input_ids": m.input_ids,
+            "positions": m.positions,
+            "slot_mapping": m.slot_mapping,
+            "tree_mask": m.tree_mask,
+            "query_start_loc": m.query_start_loc,
+            "seq_lens": m.seq_lens,
+            "logits_indices": m.logits_indices,
+            "cu_num_logits": m.cu_num_logits,
+            "batch_id_per_output": m.batch_id_per_output,
+            "output_positions": m.output_positions,
+            "parent_rows": m.parent_rows,
+        }
+        self._prepare_chains = PREPARE_BATCH.bind(**prepared)
+        self._prepare_trees = PREPARE_BATCH.bind(**prepared, draft_parents=m.draft_parents)
         appended: dict[str, Any] = {
             "table_rows": m.table_rows,
             "token_ids": m.output_token_ids,
@@ -166,10 +170,13 @@ class BatchBuilder:
         m.cu_num_draft[: n + 1] = draft.cu_num_draft
         if m.cu_num_draft.item(n) != num_drafts:
             raise ValueError(f"draft.cu_num_draft: expected to end at {num_drafts}, got {m.cu_num_draft.item(n)}")
-        self._prepare.params.num_requests = n
-        self._prepare.run()
+        prepare = self._prepare_chains
+        if draft.parents is not None:
+            prepare, m.draft_parents[:num_drafts] = self._prepare_trees, draft.parents
+        prepare.params.num_requests = n
+        prepare.run()
         m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
-        self._write_masks()
+        self._write_masks(draft)
 
     def open(self, before: PendingRows | None = None) -> PendingRows:
         """Start to append the step's output where the device has the table, before the host knows it.
@@ -214,7 +221,7 @@ class BatchBuilder:
             self._append_there.params.num_requests = self._memory.num_requests
             self._append_there.run()
 
-    def _write_masks(self) -> None:
+    def _write_masks(self, draft: DraftTokens) -> None:
         """Write the tokens that each row of logits forbids."""
         m, table = self._memory, self._table
         if not table.num_masks:
@@ -225,22 +232,23 @@ class BatchBuilder:
         for r in has_mask.nonzero()[0].tolist():
             begin, end = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)
             if begin < end:
-                forbidden[begin:end] = self._forbidden(r, end - begin)
+                forbidden[begin:end] = self._forbidden(r, draft)
         m.cu_mask[0] = end = 0
         for row, token_ids in enumerate(forbidden):
             begin, end = end, end + len(token_ids)
             m.mask_token_ids[begin:end] = token_ids
             m.cu_mask[row + 1] = end
 
-    def _forbidden(self, r: int, num_rows: int) -> list[Sequence[int]]:
-        """Return the tokens that request r may not produce, after none, one ... of its drafts."""
+    def _forbidden(self, r: int, draft: DraftTokens) -> list[Sequence[int]]:
+        """Return the tokens that request r may not produce, after none of its drafts, and after the path to each."""
         m, table = self._memory, self._table
         table_row = m.table_rows.item(r)
         rule, num_committed = table.rules[table_row], table.num_tokens.item(table_row)
         num_output = num_committed - rule.num_prompt_tokens
         if not (rule.has_bad_words or num_output < rule.min_tokens):
-            return [()] * num_rows
+            return [()] * (len(draft.row(r)) + 1)
         committed = table.tokens[table_row, max(0, num_committed - rule.num_bad_prefix) : num_committed].tolist()
-        drafts = m.draft_token_ids[m.cu_num_draft[r] : m.cu_num_draft[r + 1]].tolist()
-        recent = (*committed, *drafts)
-        return [rule.forbidden(recent[: len(committed) + j], num_output + j) for j in range(num_rows)]
+        before = [tuple(committed)]
+        for token_id, parent in zip(draft.row(r).tolist(), draft.parents_of(r), strict=True):
+            before.append((*before[parent + 1], token_id))
+        return [rule.forbidden(recent, num_output + len(recent) - len(committed)) for recent in before]

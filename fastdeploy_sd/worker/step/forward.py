@@ -90,7 +90,7 @@ class ForwardPass:
         Inputs and results are tensors, or symbolic ones.
         """
         rows, starts, size = inputs["table_rows"], inputs["query_start_loc"], self.caches[0].block_size
-        first, *others = (RequestBlocks(rows, inputs[name]) for name in _block_tables(self.num_groups))
+        first, *others = (RequestBlocks(rows, inputs[name]) for name in block_table_names(self.num_groups))
         maps = AttentionInputs(
             positions=inputs["positions"],
             slot_mapping=inputs["slot_mapping"],
@@ -100,8 +100,10 @@ class ForwardPass:
             rotary=self.rotary,
             on_stored=self.on_stored,
             more_groups=[
-                GroupMaps(group_slots(inputs["positions"], starts, blocks, size), blocks) for blocks in others
+                GroupMaps(group_slots(inputs["slot_mapping"], starts, inputs["seq_lens"], blocks, size), blocks)
+                for blocks in others
             ],
+            tree_mask=inputs.get("tree_mask"),
         )
         streams: dict[int, Any] = {}
         wanted = {layer for reader in self.readers for layer in reader.reads} - {FINAL_NORM}
@@ -226,6 +228,7 @@ _SHAPES = {
     "input_ids": Size("num_tokens"),
     "positions": Size("num_tokens"),
     "slot_mapping": Size("num_tokens"),
+    "tree_mask": Size("num_tokens"),
     "query_start_loc": Size("num_requests") + 1,
     "seq_lens": Size("num_requests"),
     "table_rows": Size("num_requests"),
@@ -249,7 +252,7 @@ _PADDING: Padding = {
 }
 
 
-def _block_tables(num_groups: int) -> list[str]:
+def block_table_names(num_groups: int) -> list[str]:
     """Return the input with each KV group's blocks."""
     return ["block_tables", *(f"block_tables_{g}" for g in range(1, num_groups))]
 
@@ -257,7 +260,9 @@ def _block_tables(num_groups: int) -> list[str]:
 def _inputs(memory: StepMemory, block_tables: Sequence[I32]) -> dict[str, Array]:
     """Return the whole input arrays of the pass."""
     arrays: dict[str, Array] = {name: getattr(memory, name) for name in _SHAPES}
-    return arrays | dict(zip(_block_tables(len(block_tables)), block_tables, strict=True))
+    if memory.limits.num_request_drafts <= 1:
+        del arrays["tree_mask"]  # nothing branches
+    return arrays | dict(zip(block_table_names(len(block_tables)), block_tables, strict=True))
 
 
 def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
@@ -269,9 +274,13 @@ def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResources:
-    """Made once, when the model is loaded; `buffers` are of the memory and the table."""
+    """Made once, when the model is loaded; `buffers` are of the memory and the table.
+
+    `compact_paths`: see PathCompaction.
+    """
 
     forward: Forward
+    compact_paths: Callable[[], None]
     prompts: PromptRows
     memory: StepMemory
     table: RequestTable

@@ -142,7 +142,7 @@ class GuidedRequest:
                 return
 
     def _write_bits(self) -> None:
-        for state in self.matcher.states(()):
+        for _, state in self.matcher.states(()):
             assert state is not None, "no draft, so no state is refused"
             bits = np.zeros(self._num_words, np.int32)
             write_mask(state, bits)

@@ -24,7 +24,7 @@ from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.text.guidance.limits import STEP_S, share_s
 from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
-from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult, offsets
+from fastdeploy_sd.types import F32, I32, DraftTokens, NewRequest, RequestId, VerifyResult
 from fastdeploy_sd.worker.step.guided_request import GuidedRequest, MaskWorker, Matchers, write_mask
 
 _log = logging.getLogger(__name__)
@@ -145,27 +145,26 @@ class GuidedRows:
         return frozenset(request_ids[r] for r, request in self._step if r in self._late or request.is_pending)
 
     def cut(self, drafts: DraftTokens, table_rows: I32) -> DraftTokens:
-        """Return each row's drafts up to the first that a grammar refuses; raises nothing.
+        """Return each row's drafts without those that a grammar refuses and what follows them; raises nothing.
 
         `table_rows`: i32[R], of the drafts' rows.
         """
         if not self._requests or not len(drafts.token_ids):
             return drafts
         counts = np.diff(drafts.cu_num_draft)
-        kept = counts.copy()
+        is_kept = np.ones(len(drafts.token_ids), np.bool_)
         for r in (self._is_guided.take(table_rows) & (counts > 0)).nonzero()[0].tolist():
             request = self._requests[table_rows.item(r)]
+            first, end = drafts.cu_num_draft[r : r + 2].tolist()
+            is_kept[first:end] = False
+            count = self._max_drafts(request)
             try:
                 begin = self._clock()
-                kept[r] = request.matcher.num_allowed(drafts.row(r)[: self._max_drafts(request)].tolist())
+                is_kept[first + np.array(_allowed(request.matcher, drafts, r, count), np.intp)] = True
                 request.spent_s += self._clock() - begin
             except Exception:  # the library promises that it raises none; output has been committed
                 _log.exception("looking at drafts by a grammar failed")
-                kept[r] = 0
-        if (kept == counts).all():
-            return drafts
-        cu = offsets(kept)
-        return drafts.pick(np.repeat(drafts.cu_num_draft[:-1] - cu[:-1], kept) + np.arange(cu[-1]), cu)
+        return drafts if is_kept.all() else drafts.keep(is_kept)
 
     def failure(self, r: int, logits: F32 | RowsOnDevice) -> tuple[str, str] | None:
         """Return the error of a row of the step that got no token; None = its grammar is not the reason.
@@ -247,21 +246,29 @@ class GuidedRows:
         Raises WornError: see OutputMatcher.
         """
         m = self._memory
-        row, last = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)
-        if request.bits is not None and last - row == 1:
-            m.allowed_bits[row] = request.bits
+        first, last = m.cu_num_logits.item(r), m.cu_num_logits.item(r + 1)
+        if request.bits is not None and last - first == 1:
+            m.allowed_bits[first] = request.bits
             return True
-        first = m.cu_num_draft.item(r)
-        for state in request.matcher.states(m.draft_token_ids[first : first + last - row - 1].tolist()):
+        begin, refused = m.cu_num_draft.item(r), set(range(first, last))
+        token_ids = m.draft_token_ids[begin : begin + last - first - 1].tolist()
+        parents = m.parent_rows[first + 1 : last] - 1
+        for place, state in request.matcher.states(token_ids, parents.tolist()):
+            row = first + place
+            refused.remove(row)
             if state is None:
                 m.allowed_rows[row] = -1
             elif self._clock() > end:
                 return False
             else:
                 write_mask(state, m.allowed_bits[row])
-            row += 1
-        m.allowed_bits[row:last] = 0  # after a refused draft nothing is allowed
+        m.allowed_bits[list(refused)] = 0  # after a refused draft nothing is allowed
         return True
+
+
+def _allowed(matcher: OutputMatcher, drafts: DraftTokens, r: int, count: int) -> list[int]:
+    """Return the first drafts of a row, at most `count`, that a grammar allows."""
+    return matcher.allowed(drafts.row(r)[:count].tolist(), drafts.parents_of(r)[:count])
 
 
 def _cannot_follow(error: str) -> str:

@@ -23,7 +23,7 @@ from fastdeploy_sd.types import (
     VerifyResult,
     offsets,
 )
-from fastdeploy_sd.worker.ranks.commands import RunRows, TakeOutput
+from fastdeploy_sd.worker.ranks.commands import CompactPaths, RunRows, TakeOutput
 from fastdeploy_sd.worker.ranks.coordinator import RankCoordinator, SingleRank
 from fastdeploy_sd.worker.step.batch import BatchBuilder, PendingRows
 from fastdeploy_sd.worker.step.drafting import Drafting
@@ -104,7 +104,8 @@ class ModelRunner:
         ranks: RankCoordinator | None = None,
     ) -> None:
         self._forward, self._memory, self._table, self._signals = step.forward, step.memory, step.table, step.signals
-        self._logits, self.prompts = step.forward.logits, step.prompts
+        self._logits, self.prompts, self._compact_paths = step.forward.logits, step.prompts, step.compact_paths
+        self._takes_trees = rule.takes_trees
         self._drafting, self._guided, self._ranks = drafting, guided, ranks or SingleRank()
         self._step_stats, self._ended = drafting.step_stats, time.perf_counter()
         self._batches = BatchBuilder(step.table, step.memory, step.buffers)
@@ -177,11 +178,19 @@ class ModelRunner:
     def _wait(self, step: LaunchedStep) -> tuple[VerifyResult, tuple[int, ...]]:
         at: StepMemory | PendingRows = step.rows or self._memory
         has_reports = step.rows is None and self._table.num_reports > 0
-        return self._verifier.finish(step.output, at.num_requests, at.cu_num_logits, has_reports=has_reports)
+        has_trees = step.plan.draft.parents is not None
+        assert step.rows is None or not has_trees, "a step with trees is finished before the next one is launched"
+        return self._verifier.finish(
+            step.output, at.num_requests, at.cu_num_logits, has_reports=has_reports, has_trees=has_trees
+        )
 
     def _complete(self, step: LaunchedStep, result: VerifyResult, failed_rows: tuple[int, ...]) -> StepResult:
         """Commit the output of a step, and draft after it."""
         plan, verified = step.plan, time.perf_counter()
+        if result.nodes is not None:
+            rows = self._memory.output_rows[: len(result.token_ids)]
+            with self._ranks.attempt(lambda number: CompactPaths(number, rows, result.cu_num_output)):
+                self._compact_paths()
         failures = {
             plan.request_ids[r]: self._guided.failure(r, self._logits) or _NOT_FINITE
             for r in failed_rows
@@ -196,6 +205,8 @@ class ModelRunner:
         self._ranks.post(TakeOutput(result.token_ids, result.cu_num_output))
         step.report(self._step_stats, verified, self._ended)
         drafts = self._drafting.finish(plan.request_ids, step.rows, result, committed)
+        if not self._takes_trees:
+            drafts = drafts.chains()
         drafted = self._ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
@@ -232,8 +243,8 @@ class ModelRunner:
         return self._drafting.is_async
 
     def may_open(self, plan: SchedulerOutput) -> bool:
-        """Whether a step whose requests the table has can be open."""
-        return self._drafting.allows_pending(plan.request_ids)
+        """Whether a step whose requests the table has can be open. What trees stored is moved at its end."""
+        return plan.draft.parents is None and self._drafting.allows_pending(plan.request_ids)
 
     def restart(self) -> None:
         """Send the host's state to the device: launched steps have run on wrong tokens, or not at all."""

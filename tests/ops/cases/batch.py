@@ -15,6 +15,7 @@ from fastdeploy_sd.ops.reference import batch as reference
 from fastdeploy_sd.ops.reference.batch import BatchMaps, OutputTables, SettleTables, Tables
 from fastdeploy_sd.types import I32, DraftTokens
 from tests.ops.cases.case import OpCases
+from tests.ops.cases.sampling import with_parents
 
 MAX_TOKENS = 40
 
@@ -64,6 +65,8 @@ def steps() -> dict[str, dict[str, Any]]:
         new = np.where(num_draft > 0, committed + num_draft - computed, rng.integers(1, committed - computed + 1))
         plan = list(zip(computed.tolist(), new.tolist(), committed.tolist(), num_draft.tolist(), strict=True))
         found[f"random-{r}"] = step(rng, plan, 16)
+    for name in [name for name, case in found.items() if len(case["draft"].token_ids) > 1]:
+        found[f"{name}-tree"] = found[name] | {"draft": with_parents(rng, found[name]["draft"])}
     return found
 
 
@@ -136,8 +139,9 @@ def slotted() -> dict[str, dict[str, Any]]:
     for name, case in steps().items():
         maps = reference.prepare_batch(**case)
         found[name] = {
-            "positions": np.append(maps.positions, np.zeros(int(name.startswith("random")), np.int32)),
+            "first_slots": np.append(maps.slot_mapping, np.full(int(name.startswith("random")), -1, np.int64)),
             "query_start_loc": maps.query_start_loc,
+            "seq_lens": maps.seq_lens,
             "blocks": RequestBlocks(case["table_rows"], case["tables"].blocks),
             "block_size": case["block_size"],
         }
@@ -180,10 +184,10 @@ def prepare_natively(
     """In memory that is larger than the step."""
     n, max_tokens, max_logits = len(table_rows), int(num_new.clip(0).sum()) + 3, n_logits(table_rows, draft) + 2
     out: dict[str, Any] = {name: np.full(max_tokens, -7, np.int32) for name in ("input_ids", "positions")}
-    out["slot_mapping"] = np.full(max_tokens, -7, np.int64)
+    out |= {name: np.full(max_tokens, -7, np.int64) for name in ("slot_mapping", "tree_mask")}
     out |= {name: np.full(n + 1, -7, np.int32) for name in ("query_start_loc", "cu_num_logits")}
     out["seq_lens"] = np.full(n, -7, np.int32)
-    rows = ("logits_indices", "batch_id_per_output", "output_positions")
+    rows = ("logits_indices", "batch_id_per_output", "output_positions", "parent_rows")
     out |= {name: np.full(max_logits, -7, np.int32) for name in rows}
     PREPARE.bind(
         table_rows=table_rows,
@@ -194,10 +198,11 @@ def prepare_natively(
         num_new=num_new,
         draft_token_ids=draft.token_ids,
         cu_num_draft=draft.cu_num_draft,
+        draft_parents=draft.parents,
         block_size=block_size,
         **out,
     ).run()
-    lengths = dict.fromkeys(("input_ids", "positions", "slot_mapping"), out["query_start_loc"][-1])
+    lengths = dict.fromkeys(("input_ids", "positions", "slot_mapping", "tree_mask"), out["query_start_loc"][-1])
     lengths |= dict.fromkeys(rows, out["cu_num_logits"][-1])
     assert all((out[name][length:] == -7).all() for name, length in lengths.items()), "written past the step"
     return BatchMaps(**{name: array[: lengths.get(name)] for name, array in out.items()})

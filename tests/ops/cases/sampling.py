@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,16 @@ def drafted_steps() -> dict[str, dict[str, Any]]:
             guesses = np.where(rng.random(len(drafts)) < share, drafts + 1, drafts).astype(np.int32)
             drafted = DraftedRows(offsets(num_logits), DraftTokens(guesses, offsets(num_draft)))
             found[f"drafts-{name}-{vocab}"] = case | {"drafted": drafted}
+            if vocab == 40:
+                tree = drafted._replace(draft=with_parents(rng, drafted.draft))
+                found[f"trees-{name}-{vocab}"] = case | {"drafted": tree}
     return found
+
+
+def with_parents(rng: np.random.Generator, draft: DraftTokens) -> DraftTokens:
+    """The same drafts, each after a random one before it or after none."""
+    parents = [int(rng.integers(-1, i)) for count in np.diff(draft.cu_num_draft) for i in range(count)]
+    return replace(draft, parents=np.array(parents, np.int32))
 
 
 def right_drafts(token_ids: np.ndarray, num_logits: np.ndarray, num_draft: np.ndarray) -> np.ndarray:
@@ -134,6 +144,7 @@ def processed() -> dict[str, dict[str, Any]]:
             rows = np.arange(len(step["logits"]), dtype=np.int32)
             found[f"{parts}-{vocab}"] = step | {"rows": rows}
             found[f"{parts}-{vocab}-some"] = step | {"rows": rng.permutation(rows)[: len(rows) // 2]}
+            found[f"{parts}-{vocab}-tree"] = step | {"rows": rows, "draft": with_parents(rng, step["draft"])}
     found["none"] = step | {"rows": rows[:0]}
     found["empty"] = {
         "logits": np.zeros((0, 5), np.float32),

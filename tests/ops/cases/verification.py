@@ -11,7 +11,7 @@ from fastdeploy_sd.ops.candidates import AcceptPolicy, Candidates
 from fastdeploy_sd.ops.reference import verification as reference
 from fastdeploy_sd.types import DraftTokens
 from tests.ops.cases.case import OpCases
-from tests.ops.cases.sampling import offsets
+from tests.ops.cases.sampling import offsets, with_parents
 
 NUM_TOKENS = 4
 
@@ -26,6 +26,9 @@ def verifications() -> dict[str, dict[str, Any]]:
             "draft": DraftTokens.none(0),
         }
     }
+    for case in range(40):
+        chains = step(rng, AcceptPolicy.NORMAL, 0, 0, has_failures=case % 4 == 0)
+        found[f"tree-{case}"] = chains | {"draft": with_parents(rng, chains["draft"])}
     for policy in AcceptPolicy:
         for case in range(30):
             found[f"equal-{policy.name}-{case}"] = step(rng, policy, 0, 0, has_failures=case % 3 == 0)

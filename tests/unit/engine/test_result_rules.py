@@ -71,7 +71,7 @@ def test_an_answer_to_the_plan_passes() -> None:
         (dataclasses.replace(RESULT, failed={"a": WHY}), ["a"], "expected no output, got 2 outputs"),
         (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1, 2, 3), i32(0, 3, 3))), ["a"], "at most 2 drafts, got 3"),
         (dataclasses.replace(RESULT, drafts=DraftTokens(i32(1), i32(0, 0, 1))), ["b"], "at most 0 drafts, got 1"),
-        (with_drafts(parents=i32(-1, -1)), ["a"], "as only chains are verified, got the parents [-1 -1]"),
+        (with_drafts(parents=i32(-1, 1)), ["a"], "each follow an earlier one or -1, got the parents [-1, 1]"),
     ],
 )
 def test_a_row_that_breaks_a_rule_fails_its_request_only(result: StepResult, failed: list[str], message: str) -> None:

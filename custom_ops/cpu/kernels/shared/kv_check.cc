@@ -2,13 +2,8 @@
 
 namespace fdsd {
 
-Error CheckKvCache(const KvCache& cache) {
-  if (cache.dtype != DType::kFloat32 && cache.dtype != DType::kBFloat16 && cache.dtype != DType::kFloat16)
-    return "dtype: expected float32, bfloat16 or float16";
-  const auto same = static_cast<KvDType>(cache.dtype);
+Error CheckKvStorage(const KvCache& cache) {
   const bool is_scaled = cache.kv_dtype == KvDType::kInt8 || cache.kv_dtype == KvDType::kFloat8;
-  if (cache.kv_dtype != same && !is_scaled)
-    return "kv_dtype: expected int8, float8 or the type of the activations, got another";
   if ((cache.k_scale != nullptr) != is_scaled || (cache.v_scale != nullptr) != is_scaled)
     return "k_scale, v_scale: expected both for int8 and float8 and neither else, got others";
   if (cache.num_blocks < 0) return "num_blocks: expected no negative number";
@@ -17,6 +12,16 @@ Error CheckKvCache(const KvCache& cache) {
   if (cache.head_dim <= 0 || cache.head_dim > kMaxHeadDim || cache.head_dim % 16 != 0)
     return "head_dim: expected a multiple of 16 in 16..256";
   return nullptr;
+}
+
+Error CheckKvCache(const KvCache& cache) {
+  if (cache.dtype != DType::kFloat32 && cache.dtype != DType::kBFloat16 && cache.dtype != DType::kFloat16)
+    return "dtype: expected float32, bfloat16 or float16";
+  const auto same = static_cast<KvDType>(cache.dtype);
+  const bool is_scaled = cache.kv_dtype == KvDType::kInt8 || cache.kv_dtype == KvDType::kFloat8;
+  if (cache.kv_dtype != same && !is_scaled)
+    return "kv_dtype: expected int8, float8 or the type of the activations, got another";
+  return CheckKvStorage(cache);
 }
 
 }  // namespace fdsd

@@ -106,12 +106,15 @@ class EagleWeights(LayerWeights):
         return matrix, self._vector(f"{name}.bias", hidden) if has_bias else None
 
     def embedding(self) -> FloatPart | None:
-        """Return [V, H], or None for the target's table."""
+        """Return None: the table is the target's. Files may hold a copy of it."""
+        self._table()
+        return None
+
+    def _table(self) -> FloatPart | None:
+        """Return the file's [V, H]; None = it has none, where the target's would do."""
         name = self._name("embed_tokens") + ".weight"
-        if name not in self._source:
-            if self.config.hidden_size == self.read.target_size:
-                return None
-            self._source.tensor(name, ())  # raises that it is missing
+        if name not in self._source and self.config.hidden_size == self.read.target_size:
+            return None
         return FloatPart(name, self._source.tensor(name, (self.read.vocab_size, self.config.hidden_size)))
 
     def head(self) -> WeightMatrix | None:
@@ -171,6 +174,10 @@ class Eagle3Weights(EagleWeights):
         if self.read.reads[0] < 0:
             return None
         return self._fc(len(self.reads) * self.read.target_size)
+
+    def embedding(self) -> FloatPart | None:
+        """Return [V, H], or None for the target's table."""
+        return self._table()
 
     def fc_norm(self) -> Weights | None:
         """Return the norm f32[A * Ht] of what `fc` reads, if it has one."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,14 @@ HEADS: Mapping[str, Head] = {
         is_nested=True,
     ),
 }  # fmt: skip
+
+
+class Draft(NamedTuple):
+    """What is drafted, by how much the least sure draft's logit leads, and the drafts' log-probabilities."""
+
+    token_ids: list[int]
+    margin: float
+    logprobs: list[float]
 
 
 class EagleHead:
@@ -182,18 +190,16 @@ class EagleHead:
             row = normed(row, w["input_norm.weight"])
         return row @ w["fc.weight"].T + w.get("fc.bias", 0.0)
 
-    def drafts(self, text: I32, count: int, hidden: F64) -> tuple[list[int], float]:
-        """Return the drafts after a text of at least two tokens, and by how much the least sure one's logit leads.
-
-        `hidden`: of all its tokens but the last.
-        """
-        found, margin = list[int](), np.inf
+    def drafts(self, text: I32, count: int, hidden: F64) -> Draft:
+        """Return the drafts after a text of at least two tokens; `hidden`: of all its tokens but the last."""
+        found, logprobs, margin = list[int](), list[float](), np.inf
         for _ in range(count):
             logits, chained = self._run(text[1:], hidden)
             found.append(int(self._tokens[logits.argmax()]))
+            logprobs.append(-float(np.log(np.exp(logits - logits.max()).sum())))
             margin = min(margin, float(logits.max() - np.partition(logits, -2)[-2]))
             text, hidden = np.append(text, found[-1]).astype(np.int32), np.concatenate([hidden, chained])
-        return found, margin
+        return Draft(found, margin, logprobs)
 
     def _run(self, token_ids: I32, hidden: F64) -> tuple[F64, F64]:
         """Return the logits of the last row, and what the next draft reads [1, H]."""

@@ -16,7 +16,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights, TargetParts
+from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftModel, DraftWeights, TargetParts
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
@@ -84,6 +84,8 @@ def load_model(
         drafts, num_steps = dict[str, DraftModel](), config.speculative.num_model_steps
         keeps_integers = packer.keeps_integers and config.speculative.quantization is None
         for name, (weights, part) in own_drafts.items():
+            if shard.rank == 0 and weights.reads and weights.reads != (FINAL_NORM,):
+                _log.info("%s reads what enters the layers %s", name, ", ".join(map(str, weights.reads)))
             source, draft_group = weights.checkpoint, group if part == shard else ALONE
             with packed_matrices(folder, source, own_scheme(config), f"draft-{name}", part) as draft_store:
                 draft_packer = WeightPacker(source, draft_store, progress.add, keeps_integers=keeps_integers)

@@ -122,6 +122,13 @@ class SpeculativeConfig:
             " how many are accepted."
         ),
     )
+    translate_tokens: bool = option(
+        False,
+        Spec(
+            "Whether a draft model may have another tokenizer than the target: it drafts the tokens that both have, and"
+            " reads others as the longest of its own that they end with."
+        ),
+    )
     draft_tensor_parallel_size: int | None = option(
         None,
         Spec(
@@ -268,7 +275,10 @@ _SCOPES: Mapping[str, Scope] = {
 
 
 # Options of draft layers, for any method that they draft for.
-_OF_LAYERS = ("num_model_steps", "model", "quantization", "draft_head_quantization", "draft_tensor_parallel_size")
+_OF_LAYERS = (
+    "num_model_steps", "model", "quantization", "draft_head_quantization", "draft_tensor_parallel_size",
+    "translate_tokens",
+)  # fmt: skip
 
 
 def scope_of(key: str) -> Scope:

@@ -77,18 +77,18 @@ class Decoder:
         scheme: QuantScheme,
         packer: WeightPacker | None = None,
         group: TpGroup = ALONE,
-        num_logits: int | None = None,
+        weights: DecoderWeights | None = None,
     ) -> None:
         """Load this rank's part.
 
         Args:
             packer: the source's, None = one that packs everything.
-            num_logits: token ids that logits are made for, the first ones; None = all.
+            weights: of the source; None = as it has them. Another head has logits for other tokens.
 
         Raises CheckpointError: a tensor is missing, has another shape, would not be used, or is not for float16.
         """
         self.config, self.dtype = config, scheme.dtype
-        weights = DecoderWeights(source, config)
+        weights = DecoderWeights(source, config) if weights is None else weights
         weights.verify()
         packer = WeightPacker(source) if packer is None else packer
         builder = LayerBuilder(config, scheme, packer, group)
@@ -100,9 +100,8 @@ class Decoder:
         self.final_norm = RmsNorm(final_weight, config.norm_eps, scales[-1])
         self.lm_head_format = scheme.lm_head
         head = weights.lm_head()
-        if num_logits is not None and num_logits < config.vocab_size:
-            head = head.rows([range(num_logits)])
-            builder = LayerBuilder(replace(config, vocab_size=num_logits), scheme, packer, group)
+        if head.shape[0] != config.vocab_size:
+            builder = LayerBuilder(replace(config, vocab_size=head.shape[0]), scheme, packer, group)
         self._lm_head = builder.head(head, scheme.lm_head)
 
     def forward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paddle import Tensor
 
+from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.draft_decoder_weights import DraftDecoderWeights
 from fastdeploy_sd.models.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
@@ -17,11 +18,10 @@ class DraftDecoder:
     """A DraftModel with one draft layer, whose hidden rows have no width."""
 
     num_layers = 1
-    token_map: Tensor | None = None
     combine_hidden: CombineHidden | None = None
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, token_map: Tensor | None) -> None:
+        self._decoder, self.token_map = decoder, token_map
 
     def forward(self, step: int, rows: DraftInputs) -> DraftOutput:
         normed, outputs = self._decoder.forward(rows.input_ids, rows.caches, rows.maps), rows.maps.outputs
@@ -42,6 +42,7 @@ def build_draft_decoder(
     num_steps: int,
     group: TpGroup = ALONE,
 ) -> DraftDecoder:
-    """Build this rank's part of the model; its head has no rows for ids that the target has not."""
-    vocab_size = min(weights.config.vocab_size, target.decoder.config.vocab_size)
-    return DraftDecoder(Decoder(weights.checkpoint, weights.config, scheme, packer, group, vocab_size))
+    """Build this rank's part of the model."""
+    own = weights.decoder_weights(target.decoder.config.vocab_size)
+    token_map = None if weights.translation is None else constant(weights.translation.drafted)
+    return DraftDecoder(Decoder(weights.checkpoint, weights.own_config, scheme, packer, group, own), token_map)

@@ -136,7 +136,7 @@ METHODS: Mapping[str, DraftMethod] = {
             "draft_model",
             ".model_based.proposer:ModelProposer",
             DraftSource.DRAFT_MODEL,
-            keys=(*_MODEL_KEYS, "draft_tensor_parallel_size"),
+            keys=(*_MODEL_KEYS, "draft_tensor_parallel_size", "translate_tokens"),
             draft_weights=".draft_decoder_weights:open_draft_decoder",
             draft_model=".draft_decoder:build_draft_decoder",
             auto_key=FOLDER_AUTO_KEY,

@@ -24,6 +24,7 @@ from fastdeploy_sd.spec_decode.proposer import ProposeInput, TargetStep
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import I32, Speculation
 from fastdeploy_sd.worker.loading import model_loading
+from fastdeploy_sd.worker.loading.draft_vocabulary import translated
 from tests.engine.models import References
 from tests.models import gguf_files, golden, rewrite
 from tests.models.mtp_runs import Event, make_engine, make_requests, run
@@ -148,6 +149,41 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_pat
     message = f"vocabulary, in which token 300 is {first!r}, got {second!r} in {folder}"
     with pytest.raises(ConfigError, match=re.escape(message)):
         make_engine(TARGET, K, **(OPTIONS | {"model": str(folder)}))
+
+
+def reordered(folder: Path) -> str:
+    """The draft model with other ids for most tokens."""
+    rewrite.write_folder(folder, "qwen3-tiny", {})
+    order = np.concatenate([np.arange(300), np.arange(300, 4096)[::-1]])
+    tensors = rewrite.read("qwen3-tiny")
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        if key in tensors:
+            tensors[key] = tensors[key][order]
+    rewrite.write_file(folder / "model.safetensors", tensors, {"format": "pt"})
+    tokenizer = json.loads((Path(DRAFT) / "tokenizer.json").read_text())
+    new_ids = np.argsort(order).tolist()
+    tokenizer["model"]["vocab"] = {text: new_ids[i] for text, i in tokenizer["model"]["vocab"].items()}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return str(folder)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_tokens_are_translated(tmp_path: Path, eager: bool) -> None:
+    """The drafts are those of the same model with the target's ids."""
+    other = {**OPTIONS, "model": reordered(tmp_path / "draft"), "translate_tokens": True}
+    found = []
+    for options in (OPTIONS, other):
+        engine, recorder = make_engine(TARGET, K, enforce_eager=eager, **options)
+        outputs = run(engine, make_requests(PROMPTS, 12, ignore_eos=True))
+        found.append((outputs, [event.drafts.tolist() for event in recorder.events]))
+    assert found[0] == found[1]
+    assert sum(map(len, found[0][1])) > 0
+
+
+def test_a_token_that_the_draft_model_has_not_is_read_as_the_longest_that_it_ends_with() -> None:
+    translation = translated([b"a", b"bca", b"xyz", b"z"], [b"z", b"ca", b"a"])
+    assert translation.own.tolist() == [2, 1, 0, 0]
+    assert translation.drafted.tolist() == [0, 3]
 
 
 def padded(folder: Path, name: str, vocab_size: int, bits: int) -> str:

@@ -10,13 +10,14 @@ from typing import Any, cast
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.draft_decoder_weights import DraftDecoderWeights
 from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftModel, DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
-from fastdeploy_sd.worker.loading.draft_vocabulary import verify_vocabulary
+from fastdeploy_sd.worker.loading.draft_vocabulary import fit_vocabulary
 
 
 def open_draft_weights(config: Config, target: ModelSource, target_config: DecoderConfig) -> Mapping[str, DraftWeights]:
@@ -39,8 +40,8 @@ def open_draft_weights(config: Config, target: ModelSource, target_config: Decod
                 param="speculative_config",
             )
         weights.verify(speculative.num_model_steps)
-        if not METHODS[name].reads_hidden:
-            verify_vocabulary(config, target_config.vocab_size, weights)
+        if isinstance(weights, DraftDecoderWeights):
+            fit_vocabulary(config, target_config.vocab_size, weights)
     return found
 
 

@@ -79,6 +79,18 @@ def test_a_product_is_that_of_the_numbers_in_the_file(name: str, level: str) -> 
     check_rows(weight, packed(weight, BLOCK_TYPES[name].fmt))
 
 
+@pytest.mark.parametrize(("name", "codes"), [("Q4_1", slice(4, 20)), ("Q5_1", slice(4, 24)), ("Q6_K", slice(0, 192))])
+def test_the_largest_sums_are_exact(name: str, codes: slice, level: str) -> None:
+    """All bits of codes are set, and inputs are the largest integers; some levels add them in 16 bits."""
+    del level
+    blocks = random_blocks(np.random.default_rng(7), name, 40, NUM_COLUMNS)
+    blocks.reshape(-1, BLOCK_TYPES[name].num_bytes)[:, codes] = 255
+    weight = WeightMatrix((BlockPart("w", blocks, BLOCK_TYPES[name], 0, NUM_COLUMNS),))
+    y: F32 = linear(np.ones((2, NUM_COLUMNS), np.float32), packed(weight, BLOCK_TYPES[name].fmt))
+    want = weight.to_array().sum(axis=1, dtype=np.float64)
+    np.testing.assert_allclose(y[1], want, atol=3e-6 * np.abs(want).max())
+
+
 @pytest.mark.parametrize(
     ("parts", "fmt"),
     [

@@ -19,6 +19,8 @@ using Codes = __m512i;
 using Dots = __m512i;
 template <int kBits>
 constexpr bool kHasZero = true;
+template <int kBits>
+constexpr int kUnpackedBits = 8;  // what matters of the bits of codes that have a byte each
 
 template <int kBits>
 FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step, int vector) {
@@ -60,7 +62,12 @@ FDSD_INLINE Codes LoadInt8Codes(const uint8_t* codes, const Factors& factors, in
       vector == 0 ? _mm512_mullo_epi16(own, factors.factors) : _mm512_mulhi_epu16(own, factors.factors);
   return _mm512_add_epi8(products, factors.offsets);
 }
-FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) { _mm512_storeu_si512(to, codes); }
+FDSD_INLINE void StoreCodes(const Codes& codes, uint8_t* to) { _mm512_storeu_si512(to, codes); }
+FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) { StoreCodes(codes, to); }
+template <int kBits>
+FDSD_INLINE Codes LoadUnpacked(const uint8_t* codes) {
+  return _mm512_loadu_si512(codes);
+}
 FDSD_INLINE Dots Start(int32_t start) { return _mm512_set1_epi32(start); }
 template <int kBits>
 FDSD_INLINE Dots Dot(Dots sum, Codes w, const uint8_t* x) {
@@ -88,6 +95,8 @@ using Dots = Int32x16;
 // signed ones, without a zero.
 template <int kBits>
 constexpr bool kHasZero = kBits < 8;
+template <int kBits>
+constexpr int kUnpackedBits = kBits;
 
 template <int kBits>
 FDSD_INLINE __m256i LoadHalf(const uint8_t* codes, const uint8_t* highs, int step, int vector, int half) {
@@ -135,6 +144,16 @@ FDSD_INLINE Codes LoadInt8Codes(const uint8_t* codes, const Factors& factors, in
   return {_mm256_sub_epi8(_mm256_mullo_epi16(own.lo, factors.factors.lo), factors.offsets.lo),
           _mm256_sub_epi8(_mm256_mullo_epi16(own.hi, factors.factors.hi), factors.offsets.hi)};
 }
+FDSD_INLINE void StoreCodes(const Codes& codes, uint8_t* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), codes.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), codes.hi);
+}
+template <int kBits>
+FDSD_INLINE Codes LoadUnpacked(const uint8_t* codes) {
+  if constexpr (kBits == 8) return LoadCodes<8>(codes, nullptr, 0, 0);
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32))};
+}
 FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) {
   const __m256i zero = _mm256_set1_epi8(static_cast<char>(0x80));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_xor_si256(codes.lo, zero));
@@ -151,6 +170,21 @@ template <int kBits>
 FDSD_INLINE Dots Dot(const Dots& sum, const Codes& w, const uint8_t* x) {
   const __m256i broadcast = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x));
   return {DotHalf<kBits>(sum.lo, w.lo, broadcast), DotHalf<kBits>(sum.hi, w.hi, broadcast)};
+}
+// Sums of products in 16 bits, which hold those of so many steps.
+template <int kBits>
+constexpr int kShortSteps = kBits == 4   ? 8
+                            : kBits == 5 ? 4
+                                         : 2;
+FDSD_INLINE Dots DotShorts(const Dots& sum, const Codes& w, const uint8_t* x) {
+  const __m256i broadcast = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x));
+  return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, broadcast)),
+          _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, broadcast))};
+}
+FDSD_INLINE Dots AddShorts(const Dots& dots, const Dots& shorts) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(dots.lo, _mm256_madd_epi16(shorts.lo, ones)),
+          _mm256_add_epi32(dots.hi, _mm256_madd_epi16(shorts.hi, ones))};
 }
 FDSD_INLINE F32x16 ToFloats(const Dots& dots) { return {_mm256_cvtepi32_ps(dots.lo), _mm256_cvtepi32_ps(dots.hi)}; }
 FDSD_INLINE F32x16 LoadHalves(const uint8_t* p) {
@@ -173,6 +207,8 @@ struct Dots {
 };
 template <int kBits>
 constexpr bool kHasZero = true;
+template <int kBits>
+constexpr int kUnpackedBits = 8;
 
 template <int kBits>
 FDSD_INLINE Codes LoadCodes(const uint8_t* codes, const uint8_t* highs, int step, int vector) {
@@ -206,7 +242,14 @@ FDSD_INLINE Codes LoadInt8Codes(const uint8_t* codes, const Factors& factors, in
   }
   return w;
 }
-FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) { std::memcpy(to, codes.v, sizeof(codes.v)); }
+FDSD_INLINE void StoreCodes(const Codes& codes, uint8_t* to) { std::memcpy(to, codes.v, sizeof(codes.v)); }
+FDSD_INLINE void StoreInt8Codes(const Codes& codes, uint8_t* to) { StoreCodes(codes, to); }
+template <int kBits>
+FDSD_INLINE Codes LoadUnpacked(const uint8_t* codes) {
+  Codes w;
+  std::memcpy(w.v, codes, sizeof(w.v));
+  return w;
+}
 FDSD_INLINE Dots Start(int32_t start) {
   Dots dots;
   for (int32_t& v : dots.v) v = start;

@@ -168,14 +168,6 @@ struct Wint4Tile {
 
 }  // namespace
 
-void UnpackWint4(const uint8_t* panel, int32_t num_units, uint8_t* out) {
-  constexpr int64_t kUnitBytes = GroupFormatOf(LinearFormat::kWint4).unit_bytes();
-  for (int32_t u = 0; u < num_units; ++u, panel += kUnitBytes, out += kWint8Bytes + kScaleBytes) {
-    UnpackInt8Codes(panel, out);
-    std::memcpy(out + kWint8Bytes, panel + kUnitBytes - kScaleBytes, kScaleBytes);
-  }
-}
-
 const TileFunctions kWint8Tiles = MakeTileFunctions<Wint8Tile>();
 const TileFunctions kWint4Tiles = MakeTileFunctions<Wint4Tile>();
 

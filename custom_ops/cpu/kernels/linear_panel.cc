@@ -2,14 +2,12 @@
 #include "linear_panel.h"
 
 #include "fdsd/runtime.h"
-#include "scratch.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
 const TileFunctions& TilesOf(LinearFormat format) {
-  if (IsGrouped(format)) return GroupedTiles(format);
   switch (format) {
     case LinearFormat::kFloat32:
       return kFloat32Tiles;
@@ -39,40 +37,31 @@ void StoreSumsAs(const float* sums, int32_t num_rows, int64_t row, int32_t colum
   }
 }
 
-int64_t RowBytes(const Slices& slices, LinearFormat format) {
-  return static_cast<int64_t>(slices.num_units()) * RowUnitBytes(format);
-}
-
 void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
                    const LinearOutput& out) {
-  LinearFormat format = x.format;
+#if !defined(FDSD_SIMD_AVX2)  // which multiplies codes as they are
   // Several tiles share the work of making int8 of codes.
-  if (format == LinearFormat::kWint4 && tile_end - tile_begin > 1) {
-    format = LinearFormat::kWint8;
-    uint8_t* const unpacked = ScratchArray<uint8_t>(Scratch::kInnerTask, PanelBytes(x.slices, format));
-    UnpackWint4(panel, x.slices.num_units(), unpacked);
-    panel = unpacked;
+  if (x.format == LinearFormat::kWint4 && tile_end - tile_begin > 1) {
+    return kGroupedRowKernels.multiply_panel(x, tile_begin, tile_end, panel, index, out);
   }
-  const TileFunctions& tiles = TilesOf(format);
+#endif
+  const TileFunctions& tiles = TilesOf(x.format);
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     alignas(64) float levels[kSumLevels * kTileSums];
     const int32_t size = x.Size(tile);
-    const int64_t ahead = format == x.format ? PrefetchAhead(format, size) : 0;
-    tiles.of[size - 1](panel, x.Tile(tile), x.slices, ahead, levels);
+    tiles.of[size - 1](panel, x.Tile(tile), x.slices, PrefetchAhead(x.format, size), levels);
     StoreSums(levels + SumLevel(x.slices.count - 1) * kTileSums, size, x.Begin(tile), index, out);
   }
 }
 
-void Leave() {}
-
-constexpr int64_t kBlockBytes = 512 * 1024;
 constexpr RowKernels kOnVectors = {kMaxTileRows, kBlockBytes, RowBytes, PackTile, MultiplyPanel, Leave};
 
 }  // namespace
 
 const RowKernels& RowKernelsOf([[maybe_unused]] LinearFormat format) {
+  if (IsGrouped(format)) return kGroupedRowKernels;
 #if defined(FDSD_SIMD_AVX512)
-  if (format != LinearFormat::kFloat32 && format != LinearFormat::kFp8 && !IsGrouped(format)) {
+  if (format != LinearFormat::kFloat32 && format != LinearFormat::kFp8) {
     switch (TilesInUse()) {
       case Tiles::kChip:
         return amx::kRowKernels;

@@ -29,6 +29,14 @@ struct RowKernels {
   void (*leave)();
 };
 const RowKernels& RowKernelsOf(LinearFormat format);
+extern const RowKernels kGroupedRowKernels;
+
+// Parts of those on vector registers.
+constexpr int64_t kBlockBytes = 512 * 1024;
+FDSD_INLINE int64_t RowBytes(const Slices& slices, LinearFormat format) {
+  return static_cast<int64_t>(slices.num_units()) * RowUnitBytes(format);
+}
+FDSD_INLINE void Leave() {}
 
 // How an op takes rows: read once per op, as a measurement may change it meanwhile.
 struct Blocking {

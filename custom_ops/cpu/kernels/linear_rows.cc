@@ -1,5 +1,6 @@
 // Rewrites rows of x into tiles.
 #include "interleave.h"
+#include "linear_codes.h"
 #include "linear_group.h"
 
 namespace fdsd {
@@ -78,19 +79,23 @@ void PackGroups(const XRows& rows, int num_rows, int32_t unit_begin, int32_t uni
 }
 
 // As WriteGroup, for the formats with groups of fewer inputs.
-FDSD_INLINE void WriteGroupedRows(const GroupRows& rows, int first, int count, int num_rows, int group_size,
+FDSD_INLINE void WriteGroupedRows(const GroupRows& rows, int first, int count, int num_rows, const GroupFormat& format,
                                   uint8_t* unit) {
   const uint8_t* integers[kRowsAtOnce];
   for (int r = 0; r < kRowsAtOnce; ++r) integers[r] = reinterpret_cast<const uint8_t*>(rows.q[r]);
   InterleaveSteps(integers, count, kGroupSteps, num_rows, unit + first * kStepBytes);
   float* scales = reinterpret_cast<float*>(unit + num_rows * kQuantGroup) + first;
-  int32_t* sums = reinterpret_cast<int32_t*>(scales + num_rows);
+  int32_t* starts = reinterpret_cast<int32_t*>(scales + num_rows);
+  float* sums = scales + num_rows * (1 + format.num_groups());
+  const bool has_minima = format.minimum != GroupMinimum::kNone;
+  const int32_t zero = format.bits == 8 && !kHasZero<8> ? 0 : format.zero;
   for (int r = 0; r < count; ++r) {
     scales[r] = rows.scale[r];
-    for (int g = 0; g < kQuantGroup / group_size; ++g) {
+    for (int g = 0; g < format.num_groups(); ++g) {
       int32_t sum = 0;
-      for (int i = 0; i < group_size; ++i) sum += rows.q[r][g * group_size + i];
-      sums[g * num_rows + r] = sum;
+      for (int i = 0; i < format.group; ++i) sum += rows.q[r][g * format.group + i];
+      starts[g * num_rows + r] = -zero * sum;
+      if (has_minima) sums[g * num_rows + r] = static_cast<float>(sum);
     }
   }
 }
@@ -124,10 +129,10 @@ template <typename T>
 void PackRows(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_end, uint8_t* tile) {
   if (IsGrouped(rows.format)) {
     const int64_t unit_bytes = int64_t{num_rows} * RowUnitBytes(rows.format);
-    const int group_size = GroupFormatOf(rows.format).group;
+    const GroupFormat format = GroupFormatOf(rows.format);
     return QuantizeGroups<T>(rows, num_rows, unit_begin, unit_end,
                              [&](int first, int count, int64_t g, const GroupRows& group) {
-                               WriteGroupedRows(group, first, count, num_rows, group_size, tile + g * unit_bytes);
+                               WriteGroupedRows(group, first, count, num_rows, format, tile + g * unit_bytes);
                              });
   }
   if (rows.format == LinearFormat::kFp8) {

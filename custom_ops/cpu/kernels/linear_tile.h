@@ -22,17 +22,18 @@ namespace FDSD_ISA {
 // (PrefetchStep). On AMD, fewer rows are bound by memory and read fastest when left to the processor's own prefetcher,
 // which requests throw out of step. Other processors want requests for any number of rows. More rows multiply more
 // slowly than that prefetcher wants to be called. Where a tile goes over a panel once per vector of columns, that
-// prefetcher would find every other line only. wint4 has half the lines per product, so fewer rows are slow enough.
+// prefetcher would find every other line only. Codes of few bits have half the lines per product, so fewer rows are
+// slow enough.
 #if defined(FDSD_SIMD_AVX512)
 constexpr int kMaxSums = 24;
 constexpr int kMaxTileRows = 12;
 constexpr int kPrefetchFromRows = 6;
-constexpr int kWint4PrefetchFromRows = 1;
+constexpr int kCodesPrefetchFromRows = 1;
 #else
 constexpr int kMaxSums = 2;
 constexpr int kMaxTileRows = 5;
 constexpr int kPrefetchFromRows = 2;
-constexpr int kWint4PrefetchFromRows = 2;
+constexpr int kCodesPrefetchFromRows = 2;
 #endif
 constexpr int kPanelVectors = kPanelColumns / kLanes;
 template <int kRows>
@@ -50,7 +51,10 @@ constexpr int kRowGroupBytes = kQuantGroup + 4 + 4;
 
 // Bytes of one row of x per unit (see Slices::units).
 FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
-  if (IsGrouped(format)) return kQuantGroup + 4 + 4 * GroupFormatOf(format).num_groups();
+  if (IsGrouped(format)) {
+    const GroupFormat groups = GroupFormatOf(format);
+    return kQuantGroup + 4 + (groups.minimum == GroupMinimum::kNone ? 4 : 8) * groups.num_groups();
+  }
   if (format == LinearFormat::kFp8) return kQuantGroup / 2 * kBf16StepBytes;
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }
@@ -78,8 +82,8 @@ struct XRows {
 //   fp8     [K / 128]{ steps of bf16 [64][rows] },
 //   int     [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [rows] }
 // start = -zero point of the weights * sum of the int8 values, for the accumulators.
-//   groups  [K / 128]{ int8 [32][rows][4], float scale [rows], int32 sum [groups][rows] }, of the int8 values of a
-//   group
+//   groups  [K / 128]{ int8 [32][rows][4], float scale [rows], int32 start [groups][rows], and for formats with minima
+//   float sum [groups][rows] }, of the int8 values of a group
 void PackTile(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,
               uint8_t* tile);
 
@@ -137,9 +141,6 @@ extern const TileFunctions kBf16Tiles;
 extern const TileFunctions kFloat8Tiles;
 extern const TileFunctions kWint8Tiles;
 extern const TileFunctions kWint4Tiles;
-const TileFunctions& GroupedTiles(LinearFormat format);
-// Rewrites units of a panel of wint4 as those of wint8.
-void UnpackWint4(const uint8_t* panel, int32_t num_units, uint8_t* out);
 
 // Ask for the weights of a later step: into the second-level cache, since requests for the first level wait for each
 // other. The requests must cover every line: the prefetcher does not find a line that is left out.
@@ -164,7 +165,8 @@ FDSD_INLINE void AskingOrNot(int64_t ahead, Loop&& loop) {
 inline int64_t PrefetchAhead(LinearFormat format, int num_rows) {
   const int32_t measured = PrefetchBytes(format, num_rows);
   if (measured != kNotMeasured) return measured;
-  const int from = format == LinearFormat::kWint4 ? kWint4PrefetchFromRows : kPrefetchFromRows;
+  const bool has_codes = format == LinearFormat::kWint4 || IsGrouped(format);
+  const int from = has_codes ? kCodesPrefetchFromRows : kPrefetchFromRows;
   return num_rows >= from ? kPrefetchBytes : 0;
 }
 

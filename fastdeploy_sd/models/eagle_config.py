@@ -57,6 +57,9 @@ def read_eagle(source: ModelSource, target: DecoderConfig) -> EagleConfig:
     reader, decoder = _read(source, target)
     if decoder.hidden_size != target.hidden_size:
         raise reader.error("hidden_size", f"{target.hidden_size} as in the target", decoder.hidden_size)
+    if target.logits_scale != 1.0:  # which the rows after its final norm have in them
+        expected = "a target whose logits have no factor (nothing else is supported)"
+        raise CheckpointError(f"{source.path}: expected {expected}, got {target.logits_scale:g}")
     flags = _flags(reader, "bias")
     return EagleConfig(
         decoder, (FINAL_NORM,), decoder.vocab_size, target.hidden_size, False, feeds_normed=False, flags=flags

@@ -102,22 +102,23 @@ def test_log_probabilities_of_drafts_are_over_the_drafts_own_vocabulary(heads: d
     np.testing.assert_allclose([logprob.logprob for logprob in found[:K]], wanted.logprobs, atol=1e-4)
 
 
-def column(references: References, folder: Path, name: str, **options: Any) -> Method:
-    """A head for the model "float32" whose KV is filled along, and drafts of which many are right."""
-    head, known = make_head(folder, name, CHECKPOINTS["float32"]), references.known("float32")
-    config = SpeculativeConfig(head.head.method, K, model=str(head.path), num_model_steps=K)
+def column(references: References, folder: Path, name: str, model: str = "float32") -> Method:
+    """A head for a model whose KV is filled along, and drafts of which many are right."""
+    head, known = make_head(folder, name, CHECKPOINTS.get(model, model)), references.known(model)
     return Method(
         name,
-        replace(config, **options),
+        SpeculativeConfig(head.head.method, K, model=str(head.path), num_model_steps=K),
         lambda config, context: ReplacedDrafts(create_proposer(config, context), RandomLengthProposer(known, 4096)),
     )
 
 
 @pytest.mark.parametrize("way", [quick_variants()[1], quick_variants()[4]], ids=lambda way: way.name)
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_same_tokens_as_plain_decoding(references: References, tmp_path: Path, name: str, way: EngineVariant) -> None:
-    reference = references.get("float32")
-    cell = run_cell(reference.base, way, column(references, tmp_path, name), reference.requests, reference.answers)
+@pytest.mark.parametrize(("model", "name"), [("float32", "eagle"), ("qwen3-tiny", "eagle3 of SGLang")])
+def test_same_tokens_as_plain_decoding(
+    references: References, tmp_path: Path, model: str, name: str, way: EngineVariant
+) -> None:
+    reference, method = references.get(model), column(references, tmp_path, name, model)
+    cell = run_cell(reference.base, way, method, reference.requests, reference.answers)
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_accepted > 0
 

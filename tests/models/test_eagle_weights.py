@@ -28,8 +28,8 @@ Change = Callable[[dict[str, Any], rewrite.Tensors], object]
 _OPEN = {"eagle": open_eagle, "eagle3": open_eagle3}
 
 
-def opened(path: Path, method: str) -> EagleWeights:
-    checkpoint = Checkpoint(Path(target_path()))
+def opened(path: Path, method: str, target: str = "llama-tiny") -> EagleWeights:
+    checkpoint = Checkpoint(Path(target_path(target)))
     weights = _OPEN[method](checkpoint, read_decoder_config(checkpoint.config), str(path))
     weights.verify(4)
     return weights
@@ -109,6 +109,12 @@ def test_a_map_of_tokens_rises_and_stays_in_the_vocabulary(tokens: list[int], tm
 def test_a_head_of_the_other_kind_is_refused_with_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected an EAGLE-3 head .* got an EAGLE-1 or EAGLE-2 head \(eagle\)"):
         opened(make_head(tmp_path, "eagle").path, "eagle3")
+
+
+def test_a_target_with_a_factor_of_its_logits_is_refused(tmp_path: Path) -> None:
+    path = make_head(tmp_path, "eagle", "granite-tiny").path
+    with pytest.raises(CheckpointError, match=r"eagle: expected a target whose logits have no factor .*, got 0\."):
+        opened(path, "eagle", "granite-tiny")
 
 
 @pytest.mark.parametrize("name", HEADS)

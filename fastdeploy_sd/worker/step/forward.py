@@ -107,10 +107,11 @@ class ForwardPass:
         )
         streams: dict[int, Any] = {}
         wanted = {layer for reader in self.readers for layer in reader.reads} - {FINAL_NORM}
+        dtype = getattr(paddle, self.decoder.dtype)
 
         def note(layer: int, stream: Tensor) -> None:
             if layer in wanted:
-                streams[layer] = cast(stream, self.decoder.dtype)
+                streams[layer] = cast(stream, dtype)
 
         on_stream = note if wanted else None
         hidden = streams[FINAL_NORM] = self.decoder.forward(inputs["input_ids"], self.caches, maps, on_stream)

@@ -25,7 +25,7 @@ from fastdeploy_sd.models.draft_model import CombineHidden, DraftOutput, TargetP
 from fastdeploy_sd.models.draft_parts import DraftParts
 from fastdeploy_sd.models.eagle_weights import Eagle3Weights, EagleWeights
 from fastdeploy_sd.models.layer_builder import LayerBuilder
-from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, RmsNorm
+from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, DecoderLayer, InputNorm, RmsNorm
 from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
@@ -47,7 +47,7 @@ def build_eagle(
     layer = DraftLayer(
         embed=parts.embed(weights.embedding()),
         combine=_projected(builder.projection(fc)),
-        blocks=(builder.layer(weights, 0, input_norm=_no_norm),),
+        blocks=_blocks(builder, weights, _no_norm),
         output=_sum_output(weights.config.hidden_size),
         head=parts.head(weights.head()),
     )
@@ -68,11 +68,17 @@ def build_eagle3(
     layer = DraftLayer(
         embed=parts.embed(weights.embedding()),
         combine=_apart,
-        blocks=(builder.layer(weights, 0, input_norm=_EagleInputNorm(weights)),),
+        blocks=_blocks(builder, weights, _EagleInputNorm(weights)),
         output=normed_output(RmsNorm(weights.output_norm(), eps), feeds_normed=weights.read.feeds_normed),
         head=parts.head(weights.head()),
     )
     return DraftLayers([layer], _combine_hidden(weights, builder), _token_map(weights))
+
+
+def _blocks(builder: LayerBuilder, weights: EagleWeights, first: InputNorm) -> list[DecoderLayer]:
+    """Return the decoder layers; `first`: the input norm of the first one, as the others are usual ones."""
+    others = [builder.layer(weights, layer) for layer in range(1, weights.num_layers)]
+    return [builder.layer(weights, 0, input_norm=first), *others]
 
 
 class _EagleInputNorm:

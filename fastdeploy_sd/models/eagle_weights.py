@@ -41,11 +41,6 @@ class EagleWeights(LayerWeights):
     def __init__(self, checkpoint: ModelSource, read: EagleConfig) -> None:
         super().__init__(checkpoint, read.decoder, "layers")
         self.checkpoint, self.read, self.num_layers = checkpoint, read, read.decoder.num_layers
-        if self.num_layers != 1:
-            raise CheckpointError(
-                f"{checkpoint.config_path}: num_hidden_layers: expected 1 (nothing else is supported), got"
-                f" {self.num_layers}"
-            )
         self.config = self._config = read.decoder.with_attention(self._with_parts)
 
     def _with_parts(self, layer: int, attention: AttentionConfig) -> AttentionConfig:
@@ -62,15 +57,15 @@ class EagleWeights(LayerWeights):
     def reads(self) -> tuple[int, ...]:
         return self.read.reads
 
-    @property
-    def input_norms(self) -> Sequence[Callable[[int], Weights]]:
-        return ()
+    def input_norms(self, layer: int) -> Sequence[Callable[[int], Weights]]:
+        return super().input_norms(layer) if layer else ()
 
     def verify(self, num_steps: int) -> None:
         """See DraftWeights: look up every tensor, and find those that would not be used."""
         for look_up in self._look_ups():
             look_up()
-        self.verify_layer(0)
+        for layer in range(self.num_layers):
+            self.verify_layer(layer)
         unused = [name for name in self._source.unread() if not name.endswith(_UNUSED)]
         if unused:
             raise CheckpointError(
@@ -82,7 +77,7 @@ class EagleWeights(LayerWeights):
         return self.fc, self.embedding, self.head, self.token_map
 
     def num_kv_layers(self, num_steps: int) -> int:
-        """See DraftWeights: one layer makes all drafts."""
+        """See DraftWeights: all layers make every draft."""
         return self.num_layers
 
     def num_bytes(self, scheme: QuantScheme, num_steps: int, head: LinearFormat | None, shard: Shard) -> int:
@@ -94,7 +89,9 @@ class EagleWeights(LayerWeights):
             total += table.data.size * storage(scheme.dtype).itemsize
         if (fc := self.fc()) is not None:
             total += packed_bytes(fc[0].shape[1], len(own.hidden()), scheme.linear)
-        return total + layer_bytes(config, scheme, config.layers[0], shard, self._attention_width(0))
+        return total + sum(
+            layer_bytes(config, scheme, layer, shard, self._attention_width(i)) for i, layer in enumerate(config.layers)
+        )
 
     def fc(self) -> tuple[WeightMatrix, Weights | None] | None:
         """Return [H, 2 * H] over embedding | hidden row, and its bias f32[H] or None."""
@@ -157,9 +154,8 @@ class EagleWeights(LayerWeights):
 class Eagle3Weights(EagleWeights):
     """DraftWeights of an EAGLE-3 head, by role; raises as LayerWeights."""
 
-    @property
-    def input_norms(self) -> Sequence[Callable[[int], Weights]]:
-        return self.input_norm, self.hidden_norm
+    def input_norms(self, layer: int) -> Sequence[Callable[[int], Weights]]:
+        return (self.input_norm,) if layer else (self.input_norm, self.hidden_norm)
 
     def hidden_norm(self, layer: int) -> Weights:
         """Return f32[H]: the norm of hidden rows before attention; `input_norm` is that of embeddings."""

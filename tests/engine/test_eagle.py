@@ -64,7 +64,7 @@ def test_drafts_are_those_of_the_formulas(heads: dict[str, EagleHead], name: str
     assert count_right(head, recorder.events, texts) > 60
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3 of speculators"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3 of speculators", "eagle3 of two layers"])
 def test_drafts_after_accepted_ones_and_after_prefix_hits_are_those_of_the_formulas(
     heads: dict[str, EagleHead], name: str
 ) -> None:
@@ -135,13 +135,13 @@ def test_same_tokens_on_two_ranks(references: References, tmp_path: Path) -> Non
 
 def test_same_tokens_over_a_second_level(references: References, tmp_path: Path) -> None:
     reference = references.get("float32")
-    with swapping(reference, column(references, tmp_path, "eagle3")) as engine:
+    with swapping(reference, column(references, tmp_path, "eagle3 of two layers")) as engine:
         check(reference, engine, reference.requests[:8])
         assert engine.stats().swap.num_loaded > 10
 
 
 def test_same_tokens_on_two_instances(references: References, tmp_path: Path) -> None:
-    reference, method = references.get("float32"), column(references, tmp_path, "eagle3")
+    reference, method = references.get("float32"), column(references, tmp_path, "eagle3 of two layers")
     with open_pair(reference, (DECODE, method), (PREFILL, method), seed=1) as pair:
         assert compare(reference.answers, pair.run(reference.requests, random.Random(0))) is None
         assert pair.decode.stats().num_supplied_tokens["prefill"] > 500

@@ -34,7 +34,7 @@ class Head:
         taps: the layers whose input is read; () = the target's rows after its final norm.
         hidden: its own width; None = the target's.
         draft_vocab: None = the target's tokens.
-        layer: prefix of its decoder layer.
+        layer: prefix of its first decoder layer.
         norms: of what fc reads: "", "whole" or "each".
         theta: base of its rotary embedding, as computed.
         config: keys of config.json besides the sizes.
@@ -45,6 +45,7 @@ class Head:
     taps: tuple[int, ...] = ()
     hidden: int | None = None
     draft_vocab: int | None = None
+    num_layers: int = 1
     layer: str = "midlayer"
     has_bias: bool = False
     has_qkv_bias: bool = False
@@ -87,6 +88,7 @@ HEADS: Mapping[str, Head] = {
         },
         is_nested=True,
     ),
+    "eagle3 of two layers": Head("eagle3", (2, 1, 0), draft_vocab=100, num_layers=2, config=EAGLE3),
 }  # fmt: skip
 
 
@@ -119,25 +121,15 @@ class EagleHead:
         self._write(target, vocab_size, target_width)
 
     def _random_parts(self, rng: np.random.Generator, target_width: int, draft_vocab: int) -> dict[str, F32]:
-        """Weights by role, with the decoder layer's after `layer.`."""
-        head, h = self.head, self._width
-        q, kv, is_third = _NUM_HEADS * _HEAD_DIM, _NUM_KV_HEADS * _HEAD_DIM, head.method == "eagle3"
-        inputs, taps = (2 * h, len(head.taps) * target_width) if is_third else (h, 2 * h)
+        """Weights by role; those of decoder layers begin with their number."""
+        head, h, is_third = self.head, self._width, self.head.method == "eagle3"
+        taps = len(head.taps) * target_width if is_third else 2 * h
         shapes: dict[str, tuple[int, ...]] = {"fc.weight": (h, taps)}
         shapes |= {"fc.bias": (h,)} if head.has_bias else {}
-        shapes |= {
-            f"layer.self_attn.{n}_proj.weight": (size, inputs) for n, size in zip("qkv", (q, kv, kv), strict=True)
-        }
-        shapes["layer.self_attn.o_proj.weight"] = (h, q)
-        shapes |= {
-            f"layer.self_attn.{n}_proj.bias": (s,) for n, s in zip("qkv", (q, kv, kv), strict=True) if head.has_qkv_bias
-        }
-        shapes |= {f"layer.self_attn.{n}_norm.weight": (_HEAD_DIM,) for n in "qk" if head.has_qk_norm}
-        shapes |= {f"layer.mlp.{n}_proj.weight": (_INNER, h) for n in ("gate", "up")}
-        shapes |= {"layer.mlp.down_proj.weight": (h, _INNER), "layer.post_attention_layernorm.weight": (h,)}
+        for i in range(head.num_layers):
+            shapes |= {f"{i}.{name}": shape for name, shape in self._layer_shapes(i).items()}
         if is_third:
-            shapes |= dict.fromkeys(("layer.input_layernorm.weight", "layer.hidden_norm.weight", "norm.weight"), (h,))
-            shapes["lm_head.weight"] = (draft_vocab, h)
+            shapes |= {"norm.weight": (h,), "lm_head.weight": (draft_vocab, h)}
         if head.hidden is not None:
             shapes["embed_tokens.weight"] = (len(self._table), h)
         if head.norms == "whole":
@@ -146,12 +138,26 @@ class EagleHead:
             shapes |= {f"fc_norm.{i}.weight": (target_width,) for i in range(len(head.taps))}
         return {name: random_like(rng, np.zeros(shape)) for name, shape in shapes.items()}
 
+    def _layer_shapes(self, i: int) -> dict[str, tuple[int, ...]]:
+        head, h, is_third = self.head, self._width, self.head.method == "eagle3"
+        inputs = 2 * h if is_third and i == 0 else h
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, num_heads in (("q", _NUM_HEADS), ("k", _NUM_KV_HEADS), ("v", _NUM_KV_HEADS)):
+            shapes[f"self_attn.{name}_proj.weight"] = (num_heads * _HEAD_DIM, inputs)
+            shapes |= {f"self_attn.{name}_proj.bias": (num_heads * _HEAD_DIM,)} if head.has_qkv_bias else {}
+            shapes |= {f"self_attn.{name}_norm.weight": (_HEAD_DIM,)} if head.has_qk_norm and name != "v" else {}
+        shapes["self_attn.o_proj.weight"] = (h, _NUM_HEADS * _HEAD_DIM)
+        shapes |= {f"mlp.{name}_proj.weight": (_INNER, h) for name in ("gate", "up")}
+        shapes |= {"mlp.down_proj.weight": (h, _INNER), "post_attention_layernorm.weight": (h,)}
+        shapes |= {"input_layernorm.weight": (h,)} if is_third or i else {}
+        return shapes | ({"hidden_norm.weight": (h,)} if is_third and i == 0 else {})
+
     def _write(self, target: str, vocab_size: int, target_width: int) -> None:
         head = self.head
         sizes: dict[str, Any] = {
-            "num_hidden_layers": 1, "hidden_size": self._width, "intermediate_size": _INNER, "hidden_act": "silu",
-            "num_attention_heads": _NUM_HEADS, "num_key_value_heads": _NUM_KV_HEADS, "head_dim": _HEAD_DIM,
-            "rms_norm_eps": _EPS, "vocab_size": vocab_size, "max_position_embeddings": 64,
+            "num_hidden_layers": head.num_layers, "hidden_size": self._width, "intermediate_size": _INNER,
+            "hidden_act": "silu", "num_attention_heads": _NUM_HEADS, "num_key_value_heads": _NUM_KV_HEADS,
+            "head_dim": _HEAD_DIM, "rms_norm_eps": _EPS, "vocab_size": vocab_size, "max_position_embeddings": 64,
         }  # fmt: skip
         config: dict[str, Any] = {"transformer_layer_config": sizes} if head.is_nested else sizes
         config |= dict(head.config)
@@ -159,9 +165,7 @@ class EagleHead:
             config["draft_vocab_size"] = head.draft_vocab
         if head.hidden is not None:
             config["target_hidden_size"] = target_width
-        tensors: rewrite.Tensors = {
-            name.replace("layer.", f"{head.layer}.", 1): value for name, value in self._parts.items()
-        }
+        tensors: rewrite.Tensors = {self._published(name): value for name, value in self._parts.items()}
         if head.method == "eagle" and head.hidden is None:  # as such heads are published
             tensors["embed_tokens.weight"] = rewrite.read(target)["model.embed_tokens.weight"]
         if head.draft_vocab is not None:
@@ -170,6 +174,12 @@ class EagleHead:
         self.path.mkdir(parents=True)
         (self.path / "config.json").write_text(json.dumps(config))
         rewrite.write_file(self.path / "model.safetensors", tensors, {"format": "pt"})
+
+    def _published(self, name: str) -> str:
+        number, _, part = name.partition(".")
+        if not number.isdigit():
+            return name
+        return f"{self.head.layer if number == '0' else f'layers.{number}'}.{part}"
 
     def hidden(self, token_ids: I32) -> F64:
         """Return what the head keeps of the target's rows, [T, H]."""
@@ -208,28 +218,31 @@ class EagleHead:
         if head.method == "eagle":
             attended = stream = np.concatenate([embedded, hidden], axis=1) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
         else:
-            normed_hidden = normed(hidden, w["layer.hidden_norm.weight"])
-            attended = np.concatenate([normed(embedded, w["layer.input_layernorm.weight"]), normed_hidden], axis=1)
+            normed_hidden = normed(hidden, w["0.hidden_norm.weight"])
+            attended = np.concatenate([normed(embedded, w["0.input_layernorm.weight"]), normed_hidden], axis=1)
             stream = normed_hidden if head.norm_before_residual else hidden
-        stream = stream + self._attention(attended)
-        inner = normed(stream, w["layer.post_attention_layernorm.weight"])
-        gate = inner @ w["layer.mlp.gate_proj.weight"].T
-        inner = gate / (1 + np.exp(-gate)) * (inner @ w["layer.mlp.up_proj.weight"].T)
-        stream = (stream + inner @ w["layer.mlp.down_proj.weight"].T)[-1:]
+        for i in range(head.num_layers):
+            attended = attended if i == 0 else normed(stream, w[f"{i}.input_layernorm.weight"])
+            stream = stream + self._attention(attended, i)
+            inner = normed(stream, w[f"{i}.post_attention_layernorm.weight"])
+            gate = inner @ w[f"{i}.mlp.gate_proj.weight"].T
+            inner = gate / (1 + np.exp(-gate)) * (inner @ w[f"{i}.mlp.up_proj.weight"].T)
+            stream = stream + inner @ w[f"{i}.mlp.down_proj.weight"].T
+        stream = stream[-1:]
         output = normed(stream, w["norm.weight"]) if head.method == "eagle3" else stream
         return (output @ self._lm_head.T)[0], output if head.feeds_normed else stream
 
-    def _attention(self, x: F64) -> F64:
+    def _attention(self, x: F64, i: int) -> F64:
         w, head, n = self._parts, self.head, len(x)
         qkv: list[F64] = [
-            (x @ w[f"layer.self_attn.{p}_proj.weight"].T + w.get(f"layer.self_attn.{p}_proj.bias", 0.0)).reshape(
+            (x @ w[f"{i}.self_attn.{p}_proj.weight"].T + w.get(f"{i}.self_attn.{p}_proj.bias", 0.0)).reshape(
                 n, -1, _HEAD_DIM
             )
             for p in "qkv"
         ]
         q, k, v = qkv
         if head.has_qk_norm:
-            q, k = (normed(heads, w[f"layer.self_attn.{p}_norm.weight"]) for heads, p in ((q, "q"), (k, "k")))
+            q, k = (normed(heads, w[f"{i}.self_attn.{p}_norm.weight"]) for heads, p in ((q, "q"), (k, "k")))
         angles = np.arange(n)[:, None] * head.theta ** -(np.arange(0, _HEAD_DIM, 2) / _HEAD_DIM)
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         q, k = (
@@ -241,7 +254,7 @@ class EagleHead:
         scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         rows = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(n, -1)
-        found: F64 = rows @ w["layer.self_attn.o_proj.weight"].T
+        found: F64 = rows @ w[f"{i}.self_attn.o_proj.weight"].T
         return found
 
 

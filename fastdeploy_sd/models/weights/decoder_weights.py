@@ -34,9 +34,8 @@ class LayerWeights:
     def __init__(self, source: WeightSource, config: DecoderConfig, prefix: str) -> None:
         self._source, self._config, self._prefix = source, config, prefix
 
-    @property
-    def input_norms(self) -> Sequence[Callable[[int], Weights]]:
-        """The look-ups of the norms of what a layer reads."""
+    def input_norms(self, layer: int) -> Sequence[Callable[[int], Weights]]:
+        """Return the look-ups of the norms of what a layer reads."""
         return (self.input_norm,)
 
     def input_norm(self, layer: int) -> Weights:
@@ -107,7 +106,7 @@ class LayerWeights:
     def verify_layer(self, layer: int) -> None:
         """Look up every tensor of a layer, before the long work, without reading large ones."""
         for look_up in (
-            *self.input_norms,
+            *self.input_norms(layer),
             self.qkv,
             self.qk_norms,
             self.output,

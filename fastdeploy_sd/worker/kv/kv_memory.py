@@ -65,8 +65,8 @@ class RankKv:
 
     @property
     def copied_drafts(self) -> list[DraftLayerKv]:
-        """The draft layers whose KV goes where the target's does: those that read its hidden rows."""
-        return [layer for layers in self.drafts.values() for layer in layers if layer.hidden is not None]
+        """The draft layers whose KV goes where the target's does: of models whose first one reads its hidden rows."""
+        return [layer for layers in self.drafts.values() for layer in layers if layers[0].hidden is not None]
 
     @property
     def of_a_block(self) -> RankKv:
@@ -148,8 +148,8 @@ def _room(
     found = device()
     if not isinstance(found, CudaDevice):
         return kv_sizing.half_of(group.smallest(free_memory))
-    max_tokens, draft_configs = kv_sizing.max_model_len(config, target), [draft.config for draft in drafts.values()]
-    steps = gpu_memory.step_bytes(config, target, draft_configs, max_tokens, found.library)
+    max_tokens = kv_sizing.max_model_len(config, target)
+    steps = gpu_memory.step_bytes(config, target, list(drafts.values()), max_tokens, found.library)
     memory = gpu_memory.GpuMemory(*found.library.memory_bytes(), steps)
     share = config.cache.gpu_memory_utilization
     least = group.smallest(lambda: max(memory.room(share), 0))
@@ -170,7 +170,10 @@ class _Layers:
         layers = list[LayerKv]()
         for weights, part in self._drafts_of(rank).values():
             num_layers, reads_hidden = weights.num_kv_layers(self._num_steps), bool(weights.reads)
-            layers += LayerKv.of_draft_layers(weights.config, num_layers, part, reads_hidden=reads_hidden)
+            per_draft = weights.num_kv_layers(1)
+            layers += LayerKv.of_draft_layers(
+                weights.config, num_layers, part, reads_hidden=reads_hidden, per_draft=per_draft
+            )
         return LayerKv.of_decoder(self._target, Shard(rank, self._num_ranks)), layers
 
     def _drafts_of(self, rank: int) -> Mapping[str, tuple[DraftWeights, Shard]]:
@@ -204,13 +207,14 @@ class _Layers:
         hidden = iter(allocate_block_hidden(of_drafts, num_blocks, fmt, zeros))
         own = DecoderShard(self._target, shard)
         heads = [own.kv_heads(layer.attention) for layer in self._target.layers]
-        left, drafts = iter(caches[len(heads) :]), dict[str, list[DraftLayerKv]]()
+        left, drafts = iter(zip(caches[len(heads) :], of_drafts, strict=True)), dict[str, list[DraftLayerKv]]()
         for name, (weights, part) in self._drafts_of(rank).items():
             own = DecoderShard(weights.config, part)
-            drafts[name] = [
-                DraftLayerKv(own.kv_heads(layer.attention), next(left), next(hidden) if weights.reads else None)
-                for layer in weights.config.layers[: weights.num_kv_layers(self._num_steps)]
-            ]
+            drafts[name] = []
+            for layer in weights.config.layers[: weights.num_kv_layers(self._num_steps)]:
+                cache, kept = next(left)
+                rows = next(hidden) if kept.hidden_size else None
+                drafts[name].append(DraftLayerKv(own.kv_heads(layer.attention), cache, rows))
         return RankKv(heads, caches[: len(heads)], drafts)
 
 

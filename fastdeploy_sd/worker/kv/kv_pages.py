@@ -3,7 +3,7 @@
 Layers are the target's, then the draft layers that read its hidden rows. A draft model that reads only tokens computes
 its KV again where a block comes from elsewhere. A page is all that the layer's cache holds of a block, in this order:
 
-    k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (of a draft layer)
+    k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (where one is read)
 
 Each but the last holds the model's KV heads in order, so a page is the same for any number of ranks. A head that
 several ranks have is read from one of them and written to all.
@@ -117,7 +117,7 @@ def pieces_of_layers(ranks: Sequence[RankKv]) -> list[list[tuple[Tensor, ...]]]:
     layers = [_pieces(layer) for layer in zip(*targets, strict=True)]
     for drafts in zip(*(rank.copied_drafts for rank in ranks), strict=True):
         hidden = tuple(layer.hidden for layer in drafts if layer.hidden is not None)
-        layers.append([*_pieces((layer.kv_heads, layer.cache) for layer in drafts), hidden])
+        layers.append([*_pieces((layer.kv_heads, layer.cache) for layer in drafts), *([hidden] if hidden else [])])
     return layers
 
 

@@ -89,20 +89,31 @@ class LayerKv:
 
     @staticmethod
     def of_draft_layers(
-        config: DecoderConfig, num_layers: int, shard: Shard = WHOLE_MODEL, *, reads_hidden: bool = True
+        config: DecoderConfig,
+        num_layers: int,
+        shard: Shard = WHOLE_MODEL,
+        *,
+        reads_hidden: bool = True,
+        per_draft: int = 1,
     ) -> list[LayerKv]:
         """Return what the layers of a draft model keep on a rank.
 
         Args:
-            reads_hidden: whether they read the target's hidden rows. Then layer j's first key is that of token j + 1,
-                the first that it can run for. Else they may run for any earlier token late, so that none of their
-                blocks can be given back.
+            reads_hidden: whether they read the target's hidden rows. Then the first key of the layers of draft j is
+                that of token j + 1, the first that they can run for. Else they may run for any earlier token late, so
+                that none of their blocks can be given back.
+            per_draft: layers that make a draft one after another; the first of them reads hidden rows.
         """
         layers = [layer.attention for layer in config.layers[:num_layers]]
         if not reads_hidden:
             return [LayerKv(*_geometry(config, layer, shard)) for layer in layers]
         return [
-            LayerKv(*_geometry(config, layer, shard), j + 1, config.hidden_size, layer.window)
+            LayerKv(
+                *_geometry(config, layer, shard),
+                j // per_draft + 1,
+                0 if j % per_draft else config.hidden_size,
+                layer.window,
+            )
             for j, layer in enumerate(layers)
         ]
 

@@ -125,7 +125,10 @@ class _Model:
         layers, num_steps = list[kv_sizing.LayerKv](), self.config.speculative.num_model_steps
         for draft, part in parts_of_rank(self.config, self.drafts, shard).values():
             num_layers, reads_hidden = draft.num_kv_layers(num_steps), bool(draft.reads)
-            layers += kv_sizing.LayerKv.of_draft_layers(draft.config, num_layers, part, reads_hidden=reads_hidden)
+            per_draft = draft.num_kv_layers(1)
+            layers += kv_sizing.LayerKv.of_draft_layers(
+                draft.config, num_layers, part, reads_hidden=reads_hidden, per_draft=per_draft
+            )
         return layers
 
     def draft_bytes(self, shard: Shard) -> int:
@@ -144,8 +147,7 @@ class _Model:
         config, total_and_free = self.config, gpu.memory_bytes()
         scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
         weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights) + self.draft_bytes(shard)
-        draft_configs = [draft.config for draft in self.drafts.values()]
-        steps = gpu_memory.step_bytes(config, self.decoder, draft_configs, self.max_model_len, gpu)
+        steps = gpu_memory.step_bytes(config, self.decoder, list(self.drafts.values()), self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
 
 

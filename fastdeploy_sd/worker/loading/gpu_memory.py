@@ -18,6 +18,7 @@ from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
 from fastdeploy_sd.device.step_memory import StepLimits, max_prompt_rows
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
+from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.linear_format import format_code
@@ -68,7 +69,7 @@ def room_for_kv(config: Config, memory: GpuMemory, num_bytes: int, num_ranks: in
 
 
 def step_bytes(
-    config: Config, decoder: DecoderConfig, drafts: Sequence[DecoderConfig], max_tokens: int, library: CudaLibrary
+    config: Config, decoder: DecoderConfig, drafts: Sequence[DraftWeights], max_tokens: int, library: CudaLibrary
 ) -> int:
     """Return the bytes that steps take: activations, tables of requests, workspaces of kernels, and graphs.
 
@@ -87,12 +88,14 @@ def step_bytes(
     total += of_prompts * (decoder.hidden_size * item + decoder.vocab_size * 4)
     for draft in drafts:
         num_rows = num_tokens + max_num_seqs * (s.num_speculative_tokens + s.num_model_steps)
-        layer = replace(draft, vocab_size=decoder.vocab_size)
-        total += _pass_bytes(layer, num_rows, max_num_seqs, item) + num_rows * 2 * draft.hidden_size * item
+        layer = replace(draft.config, vocab_size=decoder.vocab_size)
+        total += _pass_bytes(layer, num_rows, max_num_seqs, item) + num_rows * 2 * layer.hidden_size * item
+        # Rows that are read of layers of the target, apart and side by side.
+        total += num_tokens * 2 * sum(row != FINAL_NORM for row in draft.reads) * decoder.hidden_size * item
         total += 2 * _workspace_bytes(library, config, layer, num_rows, max_num_seqs, max_tokens)
     table = max_num_seqs * (max_tokens * 4 + decoder.vocab_size * 4 + 4096)
     masks = num_logits * (decoder.vocab_size // 8 + 4096)
-    ropes = [rope for model in (decoder, *drafts) for rope in model.ropes]
+    ropes = [rope for model in (decoder, *(draft.config for draft in drafts)) for rope in model.ropes]
     # A row of a table, and a factor of queries.
     rotary = max_tokens * 4 * sum(2 if rope is None else rope.rotary_dim + 1 for rope in ropes)
     staging = _STAGING_BYTES + _COPY_BYTES * config.copies_kv

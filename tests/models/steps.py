@@ -58,6 +58,7 @@ class Model:
         self.eager_caches, self.caches = (kv_memory.allocate(layers, NUM_BLOCKS, kv_format) for _ in range(2))
         rotary = make_rotary(config, MAX_LEN, MAX_LEN)
         self.memory = StepMemory(StepLimits(8, 256, 255), config.vocab_size)
+        self.memory.tree_mask[:] = -1  # chains
         self.tables = np.full((8, NUM_BLOCKS), -1, np.int32)
         over = self.memory, [self.tables]
         self.eager = EagerForward(ForwardPass(self.decoder, self.eager_caches, rotary), *over)

@@ -31,6 +31,19 @@ def test_rows_and_drafts(cu_num_logits: np.ndarray, draft: DraftTokens, message:
 
 
 @pytest.mark.parametrize(
+    ("parents", "policy", "message"),
+    [
+        (i32(-1, 1), AcceptPolicy.NORMAL, "parent_rows: expected a row of the request before each"),
+        (i32(-2, 0), AcceptPolicy.NORMAL, "parent_rows: expected a row of the request before each"),
+        (i32(-1, 0), AcceptPolicy.ACCEPT_ALL, "parent_rows: expected none unless drafts are verified by equality"),
+    ],
+)
+def test_trees(parents: np.ndarray, policy: AcceptPolicy, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        native.verify_draft_tokens(SAMPLED, i32(0, 3), DraftTokens(i32(1, 2), i32(0, 2), parents=parents), policy)
+
+
+@pytest.mark.parametrize(
     ("candidates", "message"),
     [
         (Candidates(np.zeros((3, 2), np.int32), i32(0, 1, 3), 2), "candidate_lens: expected 0..max_candidate_len"),

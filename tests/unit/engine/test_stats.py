@@ -88,3 +88,15 @@ def test_verifications_are_counted_by_method_while_requests_run_and_after() -> N
     assert (snapshot.num_draft_tokens, snapshot.num_accepted_tokens) == (11, 7)
     assert (snapshot.num_emitted_tokens, snapshot.num_verified_rows) == (11, 5)
     assert stats.snapshot().verifications["mtp"].num_verifications == 3, "a snapshot changes nothing"
+
+
+def test_positions_of_a_tree_are_depths() -> None:
+    """Drafts 0 and 1 follow none, 2 and 3 follow 1, 4 follows 0; accepted are 1 and 3."""
+    counter = DraftCounter()
+    sources = bytes([DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.NGRAM])
+    counter.add(sources, 2, 3, tree=bytes([0, 0, 2, 2, 1]), path=bytes([2, 4]))
+    assert counter.counts() == DraftCounts(1, 3, (2, 3), (2, 2), (1, 1))
+    assert counter.by_source() == {
+        "ngram": SourceCounts((1, 2), (1, 1), (0, 0)),
+        "suffix": SourceCounts((1, 1), (1, 1), (1, 1)),
+    }

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy_sd.types import DraftSource, DraftTokens, LogprobArrays, offsets
-from tests.values import rows_of
+from fastdeploy_sd.types import DraftSource, DraftTokens, LogprobArrays, VerifyResult, offsets
+from tests.values import i32, rows_of
 
 
 def ragged(
@@ -132,3 +132,48 @@ def test_merged_drafts_follow_those_of_the_parts_before() -> None:
 )  # fmt: skip
 def test_a_chain_is_known_by_its_parents(parents: list[int] | None, is_chain: list[bool]) -> None:
     assert ragged([1, 2, 3], [], [4], parents=parents).is_chain.tolist() == is_chain
+
+
+#   a0 - b1 - d3        parents of the first row; the second one is a chain
+#      \\ c2 - e4
+TREE = [-1, 0, 0, 1, 2, -1, 0]
+
+
+def test_a_path_goes_from_the_root_to_a_draft() -> None:
+    drafts = ragged([1, 2, 3, 4, 5], [6, 7], parents=TREE)
+    assert [drafts.path(0, i) for i in range(-1, 5)] == [[], [0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4]]
+    assert drafts.path(1, 1) == ragged([8], [6, 7]).path(1, 1) == [0, 1]
+    assert [list(d.parents_of(1)) for d in (drafts, ragged([8], [6, 7]))] == [[-1, 0]] * 2
+
+
+def test_rows_of_logits_follow_those_of_their_parents() -> None:
+    drafts = ragged([1, 2, 3, 4, 5], [], [6, 7], parents=TREE)
+    found = drafts.parent_rows(np.array([0, 6, 6, 9], np.int32))
+    assert found is not None
+    assert found.tolist() == [-1, 0, 1, 1, 2, 3, -1, 0, 1]
+    assert ragged([1]).parent_rows(np.array([0, 2], np.int32)) is None
+
+
+def test_kept_drafts_follow_the_same_ones_as_before() -> None:
+    drafts = ragged([1, 2, 3, 4, 5], [6, 7], parents=TREE)
+    kept = drafts.keep(np.array([True, False, True, False, True, True, False]))
+    assert rows_of(kept) == [[1, 3, 5], [6]]
+    assert kept.parents is not None
+    assert kept.parents.tolist() == [-1, 0, 1, -1]
+
+
+def test_the_chain_of_a_tree_ends_where_it_branches() -> None:
+    chains = ragged([1, 2, 3, 4, 5], [6, 7], [8], parents=[*TREE, -1]).chains()
+    assert rows_of(chains) == [[1, 2], [6, 7], [8]]
+    assert chains.parents is None
+
+
+def test_merged_results_say_what_each_token_was_drawn_after() -> None:
+    tree = VerifyResult(i32(5, 6, 7), i32(0, 3), i32(2), nodes=i32(0, 2, 4))
+    chain = VerifyResult(i32(8, 9), i32(0, 2), i32(1))
+    merged = VerifyResult.merge(3, [(np.array([2]), tree), (np.array([0]), chain)])
+    assert merged.nodes is not None
+    assert merged.nodes.tolist() == [0, 1, 0, 2, 4]
+    assert [merged.accepted(r) for r in range(3)] == [[0], [], [1, 3]]
+    assert chain.accepted(0) == [0]
+    assert merged.take(np.array([2])).accepted(0) == [1, 3]

@@ -89,6 +89,13 @@ def test_forbidden_tokens_are_those_of_the_step() -> None:
     assert m.cu_mask[:3].tolist() == [0, 0, 0]
 
 
+def test_forbidden_tokens_of_a_node_are_those_after_its_path() -> None:
+    steps = Steps(new("a", 2, SamplingParams(min_tokens=2)))
+    plan = steps.plan(("a",), [[5, 6, 7]])
+    steps.batches.build(replace(plan, draft=replace(plan.draft, parents=i32(-1, -1, 1))))
+    assert steps.memory.cu_mask[:5].tolist() == [0, 1, 2, 3, 3]
+
+
 def test_the_same_id_may_be_another_request() -> None:
     steps = Steps(new("a", 2, SamplingParams(temperature=0.5)))
     added = new("a", 2, SamplingParams(temperature=0.25, logit_bias={7: 1.5}))

@@ -159,3 +159,12 @@ def test_what_other_requests_wrote_ends_none() -> None:
             assert exact.consume_token(token_id)
             assert not matcher.error
     assert len(base) > 2
+
+
+def test_each_branch_of_a_tree_follows_its_own_path() -> None:
+    """Nothing follows an end or a refused token; a sibling after it is not affected."""
+    matcher = matcher_of(BOUNDED)
+    [a], [b] = ids("a"), ids("b")
+    chain = matcher.allowed([a, b, END])
+    assert chain == [0, 1, 2]
+    assert matcher.allowed([FREE, a, a, b, b, END], [-1, 0, -1, 2, 0, 3]) == [2, 3, 5]

@@ -19,6 +19,7 @@ from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.checkpoint.fields import is_token_id
 from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig
 from fastdeploy_sd.models.draft_model import FINAL_NORM
+from fastdeploy_sd.models.drafter_kind import DRAFT_MODEL, KINDS, drafter_kind
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes
@@ -199,7 +200,9 @@ def open_mtp_weights(target: ModelSource, target_config: DecoderConfig, director
     checkpoint, places = _choose(target, directory)
     names = find_names(checkpoint)
     if names is None:
-        raise ConfigError(f"{_PARAM}.model: expected MTP weights ({_WANTED}) in {places}, found none", param=_PARAM)
+        kind = drafter_kind(checkpoint)
+        found = "none" if kind == DRAFT_MODEL else f"{KINDS[kind]} ({kind})"
+        raise ConfigError(f"{_PARAM}.model: expected MTP weights ({_WANTED}) in {places}, found {found}", param=_PARAM)
     config = (
         target_config if checkpoint is target else read_draft_config(checkpoint.config, str(checkpoint.config_path))
     )

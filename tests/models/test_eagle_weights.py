@@ -16,6 +16,7 @@ from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.draft_model import TargetParts
 from fastdeploy_sd.models.eagle import build_eagle, build_eagle3
 from fastdeploy_sd.models.eagle_weights import EagleWeights, open_eagle, open_eagle3
+from fastdeploy_sd.models.mtp_weights import open_mtp_weights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
@@ -115,6 +116,12 @@ def test_a_target_with_a_factor_of_its_logits_is_refused(tmp_path: Path) -> None
     path = make_head(tmp_path, "eagle", "granite-tiny").path
     with pytest.raises(CheckpointError, match=r"eagle: expected a target whose logits have no factor .*, got 0\."):
         opened(path, "eagle", "granite-tiny")
+
+
+def test_a_head_is_no_mtp_layer(tmp_path: Path) -> None:
+    checkpoint, path = Checkpoint(Path(target_path())), make_head(tmp_path, "eagle3").path
+    with pytest.raises(ConfigError, match=r"model: expected MTP weights .* found an EAGLE-3 head \(eagle3\)"):
+        open_mtp_weights(checkpoint, read_decoder_config(checkpoint.config), str(path))
 
 
 @pytest.mark.parametrize("name", HEADS)

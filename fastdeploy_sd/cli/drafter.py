@@ -1,4 +1,4 @@
-"""`fastdeploy-sd drafter`: prepares draft models."""
+"""`fastdeploy-sd drafter`: prepares and checks drafters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fastdeploy_sd.cli import drafter_check
 from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.cli.new_folder import new_folder, verify_new
 from fastdeploy_sd.errors import CheckpointError
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: an argument is wrong, or the target exists or cannot be written.
         CheckpointError: the source cannot be read.
     """
-    parser = Parser(_PROG, "Prepare draft models.")
+    parser = Parser(_PROG, "Prepare and check drafters.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     convert = commands.add_parser(
         "convert",
@@ -37,6 +38,10 @@ def main(argv: Sequence[str]) -> int:
     )
     convert.add_argument("source", type=Path, help="a folder with such files, or one of them")
     convert.add_argument("target", type=Path, help="the folder to make")
+    text = "say what a drafter is worth with a model, and which reading of its files is right"
+    commands.add_parser("check", description=text, help=text)
+    if argv[:1] == ["check"]:
+        return drafter_check.main(argv[1:])
     args = parser.parse_args(argv)
     _convert(args.source, args.target)
     return 0

@@ -171,7 +171,11 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
 
 def _derive_layers(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Let a key that says something of draft layers ask for them."""
-    keys = {method.auto_key: method for method in METHODS.values() if method.auto_key}
+    # Of methods that share a key the first, unless another is named.
+    keys = {method.auto_key: method for method in reversed(list(METHODS.values())) if method.auto_key}
+    named = METHODS.get(values.get("draft_method") or "")
+    if named is not None and named.auto_key in keys:
+        keys[named.auto_key] = named
     origin = next((key for key in ("num_model_steps", "model") if values.get(key)), None)
     if origin is not None and not keys.keys() & values.keys():
         values["auto_with_mtp"], origins["auto_with_mtp"] = True, origin

@@ -23,6 +23,9 @@ class DraftSource(enum.IntEnum):
     DRAFT_MODEL = 7
     EAGLE = 8
     EAGLE3 = 9
+    MEDUSA = 10
+    HYDRA = 11
+    MLP_SPECULATOR = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class DraftMethod:
             WeightPacker, num_steps, TpGroup).
         reads_hidden: whether its model reads hidden rows of the target. Then it runs along with the target; else it
             runs when it drafts, on the tokens since it ran last.
+        has_kv: whether that model may have a KV cache. Without one it reads only the newest hidden row.
         auto_key: the boolean key with which a method that chooses draws drafts from the model too. Methods whose model
             is a folder share one: the kind of the folder decides.
         has_own_folder: its model is the folder or hub's repository that `speculative_config.model` names; else it may
@@ -62,6 +66,7 @@ class DraftMethod:
     draft_weights: str = ""
     draft_model: str = ""
     reads_hidden: bool = False
+    has_kv: bool = True
     auto_key: str = ""
     has_own_folder: bool = False
     chooses: bool = False
@@ -75,7 +80,7 @@ class DraftMethod:
 
     @property
     def needs_model(self) -> bool:
-        """Whether the worker loads a DraftModel for it, with a KV cache for each layer.
+        """Whether the worker loads a DraftModel for it.
 
         It drafts only where it is configured; a method without a model drafts on every server that speculates.
         """
@@ -158,6 +163,26 @@ METHODS: Mapping[str, DraftMethod] = {
             )
             for name, source in (("eagle", DraftSource.EAGLE), ("eagle3", DraftSource.EAGLE3))
         ),
+        *(
+            DraftMethod(
+                name,
+                ".model_based.proposer:ModelProposer",
+                source,
+                keys=(*_MODEL_KEYS, "draft_tensor_parallel_size"),
+                draft_weights=f".draft_heads.{weights}:open_{name}",
+                draft_model=f".draft_heads.chain:build_{name}",
+                reads_hidden=True,
+                has_kv=has_kv,
+                auto_key=FOLDER_AUTO_KEY,
+                has_own_folder=True,
+                default_num_drafts=3,
+            )
+            for name, source, weights, has_kv in (
+                ("medusa", DraftSource.MEDUSA, "weights", False),
+                ("hydra", DraftSource.HYDRA, "weights", True),  # that of Hydra++'s layer
+                ("mlp_speculator", DraftSource.MLP_SPECULATOR, "mlp_speculator_weights", False),
+            )
+        ),
         # Longer drafts brought nothing on any recording; how many are worth their time is decided in every step.
         DraftMethod("auto", ".control.method:AutoMethod", chooses=True, default_num_drafts=32),
     )
@@ -165,7 +190,7 @@ METHODS: Mapping[str, DraftMethod] = {
 FOLDER_METHODS = tuple(method.name for method in METHODS.values() if method.has_own_folder)
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)
 # Known by these names, and not there yet.
-UNSUPPORTED_METHODS = ("medusa", "hydra", "mlp_speculator", "dflash")
+UNSUPPORTED_METHODS = ("dflash",)
 
 
 def canonical_method(name: str) -> str:

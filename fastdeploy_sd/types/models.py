@@ -91,7 +91,7 @@ class SpeculationInfo:
     def keeps_draft_kv(self, method: str) -> bool:
         """Whether draft layers run along with a request that this method drafts for, so that its blocks have theirs."""
         name = self.draft_model_of(method)
-        return bool(name) and METHODS[name].reads_hidden
+        return bool(name) and METHODS[name].reads_hidden and METHODS[name].has_kv
 
     def draft_model_of(self, method: str) -> str:
         """Name the draft model of a request that this method drafts for; "" = none.

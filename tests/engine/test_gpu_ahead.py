@@ -17,7 +17,6 @@ import pytest
 
 from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, open_engine, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
-from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -28,7 +27,6 @@ from tests.doubles.engines import Transcript, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, gpu_device, model_with_layers, note_drafts, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import FailingOnce, in_order, is_plain
-from tests.models.eagle_heads import HEADS, EagleHead
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -138,23 +136,18 @@ def test_any_number_of_right_drafts_gives_the_plain_tokens(
     assert 3 <= stats.num_accepted_tokens < stats.num_draft_tokens
 
 
-@pytest.mark.parametrize(("num_layers", "name"), [(1, "mtp"), (3, "mtp"), (1, "eagle3")])
+@pytest.mark.parametrize("num_layers", [1, 3])
 def test_drafts_are_those_that_the_host_would_have_had_made(
-    num_layers: int, name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every token of a text, also where several came at once: the layers' KV is the same."""
-    path, head = model_with_layers(tmp_path, num_layers=num_layers), None
-    if name == "eagle3":
-        head = SpeculativeConfig(
-            model=str(EagleHead(tmp_path / "head", HEADS["eagle3 of speculators"], str(path)).path)
-        )
-    [method] = standard_methods([name], [NUM_DRAFTS], head)
+    path = model_with_layers(tmp_path, num_layers=num_layers)
     requests = plain_requests(2)
     requests = [replace(r, sampling=SamplingParams(temperature=0.0, ignore_eos=True)) for r in requests]
-    with open_engine(in_order(tiny_config(path)), BATCH, method) as engine:
+    with open_engine(in_order(tiny_config(path)), BATCH, MTP) as engine:
         in_turn = note_drafts(runner_of(engine), monkeypatch)
         want = {name: answer.token_ids for name, answer in run(engine, requests).items()}
-    with open_engine(tiny_config(path), BATCH, method) as engine:
+    with open_engine(tiny_config(path), BATCH, MTP) as engine:
         guesses = Guesses(engine, texts_of(requests, want), monkeypatch)
         assert {name: answer.token_ids for name, answer in run(engine, requests).items()} == want
         assert engine.stats().num_accepted_tokens > 0

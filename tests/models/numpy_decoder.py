@@ -58,6 +58,7 @@ class NumpyDecoder:
         checkpoint = Checkpoint(golden.ROOT / model)
         self._config = read_decoder_config(checkpoint.config)
         self.weights = DecoderWeights(checkpoint, self._config)
+        self.norm_eps = self._config.norm_eps
         self._format, self._head_format = fmt, head_format
         self._expert_format = fmt if expert_format is None else expert_format
 

@@ -16,7 +16,12 @@ from tests.models import golden
 Tensors = dict[str, np.ndarray]
 _NUM_TOKENS = 4096  # of every golden model
 _NAMES = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
-_NAMES |= {np.dtype(np.uint8): "F8_E4M3", np.dtype(np.int8): "I8", np.dtype(np.float16): "F16"}
+_NAMES |= {
+    np.dtype(np.int64): "I64",
+    np.dtype(np.uint8): "F8_E4M3",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.float16): "F16",
+}
 _NAMES |= {np.dtype(np.int64): "I64", np.dtype(np.bool_): "BOOL"}
 
 

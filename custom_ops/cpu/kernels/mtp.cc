@@ -83,7 +83,7 @@ class MtpRow {
 
   Error CheckSlots() const {
     const int32_t committed = p_.requests.num_committed[r_];
-    if (begin() < (p_.rows.row_bytes > 0 ? 1 : 0))
+    if (begin() < 0 || (begin() == 0 && end() > 0 && p_.rows.row_bytes > 0))
       return "begin: expected >= 1, as slot 0 has no hidden row before it, or >= 0 where no rows are read; got less";
     if (end() < begin()) return "end: expected >= begin, got less";
     if (committed < 0 || committed > p_.tokens.max_tokens_per_row)

@@ -69,7 +69,7 @@ def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
             {"method": "dflash"},
             f".method: 'dflash' is not supported yet in this version (only {METHOD_LIST} are)",
         ),
-        ({"method": "MEDUSA"}, ".method: 'medusa' is not supported yet in this version (only naive, "),
+        ({"method": "DFLASH"}, ".method: 'dflash' is not supported yet in this version (only naive, "),
         (
             {"method": "ngram", "max_ngram_size": 3, "prompt_lookup_max": 3},
             ".max_ngram_size: expected once, got it as ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickletools
 import struct
 import zipfile
@@ -14,6 +15,7 @@ import pytest
 from fastdeploy_sd.cli import WRONG_USAGE, main
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.hub.torch_file import MAX_ENTRIES, TorchFile
+from fastdeploy_sd.models.drafter_kind import open_drafter
 from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 
 OPS = {op.name: op.code.encode("latin-1") for op in pickletools.opcodes}
@@ -159,3 +161,15 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     write(tmp_path / "two" / "b.bin", dictionary({"whole": TENSORS["whole"]}))
     assert main(["drafter", "convert", str(tmp_path / "two"), str(tmp_path / "out2")]) == WRONG_USAGE
     assert "got 'whole' again" in capsys.readouterr().err
+
+
+def test_converted_heads_are_found(tmp_path: Path) -> None:
+    """Medusa's and Hydra's published files, whose names say what they are."""
+    heads = {"medusa": "0.0.linear.weight", "hydra": "hydra_mlp.0.0.linear.weight"}
+    for kind, name in heads.items():
+        source = tmp_path / kind
+        source.mkdir()
+        write(source / f"{kind}_lm_head.pt", dictionary({name: TENSORS["whole"]}))
+        (source / "config.json").write_text(json.dumps({f"{kind}_num_heads": 1}))
+        assert main(["drafter", "convert", str(source), str(tmp_path / f"{kind}-out")]) == 0
+        assert open_drafter(str(tmp_path / f"{kind}-out"), kind).shape(name) == (6, 8)

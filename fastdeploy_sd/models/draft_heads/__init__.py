@@ -1,0 +1,1 @@
+"""Draft heads over the target's newest hidden row: Medusa, Hydra, MLP speculators."""

@@ -91,6 +91,7 @@ def test_forbidden_tokens_are_those_of_the_step() -> None:
 
 def test_forbidden_tokens_of_a_node_are_those_after_its_path() -> None:
     steps = Steps(new("a", 2, SamplingParams(min_tokens=2)))
+    steps.grow("a", 7)
     plan = steps.plan(("a",), [[5, 6, 7]])
     steps.batches.build(replace(plan, draft=replace(plan.draft, parents=i32(-1, -1, 1))))
     assert steps.memory.cu_mask[:5].tolist() == [0, 1, 2, 3, 3]

@@ -40,6 +40,7 @@ __global__ __launch_bounds__(kCopyThreads) void CompactKvKernel(KvShape shape, i
   paths.ForEachMove(static_cast<int>(blockIdx.x), [&](int32_t from_token, int32_t to_token) {
     const int64_t from = shape.Index(slot_mapping[from_token], blockIdx.y);
     const int64_t to = shape.Index(slot_mapping[to_token], blockIdx.y);
+#pragma unroll 1  // at most two rounds in practice; several at a time spill registers
     for (int i = threadIdx.x; i < units_per_row; i += kCopyThreads) {
       k[to * units_per_row + i] = k[from * units_per_row + i];
       v[to * units_per_row + i] = v[from * units_per_row + i];

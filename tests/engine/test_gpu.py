@@ -94,9 +94,13 @@ def test_a_draft_model_runs_on_the_device() -> None:
     assert cell.num_accepted == cell.num_drafts > 0
 
 
-def test_draft_layers_beside_right_drafts_change_no_answer(kind: str, tmp_path: pathlib.Path) -> None:
-    """The checkpoint's layers are random: the oracle's drafts stand in for right ones, with the layers' KV."""
-    column = double_with_draft_kv("oracle after MTP", NUM_DRAFTS, known_texts(kind))
+@pytest.mark.parametrize("drafts", ["oracle", "random"])
+def test_draft_layers_beside_other_drafts_change_no_answer(kind: str, drafts: str, tmp_path: pathlib.Path) -> None:
+    """The checkpoint's layers are random: the oracle's drafts stand in for right ones, with the layers' KV.
+
+    Of random trees some drafts are right; accepted paths are moved, and the hidden rows that the layers read.
+    """
+    column = double_with_draft_kv(f"{drafts} after MTP", NUM_DRAFTS, known_texts(kind))
     config = tiny_config(model_with_layers(tmp_path))
     cell = run_cell(config, TIGHT, column, short_requests(), answers_alone(kind))
     assert (cell.difference, cell.missing) == (None, None)

@@ -308,6 +308,8 @@ def test_auto_asks_a_draft_model_or_draft_layers() -> None:
     keys = {"auto_with_draft_model": True, "model": "dir"}
     config = read_speculative(keys).config
     assert (config.method, config.draft_models, config.num_model_steps) == ("auto", ("draft_model",), 5)
+    config = read_speculative({**keys, "draft_method": "medusa"}).config
+    assert (config.method, config.draft_models, config.num_model_steps) == ("auto", ("medusa",), 3)
     with pytest.raises(ConfigError, match="auto_with_draft_model: expected false with auto_with_mtp"):
         read_speculative({**keys, "auto_with_mtp": True})
 

@@ -238,5 +238,5 @@ def test_a_draft_model_is_on_one_rank_or_on_all() -> None:
             model="demo", tensor_parallel_size=4, speculative_config={**keys, "draft_tensor_parallel_size": 2}
         )
     assert refusal({"method": "mtp", "draft_tensor_parallel_size": 1}).startswith(
-        ".draft_tensor_parallel_size: expected only with method draft_model, or auto with auto_with_draft_model"
+        ".draft_tensor_parallel_size: expected only with method draft_model, medusa, hydra or mlp_speculator, or auto"
     )

@@ -1,0 +1,37 @@
+"""Draft heads on a GPU, where their drafts are made after steps whose tokens the host does not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.cli.verify import Method, open_engine
+from fastdeploy_sd.cli.verify.runs import run
+from fastdeploy_sd.config import SpeculativeConfig
+from tests.engine.gpu import BATCH, tiny_config
+from tests.engine.test_gpu_ahead import plain_answers, plain_requests
+from tests.models import head_models
+from tests.models.head_models import HeadReference
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
+
+MAKERS: dict[str, Callable[[Path, str], HeadReference]] = {
+    "medusa": partial(head_models.make_medusa, numbered=False),
+    "hydra": partial(head_models.make_hydra, has_prefix_layer=True),
+    "mlp_speculator": head_models.make_mlp_speculator,
+}
+
+
+@pytest.mark.parametrize("method", MAKERS)
+def test_answers_are_those_without_drafts(kind: str, method: str, tmp_path: Path) -> None:
+    base = tiny_config()
+    heads = MAKERS[method](tmp_path / "heads", str(base.model.path))
+    config = SpeculativeConfig(method, 3, num_model_steps=3, model=str(heads.path))
+    with open_engine(base, BATCH, Method(method, config)) as engine:
+        answers = run(engine, plain_requests(4))
+        num_drafted = engine.stats().drafts[method].drafted[0]
+    assert {name: answer.token_ids for name, answer in answers.items()} == plain_answers(kind)
+    assert num_drafted > 0

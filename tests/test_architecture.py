@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device": VALUES,
     "ops": VALUES | {"device"},
     "models": VALUES | {"config", "device", "ops", "process"},
-    "hub": {"config", "errors", "models.checkpoint", "models.drafter_kind", "models.gguf", "process", "types"},
+    "hub": {"config", "errors", "models.checkpoint", "models.drafters.drafter_kind", "models.gguf", "process", "types"},
     "spec_decode": VALUES | {"config", "device", "models", "ops", "process"},
     "engine": VALUES | {"config", "process", "wire"},
     "worker": VALUES

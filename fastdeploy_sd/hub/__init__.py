@@ -15,7 +15,7 @@ from fastdeploy_sd.hub import huggingface, modelscope
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.hub.selection import WantedModel, is_gguf
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.drafter_kind import KINDS, drafter_kind
+from fastdeploy_sd.models.drafters.drafter_kind import KINDS, drafter_kind
 from fastdeploy_sd.types.draft_methods import FOLDER_METHODS, METHODS
 
 _SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {

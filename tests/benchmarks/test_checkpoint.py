@@ -15,7 +15,7 @@ from benchmarks.checkpoint import SHAPES, add_mtp_layer, make_checkpoint
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.mtp_weights import open_mtp_weights
+from fastdeploy_sd.models.drafters.mtp_weights import open_mtp_weights
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.ops.bf16 import from_bf16

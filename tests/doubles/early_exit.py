@@ -9,7 +9,7 @@ from paddle import Tensor
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import (
+from fastdeploy_sd.models.drafters.draft_model import (
     FINAL_NORM,
     CombineHidden,
     DraftInputs,

@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.cli import main
 from fastdeploy_sd.models.checkpoint import Checkpoint, SafetensorsFile
-from fastdeploy_sd.models.eagle_config import read_eagle3
+from fastdeploy_sd.models.drafters.eagle_config import read_eagle3
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from tests.models import rewrite

@@ -15,7 +15,7 @@ from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.drafter_kind import drafter_kind, open_drafter
+from fastdeploy_sd.models.drafters.drafter_kind import drafter_kind, open_drafter
 from tests.models import rewrite
 
 _EAGLE3 = ("fc.weight", "midlayer.hidden_norm.weight", "d2t", "lm_head.weight", "norm.weight")

@@ -13,10 +13,10 @@ import pytest
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint, SafetensorsFile
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.draft_model import TargetParts
-from fastdeploy_sd.models.eagle import build_eagle, build_eagle3
-from fastdeploy_sd.models.eagle_weights import EagleWeights, open_eagle, open_eagle3
-from fastdeploy_sd.models.mtp_weights import open_mtp_weights
+from fastdeploy_sd.models.drafters.draft_model import TargetParts
+from fastdeploy_sd.models.drafters.eagle import build_eagle, build_eagle3
+from fastdeploy_sd.models.drafters.eagle_weights import EagleWeights, open_eagle, open_eagle3
+from fastdeploy_sd.models.drafters.mtp_weights import open_mtp_weights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights

@@ -12,7 +12,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.draft_layers import DraftLayers
+from fastdeploy_sd.models.drafters.draft_layers import DraftLayers
 from fastdeploy_sd.spec_decode.dispatcher import create_method
 from fastdeploy_sd.spec_decode.model_based.proposer import ModelProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext, TargetStep

@@ -14,7 +14,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.tensors import from_numpy
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import DraftInputs, DraftModel
+from fastdeploy_sd.models.drafters.draft_model import DraftInputs, DraftModel
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.linear import TpGroup
 from fastdeploy_sd.models.registry import read_decoder_config

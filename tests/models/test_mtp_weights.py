@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import CheckpointError, ConfigError
-from fastdeploy_sd.models import draft_parts
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder, Embedding
-from fastdeploy_sd.models.draft_layers import DraftLayers
-from fastdeploy_sd.models.draft_model import TargetParts
-from fastdeploy_sd.models.mtp import build_mtp_model
-from fastdeploy_sd.models.mtp_weights import MtpWeights, open_mtp_weights
+from fastdeploy_sd.models.drafters import draft_parts
+from fastdeploy_sd.models.drafters.draft_layers import DraftLayers
+from fastdeploy_sd.models.drafters.draft_model import TargetParts
+from fastdeploy_sd.models.drafters.mtp import build_mtp_model
+from fastdeploy_sd.models.drafters.mtp_weights import MtpWeights, open_mtp_weights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights

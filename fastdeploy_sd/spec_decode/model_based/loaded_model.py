@@ -14,7 +14,7 @@ from fastdeploy_sd.types.draft_methods import DraftMethod
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from fastdeploy_sd.models.draft_model import DraftModel
+    from fastdeploy_sd.models.drafters.draft_model import DraftModel
     from fastdeploy_sd.models.rope_config import RopeConfig
     from fastdeploy_sd.ops.kv_cache import KvCache, Rotary
     from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer

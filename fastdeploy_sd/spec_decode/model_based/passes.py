@@ -20,7 +20,7 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import RowsOnDevice
 from fastdeploy_sd.device.program.recorder import SymbolicTensor
-from fastdeploy_sd.models.draft_model import DraftInputs, DraftOutput
+from fastdeploy_sd.models.drafters.draft_model import DraftInputs, DraftOutput
 from fastdeploy_sd.models.layers.attention import AttentionInputs, OutputRows
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import RequestBlocks

@@ -18,7 +18,7 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import DraftWeights
+from fastdeploy_sd.models.drafters.draft_model import DraftWeights
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.kv_cache import KvCache, kv_cache_shapes, kv_scale_shape
 from fastdeploy_sd.types.shard import Shard

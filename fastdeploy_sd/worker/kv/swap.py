@@ -14,7 +14,7 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.draft_model import DraftWeights
+from fastdeploy_sd.models.drafters.draft_model import DraftWeights
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_mover

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError, FdsdError
-from fastdeploy_sd.models.draft_decoder_weights import DraftDecoderWeights, TokenTranslation
+from fastdeploy_sd.models.drafters.draft_decoder_weights import DraftDecoderWeights, TokenTranslation
 from fastdeploy_sd.text.tokenizer import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Any, cast
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_decoder_weights import DraftDecoderWeights
-from fastdeploy_sd.models.draft_model import FINAL_NORM, DraftModel, DraftWeights
+from fastdeploy_sd.models.drafters.draft_decoder_weights import DraftDecoderWeights
+from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM, DraftModel, DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.linear_format import LinearFormat

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.drafter_kind import KINDS, drafter_kind
-from fastdeploy_sd.models.eagle_config import EagleConfig, read_eagle, read_eagle3
+from fastdeploy_sd.models.drafters.drafter_kind import KINDS, drafter_kind
+from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3
 from fastdeploy_sd.models.registry import read_decoder_config
 
 _TAPS, _NESTED, _LAYERS = "eagle_aux_hidden_state_layer_ids", "eagle_config", "transformer_layer_config"
@@ -37,7 +37,7 @@ class DrafterReadings:
     """A drafter's folder and the ways to read it.
 
     Attributes:
-        kind, kind_text: see models.drafter_kind.
+        kind, kind_text: see models.drafters.drafter_kind.
         as_is: what is read now, each doubtful key said outright.
 
     Raises CheckpointError: the folder holds no drafter for the model.

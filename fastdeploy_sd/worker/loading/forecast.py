@@ -15,7 +15,7 @@ from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.models.checkpoint import Checkpoint, read_config
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import DraftWeights
+from fastdeploy_sd.models.drafters.draft_model import DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import embedding_bytes, resident_bytes, weight_bytes_per_step

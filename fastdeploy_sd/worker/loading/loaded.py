@@ -15,7 +15,7 @@ from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import DraftModel, DraftWeights
+from fastdeploy_sd.models.drafters.draft_model import DraftModel, DraftWeights
 from fastdeploy_sd.models.layers.linear import TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config

@@ -22,7 +22,7 @@ from fastdeploy_sd.device.program.program import Padding, Recording
 from fastdeploy_sd.device.program.recorder import Recorder, Size
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.draft_model import FINAL_NORM
+from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM
 from fastdeploy_sd.models.layers.attention import AttentionInputs, GroupMaps
 from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.batch import gather_output_rows, group_slots, settle_step_

@@ -11,7 +11,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.models.draft_model import FINAL_NORM, CombineHidden
+from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM, CombineHidden
 from fastdeploy_sd.ops.mtp_batch import HiddenStateBuffer
 
 

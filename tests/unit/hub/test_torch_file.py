@@ -15,7 +15,7 @@ import pytest
 from fastdeploy_sd.cli import WRONG_USAGE, main
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.hub.torch_file import MAX_ENTRIES, TorchFile
-from fastdeploy_sd.models.drafter_kind import open_drafter
+from fastdeploy_sd.models.drafters.drafter_kind import open_drafter
 from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 
 OPS = {op.name: op.code.encode("latin-1") for op in pickletools.opcodes}

@@ -21,10 +21,10 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.draft_heads.mlp_speculator_weights import MlpSpeculatorWeights
-from fastdeploy_sd.models.draft_heads.weights import HeadsWeights, HydraWeights, MedusaWeights
-from fastdeploy_sd.models.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
-from fastdeploy_sd.models.draft_parts import DraftParts, Embed, Head
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
+from fastdeploy_sd.models.drafters.draft_parts import DraftParts, Embed, Head
+from fastdeploy_sd.models.drafters.heads.mlp_speculator_weights import MlpSpeculatorWeights
+from fastdeploy_sd.models.drafters.heads.weights import HeadsWeights, HydraWeights, MedusaWeights
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, RmsNorm
 from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme

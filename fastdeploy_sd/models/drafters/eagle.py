@@ -14,16 +14,16 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
-from fastdeploy_sd.models.draft_layers import (
+from fastdeploy_sd.models.drafters.draft_layers import (
     Combine,
     DraftLayer,
     DraftLayers,
     Output,
     normed_output,
 )
-from fastdeploy_sd.models.draft_model import CombineHidden, DraftOutput, TargetParts
-from fastdeploy_sd.models.draft_parts import DraftParts
-from fastdeploy_sd.models.eagle_weights import Eagle3Weights, EagleWeights
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftOutput, TargetParts
+from fastdeploy_sd.models.drafters.draft_parts import DraftParts
+from fastdeploy_sd.models.drafters.eagle_weights import Eagle3Weights, EagleWeights
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, DecoderLayer, InputNorm, RmsNorm
 from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup

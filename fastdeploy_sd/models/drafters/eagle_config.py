@@ -12,7 +12,7 @@ from typing import Any
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import FINAL_NORM
+from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weights.source import ModelSource
 

@@ -18,8 +18,8 @@ from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
 from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
 from fastdeploy_sd.models.checkpoint.fields import is_token_id
 from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig
-from fastdeploy_sd.models.draft_model import FINAL_NORM
-from fastdeploy_sd.models.drafter_kind import DRAFT_MODEL, KINDS, drafter_kind
+from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM
+from fastdeploy_sd.models.drafters.drafter_kind import DRAFT_MODEL, KINDS, drafter_kind
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes

@@ -17,8 +17,8 @@ import numpy as np
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
-from fastdeploy_sd.models.drafter_kind import open_drafter
-from fastdeploy_sd.models.eagle_config import EagleConfig, read_eagle, read_eagle3
+from fastdeploy_sd.models.drafters.drafter_kind import open_drafter
+from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_bytes import layer_bytes

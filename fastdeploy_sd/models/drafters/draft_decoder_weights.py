@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.drafter_kind import DRAFT_MODEL, open_drafter
+from fastdeploy_sd.models.drafters.drafter_kind import DRAFT_MODEL, open_drafter
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import resident_bytes

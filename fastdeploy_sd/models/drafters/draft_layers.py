@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from paddle import Tensor
 
-from fastdeploy_sd.models.draft_model import CombineHidden, DraftInputs, DraftOutput
-from fastdeploy_sd.models.draft_parts import Embed, Head
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftInputs, DraftOutput
+from fastdeploy_sd.models.drafters.draft_parts import Embed, Head
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, RmsNorm, run_before_last
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.rowwise import cast

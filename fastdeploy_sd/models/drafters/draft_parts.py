@@ -12,7 +12,7 @@ from paddle import Tensor
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder import Embedding
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_model import TargetParts
+from fastdeploy_sd.models.drafters.draft_model import TargetParts
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme

@@ -16,8 +16,8 @@ import numpy as np
 from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig
-from fastdeploy_sd.models.draft_model import FINAL_NORM
-from fastdeploy_sd.models.drafter_kind import open_drafter
+from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM
+from fastdeploy_sd.models.drafters.drafter_kind import open_drafter
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_bytes import layer_bytes

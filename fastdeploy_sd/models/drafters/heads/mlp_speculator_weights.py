@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.checkpoint.fields import Boolean, Field, FieldReader, Integer
 from fastdeploy_sd.models.decoder_config import DecoderConfig
-from fastdeploy_sd.models.draft_heads.weights import HeadsWeights, Linear, prefix_of
-from fastdeploy_sd.models.drafter_kind import open_drafter
+from fastdeploy_sd.models.drafters.drafter_kind import open_drafter
+from fastdeploy_sd.models.drafters.heads.weights import HeadsWeights, Linear, prefix_of
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.weight_matrix import FloatPart

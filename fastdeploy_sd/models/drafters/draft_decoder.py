@@ -6,8 +6,8 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.draft_decoder_weights import DraftDecoderWeights
-from fastdeploy_sd.models.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
+from fastdeploy_sd.models.drafters.draft_decoder_weights import DraftDecoderWeights
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker

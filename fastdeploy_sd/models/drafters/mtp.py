@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from paddle import Tensor
 
-from fastdeploy_sd.models.draft_layers import Combine, DraftLayer, DraftLayers, normed_output
-from fastdeploy_sd.models.draft_model import TargetParts
-from fastdeploy_sd.models.draft_parts import DraftParts
+from fastdeploy_sd.models.drafters.draft_layers import Combine, DraftLayer, DraftLayers, normed_output
+from fastdeploy_sd.models.drafters.draft_model import TargetParts
+from fastdeploy_sd.models.drafters.draft_parts import DraftParts
+from fastdeploy_sd.models.drafters.mtp_weights import MtpWeights
 from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup
-from fastdeploy_sd.models.mtp_weights import MtpWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
 

@@ -1,0 +1,1 @@
+"""Draft models: what opens their weights and runs their passes, by kind."""

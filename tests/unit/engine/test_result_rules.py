@@ -8,6 +8,7 @@ import pytest
 from fastdeploy_sd.engine.result_rules import verify_result
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import DraftTokens, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.types.draft_methods import DraftSource
 from tests.values import i32
 
 PLAN = SchedulerOutput(
@@ -88,8 +89,8 @@ def test_a_row_that_breaks_a_rule_fails_its_request_only(result: StepResult, fai
         (dataclasses.replace(RESULT, request_ids=("b", "a")), "rows of step 4"),
         (with_verified(cu=i32(0, 2), accepted=i32(1)), "expected 2 rows, got 1"),
         (dataclasses.replace(RESULT, failed={"c": WHY}), r"failures among \('a', 'b'\), got \['c'\]"),
-        (with_drafts(sources=[1]), r"a source in 0..7 for each of 2 drafts, got \[1\]"),
-        (with_drafts(sources=[1, 9]), r"got \[1, 9\]"),
+        (with_drafts(sources=[1]), rf"a source in 0..{len(DraftSource) - 1} for each of 2 drafts, got \[1\]"),
+        (with_drafts(sources=[1, len(DraftSource)]), rf"got \[1, {len(DraftSource)}\]"),
         (with_drafts(sources=[-1, 0]), r"got \[-1, 0\]"),
         (with_drafts(token_ids=i32(3, 4, 5)), "expected 2 drafts, got 3"),
     ],

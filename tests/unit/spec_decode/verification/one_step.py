@@ -27,5 +27,6 @@ def verify_once(
     memory.cu_num_logits[:] = cu_num_logits
     memory.batch_id_per_output[:] = np.repeat(np.arange(num_requests), np.diff(cu_num_logits))
     memory.output_positions[:] = output_positions
+    memory.parent_rows[:] = np.arange(len(logits)) - np.repeat(cu_num_logits[:-1], np.diff(cu_num_logits)) - 1
     verifier = Verifier(rule, memory, sampling, logits)
     return verifier.finish(verifier.start(), memory.num_requests, memory.cu_num_logits)

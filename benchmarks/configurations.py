@@ -15,10 +15,8 @@ from fastdeploy_sd.types import draft_methods
 # Drafts of each method and of whom it extends, where no configuration file says otherwise.
 _NUM_DRAFTS = {"ngram": 5, "suffix": 8}
 _NUM_MODEL_DRAFTS, _NUM_EXTENDED_DRAFTS = 3, 2
-# A draft model is another checkpoint: only a configuration file can name it.
-_DRAFTING = [
-    m for m in draft_methods.METHODS.values() if m.source is not None and (m.reads_hidden or not m.needs_model)
-]
+# A drafter in a folder of its own can be named by a configuration file only.
+_DRAFTING = [m for m in draft_methods.METHODS.values() if m.source is not None and not m.has_own_folder]
 METHODS: Mapping[str, Mapping[str, Any]] = (
     {
         method.name: {

@@ -173,6 +173,7 @@ def _sampled(
     sample, made = _bound(device, SAMPLE, arguments, {"token_ids": ((num_rows,), i32)})
     arguments = {**starts, "sampled_token_ids": made["token_ids"], "accept_policy": 0, "max_candidate_len": 0}
     outputs: dict[str, tuple[Any, Any]] = {"token_ids": ((num_rows,), i32), "cu_num_output": ((count + 1,), i32)}
+    outputs["output_rows"] = ((num_rows,), i32)
     outputs |= {"num_accepted": ((count,), i32), "num_failed": ((1,), i32)}
     verify, _ = _bound(device, VERIFY_DRAFT_TOKENS, {**arguments, "verify_window": 0}, outputs)
     shape = f"{count} requests x {sizes.rows} rows, {text}"

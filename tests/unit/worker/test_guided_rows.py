@@ -91,6 +91,7 @@ class Step:
         m.cu_num_draft[: n + 1] = offsets([len(row) for row in drafts])
         m.draft_token_ids[: m.cu_num_draft[n]] = [token_id for row in drafts for token_id in row]
         m.cu_num_logits[: n + 1] = offsets([len(row) + 1 for row in drafts])
+        m.parent_rows[: m.num_logits] = [j - 1 for row in drafts for j in range(len(row) + 1)]
         with self.guided.masks():
             pass
         assert (m.allowed_rows[m.num_logits :] == -1).all()

@@ -15,10 +15,10 @@ from tqdm import tqdm
 
 from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.cli.new_folder import new_folder, verify_new
-from fastdeploy_sd.cli.verify.methods import Method
+from fastdeploy_sd.cli.verify.methods import Method, standard_methods
 from fastdeploy_sd.cli.verify.runs import open_engine, run
 from fastdeploy_sd.cli.verify.variants import EngineVariant
-from fastdeploy_sd.config import Config, SpeculativeConfig, load_config, verify_offline
+from fastdeploy_sd.config import Config, load_config, verify_offline
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_files import show_lines, worker_lines_from
@@ -149,23 +149,16 @@ class _Checker:
     def check(self, reading: Reading) -> _Result:
         with tempfile.TemporaryDirectory() as folder:
             self._readings.write(reading, Path(folder))
-            speculative = replace(
-                self._base.speculative,
-                method=self._readings.kind,
-                model=folder,
-                num_speculative_tokens=self._num_drafts,
-                num_model_steps=self._num_drafts,
-                auto_with_draft_model=False,
-                draft_method=None,
-            )
-            result = self._run(reading, speculative)
+            weights = replace(self._base.speculative, model=folder)
+            [method] = standard_methods([self._readings.kind], [self._num_drafts], weights)
+            result = self._run(reading, method)
         print(result.line(), flush=True)
         return result
 
-    def _run(self, reading: Reading, speculative: SpeculativeConfig) -> _Result:
+    def _run(self, reading: Reading, method: Method) -> _Result:
         way = EngineVariant("one request", max_num_seqs=1)
         seconds, num_tokens = {True: 0.0, False: 0.0}, {True: 0, False: 0}
-        with open_engine(self._base, way, Method(self._readings.kind, speculative)) as engine:
+        with open_engine(self._base, way, method) as engine:
             for request in tqdm(self._requests, desc=reading.text, unit="answer", leave=False, disable=None):
                 for drafts in (True, False):
                     asked = replace(

@@ -87,15 +87,17 @@ class _TranslatedWeights(DecoderWeights):
 
     def __init__(self, source: ModelSource, config: DecoderConfig, translation: TokenTranslation) -> None:
         super().__init__(source, config)
+        self._plain = DecoderWeights(source, config)
         self._own, self._drafted = translation.own, translation.own[translation.drafted]
 
+    def verify(self) -> None:
+        self._plain.verify()  # looks up the tensors without putting rows into order
+
     def embedding(self) -> WeightPart:
-        return _rows(WeightMatrix((super().embedding(),)), self._own)
+        return _rows(WeightMatrix((self._plain.embedding(),)), self._own)
 
     def lm_head(self) -> WeightMatrix:
-        tied = WeightMatrix((super().embedding(),))
-        head = tied if self._config.tie_word_embeddings else super().lm_head()
-        return WeightMatrix((_rows(head, self._drafted),))
+        return WeightMatrix((_rows(self._plain.lm_head(), self._drafted),))
 
 
 def _rows(matrix: WeightMatrix, rows: I32) -> FloatPart:

@@ -38,12 +38,14 @@ ARCHITECTURES = ("80", "90a", "100")
 _SHARED_SOURCES = (
     build.ROOT / "cpu" / "kernels" / "shared" / "kv_check.cc",
     build.ROOT / "cpu" / "kernels" / "shared" / "linear.cc",
+    build.ROOT / "cpu" / "kernels" / "shared" / "moe_check.cc",
     build.ROOT / "cpu" / "runtime" / "call_list.cc",
     build.ROOT / "bindings" / "c_api_layout.cc",
 )
 _SHARED_HEADERS = (
     build.ROOT / "cpu" / "kernels" / "attention_sharing.h",
     build.ROOT / "cpu" / "kernels" / "kv_check.h",
+    build.ROOT / "cpu" / "kernels" / "moe_check.h",
     build.ROOT / "cpu" / "kernels" / "linear_grouped.h",
     build.ROOT / "cpu" / "kernels" / "linear_layout.h",
     build.ROOT / "cpu" / "runtime" / "call_list.h",

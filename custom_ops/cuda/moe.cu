@@ -6,6 +6,7 @@
 
 #include "fdsd/moe.h"
 #include "linear_input.h"
+#include "moe_check.h"
 #include "moe_router.h"
 #include "ops.h"
 #include "swiglu_rows.h"
@@ -91,7 +92,8 @@ struct MoeCall {
       : p(wave), num_pairs(wave.num_tokens * wave.router.top_k), parts(workspace), router() {
     const int64_t scores = static_cast<int64_t>(p.num_tokens) * p.num_experts;
     router.weight = DevicePtr<const float>(p.router.router_weight);
-    router.bias = DevicePtr<const float>(p.router.selection_bias);
+    router.bias = DevicePtr<const float>(p.router.router_bias);
+    router.selection_bias = DevicePtr<const float>(p.router.selection_bias);
     router.probs = parts.Array<float>(scores);
     router.ranks = parts.Array<uint32_t>(scores);
     router.chosen = parts.Array<int32_t>(num_pairs);
@@ -127,8 +129,9 @@ struct MoeCall {
             results};
   }
   RouterShape Shape() const {
-    return {p.num_tokens,        p.hidden_size,  p.num_experts,      p.first_expert,
-            p.num_local_experts, p.router.top_k, p.router.normalize, p.router.norm_min};
+    return {p.num_tokens,        p.hidden_size,    p.num_experts,       p.first_expert,
+            p.num_local_experts, p.router.top_k,   p.router.normalize,  p.router.norm_min,
+            p.router.scale,      p.router.sigmoid, p.router.num_groups, p.router.num_chosen_groups};
   }
 
   template <typename T>
@@ -180,8 +183,8 @@ Error CheckMoe(const MoeFfnParams& p) {
   if (p.hidden_size <= 0) return "hidden_size: expected a positive number, got 0 or less";
   if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number, got 0 or less";
   if (p.num_experts <= 0) return "num_experts: expected a positive number, got 0 or less";
-  if (p.router.top_k < 1 || p.router.top_k > std::min<int64_t>(p.num_experts, kMaxRows))
-    return "top_k: expected 1..num_experts, got a number outside";
+  if (const Error error = CheckRouter(p.router, p.num_experts)) return error;
+  if (p.router.top_k > kMaxRows) return "top_k: expected fewer experts per token, got more";
   if (p.num_slices != 1 && p.num_slices != 2 && p.num_slices != 4)
     return "num_slices: expected 1, 2 or 4, got another number";
   if (p.num_local_experts < 0 || p.first_expert < 0 || p.num_local_experts > p.num_experts - p.first_expert)

@@ -20,21 +20,26 @@ struct RouterShape {
   int32_t top_k;
   int32_t normalize;
   float norm_min;
+  float scale;
+  int32_t sigmoid;
+  int32_t num_groups;
+  int32_t num_chosen_groups;
 };
 
 // A pair is a token and an expert that it chose. Those of experts that are here are rows, by expert, then by token.
 struct RouterArrays {
-  DevicePtr<const float> weight;  // [E, H]
-  DevicePtr<const float> bias;    // [E], may be nullptr
-  DevicePtr<float> probs;         // [T, E]
-  DevicePtr<uint32_t> ranks;      // [T, E] larger for a better expert, 0 for one that is chosen
-  DevicePtr<int32_t> chosen;      // [T, top_k] best first
-  DevicePtr<int32_t> experts;     // [T, top_k] the same, ascending
-  DevicePtr<float> pair_weights;  // [T, top_k] of these
-  DevicePtr<int32_t> rows;        // [T, top_k] of these, where the expert is here
-  DevicePtr<int32_t> tokens;      // [T * top_k] by row
-  DevicePtr<int32_t> first;       // [L + 1] see RowGroups
-  DevicePtr<int32_t> first_tile;  // [L + 1]
+  DevicePtr<const float> weight;          // [E, H]
+  DevicePtr<const float> bias;            // [E], may be nullptr
+  DevicePtr<const float> selection_bias;  // [E], may be nullptr
+  DevicePtr<float> probs;                 // [T, E]
+  DevicePtr<uint32_t> ranks;              // [T, E] larger for a better expert, 0 for one that is chosen
+  DevicePtr<int32_t> chosen;              // [T, top_k] best first
+  DevicePtr<int32_t> experts;             // [T, top_k] the same, ascending
+  DevicePtr<float> pair_weights;          // [T, top_k] of these
+  DevicePtr<int32_t> rows;                // [T, top_k] of these, where the expert is here
+  DevicePtr<int32_t> tokens;              // [T * top_k] by row
+  DevicePtr<int32_t> first;               // [L + 1] see RowGroups
+  DevicePtr<int32_t> first_tile;          // [L + 1]
 };
 
 // A warp's: the logit of one expert, lanes of a sum in turn.
@@ -46,10 +51,8 @@ __device__ float ScoreExpert(const RouterShape& shape, DevicePtr<const T> x, Dev
   return WarpSum(sum);
 }
 
-// A warp's: logits become probabilities, a lane for every 32nd; and the ranks by which experts are chosen. NaN has the
-// lowest of all.
-__device__ inline void RankExperts(const RouterShape& shape, const RouterArrays& a, DevicePtr<float> probs,
-                                   DevicePtr<uint32_t> ranks) {
+// A warp's: logits become probabilities, a lane for every 32nd.
+__device__ inline void Softmax(const RouterShape& shape, DevicePtr<float> probs) {
   const int lane = threadIdx.x % kWarpSize;
   float max = -INFINITY;
   for (int32_t e = lane; e < shape.num_experts; e += kWarpSize) max = fmaxf(max, probs[e]);
@@ -61,12 +64,55 @@ __device__ inline void RankExperts(const RouterShape& shape, const RouterArrays&
     sum += exponential;
   }
   sum = WarpSum(sum);
-  for (int32_t e = lane; e < shape.num_experts; e += kWarpSize) {
-    const float prob = probs[e] / sum;
-    const float score = a.bias == nullptr ? prob : prob + a.bias[e];
-    probs[e] = prob;
-    ranks[e] = score == score ? KeyOf(score) : 1u;
+  for (int32_t e = lane; e < shape.num_experts; e += kWarpSize) probs[e] = probs[e] / sum;
+}
+
+// Larger for a better score, at least 1; NaN has the lowest of all.
+__device__ inline uint32_t RankOf(float score) { return score == score ? KeyOf(score) : 1u; }
+
+__device__ inline float ScoreOf(const RouterArrays& a, DevicePtr<const float> probs, int32_t expert) {
+  return a.selection_bias == nullptr ? probs[expert] : probs[expert] + a.selection_bias[expert];
+}
+
+// A warp's, a lane for each group: experts outside of the chosen groups get the rank of those that are chosen already.
+__device__ inline void ExcludeGroups(const RouterShape& shape, const RouterArrays& a, DevicePtr<const float> probs,
+                                     DevicePtr<uint32_t> ranks) {
+  const int32_t group = threadIdx.x % kWarpSize;
+  const int32_t size = shape.num_experts / shape.num_groups;
+  uint32_t rank = 0;
+  if (group < shape.num_groups) {
+    float best = -INFINITY;
+    float second = -INFINITY;
+    for (int32_t e = group * size; e < (group + 1) * size; ++e) {
+      const float score = ScoreOf(a, probs, e);
+      second = score > best ? best : score > second ? score : second;
+      best = score > best ? score : best;
+    }
+    rank = RankOf(best + second);
   }
+  int32_t num_better = 0;
+  for (int32_t other = 0; other < shape.num_groups; ++other) {
+    const uint32_t its = __shfl_sync(kAllLanes, rank, other);
+    num_better += its > rank || (its == rank && other < group) ? 1 : 0;
+  }
+  if (group >= shape.num_groups || num_better < shape.num_chosen_groups) return;
+  for (int32_t e = group * size; e < (group + 1) * size; ++e) ranks[e] = 0;
+}
+
+// A warp's: logits become probabilities; and the ranks by which experts are chosen.
+__device__ inline void RankExperts(const RouterShape& shape, const RouterArrays& a, DevicePtr<float> probs,
+                                   DevicePtr<uint32_t> ranks) {
+  const int lane = threadIdx.x % kWarpSize;
+  if (shape.sigmoid != 0) {
+    for (int32_t e = lane; e < shape.num_experts; e += kWarpSize) probs[e] = 1.0f / (1.0f + expf(-probs[e]));
+  } else {
+    Softmax(shape, probs);
+  }
+  for (int32_t e = lane; e < shape.num_experts; e += kWarpSize) ranks[e] = RankOf(ScoreOf(a, probs, e));
+  if (shape.num_chosen_groups >= shape.num_groups) return;
+  __syncwarp();
+  ExcludeGroups(shape, a, probs, ranks);
+  __syncwarp();
 }
 
 // A warp's: the best expert that is not chosen yet, the lowest id among equals. It is then chosen.
@@ -96,7 +142,7 @@ __global__ __launch_bounds__(kRouterThreads) void RouteKernel(RouterShape shape,
   for (int32_t e = warp; e < shape.num_experts; e += kRouterWarps) {
     const float score =
         ScoreExpert<T>(shape, x + token * shape.hidden_size, a.weight + static_cast<int64_t>(e) * shape.hidden_size);
-    if (lane == 0) probs[e] = score;
+    if (lane == 0) probs[e] = a.bias == nullptr ? score : score + a.bias[e];
   }
   __syncthreads();
   if (warp != 0) return;
@@ -117,7 +163,7 @@ __global__ __launch_bounds__(kRouterThreads) void RouteKernel(RouterShape shape,
     int32_t place = 0;
     for (int32_t other = 0; other < shape.top_k; ++other) place += chosen[other] < expert ? 1 : 0;
     a.experts[token * shape.top_k + place] = expert;
-    a.pair_weights[token * shape.top_k + place] = probs[expert] / divisor;
+    a.pair_weights[token * shape.top_k + place] = probs[expert] / divisor * shape.scale;
   }
 }
 

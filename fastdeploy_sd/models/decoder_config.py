@@ -10,7 +10,7 @@ from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, Fiel
 from fastdeploy_sd.models.layer_windows import read_windows
 from fastdeploy_sd.models.rope_config import THETA, RopeConfig, read_rope, scaled_context
 
-MAX_EXPERTS = 65_536
+MAX_EXPERTS, MAX_GROUPS = 65_536, 32
 # What the attention kernels do.
 MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
 # Of the gate in a feed-forward network; gelu_tanh is GELU approximated by a hyperbolic tangent.
@@ -67,8 +67,10 @@ class MoeConfig:
 
     Attributes:
         num_experts_field: what config.json calls `num_experts`, for errors.
-        normalize, norm_min: divide the chosen weights by max(their sum, norm_min).
+        normalize, norm_min: divide the chosen weights by max(their sum, norm_min); `scale` is their factor after that.
+        sigmoid: an expert's probability is the sigmoid of its logit, not the softmax over all.
         selection_bias: a bias is added to the probabilities for choosing experts only.
+        num_groups, num_chosen_groups: experts are chosen from some of the ranges of equal length; see ops.moe.
     """
 
     num_experts: int
@@ -77,7 +79,11 @@ class MoeConfig:
     shared_intermediate_size: int = 0
     normalize: bool = True
     norm_min: float = 0.0
+    scale: float = 1.0
+    sigmoid: bool = False
     selection_bias: bool = False
+    num_groups: int = 1
+    num_chosen_groups: int = 1
     num_experts_field: str = "num_experts"
 
 
@@ -179,6 +185,13 @@ FIELDS: Mapping[str, Field] = {
     "moe_norm_min": Number(0, 1, 1e-12),
     "moe_use_aux_free": Boolean(default=True),
     "moe_norm_gate_logits": Boolean(default=True),
+    # DeepSeek's router, as GLM has it
+    **integer_fields(1, MAX_EXPERTS, "n_routed_experts"),
+    "n_shared_experts": Integer(0, MAX_EXPERTS, 1),
+    **dict.fromkeys(("n_group", "topk_group"), Integer(1, MAX_GROUPS, 1)),
+    "routed_scaling_factor": Number(1e-6, 1e6, 1.0),
+    "first_k_dense_replace": Integer(0, 10_000, 1),
+    "use_qk_norm": Boolean(),
     # Several families
     "partial_rotary_factor": Number(0, 1, 1.0),
     # SmolLM3

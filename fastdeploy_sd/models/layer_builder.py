@@ -73,8 +73,7 @@ class LayerBuilder:
             size = moe.shared_intermediate_size
             shared = self._dense(weights, i, "mlp.shared_experts", size, self._shard.shared_experts(moe))
         weight, bias = weights.router(i, moe)
-        selection_bias = None if bias is None else constant(bias)
-        router = Router(constant(weight), selection_bias, moe.top_k, moe.normalize, moe.norm_min)
+        router = Router(constant(weight), None if bias is None else constant(bias), moe)
         return MoeMlp(router, self._experts(weights, i, moe), shared, self._group)
 
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> GatedMlp:

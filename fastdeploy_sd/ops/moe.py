@@ -24,11 +24,16 @@ MOE_FFN = Op(
     router_weight=In(F32, "num_experts, hidden_size"),
     gate_up=In(U8, "num_local_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, gate_up_format, 1, 1)"),
     down=In(U8, "num_local_experts*packed_linear_bytes(intermediate_size, hidden_size, down_format, 1, 1)"),
+    router_bias=In(F32, "num_experts", optional=True),
     selection_bias=In(F32, "num_experts", optional=True),
     shared=In("x", "num_tokens, hidden_size", optional=True),
+    sigmoid=Attr(bool),
+    num_groups=Attr(int),
+    num_chosen_groups=Attr(int),
     top_k=Attr(int),
     normalize=Attr(bool),
     norm_min=Attr(float),
+    scale=Attr(float),
     dtype=DTypeOf("x"),
     y_dtype=Attr(ACTIVATIONS),
     y=Out("y_dtype", "num_tokens, hidden_size"),
@@ -44,6 +49,11 @@ def moe_ffn(  # noqa: PLR0913
     top_k: int,
     normalize: bool,
     norm_min: float,
+    scale: float = 1.0,
+    sigmoid: bool = False,
+    num_groups: int = 1,
+    num_chosen_groups: int = 1,
+    router_bias: A | None = None,
     selection_bias: A | None = None,
     shared: A | None = None,
     first_expert: int = 0,
@@ -52,16 +62,19 @@ def moe_ffn(  # noqa: PLR0913
 ) -> A:
     """Mixture of experts: the weighted sum of the top_k experts' SwiGLU networks. A row depends on its own x alone.
 
-    Experts rank by router probability (float32 softmax over all of them) plus selection_bias, the lowest id first among
-    equals; a chosen one weighs its probability, divided by max(sum of the chosen, norm_min) when `normalize`. Within
-    an expert gate_up's and swiglu's results are rounded to x's dtype; the sum is float32, in the order of expert ids.
+    Experts rank by router probability (float32 softmax over all of them, or each logit's sigmoid) plus selection_bias,
+    the lowest id first among equals; a chosen one weighs its probability, divided by max(sum of the chosen, norm_min)
+    when `normalize`, times `scale`. Of num_groups ranges of experts those num_chosen_groups are chosen from whose two
+    best have the highest sums. Within an expert gate_up's and swiglu's results are rounded to x's dtype; the sum is
+    float32, in the order of expert ids.
 
     A rank may have L of the E experts and returns their part of the sum. The sum is cut into slices of the L experts,
     which are added as `linear` adds slices: where the rank has a whole half of E, with half as many slices, the ranks'
     parts in float32 make what one rank computes, bit for bit.
 
     Args:
-        x, router_weight, selection_bias: f32, bf16 or f16 [T, H]; f32[E, H]; f32[E].
+        x, router_weight: f32, bf16 or f16 [T, H]; f32[E, H].
+        router_bias, selection_bias: f32[E], of the logits; f32[E].
         gate_up, down: L matrices [2 * I, H] and [H, I].
         shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
         first_expert: the id of the first of the L experts.
@@ -77,6 +90,7 @@ def moe_ffn(  # noqa: PLR0913
         router_weight=router_weight,
         gate_up=gate_up.data,
         down=down.data,
+        router_bias=router_bias,
         selection_bias=selection_bias,
         shared=shared,
         hidden_size=down.out_features,
@@ -89,6 +103,10 @@ def moe_ffn(  # noqa: PLR0913
         top_k=top_k,
         normalize=normalize,
         norm_min=norm_min,
+        scale=scale,
+        sigmoid=sigmoid,
+        num_groups=num_groups,
+        num_chosen_groups=num_chosen_groups,
         y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
     )
     return y

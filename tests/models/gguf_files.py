@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
-from fastdeploy_sd.ops.bf16 import from_bf16
+from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.rope_table import Llama3Scaling
 from fastdeploy_sd.types import F32, U8, U16
 from tests.models import golden, rewrite
@@ -24,7 +24,13 @@ _HALVES = {
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
 }  # fmt: skip
 # model_type in config.json -> general.architecture, where they differ.
-_ARCHITECTURES = {"gemma3_text": "gemma3", "ministral3": "mistral3", "mistral": "llama", "qwen3_moe": "qwen3moe"}
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "glm4_moe": "glm4moe",
+    "ministral3": "mistral3",
+    "mistral": "llama",
+    "qwen3_moe": "qwen3moe",
+}
 _PAIRED = ("granite", "llama", "mistral3", "smollm3")
 _SCALES = {
     "attention_multiplier": "attention_scale", "embedding_multiplier": "embedding_scale",
@@ -58,9 +64,11 @@ def write(
         change: called with what is about to be written.
     """
     config = json.loads((golden.ROOT / model / "config.json").read_text())
+    tensors = rewrite.read(model)
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(config["num_hidden_layers"])
+    num_layers = config["num_hidden_layers"] + any("eh_proj" in name for name in tensors)
+    writer.add_block_count(num_layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -70,8 +78,10 @@ def write(
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if "n_routed_experts" in config:
+        _add_deepseek_router(writer, config, num_layers)
     if "moe_intermediate_size" in config:
-        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_count(config.get("num_local_experts", config.get("n_routed_experts")))
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     for key, name in _SCALES.items():
@@ -80,11 +90,12 @@ def write(
     _add_tokenizer(writer, model)
     _add_rope(writer, config)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    for name, bits in _stacked(rewrite.read(model)).items():
+    names = gguf.get_tensor_name_map(arch, num_layers)
+    for name, bits in _stacked(tensors).items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        numbers, stored = from_bf16(bits), names.get_name(name, (".weight", ".bias"))
+        renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        numbers, stored = widen(bits), names.get_name(renamed, (".weight", ".bias"))
         assert stored is not None
         if architecture in _PAIRED and (".attn_q." in stored or ".attn_k." in stored):
             heads = config["num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"]
@@ -99,6 +110,17 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_deepseek_router(writer: gguf.GGUFWriter, config: dict[str, Any], num_layers: int) -> None:
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_nextn_predict_layers(num_layers - config["num_hidden_layers"])
 
 
 def _stacked(tensors: Mapping[str, U16]) -> dict[str, U16]:

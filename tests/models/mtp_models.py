@@ -137,6 +137,7 @@ def write_blocks(path: pathlib.Path, name: str, layers: list[MtpParts]) -> pathl
         "num_hidden_layers": len(layers),
         "layer_types": None,
         "moe_layer_start_index": 0 if is_moe else len(layers),
+        "first_k_dense_replace": 0 if is_moe else len(layers),
     }
     rewrite.write_folder(path, name, config)
     tensors = {n: v for n, v in rewrite.read(name).items() if ".layers." not in n}
@@ -220,4 +221,5 @@ class MtpReference:
         if layer.output_norm is None:
             normed = normalize(output, self._final_norm, self._eps)
             return normed, normed
-        return normalize(output, layer.output_norm, self._eps), output
+        normed = normalize(output, layer.output_norm, self._eps)
+        return normed, normed

@@ -132,7 +132,8 @@ class NumpyDecoder:
         bias = None if selection_bias is None else f32(selection_bias)
         y = moe_ffn(
             x, f32(router), gate_up, down, self._expert_format, top_k=moe.top_k, normalize=moe.normalize,
-            norm_min=moe.norm_min, selection_bias=bias, shared=shared,
+            norm_min=moe.norm_min, selection_bias=bias, shared=shared, scale=moe.scale, sigmoid=moe.sigmoid,
+            num_groups=moe.num_groups, num_chosen_groups=moe.num_chosen_groups,
         )  # fmt: skip
         return f32(y)
 

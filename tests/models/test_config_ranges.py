@@ -25,6 +25,14 @@ NOT_SIZES: tuple[object, ...] = (-1, 10**12, HUGE, 1.5, math.nan, math.inf, "8",
 NOT_NUMBERS: tuple[object, ...] = (0, -1.0, math.nan, math.inf, -math.inf, HUGE, "1", True, [1.0], {})
 EXPERTS = {
     "qwen3_moe-tiny": ("num_experts_per_tok", "num_local_experts", "moe_intermediate_size", "decoder_sparse_step"),
+    "glm4_moe-tiny": (
+        "num_experts_per_tok",
+        "n_routed_experts",
+        "moe_intermediate_size",
+        "n_shared_experts",
+        "n_group",
+        "topk_group",
+    ),
     "ernie4_5_moe-tiny": ("moe_k", "moe_num_experts", "moe_intermediate_size", "moe_num_shared_experts"),
 }
 WINDOWS_FROM_1 = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 64}
@@ -73,7 +81,16 @@ def test_experts_are_counted(model: str, key: str) -> None:
 def test_a_token_has_one_expert_at_least_and_no_more_than_there_are(model: str, key: str) -> None:
     for value in (0, 9, 65):
         refuse(model, key, value)
-    assert read(model, **{key: 8}).moe is not None
+    assert read(model, **{key: 8, "topk_group": 2}).moe is not None
+
+
+def test_groups_share_out_the_experts() -> None:
+    for key, value in (("n_group", 3), ("n_group", 8), ("topk_group", 3), ("num_experts_per_tok", 5)):
+        refuse("glm4_moe-tiny", key, value)
+    refuse("glm4_moe-tiny", "scoring_func", "softmax")
+    moe = read("glm4_moe-tiny", n_group=4, topk_group=2).moe
+    assert moe is not None
+    assert (moe.num_groups, moe.num_chosen_groups, moe.scale, moe.sigmoid) == (4, 2, 1.5, True)
 
 
 def test_a_context_of_one_token_is_refused() -> None:

@@ -15,12 +15,15 @@ import pytest
 import sentencepiece
 import tokenizers
 
+from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.drafters.mtp_weights import open_mtp_weights
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.tokenizer import Vocabulary, tokenizer_json
 from fastdeploy_sd.models.quant_scheme import QuantScheme
+from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import embedding_bytes, weight_bytes_per_step
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
@@ -29,6 +32,7 @@ from fastdeploy_sd.ops.bf16 import widen
 from tests.models import gguf_files as files
 from tests.models import golden
 from tests.models.harness import SingleSequence
+from tests.models.mtp_models import make_model
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +40,7 @@ MODELS = ["llama-tiny", "qwen2-tiny", "qwen3-tiny"]
 FAMILIES = [
     "gemma2-tiny",
     "gemma3-tiny",
+    "glm4_moe-tiny",
     "granite-tiny",
     "mistral-tiny",
     "ministral3-tiny",
@@ -105,6 +110,33 @@ def test_quantised_weights_keep_the_numbers_of_the_file(model: str, tmp_path: pa
     if model == "llama-tiny":
         want = want.reshape(heads, -1, 2, 128).swapaxes(1, 2).reshape(want.shape)
     np.testing.assert_array_equal(q.numbers().data, want)
+
+
+def test_mtp_layers_are_read_too(tmp_path: pathlib.Path) -> None:
+    reference = make_model(tmp_path, "glm4_moe-tiny", "numbered")
+    folders = [
+        checkpoint_folder([files.write(tmp_path / f"{kind}.gguf", str(reference.path), {"": kind, "gate_inp": "F32"})])
+        for kind in ("F32", "Q8_0")
+    ]
+    original, numbers, integers = (
+        open_mtp_weights(Checkpoint(path), read_decoder_config(Checkpoint(path).config), None)
+        for path in (reference.path, *folders)
+    )
+    for weights in (numbers, integers):
+        assert (weights.config.num_layers, weights.num_layers) == (1, 1)
+        weights.verify(3)
+    for role in ("embedding_norm", "hidden_norm", "output_norm"):
+        np.testing.assert_array_equal(getattr(numbers, role)(0), getattr(original, role)(0))
+    np.testing.assert_array_equal(numbers.projection(0)[0].to_array(), original.projection(0)[0].to_array())
+    prompts = [np.random.default_rng(i).integers(4, 4096, 20).tolist() for i in range(3)]
+    answers = []
+    for speculative in ({"method": "mtp", "num_speculative_tokens": 3}, "naive"):
+        with LLM(str(folders[1]), num_gpu_blocks_override=64, speculative_config=speculative) as llm:
+            outputs = llm.generate(
+                prompt_token_ids=prompts, sampling_params=SamplingParams(temperature=0.0, max_tokens=24)
+            )
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]
 
 
 MIXED = {

@@ -5,6 +5,7 @@
 
 #include "fdsd/activation.h"
 #include "linear_panel.h"
+#include "moe_check.h"
 #include "moe_router.h"
 #include "parallel_ranges.h"
 #include "thread_pool.h"
@@ -233,8 +234,7 @@ Error CheckMoe(const MoeFfnParams& p) {
   if (p.hidden_size <= 0) return "hidden_size: expected a positive number, got 0 or less";
   if (p.intermediate_size <= 0) return "intermediate_size: expected a positive number, got 0 or less";
   if (p.num_experts <= 0) return "num_experts: expected a positive number, got 0 or less";
-  if (p.router.top_k < 1 || p.router.top_k > p.num_experts)
-    return "top_k: expected 1..num_experts, got a number outside";
+  if (const Error error = CheckRouter(p.router, p.num_experts)) return error;
   if (p.num_slices != 1 && p.num_slices != 2 && p.num_slices != 4) {
     return "num_slices: expected 1, 2 or 4, got another number";
   }

@@ -1,4 +1,4 @@
-// The router: scores of all experts, softmax, the best top_k of each token.
+// The router: logits of all experts, their probabilities, the best top_k of each token.
 #include "moe_router.h"
 
 #include "linear_layout.h"
@@ -13,6 +13,7 @@ int64_t PaddedExperts(const MoeFfnParams& p) { return DivideUp(p.num_experts, kL
 
 struct RouterBuffers {
   float* logits;        // [T, padded E]
+  float* scores;        // [T, padded E], by which experts are chosen
   int32_t* expert_ids;  // [T, top_k]
   float* weights;       // [T, top_k]
   int32_t* next_pair;   // [E]
@@ -21,6 +22,7 @@ struct RouterBuffers {
   RouterBuffers(const MoeFfnParams& p, Arena* arena) {
     const int64_t tokens = p.num_tokens;
     logits = arena->Take<float>(tokens * PaddedExperts(p));
+    scores = arena->Take<float>(tokens * PaddedExperts(p));
     expert_ids = arena->Take<int32_t>(tokens * p.router.top_k);
     weights = arena->Take<float>(tokens * p.router.top_k);
     next_pair = arena->Take<int32_t>(p.num_experts);
@@ -65,6 +67,9 @@ void ComputeLogits(const MoeFfnParams& p, const RouterBuffers& b) {
       int64_t e = begin;
       for (; e + kExpertsAtOnce <= end; e += kExpertsAtOnce) ScoreExperts<T, kExpertsAtOnce>(p, x, e, logits);
       for (; e < end; ++e) ScoreExperts<T, 1>(p, x, e, logits);
+      if (p.router.router_bias != nullptr) {
+        for (int64_t i = begin; i < end; ++i) logits[i] += p.router.router_bias[i];
+      }
       for (; e < begin + kLanes; ++e) logits[e] = -std::numeric_limits<float>::infinity();
     }
   });
@@ -85,39 +90,75 @@ void Softmax(float* logits, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) Store(Div(Load(logits + i), sum), logits + i);
 }
 
-// The best expert not chosen yet, the lowest id among equals. NaN scores lose to every other; one expert is always
-// found.
-int32_t BestExpert(const MoeFfnParams& p, const float* probs, const int32_t* chosen, int32_t num_chosen) {
+void Sigmoid(float* logits, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const F32x16 e = Exp(Sub(Set1(0.0f), Load(logits + i)));
+    Store(Div(Set1(1.0f), Add(Set1(1.0f), e)), logits + i);
+  }
+}
+
+// The best of `count` scores, the first among equals, and not one that was taken. NaN loses to every other; one is
+// always found.
+int32_t Best(const float* scores, int32_t count, const int32_t* taken, int32_t num_taken) {
   int32_t best = -1;
   float best_score = 0.0f;
-  for (int32_t e = 0; e < p.num_experts; ++e) {
+  for (int32_t e = 0; e < count; ++e) {
     bool is_taken = false;
-    for (int32_t i = 0; i < num_chosen; ++i) is_taken |= chosen[i] == e;
+    for (int32_t i = 0; i < num_taken; ++i) is_taken |= taken[i] == e;
     if (is_taken) continue;
-    const float score = p.router.selection_bias == nullptr ? probs[e] : probs[e] + p.router.selection_bias[e];
-    if (best < 0 || score > best_score || (std::isnan(best_score) && !std::isnan(score))) {
+    if (best < 0 || scores[e] > best_score || (std::isnan(best_score) && !std::isnan(scores[e]))) {
       best = e;
-      best_score = score;
+      best_score = scores[e];
     }
   }
   return best;
 }
 
+// Experts outside of the chosen groups get the lowest score of all.
+void ExcludeGroups(const MoeFfnParams& p, float* scores) {
+  const int32_t num_groups = p.router.num_groups;
+  const int32_t size = p.num_experts / num_groups;
+  float sums[kMaxExpertGroups];
+  for (int32_t g = 0; g < num_groups; ++g) {
+    const float* own = scores + int64_t{g} * size;
+    const int32_t first = Best(own, size, nullptr, 0);
+    sums[g] = own[first] + own[Best(own, size, &first, 1)];
+  }
+  int32_t chosen[kMaxExpertGroups];
+  bool is_chosen[kMaxExpertGroups] = {};
+  for (int32_t i = 0; i < p.router.num_chosen_groups; ++i) {
+    chosen[i] = Best(sums, num_groups, chosen, i);
+    is_chosen[chosen[i]] = true;
+  }
+  for (int32_t e = 0; e < p.num_experts; ++e) {
+    if (!is_chosen[e / size]) scores[e] = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
 void RouteToken(const MoeFfnParams& p, const RouterBuffers& b, int64_t token) {
   const int64_t padded = PaddedExperts(p);
   float* probs = b.logits + token * padded;
-  Softmax(probs, padded);
+  float* scores = b.scores + token * padded;
+  if (p.router.sigmoid != 0) {
+    Sigmoid(probs, padded);
+  } else {
+    Softmax(probs, padded);
+  }
+  for (int32_t e = 0; e < p.num_experts; ++e) {
+    scores[e] = p.router.selection_bias == nullptr ? probs[e] : probs[e] + p.router.selection_bias[e];
+  }
+  if (p.router.num_chosen_groups < p.router.num_groups) ExcludeGroups(p, scores);
   int32_t* ids = b.expert_ids + token * p.router.top_k;
   float* weights = b.weights + token * p.router.top_k;
   float sum = 0.0f;
   for (int32_t i = 0; i < p.router.top_k; ++i) {
-    ids[i] = BestExpert(p, probs, ids, i);
+    ids[i] = Best(scores, p.num_experts, ids, i);
     weights[i] = probs[ids[i]];
     sum += weights[i];
   }
-  if (p.router.normalize == 0) return;
-  const float divisor = sum > p.router.norm_min || std::isnan(sum) ? sum : p.router.norm_min;
-  for (int32_t i = 0; i < p.router.top_k; ++i) weights[i] /= divisor;
+  const float floored = sum > p.router.norm_min || std::isnan(sum) ? sum : p.router.norm_min;
+  const float divisor = p.router.normalize != 0 ? floored : 1.0f;
+  for (int32_t i = 0; i < p.router.top_k; ++i) weights[i] = weights[i] / divisor * p.router.scale;
 }
 
 // Number the pairs by expert.

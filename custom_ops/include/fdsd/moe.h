@@ -3,7 +3,10 @@
 
 namespace fdsd {
 
-// Mixture of experts: softmax router, top-k experts per token, each a SwiGLU feed-forward network. Every rank routes
+// Groups of experts at most: a GPU's warp has a lane for each.
+constexpr int32_t kMaxExpertGroups = 32;
+
+// Mixture of experts: a router, top-k experts per token, each a SwiGLU feed-forward network. Every rank routes
 // over all experts and runs those it has. Their sum is cut into slices of experts as `Linear` cuts one over inputs.
 struct MoeFfnParams {
   int32_t num_tokens;         // T
@@ -17,10 +20,15 @@ struct MoeFfnParams {
   DType y_dtype;
   struct Router {
     const float* router_weight;   // [E, H]
+    const float* router_bias;     // [E] added to the products; may be nullptr
     const float* selection_bias;  // [E] added to the probabilities for choosing only; may be nullptr
+    int32_t sigmoid;              // 1: a probability is the sigmoid of its logit; 0: the softmax over all experts
+    int32_t num_groups;           // of consecutive experts, 1..kMaxExpertGroups
+    int32_t num_chosen_groups;    // those with the best sums of their two best scores; others are not chosen from
     int32_t top_k;
     int32_t normalize;  // 1: divide the chosen weights by max(their sum, norm_min)
     float norm_min;
+    float scale;  // of the weights
   } router;
   struct Experts {
     LinearFormat gate_up_format;

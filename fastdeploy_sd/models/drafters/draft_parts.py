@@ -17,7 +17,7 @@ from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
-from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix, WeightPart
 from fastdeploy_sd.types import I32
 
 Embed = Callable[[Tensor | I32], Tensor]  # i32[T] token ids -> [T, H]
@@ -38,9 +38,10 @@ class DraftParts:
         self.builder = LayerBuilder(config, scheme, packer, group)
         self._target_builder = LayerBuilder(target.decoder.config, scheme, target.packer, group)
 
-    def embed(self, own: FloatPart | None) -> Embed:
+    def embed(self, own: WeightPart | None) -> Embed:
         """Return the embedding of a table [V, H]; None = there is none."""
-        if own is None or _is_same(own.data, self._target.weights.embedding().data):
+        parts = () if own is None else (own, self._target.weights.embedding())
+        if own is None or _is_same(*(WeightMatrix((part,)).to_array() for part in parts)):
             return self._target.decoder.embed
         return Embedding(own, self._scheme, self._packer)
 

@@ -1,7 +1,8 @@
 """Multi-token prediction: draft layers that guess the token after next from the target's hidden rows.
 
 A layer computes block(projection(norm(embedding of token q) | norm(hidden row of position q - 1))) and, after an output
-norm, the target's head or its own makes logits for position q + 1.
+norm, the target's head or its own makes logits for position q + 1. An only layer reads its own output after that norm
+in the next step: drafts of released models are accepted more often than with the rows before it.
 
 Source: arXiv:2412.19437, section 2.2.
 """
@@ -40,7 +41,7 @@ def build_mtp_model(
             embed=parts.embed(weights.embedding(j)),
             combine=_projected(input_norm, builder.projection(weights.projection(j))),
             blocks=(builder.layer(weights, j),),
-            output=normed_output(output_norm, feeds_normed=weights.feeds_normed),
+            output=normed_output(output_norm, feeds_normed=True),
             head=parts.head(weights.head(j)),
         )
 

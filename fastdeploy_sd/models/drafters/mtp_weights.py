@@ -24,9 +24,10 @@ from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes
 from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
-from fastdeploy_sd.models.weights.source import ModelSource
+from fastdeploy_sd.models.weights.source import FLOATS, ModelSource
+from fastdeploy_sd.models.weights.storages.registry import read_weight
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix, WeightPart
 from fastdeploy_sd.types.shard import Shard
 
 _PARAM = "speculative_config"
@@ -92,17 +93,12 @@ def _numbers(checkpoint: ModelSource, pattern: re.Pattern[str]) -> tuple[str, tu
 
 
 class MtpWeights(LayerWeights):
-    """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0. Raises as LayerWeights.
-
-    Attributes:
-        feeds_normed: the next step reads a layer's output after the final norm (ERNIE), not before it (GLM, DeepSeek).
-    """
+    """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0. Raises as LayerWeights."""
 
     def __init__(self, checkpoint: ModelSource, config: DecoderConfig, names: MtpNames) -> None:
         super().__init__(checkpoint, config, names.block)
         self.checkpoint, self.path = checkpoint, checkpoint.path
         self.num_layers, self._names = len(names.numbers), names
-        self.feeds_normed = names.output_norm is None
         layer = LayerConfig(config.layers[0].attention, config.dense)
         own = replace(config, layers=(layer,) * self.num_layers)
         has_router = [j for j in range(self.num_layers) if self.has_router(j)]
@@ -148,20 +144,20 @@ class MtpWeights(LayerWeights):
         name = self._name(self._names.projection, j)
         bias = f"{name}.bias"
         has_bias = bias in self._source
-        weight = WeightMatrix((self._projection(f"{name}.weight"),))
+        weight = WeightMatrix((self._projection(name),))
         return weight, self._vector(bias, self.config.hidden_size) if has_bias else None
 
     def output_norm(self, j: int) -> Weights | None:
         """Return f32[H], or None for the target's final norm."""
         return None if self._names.output_norm is None else self._norm(self._names.output_norm, j)
 
-    def embedding(self, j: int) -> FloatPart | None:
+    def embedding(self, j: int) -> WeightPart | None:
         """Return [V, H], or None for the target's table."""
         pattern = self._names.embedding
-        name = "" if pattern is None else f"{self._name(pattern, j)}.weight"
-        if name not in self._source:
+        name = "" if pattern is None else self._name(pattern, j)
+        if f"{name}.weight" not in self._source:
             return None
-        return FloatPart(name, self._source.tensor(name, (self.config.vocab_size, self.config.hidden_size)))
+        return read_weight(self._source, name, (self.config.vocab_size, self.config.hidden_size))
 
     def head(self, j: int) -> WeightMatrix | None:
         """Return [V, H], or None for the target's head."""
@@ -170,12 +166,15 @@ class MtpWeights(LayerWeights):
             return None
         return self._matrix(name, self.config.vocab_size, self.config.hidden_size)
 
-    def _projection(self, name: str) -> FloatPart:
-        """It is never square, so its shape tells which way round it is stored.
+    def _projection(self, name: str) -> WeightPart:
+        """It is never square, so its shape tells which way round its numbers are stored.
 
         Baidu's converter to PyTorch's layout leaves this one matrix as Paddle has it.
         """
-        hidden = self.config.hidden_size
+        hidden, stored = self.config.hidden_size, f"{name}.weight"
+        if stored in self._source and self._source.tensors[stored].dtype not in FLOATS:
+            return read_weight(self._source, name, (hidden, 2 * hidden))
+        name = stored
         is_transposed = name in self._source and self._source.shape(name) == (2 * hidden, hidden)
         shape = (2 * hidden, hidden) if is_transposed else (hidden, 2 * hidden)
         return FloatPart(name, self._source.tensor(name, shape), is_transposed)

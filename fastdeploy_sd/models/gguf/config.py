@@ -31,6 +31,19 @@ _EXPERT_SIZES: Mapping[str, str] = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_DEEPSEEK_ROUTER: Mapping[str, str] = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
+_GATINGS: Mapping[object, str] = {1: "softmax", 2: "sigmoid"}
 _MULTIPLIERS: Mapping[str, str] = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -192,11 +205,23 @@ def _add_ernie_experts(data: Metadata, config: dict[str, Any]) -> None:
     config["moe_layer_interval"] = data.get("interleave_moe_layer_step") or 1
 
 
+def _add_glm_experts(data: Metadata, config: dict[str, Any]) -> None:
+    _add_biases(data, config)
+    config |= {key: value for stored, key in _DEEPSEEK_ROUTER.items() if (value := data.get(stored)) is not None}
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in data.file.entries
+    gating = data.get("expert_gating_func")
+    config["scoring_func"] = _GATINGS.get(gating, gating)
+    drafting = data.get("nextn_predict_layers")
+    if isinstance(drafting, int):  # they are among the blocks
+        config["num_hidden_layers"] = data.integer("block_count") - drafting
+
+
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 # general.architecture -> architecture and model type in config.json, and what else it needs.
 _ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Metadata, dict[str, Any]], None]]] = {
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _add_gemma),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _add_gemma),
+    "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", _add_glm_experts),
     "granite": ("GraniteForCausalLM", "granite", _add_multipliers),
     "llama": ("LlamaForCausalLM", "llama", _add_biases),
     "mistral3": ("Ministral3ForCausalLM", "ministral3", _add_query_scaling),

@@ -37,10 +37,20 @@ _GEMMA: Mapping[str, str] = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GLM: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 # What an architecture stores under other names.
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "glm4moe": _GLM,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
 # Those whose converter moves the rows of q and k for kernels that rotate neighbours.
@@ -91,9 +101,11 @@ def name_tensors(
         elif match is not None and match[2] in _OF_EXPERTS and len(entry.shape) == 3:  # noqa: PLR2004 (E, N, K)
             for e, part in enumerate(_experts(entry)):
                 yield Named(f"model.layers.{match[1]}.mlp.experts.{e}.{_OF_EXPERTS[match[2]]}.{kind}", part)
-        elif match is not None and match[2] == "exp_probs_b":
+        elif match is not None and match[2] == "exp_probs_b" and architecture == "ernie4_5-moe":
             name = f"model.layers.{match[1]}.mlp.moe_statics.e_score_correction_bias"
             yield Named(name, replace(entry, shape=(1, *entry.shape)))
+        elif match is not None and match[2] == "exp_probs_b":
+            yield Named(f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias", entry)
         else:
             raise CheckpointError(f"{entry.path}: tensor {shown(stored)}: expected one of a known name, got another")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.models.decoder_config import Activation
+from fastdeploy_sd.models.decoder_config import Activation, MoeConfig
 from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.moe import moe_ffn
@@ -35,16 +35,14 @@ class Router:
     """How a token chooses its experts.
 
     Attributes:
-        weight: f32[E, H]; probabilities are the softmax of its products.
+        weight: f32[E, H]; its products are the logits.
         selection_bias: f32[E] added to the probabilities for choosing only, or None.
-        normalize, norm_min: divide the chosen probabilities by max(their sum, norm_min).
+        config: how logits become probabilities and weights.
     """
 
     weight: Tensor
     selection_bias: Tensor | None
-    top_k: int
-    normalize: bool
-    norm_min: float
+    config: MoeConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +68,10 @@ class MoeMlp:
         return all_reduce(self._sum(x, None, paddle.float32), self._group.communicator, x.dtype, shared=shared)
 
     def _sum(self, x: Tensor, shared: Tensor | None, out_dtype: paddle.dtype | None = None) -> Tensor:
-        r, e = self._router, self._experts
+        r, c, e = self._router, self._router.config, self._experts
         return moe_ffn(
-            x, r.weight, e.gate_up, e.down, top_k=r.top_k, normalize=r.normalize, norm_min=r.norm_min,
+            x, r.weight, e.gate_up, e.down, top_k=c.top_k, normalize=c.normalize, norm_min=c.norm_min, scale=c.scale,
+            sigmoid=c.sigmoid, num_groups=c.num_groups, num_chosen_groups=c.num_chosen_groups,
             selection_bias=r.selection_bias, shared=shared, first_expert=e.first, num_slices=e.num_slices,
             out_dtype=out_dtype,
         )  # fmt: skip

@@ -98,8 +98,12 @@ class LayerWeights:
         """Return the router f32[E, H] and the selection bias f32[E] or None."""
         name, experts = f"{self._layer(layer)}.mlp", moe.num_experts
         weight = widen(self._matrix(f"{name}.gate", experts, self._config.hidden_size).to_array())
-        bias_name = f"{name}.moe_statics.e_score_correction_bias"
-        if not moe.selection_bias or bias_name not in self._source:
+        if not moe.selection_bias:
+            return weight, None
+        if moe.sigmoid:  # DeepSeek's
+            return weight, self._vector(f"{name}.gate.e_score_correction_bias", experts)
+        bias_name = f"{name}.moe_statics.e_score_correction_bias"  # ERNIE's, which some releases leave out
+        if bias_name not in self._source:
             return weight, None
         return weight, widen(self._source.tensor(bias_name, (1, experts))).reshape(experts)
 

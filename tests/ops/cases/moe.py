@@ -54,6 +54,14 @@ def inputs(formats: Sequence[LinearFormat] = LINEAR_FORMATS) -> dict[str, dict[s
     add("bias", (20, 32, 16, 8), 2, "float32", selection_bias=rng.standard_normal(8).astype(np.float32))
     bias = np.array([0, 9] * 4, np.float32)
     add("bias-unnormalized", (20, 32, 16, 8), 2, "float32", selection_bias=bias, normalize=False)
+    add("logit-bias", (20, 32, 16, 8), 2, "float32", router_bias=rng.standard_normal(8).astype(np.float32))
+    groups = {"sigmoid": True, "num_groups": 4, "num_chosen_groups": 2, "scale": 2.5}
+    for name, normalize in (("groups", True), ("groups-unnormalized", False)):
+        of_experts = rng.standard_normal(36, np.float32)
+        add(name, (30, 32, 16, 36), 5, "float32", selection_bias=of_experts, normalize=normalize, **groups)
+    add("sigmoid", (9, 32, 16, 5), 2, "float32", sigmoid=True)
+    equal = add("equal-groups", (6, 32, 16, 32), 8, "float32", **groups)
+    equal["router_weight"][:] = equal["router_weight"][0]
     ties = add("ties", (6, 32, 16, 18), 5, "float32")
     ties["router_weight"][:] = ties["router_weight"][0]
     for fmt in ("float32", "bfloat16"):

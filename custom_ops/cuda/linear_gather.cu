@@ -1,4 +1,4 @@
-// Rows of a packed weight matrix of integers as numbers; see custom_ops/cpu/kernels/linear_gather.cc.
+// Rows of a packed weight matrix of integers as numbers, and columns of x; see custom_ops/cpu/kernels/linear_gather.cc.
 #include "fdsd/linear.h"
 #include "linear_grouped_kernel.h"
 #include "ops.h"
@@ -44,7 +44,35 @@ Error LaunchGather(const GatherWeightRowsParams& p, const LaunchShape& launch, S
   return "format: expected one of integers, got another";
 }
 
+constexpr int kThreads = 128;
+
+// Block (row, part): a thread has a column.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void GatherColumnsKernel(int32_t num_columns, int32_t num_gathered,
+                                                                DevicePtr<const T> x, DevicePtr<const int32_t> columns,
+                                                                DevicePtr<T> y) {
+  const int64_t row = blockIdx.x;
+  const int32_t i = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x);
+  if (i >= num_gathered) return;
+  const int32_t column = columns[i];
+  y[row * num_gathered + i] = column < 0 ? T{} : x[row * num_columns + column];
+}
+
+template <typename T>
+Error LaunchGatherColumns(const GatherColumnsParams& p, Stream stream) {
+  const dim3 grid(static_cast<unsigned>(p.num_rows), static_cast<unsigned>(DivideUp(p.num_gathered, kThreads)));
+  return Launch<GatherColumnsKernel<T>>(LaunchShape{grid, dim3(kThreads)}, stream, p.num_columns, p.num_gathered,
+                                        DevicePtr<const T>(p.x), DevicePtr<const int32_t>(p.columns),
+                                        DevicePtr<T>(p.y));
+}
+
 }  // namespace
+
+Error GatherColumns(const GatherColumnsParams& p, Stream stream) {
+  if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
+  if (p.dtype == DType::kFloat32) return LaunchGatherColumns<uint32_t>(p, stream);
+  return LaunchGatherColumns<uint16_t>(p, stream);
+}
 
 Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream) {
   if (p.num_rows_out < 0) return "num_rows_out: expected 0 or more, got a negative number";

@@ -38,6 +38,7 @@ Error CompactRows(const CompactRowsParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
 Error Geglu(const GegluParams& p, Stream stream);
+Error GatherColumns(const GatherColumnsParams& p, Stream stream);
 Error GatherOutputRows(const GatherOutputRowsParams& p, Stream stream);
 Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream);
 Error GroupSlots(const GroupSlotsParams& p, Stream stream);

@@ -10,7 +10,7 @@ from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slice
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
-from fastdeploy_sd.ops.group_packing import group_format, kept_format
+from fastdeploy_sd.ops.group_packing import group_format, in_group_order, kept_format
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
@@ -69,6 +69,7 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
 
 
 def _stored_bytes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, *, on_gpu: bool) -> int:
+    matrix, slices, _ = in_group_order(matrix, slices)
     rows, columns = matrix.shape
     return packed_bytes(columns, rows, kept_format([matrix], fmt, slices, on_gpu=on_gpu) or fmt, slices)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import GROUP, pack_codes, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
-from fastdeploy_sd.types import U8
+from fastdeploy_sd.types import I32, U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 _PANEL, _STEP = 32, 4
@@ -44,6 +45,24 @@ def group_format(matrices: Sequence[WeightMatrix], slices: SliceRule) -> LinearF
     if not fit:
         return "float32"
     return min(fit, key=lambda name: packed_bytes(UNIT, _PANEL, name))
+
+
+class OrderedMatrix(NamedTuple):
+    """A matrix as it is packed, how a sum over its columns is cut, and which input i32[K] each one multiplies."""
+
+    matrix: WeightMatrix
+    slices: SliceRule
+    inputs: I32 | None
+
+
+def in_group_order(matrix: WeightMatrix, slices: SliceRule) -> OrderedMatrix:
+    """Return a matrix whose groups are neighbours, where a format of groups then holds it; else the matrix itself."""
+    order = matrix.input_order(slices)
+    if order is not None:
+        ordered = matrix.in_order(order)
+        if group_format([ordered], order.slices) in GROUP_FORMATS:
+            return OrderedMatrix(ordered, order.slices, order.inputs)
+    return OrderedMatrix(matrix, slices, None)
 
 
 def kept_format(

@@ -1,4 +1,4 @@
-"""linear: products with a packed weight matrix."""
+"""linear: products with a packed weight matrix, and what reads parts of one or of its inputs."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ GATHER_WEIGHT_ROWS = Op(
     y_dtype=Attr(ACTIVATIONS),
     y=Out("y_dtype", "num_rows_out, in_features"),
 )
+GATHER_COLUMNS = Op(
+    "gather_columns",
+    "num_rows",
+    x=In(ACTIVATIONS, "num_rows, num_columns"),
+    columns=In(I32, "num_gathered"),
+    dtype=DTypeOf("x"),
+    y=Out("x", "num_rows, num_gathered"),
+)
 
 
 def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any = None) -> A:
@@ -44,10 +52,10 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
     The float32 format multiplies x as it is; bfloat16 and float16 round x to their own type. The int formats quantise x
     to int8, and fp8 on GPUs to e4m3, per row and group of 128; on processors fp8 rounds x to bfloat16. Only GPUs
     multiply float16. Sums are float32 (exact integers within a group of the int formats); those of packed.slices are
-    added in a tree.
+    added in a tree. `packed.order` says which columns of x the matrix multiplies.
     """
     y: A = LINEAR(
-        x=x,
+        x=x if packed.order is None else gather_columns(x, packed.order),
         packed=packed.data,
         bias=bias,
         in_features=packed.in_features,
@@ -57,6 +65,12 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
         slice_unit=packed.slices.unit,
         y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
     )
+    return y
+
+
+def gather_columns(x: A, columns: Any) -> A:
+    """Return columns i32[n] of x [M, K], zeros where a column is -1."""
+    y: A = GATHER_COLUMNS(x=x, columns=columns)
     return y
 
 

@@ -38,6 +38,7 @@ class PackedLinear(Generic[A]):
     Attributes:
         data: u8[packed_bytes(...)], 64-byte aligned; the same on every instruction-set level.
         slices: how `linear` cuts its sums. Where slices begin at multiples of 128, `data` is the same without any.
+        order: i32[in_features], which input each column of the matrix multiplies, -1 = none; None: in order.
     """
 
     data: A
@@ -45,6 +46,7 @@ class PackedLinear(Generic[A]):
     out_features: int
     format: LinearFormat
     slices: SliceRule = WHOLE
+    order: A | None = None
 
 
 def packed_bytes(in_features: int, out_features: int, fmt: LinearFormat, slices: SliceRule = WHOLE) -> int:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import GroupFormat
+from fastdeploy_sd.ops.input_order import InputOrder
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.types import F32, U8
 from fastdeploy_sd.types.ranges import SliceRule
@@ -170,6 +171,14 @@ class WeightPart(ABC):
         """How it is held where its storage is integers, else None."""
         return None
 
+    def input_order(self, slices: SliceRule) -> InputOrder | None:
+        """Return the order of inputs in which groups are neighbours, None where they are or there are none."""
+        return None
+
+    def in_order(self, order: InputOrder) -> WeightPart:
+        """Return it with its inputs in an order, for a sum in its slices; only of a part that has one."""
+        raise NotImplementedError
+
     @property
     def first_column(self) -> int:
         """Where its columns begin within blocks or groups of the storage."""
@@ -255,6 +264,17 @@ class WeightMatrix:
     def columns(self, wanted: range) -> WeightMatrix:
         """Return a matrix of some of the inputs, in place."""
         return WeightMatrix(tuple(part.columns(wanted.start, wanted.stop) for part in self.parts))
+
+    def input_order(self, slices: SliceRule) -> InputOrder | None:
+        """Return the order of inputs in which groups of all parts are neighbours, None where parts have no such one."""
+        first, *others = (part.input_order(slices) for part in self.parts)
+        if first is None or not all(other is not None and first.is_same(other) for other in others):
+            return None
+        return first
+
+    def in_order(self, order: InputOrder) -> WeightMatrix:
+        """Return it with its inputs in an order that all parts have."""
+        return WeightMatrix(tuple(part.in_order(order) for part in self.parts))
 
     def numbers(self) -> WeightMatrix:
         """Return it as numbers: in place where it is such, else parts of f32."""

@@ -64,6 +64,15 @@ def test_same_tokens_of_a_repository(tmp_path: pathlib.Path) -> None:
         check(reference, "auto", num_ranks)
 
 
+def test_same_tokens_of_inputs_in_the_order_of_their_groups(tmp_path: pathlib.Path) -> None:
+    """Sums that ranks share out have groups that end anywhere."""
+    path, _ = quantized_files.write(tmp_path, "qwen3-tiny", quantized_files.gptq(4, 32, act_order=True))
+    base = Config(ModelConfig(model=str(path), dtype="bfloat16"), CacheConfig())
+    reference = make_reference(base, seed=4, count=8)
+    for num_ranks in (1, 2):
+        check(reference, "auto", num_ranks)
+
+
 def check(reference: Reference, method: str, num_ranks: int) -> None:
     """Ways take turns: between them chunks, prefix hits, preemption and batches."""
     columns = [PLAIN] if method == "naive" else standard_methods([method], [3])

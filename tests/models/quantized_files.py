@@ -66,6 +66,11 @@ def words(integers: Array, bits: int, axis: int, order: tuple[int, ...] | None =
     return np.ascontiguousarray(np.moveaxis(packed, 0, axis)).view(np.int32)
 
 
+def input_order(size: int) -> Array:
+    """Of inputs by their importance, which matrices that read the same rows share."""
+    return np.random.default_rng(size).permutation(size)
+
+
 def awq(group: int) -> Method:
     """AutoAWQ's layout gemm: inputs are rows."""
 
@@ -92,7 +97,7 @@ def gptq(bits: int, group: int, version: str = "gptq", *, act_order: bool = Fals
         scales, ones = scales.astype(np.float16), words(np.ones((1, 32 // bits)), bits, 1)[0, 0]
         values, group_of = numbers(integers, zeros, scales), np.arange(shape[1], dtype=np.int32) // group
         if act_order:
-            order = rng.permutation(shape[1])
+            order = input_order(shape[1])
             integers, values, group_of = integers[:, order], np.ascontiguousarray(values[:, order]), group_of[order]
         return {
             "qweight": words(integers.T, bits, 0),
@@ -116,7 +121,7 @@ def pack_quantized(bits: int, group: int, *, has_zeros: bool = False, act_order:
         scales = from_bf16(to_bf16(scales.astype(np.float32)))
         values, group_of = numbers(integers, zeros, scales), np.arange(shape[1], dtype=np.int32) // (group or shape[1])
         if act_order:
-            order = rng.permutation(shape[1])
+            order = input_order(shape[1])
             integers, values, group_of = integers[:, order], np.ascontiguousarray(values[:, order]), group_of[order]
         tensors = {"weight_packed": words(integers, bits, 1), "weight_scale": to_bf16(scales)}
         tensors |= {"weight_shape": np.array(shape, np.int32)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,16 +17,21 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.models.weights.storages.integers import IntegerPart
 from fastdeploy_sd.models.weights.storages.registry import read_weight
-from fastdeploy_sd.ops.group_packing import group_format
+from fastdeploy_sd.ops.group_packing import group_format, in_group_order
+from fastdeploy_sd.ops.linear import gather_columns, linear
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.reference.linear import read_input
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.types import F32
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types.shard import Shard
 from tests.engine.gpu import gpu_device
 from tests.models import quantized_files as files
 from tests.models import rewrite
 from tests.models.harness import SingleSequence
+from tests.ops.backends import LEVELS, isa
 from tests.ops.cuda_device import EMULATED, emulated
 from tests.ops.test_grouped_linear import check, packed
 
@@ -42,16 +48,22 @@ METHODS: dict[str, tuple[files.Method, LinearFormat]] = {
     "gptq, 2 bits": (files.gptq(2, 64), "int4_g64"),
     "gptq, 8 bits": (files.gptq(8, 128), "int8_g32"),
     "gptq, 8 bits, symmetric": (files.gptq(8, 128, zero=128), "wint8"),
-    "gptq, act-order": (files.gptq(4, 128, act_order=True), "float32"),
     "compressed-tensors, W4A16": (files.pack_quantized(4, 128), "wint4"),
     "compressed-tensors, W4A16_ASYM": (files.pack_quantized(4, 128, has_zeros=True), "wint4"),
     "compressed-tensors, rows of 4 bits": (files.pack_quantized(4, 0, has_zeros=True), "wint4"),
     "compressed-tensors, rows of 8 bits": (files.pack_quantized(8, 0), "wint8"),
     "compressed-tensors, 8 bits": (files.pack_quantized(8, 32, has_zeros=True), "int8_g32"),
-    "compressed-tensors, actorder": (files.pack_quantized(4, 128, has_zeros=True, act_order=True), "float32"),
     "compressed-tensors, W8A8": (files.int_quantized(), "wint8"),
     "compressed-tensors, W8A8 with zero points": (files.int_quantized(has_zeros=True), "int8_g32"),
     "compressed-tensors, W8A8 of tensors": (files.int_quantized(is_tensor=True), "wint8"),
+}
+# The same of groups whose inputs are no neighbours; and in a sum of four slices, whose groups end anywhere.
+ACT_ORDER: dict[str, tuple[files.Method, LinearFormat, LinearFormat]] = {
+    "gptq": (files.gptq(4, 128, act_order=True), "wint4", "int4_g32"),
+    "gptq, symmetric": (files.gptq(4, 64, "gptq_v2", zero=8, act_order=True), "q4_0", "q4_0"),
+    "gptq, 8 bits": (files.gptq(8, 128, act_order=True), "int8_g32", "int8_g32"),
+    "compressed-tensors": (files.pack_quantized(4, 32, has_zeros=True, act_order=True), "int4_g32", "int4_g32"),
+    "compressed-tensors, groups of 16": (files.pack_quantized(8, 16, act_order=True), "int8_g16", "int8_g16"),
 }
 
 
@@ -79,11 +91,64 @@ def test_kernels_multiply_these_numbers(name: str, tmp_path: pathlib.Path) -> No
     # From the middle of a group on.
     part = matrix.columns(range(48, 768)).rows([range(5, 70)])
     assert group_format([matrix], WHOLE) == fmt
-    if fmt == "float32":
-        assert group_format([part], WHOLE) == fmt
-        return
     check(matrix, fmt)
     check(part, group_format([part], WHOLE) or "float32")
+
+
+@pytest.mark.parametrize("name", ACT_ORDER)
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("level", LEVELS)
+def test_groups_that_are_no_neighbours_stay_integers(level: str, count: int, name: str, tmp_path: pathlib.Path) -> None:
+    with isa(level):
+        check_in_order(*ACT_ORDER[name], count, tmp_path)
+
+
+def check_in_order(
+    method: files.Method, of_whole: LinearFormat, of_slices: LinearFormat, count: int, path: pathlib.Path
+) -> None:
+    """Ranks, which have a half of the sum each, add up what one has; a row's sum is its own."""
+    matrix, values = stored(path, method, (72, 768))
+    np.testing.assert_array_equal(matrix.to_array(), values)
+    slices = WHOLE if count == 1 else SliceRule(count, 128)
+    ordered, own_slices, inputs = in_group_order(matrix, slices)
+    assert inputs is not None
+    assert sorted(inputs[inputs >= 0]) == list(range(768))
+    assert group_format([ordered], own_slices) == (of_whole if count == 1 else of_slices)
+    np.testing.assert_array_equal(ordered.to_array()[:, inputs >= 0], values[:, inputs[inputs >= 0]])
+    x = np.random.default_rng(6).standard_normal((13, 768)).astype(np.float32)
+    y = multiplied(matrix, x, slices)
+    rounded = read_input(gather_columns(x, inputs), "wint8", own_slices).astype(np.float64)
+    want = rounded @ ordered.to_array().astype(np.float64).T
+    np.testing.assert_allclose(y, want, atol=3e-6 * np.abs(want).max())
+    np.testing.assert_array_equal(multiplied(matrix, x[3:8].copy(), slices), y[3:8])
+    rows = range(8, 40)
+    np.testing.assert_array_equal(multiplied(matrix.rows([rows]), x, slices), y[:, rows.start : rows.stop])
+    if count > 1:
+        halves = [
+            multiplied(matrix.columns(half), x[:, half.start : half.stop].copy(), slices.of_rank(2))
+            for half in SliceRule(2, 128).ranges(768)
+        ]
+        np.testing.assert_array_equal(halves[0] + halves[1], y)
+
+
+def multiplied(matrix: WeightMatrix, x: F32, slices: SliceRule) -> F32:
+    """The product as a rank computes it."""
+    weight, own_slices, inputs = in_group_order(matrix, slices)
+    fmt = group_format([weight], own_slices)
+    assert fmt is not None
+    y: F32 = linear(x, replace(packed(weight, fmt, own_slices), order=inputs))
+    return y
+
+
+def test_matrices_of_several_orders_are_not_rounded(tmp_path: pathlib.Path) -> None:
+    first, _ = stored(tmp_path, files.gptq(4, 128, act_order=True), (72, 768))
+    [part] = first.parts
+    assert isinstance(part, IntegerPart)
+    assert part.group_of is not None
+    both = WeightMatrix((part, replace(part, group_of=part.group_of[::-1].copy())))
+    assert in_group_order(both, WHOLE).inputs is None
+    assert group_format([both], WHOLE) == "float32"
+    assert in_group_order(WeightMatrix((part, part)), WHOLE).inputs is not None
 
 
 def test_a_model_computes_what_its_numbers_compute(tmp_path: pathlib.Path) -> None:
@@ -136,6 +201,23 @@ def test_ranks_agree_on_a_format_though_another_one_holds_the_part_of_one(axis: 
     assert {group_format([part], rule) for part in of_outputs} == {"q4_0"}
     of_inputs = [matrix.columns(columns) for columns in (range(512), range(512, 1024))]
     assert {group_format([part], rule.of_rank(2)) for part in of_inputs} == {"q4_0"}
+
+
+def test_ranks_agree_on_a_format_of_inputs_in_the_order_of_groups(tmp_path: pathlib.Path) -> None:
+    """All groups have one scale: wint4 would hold the whole, and a rank's part."""
+    method = files.gptq(4, 64, zero=8)
+    tensors, _ = method.store(np.random.default_rng(2), (64, 1024))
+    scales, group_of = tensors["scales"].copy(), np.arange(1024, dtype=np.int32) // 64
+    scales[:], group_of = 0.5, np.random.default_rng(3).permutation(group_of)
+    rewrite.write_folder(tmp_path / "m", "qwen3-tiny", {"quantization_config": method.description})
+    changed = tensors | {"scales": scales, "g_idx": group_of}
+    rewrite.write_file(tmp_path / "m" / "model.safetensors", {f"w.{role}": value for role, value in changed.items()})
+    matrix = WeightMatrix((read_weight(Checkpoint(tmp_path / "m"), "w", (64, 1024)),))
+    rule = SliceRule(4, 128)
+    parts = [in_group_order(matrix.columns(half), rule.of_rank(2)) for half in (range(512), range(512, 1024))]
+    parts.append(in_group_order(matrix, rule))
+    assert {group_format([part.matrix], part.slices) for part in parts} == {"q4_0"}
+    assert all(part.inputs is not None for part in parts)
 
 
 def test_a_gpu_gets_the_integers_that_its_formats_hold(tmp_path: pathlib.Path) -> None:

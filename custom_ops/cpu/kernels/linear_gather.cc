@@ -1,5 +1,5 @@
 // Rows of a packed weight matrix as numbers: the embedding of a checkpoint that stores integers. Rounds as NumPy does
-// where weights are made numbers: code * scale, then + minimum.
+// where weights are made numbers: code * scale, then + minimum. And columns of x in the order of a matrix's inputs.
 #include "fdsd/linear.h"
 #include "float16.h"
 #include "linear_grouped.h"
@@ -102,7 +102,29 @@ void StoreNumbers(const float* values, int count, DType dtype, void* y) {
   for (int i = 0; i < count; ++i) static_cast<bf16*>(y)[i] = RoundToBf16(values[i]);
 }
 
+template <typename T>
+void GatherRow(const T* x, const int32_t* columns, int32_t count, T* y) {
+  for (int32_t i = 0; i < count; ++i) y[i] = columns[i] < 0 ? T{} : x[columns[i]];
+}
+
 }  // namespace
+
+Error GatherColumns(const GatherColumnsParams& p) {
+  if (p.num_rows < 0) return "num_rows: expected 0 or more, got a negative number";
+  for (int32_t i = 0; i < p.num_gathered; ++i) {
+    if (p.columns[i] < -1 || p.columns[i] >= p.num_columns) return "columns: expected columns of x, got one outside";
+  }
+  ParallelForRows(p.num_rows, p.num_gathered * int64_t{8}, [&](int64_t row) {
+    const int64_t from = row * p.num_columns;
+    const int64_t to = row * p.num_gathered;
+    if (p.dtype == DType::kFloat32) {
+      GatherRow(static_cast<const float*>(p.x) + from, p.columns, p.num_gathered, static_cast<float*>(p.y) + to);
+    } else {
+      GatherRow(static_cast<const bf16*>(p.x) + from, p.columns, p.num_gathered, static_cast<bf16*>(p.y) + to);
+    }
+  });
+  return nullptr;
+}
 
 Error GatherWeightRows(const GatherWeightRowsParams& p) {
   constexpr SliceRule kWhole = {1, 1};

@@ -106,4 +106,16 @@ struct GatherWeightRowsParams {
 };
 Error GatherWeightRows(const GatherWeightRowsParams& p);
 
+// y[:, i] = column columns[i] of x, or zeros where that is -1: the inputs of a matrix whose groups were no neighbours.
+struct GatherColumnsParams {
+  int32_t num_rows;     // M
+  int32_t num_columns;  // of x
+  int32_t num_gathered;
+  DType dtype;
+  const void* x;           // [M, num_columns]
+  const int32_t* columns;  // [num_gathered]
+  void* y;                 // [M, num_gathered]
+};
+Error GatherColumns(const GatherColumnsParams& p);
+
 }  // namespace fdsd

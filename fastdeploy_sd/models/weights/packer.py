@@ -14,14 +14,14 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.device.cuda.device import CudaDevice
-from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.device import constant, device
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
-from fastdeploy_sd.ops.group_packing import kept_format, pack_groups
+from fastdeploy_sd.ops.group_packing import in_group_order, kept_format, pack_groups
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_codes, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
@@ -71,11 +71,18 @@ class WeightPacker:
 
         Raises CheckpointError: `fmt` is float16, which cannot hold the matrix's numbers.
         """
+        order = None
+        if self.keeps_integers:
+            matrix, slices, inputs = in_group_order(matrix, slices)
+            order = None if inputs is None else constant(inputs)
         out_features, in_features = matrix.shape
         form, name = self._form([matrix], fmt, slices), matrix.name
         if slices.count > 1:
             name += f" in {slices.count} slices of units of {slices.unit}"
-        return PackedLinear(self._packed(name, [matrix], form), in_features, out_features, form.format, slices)
+        if order is not None:
+            name += ", inputs by their groups"
+        data = self._packed(name, [matrix], form)
+        return PackedLinear(data, in_features, out_features, form.format, slices, order)
 
     def integers(self, matrix: WeightMatrix) -> PackedLinear[Tensor] | None:
         """Return a matrix packed for `gather_weight_rows`, None where it does not stay integers."""

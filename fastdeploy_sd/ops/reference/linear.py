@@ -1,4 +1,4 @@
-"""Meaning of pack_linear and linear: what each weight format stores and what is multiplied."""
+"""Meaning of pack_linear, linear and gather_columns: what each weight format stores and what is multiplied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.ops.bf16 import narrow, storage, to_bf16, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.types import F32, I8
+from fastdeploy_sd.types import F32, I8, I32
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 QUANT_GROUP = 128
@@ -191,3 +191,10 @@ def linear(
     if bias is not None:
         y = y + bias
     return narrow(y.astype(np.float32), x.dtype if out_dtype is None else out_dtype)
+
+
+def gather_columns(x: Array, columns: I32) -> Array:
+    """Return columns i32[n] of x [M, K], zeros where a column is -1."""
+    found = np.zeros((len(x), len(columns)), x.dtype)
+    found[:, columns >= 0] = x[:, columns[columns >= 0]]
+    return found

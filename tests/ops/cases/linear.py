@@ -1,4 +1,4 @@
-"""Cases of linear (and, through it, of pack_linear), and of gather_weight_rows."""
+"""Cases of linear (and, through it, of pack_linear), gather_columns and gather_weight_rows."""
 
 from __future__ import annotations
 
@@ -127,6 +127,30 @@ GATHER_WEIGHT_ROWS = OpCases(
     gathers(),
     ops.GATHER_WEIGHT_ROWS,
     on_host={"blocks"},
+    rtol=0.0,
+    atol=0.0,
+    bf16_ulps=0.0,
+)
+
+
+def column_gathers() -> dict[str, dict[str, Any]]:
+    """Columns again and in any order, none, and rows of none."""
+    rng = np.random.default_rng(4)
+    found: dict[str, dict[str, Any]] = {}
+    for rows, width, count in ((0, 8, 8), (1, 1, 3), (3, 0, 5), (2, 5, 0), (5, 300, 420)):
+        x = rng.standard_normal((rows, width)).astype(np.float32)
+        columns = rng.integers(-1, width, count).astype(np.int32)
+        found[f"{rows}x{width}-{count}"] = {"x": x, "columns": columns}
+        found[f"{rows}x{width}-{count}-bf16"] = {"x": to_bf16(x), "columns": columns}
+    return found
+
+
+GATHER_COLUMNS = OpCases(
+    "gather_columns",
+    ops.gather_columns,
+    reference.gather_columns,
+    column_gathers(),
+    ops.GATHER_COLUMNS,
     rtol=0.0,
     atol=0.0,
     bf16_ulps=0.0,

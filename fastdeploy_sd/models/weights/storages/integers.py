@@ -15,6 +15,7 @@ from fastdeploy_sd.models.weights.source import Weights, WeightSource
 from fastdeploy_sd.models.weights.storages.factors import factors_of
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import UNIT, GroupFormat
+from fastdeploy_sd.ops.input_order import InputOrder, by_group
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import input_groups
 from fastdeploy_sd.ops.weight_matrix import Codes, Factors, Integers, WeightPart
@@ -37,6 +38,7 @@ class PackedIntegers:
         words: along the axis N or K divided by the integers of a word, rounded up. Words of int8 count from -128 on.
         order: which of its neighbours the n-th integer of a word is, from the lowest bits on.
         begin, end: the matrix along the axis, counted from the first word on.
+        picked: i32[K], which of these columns each one is, -1 = any; None: all in order.
     """
 
     words: Weights
@@ -45,14 +47,20 @@ class PackedIntegers:
     order: Sequence[int]
     begin: int
     end: int
+    picked: I32 | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         size, (num_rows, num_columns) = self.end - self.begin, self.words.shape
-        return (size, num_columns) if self.axis == 0 else (num_rows, size)
+        num_rows, num_columns = (size, num_columns) if self.axis == 0 else (num_rows, size)
+        return num_rows, num_columns if self.picked is None else len(self.picked)
 
     def cut(self, rows: range, columns: range) -> PackedIntegers:
         """Return a part, in place."""
+        if self.picked is not None:
+            every = replace(self, picked=None)
+            part = every.cut(rows, range(every.shape[1]))
+            return replace(part, picked=self.picked[columns.start : columns.stop])
         along, across = (rows, columns) if self.axis == 0 else (columns, rows)
         begin, end, per_word = self.begin + along.start, self.begin + along.stop, len(self.order)
         first = begin // per_word
@@ -75,8 +83,10 @@ class PackedIntegers:
             byte, shift = divmod(n * self.bits, _BYTE)
             by_place[:, :, place] = data[:, :, byte] >> np.uint8(shift) & mask
         if self.axis == 0:
-            return values.reshape(-1, num_columns)[self.begin : self.end]
-        return values.reshape(num_rows, -1)[:, self.begin : self.end]
+            found = values.reshape(-1, num_columns)[self.begin : self.end]
+        else:
+            found = values.reshape(num_rows, -1)[:, self.begin : self.end]
+        return found if self.picked is None else found[:, self.picked]
 
 
 def num_groups(source: WeightSource, name: str, axis: int) -> int:
@@ -143,6 +153,11 @@ class Groups:
         if zeros is not None:
             zeros = replace(zeros, words=np.broadcast_to(zeros.words, (len(zeros.words), times)))
         return replace(self, scales=np.broadcast_to(self.scales, (rows, times)), zeros=zeros)
+
+    def picked(self, groups: I32) -> Groups:
+        """Return some of the groups, in this order."""
+        zeros = None if self.zeros is None else replace(self.zeros, words=self.zeros.words[:, groups])
+        return replace(self, scales=self.scales[:, groups], zeros=zeros)
 
     def zero_points(self) -> I16:
         """Return i16[N, G]."""
@@ -280,6 +295,27 @@ class IntegerPart(WeightPart):
             group_of = (self.begin + np.arange(self.shape[1], dtype=np.int32)) // self.group_size
         differences = self.integers_of.read() - self.groups.zero_points()[:, group_of]
         return differences * widen(self.groups.scales)[:, group_of]
+
+    def input_order(self, slices: SliceRule) -> InputOrder | None:
+        return None if self.group_of is None else by_group(self.group_of, self.group_size, slices)
+
+    def in_order(self, order: InputOrder) -> Self:
+        assert self.group_of is not None
+        whole = self.whole
+        if order.slices.of_all_ranks.count > 1:
+            # Ranks have orders of their own. A whole with no codes keeps all of them to the same format.
+            whole = whole or self
+        elif whole and whole.shape[1] == self.shape[1]:
+            whole = whole.in_order(order)
+        return replace(
+            self,
+            integers_of=replace(self.integers_of, picked=order.inputs),
+            groups=self.groups.picked(self.group_of[order.inputs[:: order.group]]),
+            group_size=order.group,
+            group_of=None,
+            held=replace(self.held, group=order.group),
+            whole=whole,
+        )
 
     def _cut(self, rows: range, columns: range) -> Self:
         integers, whole = self.integers_of.cut(rows, columns), self.whole or self

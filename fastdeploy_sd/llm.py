@@ -51,7 +51,7 @@ class GenerationOutput:
         num_cached_tokens: prompt tokens the first completion took from the prefix cache.
         prompt_logprobs: per token of the prompt, where the sampling parameters ask for it, itself and the best at its
             place, by id; None for the first token.
-        metrics: of the first completion; `metrics.drafts` says what its drafts were worth.
+        metrics: of the first completion; `drafts`, `tokens_per_step` and `gain` in it say what drafts were worth.
         lossy: the LLM's verification may have changed the tokens.
         messages: of a conversation, the completions in their parts: what the model thinks, says and calls.
     """

@@ -93,6 +93,7 @@ class _Commit:
                     self._ended.append((len(outputs), r))
                     del row[stop.num_tokens :]
             state.token_ids.extend(row)
+            state.num_token_steps += 1
             if not state.first_token_time:
                 state.first_token_time = self._now
                 stats.num_prompt_tokens += state.num_prompt_tokens
@@ -136,6 +137,7 @@ class _Commit:
         stats.record_step(self._result.timings_ms)
         stats.choice = self._result.choice
         stats.num_generated_tokens += sum(rows.num_output)
+        stats.num_token_steps += sum(map(bool, rows.num_output))
         if len(draft.token_ids):
             held = self._result.held
             early = [r for r, name in enumerate(self._plan.request_ids) if name in held] if held else []

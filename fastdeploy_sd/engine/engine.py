@@ -11,6 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.async_scheduler import AsyncScheduler
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.connector_chain import ArrivalFds
+from fastdeploy_sd.engine.draft_log import DraftLog
 from fastdeploy_sd.engine.interfaces.executor import Executor, FallibleExecutor, LaunchingExecutor
 from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
 from fastdeploy_sd.engine.requests.request_state import RequestState
@@ -41,6 +42,7 @@ class Engine:
         self.is_stalled = False
         self._pool = self._scheduler.pool
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
+        self._draft_log = DraftLog(self.stats)
         self._pipeline: StepPipeline | None = None
         if launcher is not None:
             ahead = AsyncScheduler(self._scheduler, drafts_async=launcher.drafts_async)
@@ -69,6 +71,7 @@ class Engine:
         Where the executor launches steps, this starts one and returns what the one before gave, which it waits for. The
         engine is unusable after an exception; what fails for some requests only ends these, with FinishReason.ERROR.
         """
+        self._draft_log.note_step()
         for arrival in self._kv_connector.arrivals():
             self._pool.take_arrival(arrival)
         refused = self._take_prepared()

@@ -54,6 +54,14 @@ class DraftCounter:
             num_predicted_accepted=sum(count for _, _, count in predicted),
         )
 
+    def accepted_by_source(self) -> dict[str, int]:
+        """How many drafts of each source were accepted, by lower-case name; only sources with some."""
+        num_accepted_of = dict[int, int]()
+        for (sources, num_accepted, _, _, path), count in self._num_of_outcome.items():
+            for i in path or range(1, num_accepted + 1):
+                num_accepted_of[sources[i - 1]] = num_accepted_of.get(sources[i - 1], 0) + count
+        return {DraftSource(source).name.lower(): count for source, count in sorted(num_accepted_of.items())}
+
     def by_source(self) -> dict[str, SourceCounts]:
         """The same of the sources that drafted, by lower-case name, as long as the latest position of each."""
         found = {source.name.lower(): _trimmed(self._by_position(source)) for source in DraftSource}
@@ -108,6 +116,7 @@ class StatsRecorder:
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        self.num_token_steps = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.num_prefix_query_tokens = 0

@@ -77,6 +77,11 @@ COUNTERS = (
         lambda s: s.num_verified_rows,
     ),
     Single(
+        "fastdeploy_sd:generation_steps",
+        "Steps that gave a request tokens, over all requests; generated tokens over these are the tokens per step.",
+        lambda s: s.num_token_steps,
+    ),
+    Single(
         "fastdeploy_sd:kv_arrivals",
         "Requests that waited for KV from elsewhere and then went on, with what had come.",
         lambda s: s.num_kv_arrivals,

@@ -175,7 +175,14 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times in seconds since the epoch (0.0 = has not happened) and counts, of one request."""
+    """Times in seconds since the epoch (0.0 = has not happened) and counts, of one request.
+
+    Attributes:
+        num_token_steps: steps that gave it tokens. num_step_tokens: the tokens that they gave.
+        accepted_by_source: DraftSource name in lower case -> drafts of it that became output; only sources with some.
+        gain: tokens per second over those of plain decoding, of all requests in the steps before its end, as a method
+            that chooses measures it against plain steps; 0.0 = not known.
+    """
 
     arrival_time: float
     first_scheduled_time: float
@@ -183,6 +190,15 @@ class RequestMetrics:
     finished_time: float
     num_preemptions: int = 0
     drafts: DraftCounts = DraftCounts()
+    num_token_steps: int = 0
+    num_step_tokens: int = 0
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    gain: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Plain decoding gives 1.0; 0.0 = no step gave a token."""
+        return self.num_step_tokens / self.num_token_steps if self.num_token_steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,8 @@ class EngineStats:
         num_requests: submitted and taken.
         num_finished: finish reason -> requests that ended that way; every reason has a key.
         num_prompt_tokens: of requests whose first token has been produced.
+        num_token_steps: the steps that gave a request tokens, over all requests; generated tokens over these are the
+            tokens per step.
         num_prefix_queries, num_prefix_hits: requests looked up in the prefix cache / with at least one block found.
         num_prefix_query_tokens, num_prefix_hit_tokens, num_prefix_swap_hit_tokens: the same in tokens; found
             in the first and in the second level. Of first admissions only: a preempted request finds its own blocks.
@@ -192,6 +194,7 @@ class EngineStats:
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    num_token_steps: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
     num_prefix_query_tokens: int = 0

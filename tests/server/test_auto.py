@@ -45,6 +45,8 @@ def test_it_drafts_as_requests_allow_and_tells_what_it_chose(tmp_path: Path, mon
             assert text == plain
         assert metrics["accepted_tokens"] > 0  # how many is up to the times of this machine's steps
         assert metrics["average_accept_length"] > 1
+        assert metrics["tokens_per_step"] > 1
+        assert sum(metrics["accepted_by_source"].values()) == metrics["accepted_tokens"]
         for forced in ({"method": "suffix", "num_speculative_tokens": 2}, {"method": "ngram"}):
             assert complete(server.url, speculation=forced)[0] == plain
         assert complete(server.url, speculation={"num_speculative_tokens": 1})[0] == plain

@@ -81,12 +81,22 @@ async def test_metrics_count_drafts(served: Served) -> None:
     expected = {
         "accepted_tokens": 6, "rejected_tokens": 0, "accept_ratio": 1.0, "average_accept_length": 4.0,
         "accepted_tokens_per_head": [2, 2, 2], "accept_ratio_per_head": [1.0, 1.0, 1.0],
-        "method": "mtp", "lossy": False,
+        "tokens_per_step": 3.0, "accepted_by_source": {"mtp": 4, "ngram": 2}, "method": "mtp", "lossy": False,
     }  # fmt: skip
     assert choice["speculate_metrics"] == expected, "one token from the prompt, then twice three drafts and a bonus"
     chunks = await post_stream(served, COMPLETION, ASK | {"max_tokens": 9})
     assert chunks[-1]["choices"][0]["speculate_metrics"] == expected
     assert all("speculate_metrics" not in chunk["choices"][0] for chunk in chunks[:-1])
+
+
+async def test_the_openai_package_shows_them(served: Served) -> None:
+    answer = await served.api.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=9, temperature=0, extra_body={"request_id": "r"}
+    )
+    [choice] = answer.choices
+    assert choice.model_extra is not None
+    assert choice.model_extra["speculate_metrics"]["tokens_per_step"] == 3.0
+    assert choice.model_extra["speculate_metrics"]["accepted_by_source"] == {"mtp": 4, "ngram": 2}
 
 
 async def test_metrics_of_an_answer_that_a_stop_string_ends(served: Served) -> None:

@@ -36,6 +36,7 @@ from fastdeploy_sd.types import (
     Rows,
     SpeculationInfo,
 )
+from fastdeploy_sd.types.draft_methods import METHODS
 
 
 class RequestPool:
@@ -222,7 +223,8 @@ class RequestPool:
         self.preparing.drop(state.request)
         del self.states[state.request_id]
         self.num_text_bound -= state.is_text_bound
-        metrics = state.metrics(now)
+        choice = self.stats.choice if METHODS[state.method].chooses else None
+        metrics = state.metrics(now, 0.0 if choice is None else choice.gain)
         self.stats.record_finish(
             reason, metrics, state.num_prompt_tokens, state.num_output_tokens, state.request.max_tokens
         )

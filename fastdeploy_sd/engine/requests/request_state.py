@@ -51,6 +51,7 @@ class RequestState:
         takes_no_kv: some was lost on its way, and it computes all its tokens here.
         arrival: what came for its blocks from elsewhere, None = nothing did.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission.
+        num_token_steps: steps that gave it tokens here.
         arrival_time, first_scheduled_time, first_token_time: seconds since the epoch, 0.0 = has not happened.
     """
 
@@ -88,7 +89,7 @@ class RequestState:
         has_rules = bool(request.grammar or request.bad_words_token_ids or request.sampling.min_tokens)
         self.is_text_bound = has_rules or self.has_reports
         self.num_cached_tokens = 0
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_token_steps = 0
         self.arrival_time = request.arrival_time or now
         self.first_scheduled_time = 0.0
         self.first_token_time = 0.0
@@ -222,8 +223,8 @@ class RequestState:
         assert not c.num_slots[row], f"{name} waits with slots"
         assert not self.table.is_sent, f"{name} waits and has blocks that the executor knows"
 
-    def metrics(self, now: float) -> RequestMetrics:
-        """Times and counts of a request that ends now (seconds since the epoch)."""
+    def metrics(self, now: float, gain: float) -> RequestMetrics:
+        """Times and counts of a request that ends now (seconds since the epoch); `gain`: see RequestMetrics."""
         return RequestMetrics(
             self.arrival_time,
             self.first_scheduled_time,
@@ -231,6 +232,10 @@ class RequestState:
             now,
             self.num_preemptions,
             self.drafts.counts(),
+            self.num_token_steps,
+            self.num_output_tokens - len(self.request.output_token_ids),
+            self.drafts.accepted_by_source(),
+            gain,
         )
 
     def empty_output(self) -> RequestOutput:

@@ -120,8 +120,7 @@ class ChoiceFormat(AnswerFormat):
         if self._answer.collects_metrics and part.metrics is not None:
             ending["metrics"] = _metrics_json(part.metrics)
         if self._job.reports_speculation and part.metrics is not None:
-            drafts, method, is_lossy = part.metrics.drafts, self._job.method, self._job.is_lossy
-            ending["speculate_metrics"] = speculate_metrics(drafts, method, is_lossy)
+            ending["speculate_metrics"] = speculate_metrics(part.metrics, self._job.method, self._job.is_lossy)
         return ending
 
     def _shows_tokens(self, delta: TextDelta) -> bool:

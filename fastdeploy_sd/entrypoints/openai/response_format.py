@@ -106,7 +106,7 @@ class ResponseFormat(AnswerFormat):
             response["incomplete_details"] = {"reason": _REASONS.get(end.finish_reason, end.finish_reason.value)}
         response["usage"] = _usage_json(usage)
         if self._job.reports_speculation and end.metrics is not None:
-            response["speculate_metrics"] = speculate_metrics(end.metrics.drafts, self._job.method, self._job.is_lossy)
+            response["speculate_metrics"] = speculate_metrics(end.metrics, self._job.method, self._job.is_lossy)
         return response
 
     def _response(self, status: str) -> dict[str, Any]:

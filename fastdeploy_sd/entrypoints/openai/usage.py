@@ -8,7 +8,7 @@ from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.text.output_processor import TextDelta
 from fastdeploy_sd.text.reasoning import ThoughtCounter
 from fastdeploy_sd.text.tokenizer import Tokenizer
-from fastdeploy_sd.types import DraftCounts
+from fastdeploy_sd.types import RequestMetrics
 
 
 class UsageCounter:
@@ -72,7 +72,7 @@ class UsageCounter:
         return details
 
 
-def speculate_metrics(counts: DraftCounts, method: str, is_lossy: bool) -> dict[str, Any]:
+def speculate_metrics(metrics: RequestMetrics, method: str, is_lossy: bool) -> dict[str, Any]:
     """Return what drafting did for one sequence; a ratio whose denominator is 0 is 0.
 
     The engine does not look for stop strings: after one, the steps that it still ran until it was told, usually one,
@@ -85,9 +85,14 @@ def speculate_metrics(counts: DraftCounts, method: str, is_lossy: bool) -> dict[
         accepted_tokens_per_head: entry i counts the drafts accepted at position i of their step.
         accept_ratio_per_head: accepted at position i / verified there after all before it were accepted.
     Ours:
+        tokens_per_step: output tokens per step that gave some, with drafts or without; plain decoding has 1.
+        accepted_by_source: of the drafts accepted, each an output token, by who guessed it.
+        gain: tokens per second over plain decoding, of all requests in the server's latest steps; only where the method
+            runs plain steps to compare with, and has run enough of them.
         method: who drafted.
         lossy: whether the server's verification may have changed the tokens.
     """
+    counts = metrics.drafts
     num_verified, num_accepted = sum(counts.drafted), sum(counts.accepted)
     return {
         "accepted_tokens": num_accepted,
@@ -96,6 +101,9 @@ def speculate_metrics(counts: DraftCounts, method: str, is_lossy: bool) -> dict[
         "average_accept_length": _ratio(counts.num_emitted, counts.num_verifications),
         "accepted_tokens_per_head": list(counts.accepted),
         "accept_ratio_per_head": [_ratio(*pair) for pair in zip(counts.accepted, counts.reached, strict=True)],
+        "tokens_per_step": metrics.tokens_per_step,
+        "accepted_by_source": metrics.accepted_by_source,
+        **({"gain": metrics.gain} if metrics.gain else {}),
         "method": method,
         "lossy": is_lossy,
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,11 +10,8 @@ from fastdeploy_sd.spec_decode.control.profile import CostProfile
 from fastdeploy_sd.types import Calibration, ChoiceReport
 from fastdeploy_sd.types.draft_methods import DraftSource
 
-logger = logging.getLogger(__name__)
-
 # Steps between two reports, and how many of them must have been asked in: a report takes as long as asking.
 _STEPS_PER_REPORT, _ASKED_PER_REPORT = 32, 2
-_SECONDS_PER_LOG_LINE = 60.0
 
 
 @dataclass(slots=True)
@@ -57,7 +52,6 @@ class ChoiceLog:
     def __init__(self, choices: Iterable[str], drafts: str, first: str) -> None:
         self._num_steps, self._drafts, self._latest = dict.fromkeys(choices, 0), drafts, first
         self._num_unreported = self._num_asked = 0
-        self._next_line = time.monotonic() + _SECONDS_PER_LOG_LINE
 
     def note(self, choice: str) -> None:
         self._num_steps[choice] += 1
@@ -81,10 +75,4 @@ class ChoiceLog:
             source.name.lower(): Calibration(s.num_scored, s.expected, s.observed, s.squared_error)
             for source, s in stats.items()
         }
-        now = time.monotonic()
-        if now >= self._next_line:
-            self._next_line = now + _SECONDS_PER_LOG_LINE
-            counts = ", ".join(f"{name} {count}" for name, count in self._num_steps.items() if count)
-            told = f"{known.gain:.2f} times plain decoding" if known.gain else "not known yet"
-            logger.info("method auto: gain %s; steps by choice: %s", told, counts)
         return ChoiceReport(known.gain, reason, dict(self._num_steps), known.predicted_s, known.measured_s, judged)

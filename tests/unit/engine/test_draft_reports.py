@@ -96,6 +96,9 @@ def test_a_request_is_told_how_its_drafts_came_out() -> None:
     assert metrics is not None
     # 1 output, then 4 and 4, then with 3 tokens left 2 drafts and a bonus.
     assert metrics.drafts == DraftCounts(3, 11, drafted=(3, 3, 2), reached=(3, 3, 2), accepted=(3, 3, 2))
+    assert (metrics.num_token_steps, metrics.num_step_tokens, metrics.tokens_per_step) == (4, 12, 3.0)
+    assert metrics.accepted_by_source == {"mtp": 6, "ngram": 2}
+    assert metrics.gain == 0.0, "the method does not compare"
 
 
 def test_drafts_past_a_stop_count_nowhere() -> None:

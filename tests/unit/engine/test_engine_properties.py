@@ -253,6 +253,8 @@ class Recount:
             metrics = transcript.last[name].metrics
             assert metrics is not None
             assert metrics.drafts == counter.counts()
+            assert metrics.accepted_by_source == counter.accepted_by_source()
+            assert sum(metrics.accepted_by_source.values()) == sum(metrics.drafts.accepted)
             method = self._scenario.executor.model_info.speculation.method_of(self._requests[name].speculation)
             by_method.setdefault(method, DraftCounter()).merge(counter)
         counts = {method: counter.counts() for method, counter in by_method.items()}

@@ -96,6 +96,7 @@ def test_positions_of_a_tree_are_depths() -> None:
     sources = bytes([DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.NGRAM])
     counter.add(sources, 2, 3, tree=bytes([0, 0, 2, 2, 1]), path=bytes([2, 4]))
     assert counter.counts() == DraftCounts(1, 3, (2, 3), (2, 2), (1, 1))
+    assert counter.accepted_by_source() == {"suffix": 2}
     assert counter.by_source() == {
         "ngram": SourceCounts((1, 2), (1, 1), (0, 0)),
         "suffix": SourceCounts((1, 1), (1, 1), (1, 1)),

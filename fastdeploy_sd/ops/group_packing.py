@@ -57,9 +57,9 @@ class OrderedMatrix(NamedTuple):
 
 def in_group_order(matrix: WeightMatrix, slices: SliceRule) -> OrderedMatrix:
     """Return a matrix whose groups are neighbours, where a format of groups then holds it; else the matrix itself."""
-    order = matrix.input_order(slices)
-    if order is not None:
-        ordered = matrix.in_order(order)
+    order, *others = (part.input_order(slices) for part in matrix.parts)
+    if order is not None and all(other is not None and order.is_same(other) for other in others):
+        ordered = WeightMatrix(tuple(part.in_order(order) for part in matrix.parts))
         if group_format([ordered], order.slices) in GROUP_FORMATS:
             return OrderedMatrix(ordered, order.slices, order.inputs)
     return OrderedMatrix(matrix, slices, None)

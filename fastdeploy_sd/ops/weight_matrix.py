@@ -265,17 +265,6 @@ class WeightMatrix:
         """Return a matrix of some of the inputs, in place."""
         return WeightMatrix(tuple(part.columns(wanted.start, wanted.stop) for part in self.parts))
 
-    def input_order(self, slices: SliceRule) -> InputOrder | None:
-        """Return the order of inputs in which groups of all parts are neighbours, None where parts have no such one."""
-        first, *others = (part.input_order(slices) for part in self.parts)
-        if first is None or not all(other is not None and first.is_same(other) for other in others):
-            return None
-        return first
-
-    def in_order(self, order: InputOrder) -> WeightMatrix:
-        """Return it with its inputs in an order that all parts have."""
-        return WeightMatrix(tuple(part.in_order(order) for part in self.parts))
-
     def numbers(self) -> WeightMatrix:
         """Return it as numbers: in place where it is such, else parts of f32."""
         return WeightMatrix(self.float_parts())

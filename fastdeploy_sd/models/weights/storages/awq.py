@@ -7,7 +7,8 @@ from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.source import WeightSource
-from fastdeploy_sd.models.weights.storages.integers import Groups, IntegerPart, PackedIntegers, num_groups
+from fastdeploy_sd.models.weights.storages.integers import Groups, IntegerPart, num_groups
+from fastdeploy_sd.models.weights.storages.packed_integers import PackedIntegers
 
 _BITS = 4
 # Source: AutoAWQ, awq/modules/linear/gemm.py.

@@ -9,14 +9,8 @@ import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.source import ONE_NUMBER, Weights, WeightSource
-from fastdeploy_sd.models.weights.storages.integers import (
-    Groups,
-    IntegerPart,
-    PackedIntegers,
-    bits_of_words,
-    group_indices,
-    in_order,
-)  # fmt: skip
+from fastdeploy_sd.models.weights.storages.integers import Groups, IntegerPart, group_indices
+from fastdeploy_sd.models.weights.storages.packed_integers import PackedIntegers, bits_of_words, in_order
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
 _INT8_ZERO = 128

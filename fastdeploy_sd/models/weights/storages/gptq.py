@@ -10,15 +10,8 @@ import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.weights.source import WeightSource
-from fastdeploy_sd.models.weights.storages.integers import (
-    Groups,
-    IntegerPart,
-    PackedIntegers,
-    bits_of_words,
-    group_indices,
-    in_order,
-    num_groups,
-)
+from fastdeploy_sd.models.weights.storages.integers import Groups, IntegerPart, group_indices, num_groups
+from fastdeploy_sd.models.weights.storages.packed_integers import PackedIntegers, bits_of_words, in_order
 
 # What was subtracted from zero points. Source: AutoGPTQ, auto_gptq/nn_modules/qlinear; GPTQModel's format "gptq_v2".
 _SUBTRACTED = {"gptq": 1, "gptq_v2": 0}

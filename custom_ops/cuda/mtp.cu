@@ -39,7 +39,15 @@ struct MtpShape {
   int32_t max_tokens_per_row;
   int32_t num_kept;
   int64_t units_per_row;
+  int32_t mask_token;  // -1 = no blocks of drafts
+  int32_t more_rows;
+  int32_t token_shift;
 };
+
+// The rows of a request's block of drafts.
+__device__ int32_t BlockRows(const MtpShape& shape, int32_t num_draft) {
+  return shape.mask_token >= 0 && num_draft > 0 ? num_draft + shape.more_rows : 0;
+}
 
 // One block: where each request's slots begin, and the last row of each request that drafts.
 __global__ __launch_bounds__(kScanThreads) void PassOffsetsKernel(MtpShape shape, MtpArrays a) {
@@ -49,18 +57,19 @@ __global__ __launch_bounds__(kScanThreads) void PassOffsetsKernel(MtpShape shape
   for (int first = 0; first < shape.num_requests; first += kScanThreads) {
     const int r = first + static_cast<int>(threadIdx.x);
     const bool is_request = r < shape.num_requests;
-    const int32_t end = is_request ? static_cast<int32_t>(a.end[r]) : 0;
+    const int32_t num_draft = is_request ? a.cu_num_draft[r + 1] - a.cu_num_draft[r] : 0;
+    const int32_t end = is_request ? a.end[r] + BlockRows(shape, num_draft) : 0;
     const int32_t num_slots = is_request ? end - a.begin[r] : 0;
-    const bool drafts = is_request && a.cu_num_draft[r + 1] - a.cu_num_draft[r] > shape.source;
+    const int32_t num_own = shape.mask_token >= 0 ? num_draft : static_cast<int32_t>(num_draft > shape.source);
     int32_t more_tokens;
     int32_t more_draft_rows;
     const int32_t tokens = num_tokens + BlockRunningSum<kScanThreads>(num_slots, &more_tokens);
-    const int32_t draft_rows = num_draft_rows + BlockRunningSum<kScanThreads>(drafts ? 1 : 0, &more_draft_rows);
+    const int32_t draft_rows = num_draft_rows + BlockRunningSum<kScanThreads>(num_own, &more_draft_rows);
     if (is_request) {
       a.query_start_loc[r + 1] = tokens;
       a.seq_lens[r] = end;
     }
-    if (drafts) a.draft_rows[draft_rows - 1] = tokens - 1;
+    for (int32_t before = num_own; before > 0; --before) a.draft_rows[draft_rows - before] = tokens - before;
     num_tokens += more_tokens;
     num_draft_rows += more_draft_rows;
   }
@@ -75,6 +84,7 @@ struct HiddenRows {
   DevicePtr<const Unit> hidden;
   DevicePtr<const Unit> block_hidden;
   DevicePtr<const Unit> request_hidden;
+  DevicePtr<const Unit> mask_hidden;
 };
 
 // Rows after the requests' own are padding and store nothing.
@@ -102,20 +112,28 @@ __global__ __launch_bounds__(kCopyThreads, 8) void PassRowsKernel(MtpShape shape
   const int32_t begin = a.begin[r];
   const int32_t hidden_begin = a.hidden_begin[r];
   const int32_t num_committed = a.num_committed[r];
-  for (int32_t slot = begin + static_cast<int32_t>(blockIdx.y); slot < a.end[r]; slot += kRowParts) {
+  const int32_t block_begin = a.end[r];
+  const int32_t end = block_begin + BlockRows(shape, a.cu_num_draft[r + 1] - a.cu_num_draft[r]);
+  for (int32_t slot = begin + static_cast<int32_t>(blockIdx.y); slot < end; slot += kRowParts) {
     const int64_t t = a.query_start_loc[r] + slot - begin;
     if (threadIdx.x == 0) {
-      // A draft that could not be made is run as token 0.
-      a.input_ids[t] = slot < num_committed
-                           ? static_cast<int32_t>(a.token_table[table_row * shape.max_tokens_per_row + slot])
-                           : max(a.draft_token_ids[a.cu_num_draft[r] + slot - num_committed], 0);
+      const int32_t place = slot - shape.token_shift;
+      int32_t token = shape.mask_token;
+      if (place < num_committed) {
+        token = a.token_table[table_row * shape.max_tokens_per_row + place];
+      } else if (token < 0) {  // A draft that could not be made is run as token 0.
+        token = max(a.draft_token_ids[a.cu_num_draft[r] + place - num_committed], 0);
+      }
+      a.input_ids[t] = token;
       a.positions[t] = slot;
       a.slot_mapping[t] =
           static_cast<int64_t>(blocks[slot / shape.block_size]) * shape.block_size + slot % shape.block_size;
     }
     const int32_t position = slot - 1;
     const DevicePtr<Unit> to = y + t * shape.units_per_row;
-    if (position < shape.source) {
+    if (slot >= block_begin) {
+      CopyRow(rows.mask_hidden, to, shape.units_per_row);
+    } else if (position < shape.source) {
       ClearRow(to, shape.units_per_row);
     } else if (position >= hidden_begin) {
       const int64_t row = a.cu_hidden[r] + position - hidden_begin;
@@ -134,7 +152,8 @@ template <typename Unit>
 Error LaunchPassRows(const MtpPreprocessParams& p, MtpShape shape, const MtpArrays& arrays, Stream stream) {
   shape.units_per_row = p.rows.row_bytes / static_cast<int64_t>(sizeof(Unit));
   const HiddenRows<Unit> rows{DevicePtr<const Unit>(p.rows.hidden), DevicePtr<const Unit>(p.rows.block_hidden),
-                              DevicePtr<const Unit>(p.rows.request_hidden)};
+                              DevicePtr<const Unit>(p.rows.request_hidden),
+                              DevicePtr<const Unit>(p.draft_block.mask_hidden)};
   const LaunchShape launch{dim3(static_cast<unsigned>(p.num_requests) + 1, kRowParts), dim3(kCopyThreads)};
   return Launch<PassRowsKernel<Unit>>(launch, stream, shape, arrays, rows, DevicePtr<Unit>(p.out.hidden));
 }
@@ -212,10 +231,14 @@ Error MtpPreprocess(const MtpPreprocessParams& p, Stream stream) {
                        p.blocks.block_size,
                        p.tokens.max_tokens_per_row,
                        p.rows.num_kept,
-                       0};
+                       0,
+                       p.draft_block.mask_token,
+                       p.draft_block.more_rows,
+                       p.draft_block.token_shift};
   const LaunchShape one_block{dim3(1), dim3(kScanThreads)};
   if (Error error = Launch<PassOffsetsKernel>(one_block, stream, shape, arrays)) return error;
-  const void* const rows[] = {p.rows.hidden, p.rows.block_hidden, p.rows.request_hidden, p.out.hidden};
+  const void* const rows[] = {p.rows.hidden, p.rows.block_hidden, p.rows.request_hidden, p.draft_block.mask_hidden,
+                              p.out.hidden};
   return WithCopyUnit(p.rows.row_bytes, rows,
                       [&]<typename Unit>(Unit) { return LaunchPassRows<Unit>(p, shape, arrays, stream); });
 }

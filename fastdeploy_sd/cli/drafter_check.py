@@ -81,10 +81,10 @@ def main(argv: Sequence[str]) -> int:
     with worker_lines_from(logging.ERROR):
         base = located(given)
         readings = DrafterReadings(args.folder, base.model.path)
-        if readings.kind not in FOLDER_METHODS:
+        if readings.method not in FOLDER_METHODS:
             wanted = " or ".join(FOLDER_METHODS)
             raise ConfigError(f"folder: expected a drafter of {wanted}, got {readings.kind_text}", param="folder")
-        print(f"{args.folder}: {readings.kind_text}, method {readings.kind}\n")
+        print(f"{args.folder}: {readings.kind_text}, method {readings.method}\n")
         print("| Reading | Accepted, by position | Tokens per step | Tokens/s (to plain decoding) |\n|---|---|---|---|")
         checker = _Checker(base, readings, _requests(base, args.text, args.max_tokens), args.num_speculative_tokens)
         best = _search(checker, readings)
@@ -150,7 +150,7 @@ class _Checker:
         with tempfile.TemporaryDirectory() as folder:
             self._readings.write(reading, Path(folder))
             weights = replace(self._base.speculative, model=folder)
-            [method] = standard_methods([self._readings.kind], [self._num_drafts], weights)
+            [method] = standard_methods([self._readings.method], [self._num_drafts], weights)
             result = self._run(reading, method)
         print(result.line(), flush=True)
         return result
@@ -172,7 +172,7 @@ class _Checker:
                     seconds[drafts] += time.perf_counter() - start
                     num_tokens[drafts] += len(answer.token_ids)
             stats = engine.stats()
-        counts = stats.verifications.get(self._readings.kind, DraftCounts())
+        counts = stats.verifications.get(self._readings.method, DraftCounts())
         acceptance = tuple(a / r for a, r in zip(counts.accepted, counts.reached, strict=True) if r)
         speed, plain = (num_tokens[drafts] / seconds[drafts] for drafts in (True, False))
         per_step = counts.num_emitted / counts.num_verifications if counts.num_verifications else 1.0

@@ -15,7 +15,7 @@ from fastdeploy_sd.hub import huggingface, modelscope
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.hub.selection import WantedModel, is_gguf
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.drafters.drafter_kind import KINDS, drafter_kind
+from fastdeploy_sd.models.drafters.drafter_kind import KINDS, drafter_kind, method_of
 from fastdeploy_sd.types.draft_methods import FOLDER_METHODS, METHODS
 
 _SOURCES: Mapping[str, Callable[[WantedModel], Path]] = {
@@ -54,12 +54,12 @@ def _with_draft_method(config: Config) -> Config:
     if not speculative.auto_with_draft_model or speculative.draft_method is not None or not folder.is_dir():
         return config
     kind = drafter_kind(Checkpoint(folder))
-    if kind not in FOLDER_METHODS:
+    if method_of(kind) not in FOLDER_METHODS:
         raise ConfigError(
             f"speculative_config.model: expected a drafter of {' or '.join(FOLDER_METHODS)}, got {KINDS[kind]}",
             param="speculative_config",
         )
-    return replace(config, speculative=replace(speculative, draft_method=kind))
+    return replace(config, speculative=replace(speculative, draft_method=method_of(kind)))
 
 
 def _folder(config: Config, place: str, key: str, revision: str | None, *, may_fetch: bool) -> Path | None:

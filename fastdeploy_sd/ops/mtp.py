@@ -16,6 +16,7 @@ from fastdeploy_sd.ops.mtp_batch import (
     DraftBatch,
     HiddenRows,
     HiddenStateBuffer,
+    MaskedRows,
     MtpInputs,
     MtpPass,
     NextInputs,
@@ -24,6 +25,7 @@ from fastdeploy_sd.ops.mtp_batch import (
 
 _REQUESTS, _REQUESTS_PLUS_1, _TABLE_ROWS = "num_requests", "num_requests + 1", "num_table_rows"
 _BLOCKS = In(I32, "num_table_rows, max_blocks")
+_NO_BLOCK = -1
 
 MTP_PLAN = HostOp(
     "mtp_plan",
@@ -72,7 +74,9 @@ MTP_PREPROCESS = Op(
     rows_hidden=In(ACTIVATIONS, "num_hidden, width"),
     block_hidden=In("rows_hidden", "num_blocks, width"),
     request_hidden=In("rows_hidden", "num_table_rows*num_kept, width"),
+    mask_hidden=In("rows_hidden", "width", optional=True),
     **each(Attr(int), "block_size", "num_kept", "source", "num_tokens", "num_draft_rows"),
+    **each(Attr(int), "mask_token", "more_rows", "token_shift"),
     row_bytes=Value("width*itemsize(rows_hidden)"),
     **each(Out(I32, "num_tokens"), "input_ids", "positions"),
     slot_mapping=Out(I64, "num_tokens"),
@@ -120,8 +124,10 @@ MTP_POSTPROCESS = Op(
 )
 
 
-def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any]) -> MtpInputs:
-    """Lay out one pass of a draft layer."""
+def mtp_preprocess(
+    batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any], block: MaskedRows[Any] | None = None
+) -> MtpInputs:
+    """Lay out one pass of a draft layer; with `block` one that makes all drafts."""
     kept = hidden.kept
     found = MTP_PREPROCESS(
         **MTP_PREPROCESS.arguments_in(batch),
@@ -130,7 +136,11 @@ def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Any]) ->
         block_hidden=kept.blocks,
         request_hidden=kept.requests,
         num_kept=kept.num_kept,
-        num_draft_rows=batch.num_drafting[todo.source],
+        num_draft_rows=batch.num_drafting[todo.source] if block is None else block.num_drafts,
+        mask_hidden=None if block is None else block.hidden,
+        mask_token=_NO_BLOCK if block is None else block.token,
+        more_rows=0 if block is None else block.more_rows,
+        token_shift=0 if block is None else block.token_shift,
     )
     return MtpInputs(*found)
 

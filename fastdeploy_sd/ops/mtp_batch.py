@@ -52,7 +52,7 @@ class MtpPass:
         source: the layer whose output the hidden rows are; 0 = the target.
         hidden_begin: i32[R], position of the request's first hidden row.
         cu_hidden: i32[R+1], row r owns hidden rows [cu[r], cu[r+1]); cu[0] need not be 0.
-        num_tokens: T, the rows to run: the sum of end - begin.
+        num_tokens: T, the rows to run: the sum of end - begin, and MaskedRows where there are some.
     """
 
     begin: I32
@@ -86,6 +86,27 @@ class HiddenRows(Generic[A]):
     kept: HiddenStateBuffer[A]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRows(Generic[A]):
+    """Rows after those of a request that drafts, with which one pass makes all of its drafts.
+
+    They run `token` with the hidden row `hidden` [H], at the slots from MtpPass.end on, and know only their place. The
+    request's last rows make its drafts, one each.
+
+    Attributes:
+        hidden: None = no hidden rows are read.
+        more_rows: of a request besides one for each draft, at least -1.
+        token_shift: 1 = the row at slot q runs the token at q - 1, so the first one that of the newest token; 0 or 1.
+        num_drafts: of all requests.
+    """
+
+    token: int
+    hidden: A | None
+    more_rows: int
+    token_shift: int
+    num_drafts: int
+
+
 class RowMaps(Protocol):
     """Which positions a pass computed: of request r those before seq_lens[r], i32[R], on the rows that are its own."""
 
@@ -100,7 +121,7 @@ class MtpInputs(NamedTuple):
     """What a draft layer runs on: the maps as in `reference.batch.BatchMaps`.
 
     Attributes:
-        draft_rows: i32[A], the last row of every request that drafts.
+        draft_rows: i32[A], the last row of every request that drafts; with MaskedRows one for each draft.
         hidden: [T, H], the row of the position before each token.
     """
 

@@ -12,6 +12,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.drafters.draft_model import (
     FINAL_NORM,
     CombineHidden,
+    DraftBlock,
     DraftInputs,
     DraftOutput,
     DraftWeights,
@@ -42,7 +43,7 @@ EARLY_EXIT = DraftMethod(
 class EarlyExitWeights:
     """DraftWeights in the target's own checkpoint."""
 
-    num_layers = 1
+    num_layers, drafts_at_once = 1, False
     reads = (FINAL_NORM,)
 
     def __init__(self, target: Checkpoint, target_config: DecoderConfig, directory: str | None) -> None:
@@ -64,6 +65,7 @@ class EarlyExit:
     num_layers = 1
     token_map: Tensor | None = None
     combine_hidden: CombineHidden | None = None
+    block: DraftBlock | None = None
 
     def __init__(self, target: Decoder, layer: DecoderLayer) -> None:
         self._target, self._layer = target, layer

@@ -54,7 +54,11 @@ def count_right(head: EagleHead, events: Sequence[Event], texts: dict[str, list[
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [*((name, "together") for name in HEADS), *(("eagle3 of SGLang", way) for way in list(WAYS)[1:])]
+    ("name", "way"),
+    [
+        *((name, "together") for name in HEADS),
+        *((name, way) for name in ("eagle3 of SGLang", "p-eagle") for way in list(WAYS)[1:]),
+    ],
 )
 def test_drafts_are_those_of_the_formulas(heads: dict[str, EagleHead], name: str, way: str) -> None:
     head = heads[name]
@@ -64,7 +68,7 @@ def test_drafts_are_those_of_the_formulas(heads: dict[str, EagleHead], name: str
     assert count_right(head, recorder.events, texts) > 60
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3 of speculators", "eagle3 of two layers"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3 of speculators", "eagle3 of two layers", "p-eagle"])
 def test_drafts_after_accepted_ones_and_after_prefix_hits_are_those_of_the_formulas(
     heads: dict[str, EagleHead], name: str
 ) -> None:
@@ -85,8 +89,9 @@ def test_drafts_after_accepted_ones_and_after_prefix_hits_are_those_of_the_formu
     assert count_right(head, recorder.events, texts) > 100
 
 
-def test_log_probabilities_of_drafts_are_over_the_drafts_own_vocabulary(heads: dict[str, EagleHead]) -> None:
-    head = heads["eagle3"]
+@pytest.mark.parametrize("name", ["eagle3", "p-eagle"])
+def test_log_probabilities_of_drafts_are_over_the_drafts_own_vocabulary(heads: dict[str, EagleHead], name: str) -> None:
+    head = heads[name]
     engine, recorder = make_engine(target_path(), K, method="eagle3", model=str(head.path), enable_draft_logprob=True)
     [request] = make_requests([PROMPTS[3]], 6, ignore_eos=True)
     engine.submit(replace(request, speculation=Speculation(num_draft_logprobs=2)))
@@ -113,7 +118,15 @@ def column(references: References, folder: Path, name: str, model: str = "float3
 
 
 @pytest.mark.parametrize("way", [quick_variants()[1], quick_variants()[4]], ids=lambda way: way.name)
-@pytest.mark.parametrize(("model", "name"), [("float32", "eagle"), ("qwen3-tiny", "eagle3 of SGLang")])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("float32", "eagle"),
+        ("qwen3-tiny", "eagle3 of SGLang"),
+        ("float32", "p-eagle"),
+        ("qwen3-tiny", "p-eagle of speculators"),
+    ],
+)
 def test_same_tokens_as_plain_decoding(
     references: References, tmp_path: Path, model: str, name: str, way: EngineVariant
 ) -> None:
@@ -123,12 +136,13 @@ def test_same_tokens_as_plain_decoding(
     assert cell.num_accepted > 0
 
 
-def test_same_tokens_on_two_ranks(references: References, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["eagle3 of SGLang", "p-eagle"])
+def test_same_tokens_on_two_ranks(references: References, tmp_path: Path, name: str) -> None:
     reference, way = references.get("float32"), replace(quick_variants()[4], num_requests=12)
     base = replace(reference.base, parallel=ParallelConfig(tensor_parallel_size=2, rank_timeout_s=60.0))
     requests = reference.requests[: way.num_requests]
     answers = {r.request_id: reference.answers[r.request_id] for r in requests}
-    cell = run_cell(base, way, column(references, tmp_path, "eagle3 of SGLang"), requests, answers)
+    cell = run_cell(base, way, column(references, tmp_path, name), requests, answers)
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_accepted > 0
 
@@ -148,8 +162,9 @@ def test_same_tokens_on_two_instances(references: References, tmp_path: Path) ->
         assert pair.wire.num_failed == 0
 
 
-def test_as_a_source_of_auto_it_changes_no_token(references: References, tmp_path: Path) -> None:
-    reference, head = references.get("float32"), make_head(tmp_path, "eagle3", CHECKPOINTS["float32"])
+@pytest.mark.parametrize("name", ["eagle3", "p-eagle"])
+def test_as_a_source_of_auto_it_changes_no_token(references: References, tmp_path: Path, name: str) -> None:
+    reference, head = references.get("float32"), make_head(tmp_path, name, CHECKPOINTS["float32"])
     config = SpeculativeConfig(
         "auto", 6, auto_with_draft_model=True, draft_method="eagle3", model=str(head.path), num_model_steps=K
     )

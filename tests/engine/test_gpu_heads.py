@@ -14,11 +14,18 @@ from fastdeploy_sd.config import SpeculativeConfig
 from tests.engine.gpu import BATCH, tiny_config
 from tests.engine.test_gpu_ahead import plain_answers, plain_requests
 from tests.models import head_models
+from tests.models.eagle_heads import HEADS, EagleHead
 from tests.models.head_models import HeadReference
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
-MAKERS: dict[str, Callable[[Path, str], HeadReference]] = {
+
+def make_p_eagle(folder: Path, target: str) -> EagleHead:
+    return EagleHead(folder, HEADS["p-eagle of speculators"], target)
+
+
+MAKERS: dict[str, Callable[[Path, str], HeadReference | EagleHead]] = {
+    "eagle3": make_p_eagle,
     "medusa": partial(head_models.make_medusa, numbered=False),
     "hydra": partial(head_models.make_hydra, has_prefix_layer=True),
     "mlp_speculator": head_models.make_mlp_speculator,

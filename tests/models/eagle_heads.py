@@ -39,6 +39,7 @@ class Head:
         theta: base of its rotary embedding, as computed.
         config: keys of config.json besides the sizes.
         is_nested: the sizes are in the container of speculators.
+        mask_token: of P-EAGLE's further rows; None = drafts are made one by one.
     """
 
     method: str
@@ -56,6 +57,7 @@ class Head:
     theta: float = 10_000.0
     config: Mapping[str, Any] = field(default_factory=dict)
     is_nested: bool = False
+    mask_token: int | None = None
 
 
 EAGLE3: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
@@ -89,6 +91,35 @@ HEADS: Mapping[str, Head] = {
         is_nested=True,
     ),
     "eagle3 of two layers": Head("eagle3", (2, 1, 0), draft_vocab=100, num_layers=2, config=EAGLE3),
+    "p-eagle": Head(
+        "eagle3",
+        (2, 1, 0),
+        hidden=128,
+        draft_vocab=100,
+        num_layers=2,
+        norms="whole",
+        config=EAGLE3 | {"ptd_token_id": 4000},
+        mask_token=4000,
+    ),
+    "p-eagle of speculators": Head(
+        "eagle3",
+        (1, 2),
+        draft_vocab=300,
+        num_layers=3,
+        layer="layers.0",
+        norms="each",
+        has_bias=True,
+        has_qk_norm=True,
+        norm_before_residual=True,
+        config={
+            "speculators_model_type": "peagle",
+            "fc_norm": True,
+            "mask_token_id": 7,
+            "eagle_aux_hidden_state_layer_ids": [1, 2],
+        },
+        is_nested=True,
+        mask_token=7,
+    ),
 }  # fmt: skip
 
 
@@ -132,6 +163,8 @@ class EagleHead:
             shapes |= {"norm.weight": (h,), "lm_head.weight": (draft_vocab, h)}
         if head.hidden is not None:
             shapes["embed_tokens.weight"] = (len(self._table), h)
+        if head.mask_token is not None:
+            shapes["mask_hidden"] = (1, 1, taps)
         if head.norms == "whole":
             shapes["input_norm.weight"] = (taps,)
         if head.norms == "each":
@@ -183,7 +216,7 @@ class EagleHead:
 
     def hidden(self, token_ids: I32) -> F64:
         """Return what the head keeps of the target's rows, [T, H]."""
-        head, w = self.head, self._parts
+        head = self.head
         if not head.taps:
             return self._target.hidden(token_ids).astype(np.float64)
         stream: F32 = widen(self._target.weights.embedding().data)[token_ids]
@@ -192,7 +225,11 @@ class EagleHead:
         for i in range(num_layers + 1):
             streams.append(stream)
             stream = stream if i == num_layers else self._target.layer(stream, i)
-        rows: list[F64] = [streams[layer].astype(np.float64) for layer in head.taps]
+        return self._combined([streams[layer].astype(np.float64) for layer in head.taps])
+
+    def _combined(self, rows: list[F64]) -> F64:
+        """[T, H of the target] of each layer that is read -> what the head keeps [T, H]."""
+        head, w = self.head, self._parts
         if head.norms == "each":
             rows = [normed(row, w[f"fc_norm.{i}.weight"]) for i, row in enumerate(rows)]
         row: F64 = np.concatenate(rows, axis=1)
@@ -208,8 +245,13 @@ class EagleHead:
             found.append(int(self._tokens[logits.argmax()]))
             logprobs.append(-float(np.log(np.exp(logits - logits.max()).sum())))
             margin = min(margin, float(logits.max() - np.partition(logits, -2)[-2]))
-            text, hidden = np.append(text, found[-1]).astype(np.int32), np.concatenate([hidden, chained])
+            token, row = (found[-1], chained) if self.head.mask_token is None else (self.head.mask_token, self._mask())
+            text, hidden = np.append(text, token).astype(np.int32), np.concatenate([hidden, row])
         return Draft(found, margin, logprobs)
+
+    def _mask(self) -> F64:
+        """Return the row [1, H] of P-EAGLE in place of one that is not known yet."""
+        return self._combined(np.split(self._parts["mask_hidden"][0].astype(np.float64), len(self.head.taps), axis=1))
 
     def _run(self, token_ids: I32, hidden: F64) -> tuple[F64, F64]:
         """Return the logits of the last row, and what the next draft reads [1, H]."""

@@ -102,5 +102,7 @@ def test_auto_is_told_which_drafter_is_in_the_folder(tmp_path: Path) -> None:
     assert located(with_drafter(_LLAMA, _WHOLE)).speculative.draft_models == ("draft_model",)
     eagle3 = with_drafter({"architectures": ["LlamaForCausalLMEagle3"]}, _EAGLE3)
     assert located(eagle3).speculative.draft_models == ("eagle3",)
+    p_eagle = with_drafter({"speculators_model_type": "peagle"}, (*_EAGLE3, "mask_hidden"))
+    assert located(p_eagle).speculative.draft_models == ("eagle3",)
     with pytest.raises(ConfigError, match=r"speculative_config.model: expected a drafter of .*, got a Domino"):
         located(with_drafter({"dflash_config": {"projector_type": "domino"}}, _DFLASH))

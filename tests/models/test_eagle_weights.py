@@ -91,6 +91,15 @@ def without(name: str) -> Change:
             r"eagle_aux_hidden_state_layer_ids: expected layers of the target, which has 3, got \[0, 1, 4\]",
         ),
         ("eagle3 of SGLang", without("embed_tokens.weight"), "expected a tensor 'embed_tokens.weight'"),
+        ("p-eagle", with_keys(ptd_token_id=None), "mask_token_id: expected an integer from 0 to 4095, got nothing"),
+        ("p-eagle", with_keys(ptd_token_id=4096), "ptd_token_id: expected an integer from 0 to 4095, got 4096"),
+        ("p-eagle", with_keys(mask_token_id=-1), "mask_token_id: expected an integer from 0 to 4095, got -1"),
+        ("p-eagle of speculators", without("mask_hidden"), "expected a tensor 'mask_hidden'"),
+        (
+            "p-eagle",
+            with_tensor("mask_hidden", 1, 384),
+            r"'mask_hidden': expected shape \(1, 1, 384\), got \(1, 384\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, change: Change, message: str, tmp_path: Path) -> None:

@@ -38,14 +38,17 @@ def test_rows_that_no_request_wants_any_more_are_skipped_and_filled_up(name: str
     assert (got.slot_mapping[count:] == -1).all()
 
 
-@pytest.mark.parametrize("name", ["random-0-block16-source0", "random-1-block32-source2"])
+@pytest.mark.parametrize("name", ["random-0-block16-source0", "random-1-block32-source2", "decode-block16-masked11"])
 def test_rows_behind_a_passs_own_are_filled(name: str) -> None:
     """As a graph runs more rows than a step has."""
     case, expected = (OpCases.copied(MTP_PREPROCESS.inputs[name]) for _ in range(2))
     batch, todo = case["batch"], case["todo"]
     more = replace(batch, num_drafting=[n + MORE for n in batch.num_drafting])
     with emulated().runs_ops():
-        got = ops.mtp_preprocess(more, replace(todo, num_tokens=todo.num_tokens + MORE), case["hidden"])
+        todo, block = replace(todo, num_tokens=todo.num_tokens + MORE), case.get("block")
+        if block is not None:
+            block = replace(block, num_drafts=block.num_drafts + MORE)
+        got = ops.mtp_preprocess(more, todo, case["hidden"], block)
     want = reference.mtp_preprocess(**expected)
     for part in ("input_ids", "positions", "slot_mapping", "hidden", "draft_rows"):
         rows, own = getattr(got, part), getattr(want, part)

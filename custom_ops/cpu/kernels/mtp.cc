@@ -44,14 +44,21 @@ class MtpRow {
         blocks_(p.blocks.block_table + static_cast<int64_t>(p.requests.table_rows[r]) * p.blocks.max_blocks) {}
 
   int32_t begin() const { return p_.requests.begin[r_]; }
-  int32_t end() const { return p_.requests.end[r_]; }
   int32_t num_draft() const { return p_.requests.cu_num_draft[r_ + 1] - p_.requests.cu_num_draft[r_]; }
+  // Past the slots that combine a token with a hidden row, and past those of the block.
+  int32_t block_begin() const { return p_.requests.end[r_]; }
+  int32_t end() const {
+    return block_begin() + (has_blocks() && num_draft() > 0 ? num_draft() + p_.draft_block.more_rows : 0);
+  }
+  int32_t num_draft_rows() const { return has_blocks() ? num_draft() : num_draft() > p_.source; }
 
   // A draft that could not be made is run as token 0.
   int32_t TokenAt(int32_t slot) const {
+    const int32_t place = slot - p_.draft_block.token_shift;
     const int32_t committed = p_.requests.num_committed[r_];
-    if (slot < committed) return tokens_[slot];
-    return std::max(p_.requests.draft_token_ids[p_.requests.cu_num_draft[r_] + slot - committed], 0);
+    if (place < committed) return tokens_[place];
+    if (has_blocks()) return p_.draft_block.mask_token;
+    return std::max(p_.requests.draft_token_ids[p_.requests.cu_num_draft[r_] + place - committed], 0);
   }
 
   int64_t KvSlot(int32_t slot) const {
@@ -59,8 +66,10 @@ class MtpRow {
            slot % p_.blocks.block_size;
   }
 
-  // The hidden row of a position, nullptr for zeros.
-  const char* HiddenAt(int32_t position) const {
+  // The hidden row that a slot combines with its token, nullptr for zeros.
+  const char* HiddenOf(int32_t slot) const {
+    if (slot >= block_begin()) return static_cast<const char*>(p_.draft_block.mask_hidden);
+    const int32_t position = slot - 1;
     if (position < p_.source) return nullptr;
     if (position >= p_.requests.hidden_begin[r_]) return CurrentHidden(position);
     if (EndsBlock(position)) return RowAt(p_.rows.block_hidden, Block(position), p_.rows.row_bytes);
@@ -74,6 +83,7 @@ class MtpRow {
   }
 
  private:
+  bool has_blocks() const { return p_.draft_block.mask_token >= 0; }
   int32_t Block(int32_t position) const { return blocks_[position / p_.blocks.block_size]; }
   bool EndsBlock(int32_t position) const { return (position + 1) % p_.blocks.block_size == 0; }
   const char* CurrentHidden(int32_t position) const {
@@ -83,12 +93,13 @@ class MtpRow {
 
   Error CheckSlots() const {
     const int32_t committed = p_.requests.num_committed[r_];
-    if (begin() < 0 || (begin() == 0 && end() > 0 && p_.rows.row_bytes > 0))
+    if (begin() < 0 || (begin() == 0 && end() > 0 && (p_.rows.row_bytes > 0 || p_.draft_block.token_shift > 0)))
       return "begin: expected >= 1, as slot 0 has no hidden row before it, or >= 0 where no rows are read; got less";
-    if (end() < begin()) return "end: expected >= begin, got less";
+    if (block_begin() < begin()) return "end: expected >= begin, got less";
     if (committed < 0 || committed > p_.tokens.max_tokens_per_row)
       return "num_committed: expected at most a row of token_table, got another number";
-    if (end() > begin() && end() > static_cast<int64_t>(committed) + std::min(p_.source, num_draft()))
+    const int32_t num_known = has_blocks() ? 0 : std::min(p_.source, num_draft());
+    if (block_begin() > begin() && block_begin() > static_cast<int64_t>(committed) + num_known)
       return "end: expected committed tokens and known drafts only, got more";
     return CheckBlocks(begin() == end() ? 0 : end());
   }
@@ -97,11 +108,11 @@ class MtpRow {
     const int32_t first = p_.requests.hidden_begin[r_];
     const int64_t num_rows = p_.requests.cu_hidden[r_ + 1] - p_.requests.cu_hidden[r_];
     if (first < 0) return "hidden_begin: expected a position, got a negative one";
-    if (begin() == end() || p_.rows.row_bytes == 0) return nullptr;
+    if (begin() == block_begin() || p_.rows.row_bytes == 0) return nullptr;
     const bool are_kept = p_.rows.num_blocks > 0;
     if (begin() <= first - (are_kept ? p_.rows.num_kept : 0) && !(are_kept && EndsBlock(begin() - 1)))
       return "begin: expected slots whose hidden rows are kept, got an earlier one";
-    if (end() - 1 > first + num_rows) return "hidden: expected a row for every slot, got too few";
+    if (block_begin() - 1 > first + num_rows) return "hidden: expected a row for every slot, got too few";
     return nullptr;
   }
 
@@ -125,6 +136,11 @@ Error CheckPreprocess(const MtpPreprocessParams& p) {
   if (p.source < 0) return "source: expected >= 0, got a negative layer";
   if (p.rows.row_bytes < 0) return "row_bytes: expected >= 0, got a negative size";
   if (p.rows.num_kept < 1) return "num_kept: expected at least 1, got less";
+  if (p.draft_block.more_rows < -1) return "more_rows: expected at least -1, got less";
+  if (p.draft_block.token_shift < 0 || p.draft_block.token_shift > 1)
+    return "token_shift: expected 0 or 1, got another number";
+  if (p.draft_block.mask_token >= 0 && p.draft_block.mask_hidden == nullptr && p.rows.row_bytes > 0)
+    return "mask_hidden: expected a row where blocks read one, got none";
   if (!AreRising(p.requests.cu_hidden, p.num_requests)) return "cu_hidden: expected rising offsets, got a decrease";
   if (!AreOffsets(p.requests.cu_num_draft, p.num_requests))
     return "cu_num_draft: expected 0 and rising offsets, got a decrease";
@@ -140,12 +156,14 @@ Error CheckPreprocess(const MtpPreprocessParams& p) {
     const MtpRow row(p, r);
     if (Error error = row.Check()) return error;
     num_tokens += row.end() - row.begin();
-    num_draft_rows += row.num_draft() > p.source;
-    if (row.num_draft() > p.source && row.begin() == row.end())
+    num_draft_rows += row.num_draft_rows();
+    if (row.num_draft_rows() > row.end() - row.begin())
       return "cu_num_draft: expected drafts only where a slot is computed, got some elsewhere";
   }
-  if (num_tokens != p.num_tokens) return "num_tokens: expected the sum of end - begin, got another number";
-  if (num_draft_rows != p.num_draft_rows) return "num_draft_rows: expected requests that draft, got another number";
+  if (num_tokens != p.num_tokens)
+    return "num_tokens: expected the sum of end - begin and the rows of blocks, got another number";
+  if (num_draft_rows != p.num_draft_rows)
+    return "num_draft_rows: expected requests that draft, or drafts of blocks, got another number";
   return nullptr;
 }
 
@@ -163,9 +181,9 @@ Error MtpPreprocess(const MtpPreprocessParams& p) {
       p.out.input_ids[t] = row.TokenAt(slot);
       p.out.positions[t] = slot;
       p.out.slot_mapping[t] = row.KvSlot(slot);
-      sources[t] = row.HiddenAt(slot - 1);
+      sources[t] = row.HiddenOf(slot);
     }
-    if (row.num_draft() > p.source) p.out.draft_rows[a++] = t - 1;
+    for (int32_t before = row.num_draft_rows(); before > 0; --before) p.out.draft_rows[a++] = t - before;
     p.out.seq_lens[r] = row.end();
     p.out.query_start_loc[r + 1] = t;
   }

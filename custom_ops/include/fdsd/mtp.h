@@ -96,12 +96,15 @@ Error MtpHold(const MtpHoldParams& p);
 //   hidden[cu_hidden[r] + p - hidden_begin[r]]        where p >= hidden_begin[r],
 //   block_hidden[the block that ends with p]          where p is the last position of a block,
 //   request_hidden[table_rows[r] * n + p % n]         otherwise, with n = num_kept, as KeepHidden left them.
-// On a GPU num_tokens and num_draft_rows may be larger: rows after the requests' get token 0 at position 0, slot -1 and
-// a hidden row of zeros, and draft_rows after theirs are 0.
+// A layer that makes all drafts of a request in one pass has a block of further rows after those of a request that
+// drafts, at the slots from end on, which know only their place: they run mask_token with the hidden row mask_hidden.
+// The request's last rows make its drafts, one each. With token_shift the row at slot q runs the token at q - 1. On a
+// GPU num_tokens and num_draft_rows may be larger: rows after the requests' get token 0 at position 0, slot -1 and a
+// hidden row of zeros, and draft_rows after theirs are 0.
 struct MtpPreprocessParams {
   int32_t num_requests;    // R
-  int32_t num_tokens;      // T = sum(end - begin)
-  int32_t num_draft_rows;  // A = requests with more than `source` drafts
+  int32_t num_tokens;      // T = sum(end - begin), and the rows of blocks
+  int32_t num_draft_rows;  // A = requests with more than `source` drafts; with blocks all drafts
   int32_t source;          // the layer whose output `hidden` is; 0 = the target
   struct Requests {
     int32_t num_drafts;              // room in draft_token_ids, at least cu_num_draft[R]
@@ -133,13 +136,19 @@ struct MtpPreprocessParams {
     const void* block_hidden;    // [num_blocks, row_bytes]
     const void* request_hidden;  // [num_table_rows * num_kept, row_bytes]
   } rows;
+  struct DraftBlock {
+    int32_t mask_token;       // -1 = there are no blocks
+    int32_t more_rows;        // rows of a block besides one for each draft, at least -1
+    int32_t token_shift;      // 0 or 1
+    const void* mask_hidden;  // [row_bytes]; null where row_bytes is 0
+  } draft_block;
   struct Output {
     int32_t* input_ids;        // [T]
     int32_t* positions;        // [T]
     int64_t* slot_mapping;     // [T]
     int32_t* query_start_loc;  // [R + 1]
-    int32_t* seq_lens;         // [R] = end
-    int32_t* draft_rows;       // [A] the last row of each request that drafts
+    int32_t* seq_lens;         // [R] = end, and the rows of a block
+    int32_t* draft_rows;       // [A] the last row of each request that drafts; with blocks as many as it has drafts
     void* hidden;              // [T, row_bytes]
   } out;
 };

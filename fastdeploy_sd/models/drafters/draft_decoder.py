@@ -7,7 +7,7 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.drafters.draft_decoder_weights import DraftDecoderWeights
-from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftBlock, DraftInputs, DraftOutput, TargetParts
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
@@ -19,6 +19,7 @@ class DraftDecoder:
 
     num_layers = 1
     combine_hidden: CombineHidden | None = None
+    block: DraftBlock | None = None
 
     def __init__(self, decoder: Decoder, token_map: Tensor | None) -> None:
         self._decoder, self.token_map = decoder, token_map

@@ -39,6 +39,8 @@ class DraftDecoderWeights:
         translation: None = it has the target's tokens.
     """
 
+    drafts_at_once = False
+
     def __init__(self, checkpoint: ModelSource, config: DecoderConfig) -> None:
         self.checkpoint, self.config, self.num_layers = checkpoint, config, config.num_layers
         self.own_config = config

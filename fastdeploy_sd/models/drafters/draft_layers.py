@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paddle import Tensor
 
-from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftInputs, DraftOutput
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftBlock, DraftInputs, DraftOutput
 from fastdeploy_sd.models.drafters.draft_parts import Embed, Head
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, RmsNorm, run_before_last
 from fastdeploy_sd.ops.kv_cache import KvCache
@@ -34,15 +34,17 @@ class DraftLayer:
 
 
 class DraftLayers:
-    """A DraftModel of layers; `token_map`, `combine_hidden`: see there."""
+    """A DraftModel of layers; `token_map`, `combine_hidden`, `block`: see there."""
 
     def __init__(
         self,
         layers: list[DraftLayer],
         combine_hidden: CombineHidden | None = None,
         token_map: Tensor | None = None,
+        block: DraftBlock | None = None,
     ) -> None:
         self._layers, self.combine_hidden, self.token_map = layers, combine_hidden, token_map
+        self.block = block
 
     @property
     def num_layers(self) -> int:

@@ -38,11 +38,15 @@ class DraftWeights(Protocol):
 
     Attributes:
         reads: the target's hidden rows that it reads besides token ids, see FINAL_NORM; () = none.
+        drafts_at_once: all drafts are made in one pass.
     """
 
     checkpoint: ModelSource
     config: DecoderConfig
     num_layers: int
+
+    @property
+    def drafts_at_once(self) -> bool: ...
 
     @property
     def reads(self) -> tuple[int, ...]: ...
@@ -85,8 +89,26 @@ class DraftOutput(NamedTuple):
     chained: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftBlock:
+    """What the rows of further drafts run, where a model makes all drafts in one pass; see MaskedRows.
+
+    Attributes:
+        hidden: [H]; None = zeros.
+        more_rows: of a request besides one for each draft.
+        is_apart: they begin with a row of the newest token, and run after the other rows, whose KV alone is stored.
+    """
+
+    token: int
+    hidden: Tensor | None
+    more_rows: int
+    is_apart: bool
+
+
 class DraftModel(Protocol):
     """Layers that draft, on this rank. Draft i is made in step i, by layer i or by the only one.
+
+    With a `block` the only layer makes all drafts in step 0.
 
     A whole model counts as one layer, which has several caches and reads no hidden rows. A chain of heads counts as one
     layer too, which has another head in every step.
@@ -99,6 +121,7 @@ class DraftModel(Protocol):
 
     token_map: Tensor | None
     combine_hidden: CombineHidden | None
+    block: DraftBlock | None
 
     @property
     def num_layers(self) -> int: ...

@@ -1,6 +1,6 @@
 """Which kind of drafter a folder holds: config.json says so first, names of tensors second. Needs no Paddle.
 
-A kind is called as the method that runs it, where there is one: see types.draft_methods.
+A kind is called as the method that runs it, where there is one and it runs no other: see types.draft_methods.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.weights.source import ModelSource
 
 _PARAM = "speculative_config"
-DRAFT_MODEL = "draft_model"
+DRAFT_MODEL, P_EAGLE = "draft_model", "p_eagle"
 # What a kind is, for errors.
 KINDS: Mapping[str, str] = {
     DRAFT_MODEL: "a whole model",
     "mtp": "multi-token prediction (MTP) layers",
     "eagle": "an EAGLE-1 or EAGLE-2 head",
     "eagle3": "an EAGLE-3 head",
-    "p_eagle": "a P-EAGLE head",
+    P_EAGLE: "a P-EAGLE head",
     "medusa": "Medusa heads",
     "hydra": "Hydra heads",
     "mlp_speculator": "an MLP speculator",
@@ -31,6 +31,8 @@ KINDS: Mapping[str, str] = {
     "dspark": "a DSpark block drafter",
     "domino": "a Domino block drafter",
 }
+# Kinds that a method of another name runs.
+_METHODS = {P_EAGLE: "eagle3"}
 _CONTAINER = "speculators_model_type"
 _OF_CONTAINER = {"peagle": "p_eagle", **{kind: kind for kind in ("eagle", "eagle3", "dflash", "dspark", "mtp")}}
 # The first pattern that a name of config.json's `architectures` has decides.
@@ -77,10 +79,15 @@ def open_drafter(place: str | None, method: str) -> Checkpoint:
         raise ConfigError(f"{_PARAM}.model: {text}", param=_PARAM)
     checkpoint = Checkpoint(Path(place))
     kind = drafter_kind(checkpoint)
-    if kind != method:
+    if method_of(kind) != method:
         text = f"expected {KINDS[method]} for method {method}, got {KINDS[kind]} ({kind}) in {place}"
         raise ConfigError(f"{_PARAM}.model: {text}", param=_PARAM)
     return checkpoint
+
+
+def method_of(kind: str) -> str:
+    """Return the name of the method that runs a kind, where there is one."""
+    return _METHODS.get(kind, kind)
 
 
 def drafter_kind(source: ModelSource) -> str:

@@ -1,7 +1,9 @@
 """EAGLE heads: a decoder layer that guesses tokens from the target's hidden rows, each draft from the one before.
 
 The row at slot q combines token q with the target's row of position q - 1, or with the head's own row of the draft
-before. Source: arXiv:2401.15077 (EAGLE-1), arXiv:2503.01840 (EAGLE-3).
+before. P-EAGLE makes all drafts in one pass: its further rows combine a mask token with a trained row.
+
+Source: arXiv:2401.15077 (EAGLE-1), arXiv:2503.01840 (EAGLE-3).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from fastdeploy_sd.models.drafters.draft_layers import (
     Output,
     normed_output,
 )
-from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftOutput, TargetParts
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftBlock, DraftOutput, TargetParts
 from fastdeploy_sd.models.drafters.draft_parts import DraftParts
 from fastdeploy_sd.models.drafters.eagle_weights import Eagle3Weights, EagleWeights
 from fastdeploy_sd.models.layer_builder import LayerBuilder
@@ -29,6 +31,7 @@ from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, DecoderLaye
 from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.bf16 import narrow, storage
 from fastdeploy_sd.ops.rowwise import cast, concat_columns
 
 
@@ -72,7 +75,15 @@ def build_eagle3(
         output=normed_output(RmsNorm(weights.output_norm(), eps), feeds_normed=weights.read.feeds_normed),
         head=parts.head(weights.head()),
     )
-    return DraftLayers([layer], _combine_hidden(weights, builder), _token_map(weights))
+    return DraftLayers([layer], _combine_hidden(weights, builder), _token_map(weights), _block(weights, scheme))
+
+
+def _block(weights: Eagle3Weights, scheme: QuantScheme) -> DraftBlock | None:
+    """Return what P-EAGLE's further rows run: the newest token's row makes the first draft."""
+    token, hidden = weights.read.mask_token, weights.mask_hidden()
+    if token is None or hidden is None:
+        return None
+    return DraftBlock(token, constant(narrow(hidden, storage(scheme.dtype))), more_rows=-1, is_apart=False)
 
 
 def _blocks(builder: LayerBuilder, weights: EagleWeights, first: InputNorm) -> list[DecoderLayer]:

@@ -28,6 +28,8 @@ _NESTED, _LAYERS = "eagle_config", "transformer_layer_config"
 # What a head's own layers may leave out; rotary embedding too, which then has the base 10,000 and no scaling.
 _DEFAULTS = {"rms_norm_eps": 1e-6}
 _MOST_LAYER_IDS = 64
+# Trainers' names for one key.
+_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class EagleConfig:
         vocab_size, target_size: of the target: its tokens, and the length of its hidden rows.
         norm_before_residual: the residual stream begins with the normed hidden row.
         feeds_normed: the next draft reads the row after the output norm.
+        mask_token: of the rows of further drafts, where one pass makes all drafts; None = it does not.
         flags: those that config.json has, of norm_before_fc, fc_norm and bias; where it has not, the tensors tell.
     """
 
@@ -50,6 +53,7 @@ class EagleConfig:
     norm_before_residual: bool
     feeds_normed: bool
     flags: Mapping[str, bool]
+    mask_token: int | None = None
 
 
 def read_eagle(source: ModelSource, target: DecoderConfig) -> EagleConfig:
@@ -64,6 +68,23 @@ def read_eagle(source: ModelSource, target: DecoderConfig) -> EagleConfig:
     return EagleConfig(
         decoder, (FINAL_NORM,), decoder.vocab_size, target.hidden_size, False, feeds_normed=False, flags=flags
     )
+
+
+def read_p_eagle(source: ModelSource, target: DecoderConfig) -> EagleConfig:
+    """Read the config.json of a P-EAGLE head; raises as read_eagle3."""
+    return replace(read_eagle3(source, target), mask_token=mask_token(source, target, _MASK_TOKENS))
+
+
+def mask_token(source: ModelSource, target: DecoderConfig, keys: Sequence[str]) -> int:
+    """Return the token of rows that are to be drafted, which config.json has under one of some keys.
+
+    Raises CheckpointError: none is there, or it is no token of the target.
+    """
+    fields = dict.fromkeys(keys, Integer(0, target.vocab_size - 1))
+    nested = _map(source.config, _NESTED, str(source.config_path))
+    reader = FieldReader({**source.config, **nested}, fields, str(source.config_path))
+    key = next((key for key in keys if reader.values.get(key) is not None), keys[0])
+    return reader.integer(key)
 
 
 def read_eagle3(source: ModelSource, target: DecoderConfig) -> EagleConfig:

@@ -2,9 +2,10 @@
 
 EAGLE-1 and 2 share their layout: `fc` over embedding | hidden row, and a decoder layer without an input norm. EAGLE-3
 has `fc` over rows of several layers of the target, a first layer `midlayer` or `layers.0` that attends to normed
-embedding | normed hidden row, a norm and a head over a vocabulary of its own.
+embedding | normed hidden row, a norm and a head over a vocabulary of its own. P-EAGLE adds `mask_hidden`, in place
+of rows that the target has not computed yet.
 
-Source: arXiv:2401.15077, arXiv:2503.01840.
+Source: arXiv:2401.15077, arXiv:2503.01840; vllm-project/speculators, for P-EAGLE.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import numpy as np
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
-from fastdeploy_sd.models.drafters.drafter_kind import open_drafter
-from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3
+from fastdeploy_sd.models.drafters.drafter_kind import P_EAGLE, drafter_kind, open_drafter
+from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3, read_p_eagle
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_bytes import layer_bytes
 from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
 from fastdeploy_sd.models.weights.source import ModelSource
-from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.ops.bf16 import storage, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
-from fastdeploy_sd.types import I32, I64
+from fastdeploy_sd.types import F32, I32, I64
 from fastdeploy_sd.types.shard import Shard
 
 # Of no use when drafting: which tokens have an own one, and tables of rotary embeddings.
@@ -56,6 +57,10 @@ class EagleWeights(LayerWeights):
     @property
     def reads(self) -> tuple[int, ...]:
         return self.read.reads
+
+    @property
+    def drafts_at_once(self) -> bool:
+        return self.read.mask_token is not None
 
     def input_norms(self, layer: int) -> Sequence[Callable[[int], Weights]]:
         return super().input_norms(layer) if layer else ()
@@ -187,8 +192,25 @@ class Eagle3Weights(EagleWeights):
         has_norms = self._has("fc_norm", f"{names[0]}.weight")
         return [self._norm_weight(name, self.read.target_size) for name in names] if has_norms else None
 
+    def mask_hidden(self) -> F32 | None:
+        """Return f32[H], in place of a hidden row that is not computed yet; None = drafts are made one by one."""
+        if not self.drafts_at_once:
+            return None
+        num_rows, width = len(self.reads), self.read.target_size
+        rows = widen(self._source.tensor(self._name("mask_hidden"), (1, 1, num_rows * width))).reshape(num_rows, width)
+        if (each := self.row_norms()) is not None:
+            rows = np.array([_normed(row, norm, self.config.norm_eps) for row, norm in zip(rows, each, strict=True)])
+        side_by_side: F32 = rows.reshape(-1)
+        if (whole := self.fc_norm()) is not None:
+            side_by_side = _normed(side_by_side, whole, self.config.norm_eps)
+        if (fc := self.fc()) is None:
+            return side_by_side
+        matrix, bias = fc
+        projected = widen(matrix.to_array()) @ side_by_side
+        return np.asarray(projected if bias is None else projected + widen(bias), np.float32)
+
     def _look_ups(self) -> Sequence[Callable[[], object]]:
-        return *super()._look_ups(), self.output_norm, self.fc_norm, self.row_norms
+        return *super()._look_ups(), self.output_norm, self.fc_norm, self.row_norms, self.mask_hidden
 
     def _attention_width(self, layer: int) -> int:
         return (1 if layer else 2) * self.config.hidden_size
@@ -205,6 +227,11 @@ def open_eagle(target: ModelSource, target_config: DecoderConfig, place: str | N
 
 
 def open_eagle3(target: ModelSource, target_config: DecoderConfig, place: str | None) -> Eagle3Weights:
-    """Open the EAGLE-3 head in a folder; raises as open_drafter and read_eagle3."""
+    """Open the EAGLE-3 or P-EAGLE head in a folder; raises as open_drafter and read_eagle3."""
     checkpoint = open_drafter(place, "eagle3")
-    return Eagle3Weights(checkpoint, read_eagle3(checkpoint, target_config))
+    read = read_p_eagle if drafter_kind(checkpoint) == P_EAGLE else read_eagle3
+    return Eagle3Weights(checkpoint, read(checkpoint, target_config))
+
+
+def _normed(x: F32, weight: Weights, eps: float) -> F32:
+    return np.asarray(x / np.sqrt(np.mean(x * x) + eps) * widen(weight), np.float32)

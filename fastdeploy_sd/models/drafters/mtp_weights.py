@@ -95,6 +95,8 @@ def _numbers(checkpoint: ModelSource, pattern: re.Pattern[str]) -> tuple[str, tu
 class MtpWeights(LayerWeights):
     """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0. Raises as LayerWeights."""
 
+    drafts_at_once = False
+
     def __init__(self, checkpoint: ModelSource, config: DecoderConfig, names: MtpNames) -> None:
         super().__init__(checkpoint, config, names.block)
         self.checkpoint, self.path = checkpoint, checkpoint.path

@@ -19,7 +19,7 @@ from fastdeploy_sd.types import I32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputRows:
-    """The rows whose output is wanted, where the others only fill the KV cache: at most the last one of each request.
+    """The rows whose output is wanted, where the others only fill the KV cache: the last ones of each request, or none.
 
     `indices` i32[n], n >= 1, rise; they may be the host's. Request r owns rows [q[r], q[r+1]) of query_start_loc.
     """

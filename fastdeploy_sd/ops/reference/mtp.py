@@ -13,6 +13,7 @@ from fastdeploy_sd.ops.mtp_batch import (
     DraftBatch,
     HiddenRows,
     HiddenStateBuffer,
+    MaskedRows,
     MtpInputs,
     MtpPass,
     NextInputs,
@@ -158,38 +159,42 @@ def _hidden_at(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array], r: i
     return kept.requests[batch.table_rows[r] * kept.num_kept + position % kept.num_kept]
 
 
-def mtp_preprocess(batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array]) -> MtpInputs:
+def mtp_preprocess(
+    batch: DraftBatch, todo: MtpPass, hidden: HiddenRows[Array], block: MaskedRows[Array] | None = None
+) -> MtpInputs:
     """Lay out one pass of a draft layer.
 
     The row at KV slot q combines the token at q, committed or drafted, with the source layer's output at q - 1. A draft
     of -1, which could not be made, is run as token 0. The output comes from this step where the step computed it, and
     else from what was kept: the row of the block that ends there, or the request's. Layer l has no output before
-    position l: what would need it gets zeros.
+    position l: what would need it gets zeros. For `block` see MaskedRows.
     """
-    num_requests = len(batch.table_rows)
-    positions = [np.arange(todo.begin[r], todo.end[r], dtype=np.int32) for r in range(num_requests)]
-    texts = [
-        np.concatenate(
-            [
-                batch.token_table[batch.table_rows[r], : batch.num_committed[r]],
-                batch.draft_token_ids[batch.cu_num_draft[r] : batch.cu_num_draft[r + 1]].clip(0),
-            ]
-        )
-        for r in range(num_requests)
-    ]
-    counts = todo.end - todo.begin
-    query_start_loc = offsets(counts)
-    drafting = np.diff(batch.cu_num_draft) > todo.source
+    num_requests, num_drafts = len(batch.table_rows), np.diff(batch.cu_num_draft)
+    end, drafting, shift = todo.end, (num_drafts > todo.source).astype(np.int32), 0
+    if block is not None:
+        end = (end + np.where(num_drafts > 0, num_drafts + block.more_rows, 0)).astype(np.int32)
+        drafting, shift = num_drafts, block.token_shift
+    positions = [np.arange(todo.begin[r], end[r], dtype=np.int32) for r in range(num_requests)]
+    texts = []
+    for r in range(num_requests):
+        drafts = batch.draft_token_ids[batch.cu_num_draft[r] : batch.cu_num_draft[r + 1]].clip(0)
+        if block is not None:
+            drafts = np.full(len(drafts) + 1, block.token, np.int32)
+        texts.append(np.append(batch.token_table[batch.table_rows[r], : batch.num_committed[r]], drafts))
+    query_start_loc = offsets(end - todo.begin)
+    masked = np.zeros(hidden.step.shape[1]) if block is None or block.hidden is None else block.hidden
     gathered = [
-        _hidden_at(batch, todo, hidden, r, int(q) - 1).copy() for r in range(num_requests) for q in positions[r]
+        _hidden_at(batch, todo, hidden, r, int(q) - 1).copy() if q < todo.end[r] else masked
+        for r in range(num_requests)
+        for q in positions[r]
     ]
     return MtpInputs(
-        input_ids=_flat([texts[r][positions[r]] for r in range(num_requests)], np.int32),
+        input_ids=_flat([texts[r][positions[r] - shift] for r in range(num_requests)], np.int32),
         positions=_flat(positions, np.int32),
         slot_mapping=_flat([_slot_mapping(batch, r, positions[r]) for r in range(num_requests)], np.int64),
         query_start_loc=query_start_loc,
-        seq_lens=todo.end.copy(),
-        draft_rows=query_start_loc[1:][drafting] - 1,
+        seq_lens=end.copy(),
+        draft_rows=_flat([np.arange(q - n, q) for q, n in zip(query_start_loc[1:], drafting, strict=True)], np.int32),
         hidden=np.array(gathered, hidden.step.dtype).reshape(-1, hidden.step.shape[1]),
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.device import constant, device
 from fastdeploy_sd.ops.batch import TARGET_STEP
 from fastdeploy_sd.ops.mtp import MTP_HOLD, MTP_PLAN
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory, StepPlan
@@ -107,6 +107,8 @@ class AsyncPasses:
             next_slot=self._slots.tensor,
             made_drafts=columns["made_drafts"],
         )
+        # What padding overwrites.
+        self._whole = [(twin(column), constant(column)) for column in m.of_draft.values()]
         # Columns of the step that the passes read, and their sources.
         self._copies = [
             (twin(m.table_rows), columns["table_rows"], 0),
@@ -135,6 +137,8 @@ class AsyncPasses:
         self._plan.run()
         for to, source, extra in self._copies:
             device().copy(to[: n + extra], source[: n + extra])
+        for to, source in self._whole:
+            device().copy(to, source)
         self._passes.start(n, *sizes)
         self._hold.run()
 

@@ -21,16 +21,19 @@ class DraftMemory:
         max_draft_len, num_valid, num_kv_slots: i32[R]; see spec_decode.proposer.
         begin, hidden_begin, cu_hidden, draft_start_loc, ends: see passes.DraftStep.
         kept: i32[D]; see MTP_COLLECT.
+        of_draft: by name the columns of DraftStep.drafts; {} where a model does not make all drafts in one pass.
         counts: num_filling i32[1], then num_tokens i32[num_layers], then num_drafting, as MTP_PLAN writes them.
         num_tokens: rows of each layer's first pass.
         num_drafting: requests that may get more than i drafts, by i.
     """
 
-    def __init__(self, num_requests: int, num_layers: int, num_steps: int) -> None:
+    def __init__(self, num_requests: int, num_layers: int, num_steps: int, *, drafts_at_once: bool = False) -> None:
         requests, drafts = num_requests, num_requests * num_steps
         read = dict.fromkeys(("table_rows", "num_committed", "begin", "hidden_begin", "min_survival"), requests)
         read |= {"ends": num_layers * requests}
         read |= dict.fromkeys(("cu_num_draft", "cu_hidden", "draft_start_loc"), requests + 1)
+        of_draft = {"draft_offsets": drafts + 1, "no_rows": drafts, "one_each": drafts, "draft_survival": drafts}
+        read |= of_draft if drafts_at_once else {}
         written = {"num_wanted": requests, "draft_token_ids": drafts, "draft_prob": drafts}
         self.num_read = sum(read.values())
         self.columns: I32 = np.zeros(self.num_read + sum(written.values()), np.int32)
@@ -46,6 +49,10 @@ class DraftMemory:
         self.draft_start_loc, self.num_wanted = cut["draft_start_loc"], cut["num_wanted"]
         self.draft_token_ids, self.draft_prob = cut["draft_token_ids"], cut["draft_prob"].view(np.float32)
         self.max_draft_len, self.num_valid, self.num_kv_slots = np.zeros((3, requests), np.int32)
+        self.of_draft: dict[str, I32 | F32] = {name: cut[name] for name in of_draft if name in cut}
+        if drafts_at_once:
+            cut["draft_offsets"][:], cut["one_each"][:] = np.arange(drafts + 1), 1
+            self.of_draft["draft_survival"] = cut["draft_survival"].view(np.float32)
         self.kept = np.zeros(drafts, np.int32)
         self.counts = np.zeros(1 + num_layers + max(num_layers, num_steps) + 1, np.int32)
         self.count = 0
@@ -58,6 +65,11 @@ class DraftMemory:
         self.num_tokens, self.num_drafting = counts[:num_layers], counts[num_layers:]
         self.num_steps = len(self.num_drafting) - self.num_drafting.count(0)
         return bool(num_filling)
+
+    def set_survival(self, least: float) -> None:
+        """Set `min_survival` of every draft that is made with the others of its request."""
+        if self.of_draft:
+            self.of_draft["draft_survival"][:] = least
 
     def per_request(self) -> Mapping[str, I32 | F32]:
         """The columns with a value per request that passes read, by name, whole."""

@@ -49,7 +49,10 @@ class ModelProposer:
         self._model, self._num_steps = model, config.num_model_steps
         self._num_begun = np.zeros(context.max_num_seqs, np.int32)
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
-        self._memory = DraftMemory(context.max_num_seqs, self._model.model.num_layers, self._num_steps)
+        is_block = self._model.model.block is not None
+        self._memory = DraftMemory(
+            context.max_num_seqs, self._model.model.num_layers, self._num_steps, drafts_at_once=is_block
+        )
         self._passes = (
             EagerPasses(self._model, self._memory, config.draft_p_min)
             if self._model.enforce_eager
@@ -58,7 +61,7 @@ class ModelProposer:
             )
         )
         # Several layers each have a pass over the step's tokens anyway, so no draft can end early.
-        self._can_end = self._model.model.num_layers == 1
+        self._can_end = self._model.model.num_layers == 1 and not is_block
         token_map = model.model.token_map
         self._token_map: I32 | None = None if token_map is None else device().read(token_map).copy()
         self._least_acceptance = _NOT_ASKED
@@ -77,6 +80,7 @@ class ModelProposer:
         can_start = self._token_kv is None and not config.draft_p_min
         if isinstance(self._passes, RecordedPasses) and self._model.step is not None and can_start:
             self._memory.min_survival[:] = self._least_acceptance
+            self._memory.set_survival(self._least_acceptance)
             self.async_drafter = AsyncPasses(
                 self._model, self._model.step, self._memory, self._passes, *columns, self._num_steps
             )
@@ -118,6 +122,7 @@ class ModelProposer:
         m.min_survival[:n] = self._least_acceptance
         if x.probabilities is not None:
             m.min_survival[:n] = x.probabilities.min_survival if self._can_end else 0.0
+        m.set_survival(self._least_acceptance if x.probabilities is None else 0.0)
         logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n), self._token_map)
         if self._token_kv is not None:
             self._token_kv.note_begin(m)
@@ -160,12 +165,19 @@ class _DraftLogprobs:
         return _DraftLogprobs(x.num_draft_logprobs, num_drafts, token_map)
 
     def add(self, step: int, logits: F32 | RowsOnDevice, batch: DraftMemory) -> None:
-        """Note draft `step`; the first rows of logits f32[R, V] are those of the requests with one."""
-        drafting = np.flatnonzero(batch.num_wanted[: batch.count] > step)
-        asked = np.flatnonzero(self._wanted[drafting] >= 0)
+        """Note draft `step`; the first rows of logits f32[R, V] are those of the requests with one.
+
+        Where all drafts are made in step 0, there is a row for each.
+        """
+        if batch.of_draft:
+            asked = np.flatnonzero(np.repeat(self._wanted >= 0, np.diff(batch.cu_num_draft[: batch.count + 1])))
+            at = asked.astype(np.int32)
+        else:
+            drafting = np.flatnonzero(batch.num_wanted[: batch.count] > step)
+            asked = np.flatnonzero(self._wanted[drafting] >= 0)
+            at = batch.cu_num_draft[drafting[asked]] + step
         if len(asked) == 0:
             return
-        at = batch.cu_num_draft[drafting[asked]] + step
         # A failed draft is cut off afterwards.
         token_ids = batch.draft_token_ids[at].clip(0)
         num_top = min(self.arrays.top_token_ids.shape[1], int(logits.shape[1]))

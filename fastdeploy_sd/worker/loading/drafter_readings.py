@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.drafters.drafter_kind import KINDS, drafter_kind
-from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3
+from fastdeploy_sd.models.drafters.drafter_kind import KINDS, P_EAGLE, drafter_kind, method_of
+from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3, read_p_eagle
 from fastdeploy_sd.models.registry import read_decoder_config
 
 _TAPS, _NESTED, _LAYERS = "eagle_aux_hidden_state_layer_ids", "eagle_config", "transformer_layer_config"
@@ -22,7 +22,11 @@ _POST_NORM, _RESIDUAL, _THETA = "norm_output", "norm_before_residual", "rope_the
 _ROPE_MAPS = ("rope_parameters", "rope_scaling")
 _THETA_OF_HEADS = 10_000.0
 # Kind -> what reads its config.json, and the keys that are doubtful.
-_DOUBTFUL = {"eagle": (read_eagle, (_THETA,)), "eagle3": (read_eagle3, (_TAPS, _RESIDUAL, _POST_NORM, _THETA))}
+_DOUBTFUL = {
+    "eagle": (read_eagle, (_THETA,)),
+    "eagle3": (read_eagle3, (_TAPS, _RESIDUAL, _POST_NORM, _THETA)),
+    P_EAGLE: (read_p_eagle, (_TAPS, _RESIDUAL, _THETA)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class DrafterReadings:
     """A drafter's folder and the ways to read it.
 
     Attributes:
-        kind, kind_text: see models.drafters.drafter_kind.
+        method: that runs it, or its kind where none does; kind_text: see models.drafters.drafter_kind.
         as_is: what is read now, each doubtful key said outright.
 
     Raises CheckpointError: the folder holds no drafter for the model.
@@ -45,13 +49,13 @@ class DrafterReadings:
 
     def __init__(self, folder: Path, model: Path) -> None:
         self._source = Checkpoint(folder)
-        self.kind = drafter_kind(self._source)
-        self.kind_text = KINDS[self.kind]
+        kind = drafter_kind(self._source)
+        self.method, self.kind_text = method_of(kind), KINDS[kind]
         target = Checkpoint(model)
         self._target = read_decoder_config(target.config, str(target.config_path))
         values: Mapping[str, Any] = {}
-        if self.kind in _DOUBTFUL:
-            read_config, keys = _DOUBTFUL[self.kind]
+        if kind in _DOUBTFUL:
+            read_config, keys = _DOUBTFUL[kind]
             read = read_config(self._source, self._target)
             found = {_TAPS: list(read.reads), _RESIDUAL: read.norm_before_residual, _POST_NORM: read.feeds_normed}
             found[_THETA] = _theta(read)

@@ -11,7 +11,7 @@ import numpy as np
 from fastdeploy_sd.ops import mtp as ops
 from fastdeploy_sd.ops.bf16 import narrow
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, HiddenStateBuffer, MtpPass, NextInputs
+from fastdeploy_sd.ops.mtp_batch import DraftBatch, HiddenRows, HiddenStateBuffer, MaskedRows, MtpPass, NextInputs
 from fastdeploy_sd.ops.reference import mtp as reference
 from tests.ops.cases.case import OpCases
 
@@ -40,7 +40,7 @@ def make_batch(rng: np.random.Generator, kinds: Sequence[Kind], block_size: int)
     block_table = np.full((num_table_rows, max_blocks), -1, np.int32)
     free = rng.permutation(num_table_rows * max_blocks).astype(np.int32)
     for r, table_row in enumerate(table_rows):
-        count = -(-(int(committed[r]) + int(num_drafts[r])) // block_size)
+        count = -(-(int(committed[r]) + int(num_drafts[r]) + 1) // block_size)
         block_table[table_row, :count], free = free[:count], free[count:]
     cu_num_draft = np.concatenate([[0], np.cumsum(num_drafts)]).astype(np.int32)
     return DraftBatch(
@@ -96,12 +96,35 @@ def preprocess_cases() -> dict[str, dict[str, Any]]:
     plans = dict(STEPS)
     for i in range(8):
         plans[f"random-{i}"] = [random_kind(rng) for _ in range(9)]
-    return {
+    found = {
         f"{name}-block{size}-source{source}": preprocess_case(rng, kinds, size, source)
         for name, kinds in plans.items()
         for size in (16, 32)
         for source in (0, 1, 2)
     }
+    first = {name.removesuffix("-source0"): case for name, case in found.items() if name.endswith("source0")}
+    for more_rows, token_shift in ((-1, 0), (0, 1), (1, 1)):
+        found |= {
+            f"{name}-masked{more_rows}{token_shift}": block_case(case, rng, more_rows, token_shift)
+            for name, case in first.items()
+        }
+    return found
+
+
+def block_case(case: Mapping[str, Any], rng: np.random.Generator, more_rows: int, token_shift: int) -> dict[str, Any]:
+    """The same pass with rows for all drafts; a shifted one has no other rows."""
+    batch, todo, step = case["batch"], case["todo"], case["hidden"].step
+    if token_shift:
+        todo = replace(todo, begin=todo.end)
+    mask = narrow(rng.standard_normal(step.shape[1], np.float32), step.dtype)
+    return with_block_rows({**case, "todo": todo}, MaskedRows(77, mask, more_rows, token_shift, 0), batch)
+
+
+def with_block_rows(case: dict[str, Any], block: MaskedRows[np.ndarray], batch: DraftBatch) -> dict[str, Any]:
+    todo, num_drafts = case["todo"], np.diff(batch.cu_num_draft)
+    num_rows = (todo.end - todo.begin).sum() + np.where(num_drafts > 0, num_drafts + block.more_rows, 0).sum()
+    block = replace(block, num_drafts=int(num_drafts.sum()))
+    return {**case, "todo": replace(todo, num_tokens=int(num_rows)), "block": block}
 
 
 def random_kind(rng: np.random.Generator) -> Kind:
@@ -220,13 +243,14 @@ def take_preprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str,
     todo, hidden = kwargs["todo"], kwargs["hidden"]
     columns = {name: getattr(todo, name)[list(rows)] for name in ("begin", "end", "hidden_begin")}
     parts = ragged(todo.cu_hidden, rows)
-    return {
+    taken = {
         "batch": take_batch(kwargs["batch"], rows),
         "todo": replace(
             todo, **columns, cu_hidden=offsets(parts), num_tokens=int((columns["end"] - columns["begin"]).sum())
         ),
         "hidden": replace(hidden, step=hidden.step[np.concatenate(parts)]),
     }
+    return with_block_rows(taken, kwargs["block"], taken["batch"]) if "block" in kwargs else taken
 
 
 def take_postprocess(kwargs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftInputs, DraftOutput, TargetParts
+from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftBlock, DraftInputs, DraftOutput, TargetParts
 from fastdeploy_sd.models.drafters.draft_parts import DraftParts, Embed, Head
 from fastdeploy_sd.models.drafters.heads.mlp_speculator_weights import MlpSpeculatorWeights
 from fastdeploy_sd.models.drafters.heads.weights import HeadsWeights, HydraWeights, MedusaWeights
@@ -64,6 +64,7 @@ class HeadChain:
 
     num_layers = 1
     combine_hidden: CombineHidden | None = None
+    block: DraftBlock | None = None
 
     def __init__(
         self, heads: Sequence[DraftHead], prefix: PrefixLayer | None = None, token_map: Tensor | None = None

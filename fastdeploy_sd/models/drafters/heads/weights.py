@@ -50,7 +50,7 @@ class HeadsWeights(ABC):
         token_map: the target's token of each output of the heads; None = it has the same number.
     """
 
-    num_layers = 1
+    num_layers, drafts_at_once = 1, False
     token_map: I32 | None = None
 
     def __init__(self, checkpoint: ModelSource, target: DecoderConfig, num_heads: int, width: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from fastdeploy_sd.types import ChoiceReport, DraftCounts, DraftSource, FinishReason, RequestMetrics
+from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram, SourceCounts
 
 
@@ -122,6 +123,7 @@ class StatsRecorder:
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
         self.num_prefix_swap_hit_tokens = 0
+        self.num_prefix_lost_tokens = 0
         self.num_kv_arrivals = 0
         self.num_kv_cancels = 0
         self.choice: ChoiceReport | None = None
@@ -137,12 +139,13 @@ class StatsRecorder:
         for phase, milliseconds in timings_ms.items():
             self._timings_ms[phase] = self._timings_ms.get(phase, 0.0) + milliseconds
 
-    def record_prefix_lookup(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
-        """Count the first look-up of a request in the prefix cache."""
+    def record_prefix_lookup(self, num_prompt_tokens: int, num_cached_tokens: int, num_lost_tokens: int = 0) -> None:
+        """Count the first look-up of a request in the prefix cache; lost: see EngineStats."""
         self.num_prefix_queries += 1
         self.num_prefix_hits += num_cached_tokens > 0
         self.num_prefix_query_tokens += num_prompt_tokens
         self.num_prefix_hit_tokens += num_cached_tokens
+        self.num_prefix_lost_tokens += num_lost_tokens
 
     def record_swap_hit(self, num_tokens: int, *, is_first: bool) -> None:
         """Count tokens of a request's first look-up that came from the second level; `is_first`: none did before."""
@@ -156,6 +159,10 @@ class StatsRecorder:
             self._num_kv_failures[failure] = self._num_kv_failures.get(failure, 0) + 1
         for origin, num_tokens in origins.items():
             self._num_supplied_tokens[origin] = self._num_supplied_tokens.get(origin, 0) + num_tokens
+
+    def gain_of(self, method: str) -> float:
+        """See RequestMetrics."""
+        return self.choice.gain if self.choice is not None and METHODS[method].chooses else 0.0
 
     def record_drafts(self, method: str, drafts: DraftCounter) -> None:
         self._drafts.setdefault(method, DraftCounter()).merge(drafts)

@@ -90,11 +90,7 @@ COUNTERS = (
         "fastdeploy_sd:kv_cancels", "Requests preempted or ended while they waited for KV.", lambda s: s.num_kv_cancels
     ),
     Single("fastdeploy_sd:steps", "Engine steps executed.", lambda s: s.num_steps),
-    Single(
-        "fastdeploy_sd:prefix_cache_query_tokens",
-        "Prompt tokens looked up in the prefix cache when a request was first scheduled.",
-        lambda s: s.num_prefix_query_tokens,
-    ),
+    *kv_families.PREFIX_COUNTERS,
     *kv_families.SWAP_COUNTERS,
     *GRAMMAR_COUNTERS,
     *kv_families.TRANSFER_COUNTERS,

@@ -7,6 +7,20 @@ from collections.abc import Callable
 from fastdeploy_sd.metrics.family import ByLabels, Labelled, LabelsValues, Single
 from fastdeploy_sd.types.stats import WayStats
 
+PREFIX_COUNTERS = (
+    Single(
+        "fastdeploy_sd:prefix_cache_query_tokens",
+        "Prompt tokens looked up in the prefix cache when a request was first scheduled.",
+        lambda s: s.num_prefix_query_tokens,
+    ),
+    Single(
+        "fastdeploy_sd:prefix_hits_lost_to_speculation",
+        "Prompt tokens in the KV cache that a request could not use when it was first scheduled, as blocks with a "
+        "drafter's KV and blocks without are not shared; 0 while all requests are drafted for alike.",
+        lambda s: s.num_prefix_lost_tokens,
+    ),
+)
+
 SWAP_COUNTERS = (
     Single(
         "fastdeploy_sd:swap_lookups",

@@ -93,6 +93,18 @@ class SpeculationInfo:
         name = self.draft_model_of(method)
         return bool(name) and METHODS[name].reads_hidden and METHODS[name].has_kv
 
+    def kv_kind(self, method: str) -> str:
+        """What the blocks of a request hold that this method drafts for; blocks of different kinds are not shared.
+
+        A name holds no colon, so no salt of a user that follows one turns a kind into another.
+        """
+        return f"with KV of {self.draft_model_of(method)}" if self.keeps_draft_kv(method) else "target KV only"
+
+    @property
+    def kv_kinds(self) -> set[str]:
+        """The kinds of blocks that there may be."""
+        return {self.kv_kind(method) for method in self.methods}
+
     def draft_model_of(self, method: str) -> str:
         """Name the draft model of a request that this method drafts for; "" = none.
 

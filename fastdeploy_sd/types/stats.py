@@ -170,6 +170,8 @@ class EngineStats:
         num_prefix_queries, num_prefix_hits: requests looked up in the prefix cache / with at least one block found.
         num_prefix_query_tokens, num_prefix_hit_tokens, num_prefix_swap_hit_tokens: the same in tokens; found
             in the first and in the second level. Of first admissions only: a preempted request finds its own blocks.
+        num_prefix_lost_tokens: further tokens of the first level that such a look-up could not use, as blocks with a
+            drafter's KV and blocks without are not shared.
         drafts: DraftSource name in lower case -> what became of its drafts; only sources that drafted.
         verifications: method -> the sum of the DraftCounts of its requests; only methods that had drafts verified.
         timings_ms: phase of a step (batch, forward, verify, draft) -> total milliseconds.
@@ -200,6 +202,7 @@ class EngineStats:
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
     num_prefix_swap_hit_tokens: int = 0
+    num_prefix_lost_tokens: int = 0
     swap: SwapStats = field(default_factory=SwapStats)
     transfers: TransferStats = field(default_factory=TransferStats)
     num_kv_arrivals: int = 0

@@ -36,7 +36,6 @@ from fastdeploy_sd.types import (
     Rows,
     SpeculationInfo,
 )
-from fastdeploy_sd.types.draft_methods import METHODS
 
 
 class RequestPool:
@@ -71,8 +70,7 @@ class RequestPool:
         self.counters = RequestCounters()
         self.drafts = PendingDrafts(self.counters)
         self.stats = StatsRecorder()
-        self.preparing, self.held = PreparingRequests(grammars), HeldRequests(grammars)
-        self.waiting = WaitingQueue()
+        self.waiting, self.preparing, self.held = WaitingQueue(), PreparingRequests(grammars), HeldRequests(grammars)
         self.admitted: dict[RequestId, RequestState] = {}
         self.running: list[RequestState] = []
         self.num_seats: Counter[str] = Counter()
@@ -123,6 +121,7 @@ class RequestPool:
 
     def admit(self, state: RequestState, match: PrefixMatch) -> bool:
         """Give a waiting request a seat, and blocks for all its tokens; False, unchanged, if there are too few."""
+        num_lost = self.kv.num_unshared(match, state.other_salts(self.speculation.kv_kinds), state.token_ids)
         if not self.kv.admit(state.table, match, state.num_tokens):
             return False
         self.waiting.remove(state)
@@ -132,7 +131,7 @@ class RequestPool:
         state.admit(match.num_tokens)
         if not state.num_preemptions:
             state.num_cached_tokens = match.num_tokens
-            self.stats.record_prefix_lookup(state.num_prompt_tokens, match.num_tokens)
+            self.stats.record_prefix_lookup(state.num_prompt_tokens, match.num_tokens, num_lost)
         return True
 
     def waits_for_kv(self, state: RequestState, num_cached_tokens: int) -> bool:
@@ -223,8 +222,7 @@ class RequestPool:
         self.preparing.drop(state.request)
         del self.states[state.request_id]
         self.num_text_bound -= state.is_text_bound
-        choice = self.stats.choice if METHODS[state.method].chooses else None
-        metrics = state.metrics(now, 0.0 if choice is None else choice.gain)
+        metrics = state.metrics(now, self.stats.gain_of(state.method))
         self.stats.record_finish(
             reason, metrics, state.num_prompt_tokens, state.num_output_tokens, state.request.max_tokens
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class RequestState:
         next step                   [8 ... 11)        the last output and the drafts
 
     Attributes:
+        kv_kind: what its blocks hold, see SpeculationInfo.
         key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
         client: whose it is; "" where the policy does not ask.
         token_ids: the committed tokens; as many as the counter `num_tokens` says.
@@ -74,11 +76,9 @@ class RequestState:
         self.method = speculation.method_of(request.speculation)
         draft_model = speculation.draft_model_of(self.method)
         num_lookahead_slots = speculation.num_lookahead_slots if draft_model else 0
-        # Draft layers have KV only in the blocks of requests that they draft for, so blocks of different kinds are not
-        # shared. A name holds no colon: no salt of a user turns one kind into another.
         self._keeps_draft_kv = speculation.keeps_draft_kv(self.method)
-        kind = f"with KV of {draft_model}: " if self._keeps_draft_kv else "target KV only: "
-        self.table = BlockTable(request.request_id, kind + request.cache_salt)
+        self.kv_kind = speculation.kv_kind(self.method)
+        self.table = BlockTable(request.request_id, _salt(self.kv_kind, request))
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + request.max_tokens
         self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
@@ -102,6 +102,12 @@ class RequestState:
         counters.max_total_tokens[self.counter_row] = self.max_total_tokens
         counters.max_draft_tokens[self.counter_row] = _max_draft_tokens(request, self.method, speculation)
         counters.num_lookahead_slots[self.counter_row] = num_lookahead_slots
+
+    def other_salts(self, kv_kinds: Iterable[str]) -> list[str]:
+        """Return the salts that its blocks would have if they were of another kind; none if it takes no KV over."""
+        if self.owes_prompt_logprobs or self.num_preemptions:
+            return []
+        return [_salt(kind, self.request) for kind in kv_kinds if kind != self.kv_kind]
 
     @property
     def num_tokens(self) -> int:
@@ -244,6 +250,10 @@ class RequestState:
         return RequestOutput(
             self.request_id, (), num_cached_tokens=self.num_cached_tokens, draft_logprobs=() if wanted else None
         )
+
+
+def _salt(kv_kind: str, request: Request) -> str:
+    return f"{kv_kind}: {request.cache_salt}"
 
 
 def _max_draft_tokens(request: Request, method: str, speculation: SpeculationInfo) -> int:

@@ -13,6 +13,7 @@ from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
 from fastdeploy_sd.engine.step_builder import StepBuilder
+from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import Speculation, SpeculationInfo
 from tests.doubles.bench import VOCAB, Bench, oracle
 from tests.doubles.engines import toy_config, toy_info, toy_request
@@ -299,6 +300,22 @@ def test_only_draft_kv_keeps_prefixes_apart() -> None:
     bench.finish()
     bench.submit(toy_request("b", range(2, 15), 2, speculation=OFF))
     assert bench.step() == {"b": 1}
+    assert bench.engine.stats().num_prefix_lost_tokens == 0
+
+
+def test_hits_that_draft_kv_keeps_apart_are_counted() -> None:
+    bench = Bench(info={"max_draft_tokens": 1, "num_lookahead_slots": 1})
+    counts = []
+    for name, speculation in (("a", OFF), ("b", Speculation()), ("c", Speculation()), ("d", OFF)):
+        bench.submit(toy_request(name, range(2, 15), 2, speculation=speculation))
+        bench.finish()
+        stats = bench.engine.stats()
+        counts.append((stats.num_prefix_hit_tokens, stats.num_prefix_lost_tokens))
+    assert counts == [(0, 0), (0, 12), (12, 12), (24, 12)], "the second has the first one's prompt, and drafts"
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=0)
+    bench.submit(toy_request("e", range(2, 19), 2, sampling=sampling))
+    bench.finish()
+    assert bench.engine.stats().num_prefix_lost_tokens == 12, "it takes no KV over"
 
 
 def test_no_salt_turns_one_kind_of_block_into_the_other() -> None:

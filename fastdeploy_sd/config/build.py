@@ -23,8 +23,9 @@ from fastdeploy_sd.config.redis_section import idle_notes
 from fastdeploy_sd.config.rules import RULES
 from fastdeploy_sd.config.sections import DEMO_MODEL, Config
 from fastdeploy_sd.config.sources import CONFIG_OPTION, Settings, read_command_line, read_kwargs
-from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS, SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
+from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS, SPECULATIVE_KEYS, SPECULATIVE_OPTION
 from fastdeploy_sd.config.speculative_map import SpeculativeMap, fit_defaults, read_speculative
+from fastdeploy_sd.config.speculative_scopes import scope_of
 from fastdeploy_sd.config.splitwise_section import role_notes
 from fastdeploy_sd.config.unsupported import UNSUPPORTED, rejection
 from fastdeploy_sd.errors import ConfigError, shown

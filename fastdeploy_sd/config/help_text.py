@@ -8,7 +8,8 @@ from typing import Any
 
 from fastdeploy_sd.config.catalogue import OPTIONS
 from fastdeploy_sd.config.option import Option
-from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION
+from fastdeploy_sd.config.speculative_scopes import scope_of
 from fastdeploy_sd.types.draft_methods import DEFAULT_METHOD
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", tuple: "TEXT"}

@@ -6,19 +6,16 @@ may construct unusual combinations on purpose. Knows no proposer and no verifica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify_fields
 from fastdeploy_sd.types.draft_methods import (
     DEFAULT_METHOD,
-    FOLDER_AUTO_KEY,
     FOLDER_METHODS,
     METHODS,
-    NAIVE,
     STRATEGIES,
-    methods_reading,
 )
 
 SPECULATIVE_OPTION = "speculative_config"
@@ -149,6 +146,13 @@ class SpeculativeConfig:
             " n-gram prefers it to later places that look the same; false: the text's end alone decides."
         ),
     )
+    draft_trees: bool = option(
+        False,
+        Spec(
+            "Whether `ngram` and `suffix` draft several continuations of a text, as a tree of at most as many tokens as"
+            " a chain; `auto` makes one tree of the drafts of all its sources."
+        ),
+    )
     suffix_decoding_max_tree_depth: int = option(
         64, Spec("Longest context that is distinguished, in tokens.", minimum=2, maximum=4096)
     )
@@ -163,7 +167,13 @@ class SpeculativeConfig:
         1.0, Spec("Drafts at most this many times as long as the matched context.", minimum=0.001)
     )
     suffix_decoding_min_token_prob: float = option(
-        0.1, Spec("Drafting stops where the drafts are together less probable than this.", minimum=0, maximum=1)
+        0.1,
+        Spec(
+            "Drafting stops where the drafts are together less probable than this.",
+            minimum=0,
+            maximum=1,
+            default_text="`0.1`; with `draft_trees` `0.01`",
+        ),
     )
     suffix_decoding_cache_file: str | None = option(
         None,
@@ -217,33 +227,6 @@ class SpeculativeConfig:
         return "-".join([self.method, *filter(None, more)])
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Where a key has a meaning; elsewhere only its default is accepted.
-
-    Attributes:
-        where: for error texts and the documentation.
-        holds: whether a configuration is inside.
-        subject: the key whose value decides, for error texts.
-    """
-
-    where: str
-    holds: Callable[[SpeculativeConfig], bool]
-    subject: str = "method"
-
-
-def _either(names: Sequence[str]) -> str:
-    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
-_ANY = Scope("any method", lambda c: True)
-_DRAFTING = Scope(f"method {_either([name for name in METHODS if name != NAIVE])}", lambda c: c.method != NAIVE)
-_CHOOSING = Scope(
-    f"method {_either([m.name for m in METHODS.values() if m.chooses])}",
-    lambda c: c.method in METHODS and METHODS[c.method].chooses,
-)
-_TOPP = Scope("verify_strategy topp", lambda c: c.verify_strategy == "topp", "verify_strategy")
-
 # FastDeploy's second name of a policy. It is a key but no field, as one fact has one place.
 BENCHMARK_MODE = Option(
     name="benchmark_mode",
@@ -258,43 +241,3 @@ BENCHMARK_MODE = Option(
 )
 SPECULATIVE_FIELDS: tuple[Option, ...] = options_of(SpeculativeConfig, "speculative")
 SPECULATIVE_KEYS: Mapping[str, Option] = {opt.name: opt for opt in (*SPECULATIVE_FIELDS, BENCHMARK_MODE)}
-
-
-# Of the keys that belong to no method.
-_SCOPES: Mapping[str, Scope] = {
-    "method": _ANY,
-    "num_speculative_tokens": _ANY,
-    **{method.auto_key: _CHOOSING for method in METHODS.values() if method.auto_key},
-    "draft_method": Scope(FOLDER_AUTO_KEY, lambda c: c.auto_with_draft_model, FOLDER_AUTO_KEY),
-    "verify_strategy": _DRAFTING,
-    "accept_policy": _DRAFTING,
-    "benchmark_mode": _DRAFTING,
-    "max_candidate_len": _TOPP,
-    "verify_window": _TOPP,
-}
-
-
-# Options of draft layers, for any method that they draft for.
-_OF_LAYERS = (
-    "num_model_steps", "model", "quantization", "draft_head_quantization", "draft_tensor_parallel_size",
-    "translate_tokens",
-)  # fmt: skip
-
-
-def scope_of(key: str) -> Scope:
-    """Return where a key of SPECULATIVE_KEYS has a meaning.
-
-    Those of a method without a model have one wherever anything drafts, as a request may choose it there.
-    """
-    readers = methods_reading(key)
-    if not readers:
-        return _SCOPES[key]
-    if not all(method.needs_model for method in readers):
-        return _DRAFTING
-    names = [method.name for method in readers]
-    if key in _OF_LAYERS:
-        choosing = [method.name for method in METHODS.values() if method.chooses]
-        keys = _either(list(dict.fromkeys(method.auto_key for method in readers)))
-        where = f"method {_either(names)}, or {_either(choosing)} with {keys}"
-        return Scope(where, lambda c: not set(names).isdisjoint(c.draft_models))
-    return Scope(f"method {_either(names)}", lambda c: c.method in names)

@@ -12,7 +12,8 @@ from typing import Any
 
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.maps import has_meaning, read_map
-from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, SpeculativeConfig, scope_of
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, SpeculativeConfig
+from fastdeploy_sd.config.speculative_scopes import scope_of
 from fastdeploy_sd.config.unsupported import UNSUPPORTED_SPECULATIVE
 from fastdeploy_sd.errors import ConfigError, shown
 from fastdeploy_sd.types.draft_methods import (
@@ -28,6 +29,8 @@ from fastdeploy_sd.types.draft_methods import (
 _NAME = re.compile(r"\s*[A-Za-z][\w-]*\s*")
 # Drafts of draft layers for a method that chooses, where no number is given.
 _CHOSEN_MODEL_STEPS = 3
+# A tree takes the likeliest tokens wherever they are, so less probable ones may be in it.
+_TREE_PROB_KEY, _TREE_PROB = "suffix_decoding_min_token_prob", 0.01
 # vLLM's names of keys.
 _KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
 _ROOM = "max_num_batched_tokens"
@@ -159,6 +162,8 @@ def _derive_drafting(values: dict[str, Any], origins: dict[str, str]) -> tuple[s
             values["num_speculative_tokens"] = values["num_model_steps"] = method.default_num_drafts
     if method.chooses:
         _derive_layers(values, origins)
+    if values.get("draft_trees") and _TREE_PROB_KEY not in values:
+        values[_TREE_PROB_KEY], origins[_TREE_PROB_KEY] = _TREE_PROB, "draft_trees"
     if method.name != NAIVE:
         values.setdefault("num_speculative_tokens", method.default_num_drafts)
     elif values.get("num_speculative_tokens"):

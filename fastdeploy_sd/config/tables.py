@@ -8,7 +8,8 @@ from fastdeploy_sd.config.aliases import OTHER_MEANING, SAME_MEANING
 from fastdeploy_sd.config.catalogue import OPTIONS
 from fastdeploy_sd.config.no_effect import NO_EFFECT
 from fastdeploy_sd.config.option import Option
-from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION, scope_of
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION
+from fastdeploy_sd.config.speculative_scopes import scope_of
 from fastdeploy_sd.config.unsupported import (
     INSTEAD,
     UNSUPPORTED,

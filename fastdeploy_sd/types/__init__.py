@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, F64, I8, I32, I64, U8, U16, U64, Bytes, Rows, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
-from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, MAX_TREE_ROWS, DraftTokens, LogprobArrays
+from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, MAX_TREE_ROWS, DraftTokens, LogprobArrays, chain_parents
 from fastdeploy_sd.types.models import KvDescription, ModelInfo, SpeculationInfo
 from fastdeploy_sd.types.requests import (
     DraftCounts,
@@ -41,5 +41,5 @@ __all__ = [
     "ChoiceReport", "DraftCounts", "DraftLogprob", "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
     "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "PromptLogprobs", "Request", "RequestDelta", "RequestId",
     "RequestMetrics", "RequestOutput", "Rows", "SamplingArrays", "SchedulerOutput", "Speculation", "SpeculationInfo",
-    "StepResult", "StepView", "TokenLogprob", "VerifyResult", "offsets",
+    "StepResult", "StepView", "TokenLogprob", "VerifyResult", "chain_parents", "offsets",
 ]  # fmt: skip

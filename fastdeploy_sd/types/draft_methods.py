@@ -102,7 +102,7 @@ METHODS: Mapping[str, DraftMethod] = {
             "ngram",
             ".methods.ngram:NgramProposer",
             DraftSource.NGRAM,
-            keys=("max_ngram_size", "min_ngram_size", "ngram_max_spec_factor", "follow_copies"),
+            keys=("max_ngram_size", "min_ngram_size", "ngram_max_spec_factor", "follow_copies", "draft_trees"),
             subsumed_by="suffix",
             is_replayable=True,
             aliases=("ngram_match",),
@@ -113,6 +113,7 @@ METHODS: Mapping[str, DraftMethod] = {
             DraftSource.SUFFIX,
             keys=(
                 "follow_copies",
+                "draft_trees",
                 "suffix_decoding_max_tree_depth",
                 "suffix_decoding_max_cached_requests",
                 "suffix_decoding_max_cache_mb",

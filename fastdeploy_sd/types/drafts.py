@@ -177,9 +177,14 @@ class DraftTokens:
         """Return of each row the drafts before the first that does not follow the one before it."""
         if self.parents is None:
             return self
-        num_wrong = offsets(self.parents != _chain_parents(self.cu_num_draft))
+        num_wrong = offsets(self.parents != chain_parents(self.cu_num_draft))
         is_kept = num_wrong[1:] == np.repeat(num_wrong[self.cu_num_draft[:-1]], np.diff(self.cu_num_draft))
         return replace(self.keep(is_kept), parents=None)
+
+    def without_chains(self) -> DraftTokens:
+        """Return the same drafts, without parents where all rows are chains."""
+        has_chains = self.parents is not None and bool(self.is_chain.all())
+        return replace(self, parents=None) if has_chains else self
 
     def parents_of(self, r: int) -> Sequence[int]:
         """The draft that each one of row r follows, counted from its first; -1 = none."""
@@ -199,17 +204,17 @@ class DraftTokens:
         """bool[R]: whether each draft of the row follows the one before it."""
         if self.parents is None:
             return np.ones(len(self.cu_num_draft) - 1, np.bool_)
-        num_wrong = offsets(self.parents != _chain_parents(self.cu_num_draft))[self.cu_num_draft]
+        num_wrong = offsets(self.parents != chain_parents(self.cu_num_draft))[self.cu_num_draft]
         return np.equal(num_wrong[1:], num_wrong[:-1])
 
 
-def _chain_parents(cu_num_draft: I32) -> I32:
+def chain_parents(cu_num_draft: I32) -> I32:
     """Return i32[D], what `DraftTokens.parents` says of chains."""
     return np.arange(cu_num_draft[-1], dtype=np.int32) - np.repeat(cu_num_draft[:-1], np.diff(cu_num_draft)) - 1
 
 
 def _parents(drafts: DraftTokens) -> I32:
-    return _chain_parents(drafts.cu_num_draft) if drafts.parents is None else drafts.parents
+    return chain_parents(drafts.cu_num_draft) if drafts.parents is None else drafts.parents
 
 
 def _concat_sources(parts: Sequence[DraftTokens]) -> I8 | None:

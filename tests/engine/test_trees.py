@@ -27,7 +27,10 @@ from fastdeploy_sd.cli.verify import (
     run_cell,
 )
 from fastdeploy_sd.config import SpeculativeConfig
-from fastdeploy_sd.types import Request
+from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
+from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher
+from fastdeploy_sd.spec_decode.proposer import ProposeInput, ProposerContext
+from fastdeploy_sd.types import DraftTokens, Request
 from tests.doubles.proposers import RandomTreeProposer, WrongTreeProposer
 from tests.engine.guided_requests import guided_requests
 from tests.engine.handover_pairs import open_pair
@@ -134,3 +137,84 @@ def test_other_strategies_take_trees_or_their_first_chains(
     method = trees(reference, 8)
     speculative = replace(method.speculative, verify_strategy=strategy)
     check(reference, CHUNKS, replace(method, speculative=speculative))
+
+
+FREE_DRAFTS = CostProfile({}, {}, (StepSample(1, 1, 0, 1.0), StepSample(512, 1, 0, 1.01)))
+
+
+class WitnessOfTrees(MethodDispatcher):
+    """The server's methods; counts trees, and texts that went on with a branch."""
+
+    def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
+        context.step_stats.profile = FREE_DRAFTS  # for `auto`: with costs it may take chains alone
+        super().__init__(config, context)
+        self.num_trees = self.num_right_branches = 0
+        self._latest: dict[tuple[str, int], tuple[int, DraftTokens, int]] = {}
+
+    def propose(self, x: ProposeInput) -> DraftTokens:
+        for name, table_row, end in zip(x.request_ids, x.table_rows.tolist(), x.num_tokens.tolist(), strict=True):
+            begin, drafts, r = self._latest.pop((name, table_row), (0, DraftTokens.none(1), 0))
+            text, last, depth = x.token_table[table_row, begin:end].tolist(), -1, 0
+            for i, (token_id, parent) in enumerate(zip(drafts.row(r).tolist(), drafts.parents_of(r), strict=True)):
+                if parent == last and depth < len(text) and token_id == text[depth]:
+                    self.num_right_branches += i != last + 1
+                    last, depth = i, depth + 1
+        found = super().propose(x)
+        self.num_trees += int((~found.is_chain).sum())
+        for r, (name, table_row, end) in enumerate(
+            zip(x.request_ids, x.table_rows.tolist(), x.num_tokens.tolist(), strict=True)
+        ):
+            self._latest[name, table_row] = (end, found, r)
+        return found
+
+
+def check_method(reference: Reference, way: EngineVariant, name: str, num_drafts: int) -> WitnessOfTrees:
+    """Run the requests with trees of a method; returns what it drafted."""
+    made: list[WitnessOfTrees] = []
+
+    def make(config: SpeculativeConfig, context: ProposerContext) -> WitnessOfTrees:
+        made.append(WitnessOfTrees(config, context))
+        return made[-1]
+
+    config = SpeculativeConfig(
+        name, num_drafts, draft_trees=True, min_ngram_size=1, suffix_decoding_min_token_prob=0.01
+    )
+    check(reference, way, Method(f"{name} trees", config, make))
+    return made[0]
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix", "auto"])
+@pytest.mark.parametrize("model", ["demo", "qwen3-tiny"])
+def test_same_tokens_with_trees_of_a_method(references: References, model: str, name: str) -> None:
+    """Greedy and seeded requests, with penalties and log-probabilities."""
+    witness = check_method(first(references.get(model), 36), LARGE, name, 15)
+    assert witness.num_trees > 0
+
+
+@pytest.mark.parametrize("name", ["suffix", "auto"])
+def test_a_branch_that_is_right_is_accepted(references: References, name: str) -> None:
+    """Several answers to a prompt are known: all are in the tree when one of them is given again."""
+    base = references.get("demo").base
+    requests = tuple(
+        replace(r, request_id=f"{r.request_id}-{seed}", sampling=replace(r.sampling, temperature=1.0, seed=seed))
+        for r in references.get("demo").requests[:12]
+        for seed in range(6)
+    )
+    witness = check_method(Reference(base, requests, run_alone(base, requests)), LARGE, name, 15)
+    assert witness.num_trees > 0
+    assert witness.num_right_branches > 5 or name == "auto"  # which takes the likeliest ones
+
+
+@pytest.mark.parametrize("name", ["suffix", "auto"])
+def test_same_tokens_with_trees_of_a_method_and_grammars(references: References, name: str) -> None:
+    """What a grammar forces is the trunk."""
+    base = references.get("demo").base
+    with open_engine(base, ALONE, PLAIN) as engine:
+        requests = tuple(guided_requests(NUM_REQUESTS, engine.model_info.eos_token_ids))
+    reference = Reference(base, requests, run_alone(base, requests))
+    assert check_method(reference, OTHER_WAYS[1], name, 12).num_trees > 0
+
+
+def test_same_tokens_with_trees_of_a_method_on_two_ranks(references: References) -> None:
+    reference = first(references.get("demo"))
+    assert check_method(replace(reference, base=on_ranks(reference.base, 2)), CHUNKS, "suffix", 12).num_trees > 0

@@ -1,6 +1,7 @@
 #include "draft_fill.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace fdsd {
@@ -12,6 +13,11 @@ constexpr int32_t kNumRounds = 2;
 constexpr int32_t kFewDrafts = 4;
 
 double Survival(std::span<const double> accept_probs, int32_t i) { return accept_probs[static_cast<size_t>(i)]; }
+
+bool IsFalling(std::span<const double> accept_probs, const DraftChain& chain) {
+  const auto begin = accept_probs.begin() + chain.begin;
+  return std::is_sorted(begin, begin + chain.count, std::greater<>());
+}
 
 }  // namespace
 
@@ -25,8 +31,8 @@ bool DraftFill::ChooseChains(std::span<const DraftChain> chains, std::span<const
   for (size_t c = 0; c < chains.size(); ++c) {
     const DraftChain& chain = chains[c];
     double gain = 0.0;
-    for (int32_t i = chain.begin; i < chain.begin + chain.count && Survival(accept_probs, i) > least; ++i)
-      gain += Survival(accept_probs, i) - least;
+    for (int32_t i = chain.begin; i < chain.begin + chain.count; ++i)
+      if (Survival(accept_probs, i) > least) gain += Survival(accept_probs, i) - least;
     if (chain.row != row) {
       chosen_.push_back(static_cast<int32_t>(c));
     } else if (gain > best) {
@@ -40,7 +46,7 @@ bool DraftFill::ChooseChains(std::span<const DraftChain> chains, std::span<const
   return chosen_ != last_chosen_;
 }
 
-// The chosen chains' drafts by acceptance probability in steps of 1 / kNumKeys, stably: a chain's drafts stay in order.
+// The chosen chains' drafts by acceptance probability in steps of 1 / kNumKeys, stably: a path's drafts stay in order.
 void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double> accept_probs, int32_t max_drafts,
                      double calibration) {
   const auto for_each = [&](auto&& body) {
@@ -53,9 +59,9 @@ void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double>
   sums_.clear();
   num_certain_ = 0;
   for (const int32_t c : chosen_) num_certain_ += chains[static_cast<size_t>(c)].num_certain;
-  if (chosen_.size() == 1) {
+  if (chosen_.size() == 1 && IsFalling(accept_probs, chains[static_cast<size_t>(chosen_[0])])) {
     for_each([&](int32_t c, int32_t i) {
-      sorted_.push_back(c);
+      sorted_.push_back({c, i});
       sums_.push_back(Survival(accept_probs, i));
     });
   } else {
@@ -70,7 +76,7 @@ void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double>
     sums_.resize(total);
     for_each([&](int32_t c, int32_t i) {
       const auto to = static_cast<size_t>(begins_[key(i)]++);
-      sorted_[to] = c;
+      sorted_[to] = {c, i};
       sums_[to] = Survival(accept_probs, i);
     });
   }
@@ -86,6 +92,7 @@ void DraftFill::Sort(std::span<const DraftChain> chains, std::span<const double>
 DraftFill::Outcome DraftFill::Choose(std::span<const DraftChain> chains, std::span<const double> accept_probs,
                                      int32_t num_outputs, const DraftTimes& times, Demand demand) {
   counts_.assign(chains.size(), 0);
+  wanted_.assign(accept_probs.size(), 0);
   const int32_t most = std::min(times.most(), static_cast<int32_t>(accept_probs.size()));
   if (most == 0) return {static_cast<double>(num_outputs), times[0]};
   int32_t num_rows = 0;
@@ -121,7 +128,11 @@ DraftFill::Outcome DraftFill::Choose(std::span<const DraftChain> chains, std::sp
     if (num_drafts > 0) usual = num_drafts;
   }
   if (rate < demand.least_gain * certain_rate) num_drafts = num_certain;
-  for (int32_t d = 0; d < num_drafts; ++d) ++counts_[static_cast<size_t>(sorted_[static_cast<size_t>(d)])];
+  for (int32_t d = 0; d < num_drafts; ++d) {
+    const Draft& draft = sorted_[static_cast<size_t>(d)];
+    ++counts_[static_cast<size_t>(draft.chain)];
+    wanted_[static_cast<size_t>(draft.index)] = 1;
+  }
   const double sum = num_drafts == 0 ? 0.0 : sums_[static_cast<size_t>(num_drafts - 1)];
   return {num_outputs + sum, times[num_drafts]};
 }

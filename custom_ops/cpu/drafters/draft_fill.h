@@ -1,5 +1,6 @@
 #pragma once
-// How many rows of drafts a step is worth. Knows chains of drafts by how probable each is, no requests and no tokens.
+// How many rows of drafts a step is worth. Knows chains and trees of drafts by how probable each is, no requests and no
+// tokens.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -67,7 +68,7 @@ class CalibrationRatio {
 };
 
 // A chain of drafts that may go into the step: acceptance probabilities[begin, begin + count), falling, the probability
-// of each to be accepted.
+// of each to be accepted. Or a tree, each draft after the one that it follows: the probabilities fall along each path.
 struct DraftChain {
   int32_t row;
   int32_t source;
@@ -104,6 +105,9 @@ class DraftFill {
 
   const std::vector<int32_t>& counts() const { return counts_; }
 
+  // Whether a draft is wanted, by where its acceptance probability is.
+  bool wants(int32_t i) const { return wanted_[static_cast<size_t>(i)] != 0; }
+
  private:
   static constexpr int32_t kNumKeys = 1024;
 
@@ -113,10 +117,14 @@ class DraftFill {
 
   std::vector<int32_t> chosen_;  // chains, one of each row
   std::vector<int32_t> last_chosen_;
-  std::vector<int32_t> sorted_;  // the chain of each draft, by falling acceptance probability
-  std::vector<double> sums_;     // of the first calibrated acceptance probabilities of sorted_
-  int32_t num_certain_ = 0;      // the first of sorted_
+  struct Draft {
+    int32_t chain, index;
+  };
+  std::vector<Draft> sorted_;  // by falling acceptance probability
+  std::vector<double> sums_;   // of the first calibrated acceptance probabilities of sorted_
+  int32_t num_certain_ = 0;    // the first of sorted_
   std::vector<int32_t> counts_;
+  std::vector<uint8_t> wanted_;
   std::vector<int32_t> begins_;
 };
 

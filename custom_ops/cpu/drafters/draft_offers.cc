@@ -34,6 +34,7 @@ Error AskedDrafters::Ask(const ControllerRowsParams& x, uint64_t skipped, const 
     asked.cu_num_draft = to.cu_num_draft + plane * (to.max_num_rows + 1);
     asked.evidence = to.evidence + plane * to.max_num_rows * DraftEvidence::kNumFields;
     asked.draft_prob = to.draft_prob + plane * to.max_num_drafts;
+    if (to.parents != nullptr) asked.draft_parents = to.parents + plane * to.max_num_drafts;
     if (!is_allowed || (skipped >> s & 1) != 0) {
       std::fill_n(asked.cu_num_draft, x.num_rows + 1, 0);
     } else if (Error error = drafters_[s].propose(&asked)) {
@@ -58,6 +59,11 @@ Error AskedDrafters::CheckOffers(const ControllerRowsParams& x, const Controller
     for (int32_t r = 0; r < x.num_rows; ++r)
       if (cu[r + 1] < cu[r]) return "offers: expected rising offsets, got a decrease";
     if (cu[x.num_rows] > offers.max_num_drafts) return "offers: expected offsets within the plane, got more";
+    const int32_t* parents = offers.parents + static_cast<int64_t>(s) * offers.max_num_drafts;
+    for (int32_t r = 0; offers.parents != nullptr && r < x.num_rows; ++r)
+      for (int32_t i = cu[r]; i < cu[r + 1]; ++i)
+        if (parents[i] < -1 || parents[i] >= i - cu[r])
+          return "offers: expected drafts that follow -1 or an earlier one of the row, got another parent";
   }
   return nullptr;
 }

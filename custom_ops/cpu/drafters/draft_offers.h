@@ -41,6 +41,7 @@ constexpr int32_t kMaxSources = 8;
 struct Offered {
   const int32_t* token_ids;
   const float* draft_prob;
+  const int32_t* parents;  // nullptr = a chain
   const int32_t* evidence;
   int32_t count;
 };
@@ -60,7 +61,7 @@ class OfferPlanes {
     const int64_t plane = source;
     const int32_t* cu = p_.cu_num_draft + plane * (p_.max_num_rows + 1) + r;
     const int64_t first = plane * p_.max_num_drafts + cu[0];
-    return {p_.token_ids + first, p_.draft_prob + first,
+    return {p_.token_ids + first, p_.draft_prob + first, p_.parents == nullptr ? nullptr : p_.parents + first,
             p_.evidence + (plane * p_.max_num_rows + r) * DraftEvidence::kNumFields, cu[1] - cu[0]};
   }
 

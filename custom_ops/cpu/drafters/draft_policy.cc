@@ -11,6 +11,14 @@ namespace {
 // So much does the request before count in the rate of a request.
 constexpr double kRateInherited = 0.5;
 
+// Drafts that are not the likeliest after another are those of a source of its own.
+AcceptanceModel MakeModel(const ControllerCreateParams& p) {
+  constexpr double kBranchLogit = -1.5;
+  std::vector<double> priors(p.prior_logits, p.prior_logits + p.num_sources);
+  for (int32_t s = 0; p.makes_trees != 0 && s < p.num_sources; ++s) priors.push_back(p.prior_logits[s] + kBranchLogit);
+  return AcceptanceModel(static_cast<int32_t>(priors.size()), priors.data());
+}
+
 }  // namespace
 
 Error DraftPolicy::CheckCreate(const ControllerCreateParams& p) {
@@ -23,9 +31,10 @@ Error DraftPolicy::CheckCreate(const ControllerCreateParams& p) {
 
 DraftPolicy::DraftPolicy(const ControllerCreateParams& p)
     : max_draft_len_(p.max_draft_len),
+      makes_trees_(p.makes_trees != 0),
       source_ids_(p.source_ids, p.source_ids + p.num_sources),
       asked_(p),
-      model_(p.num_sources, p.prior_logits),
+      model_(MakeModel(p)),
       in_use_(static_cast<size_t>(p.num_table_rows), 0),
       requests_(in_use_.size(), 0),
       rates_(in_use_.size() * source_ids_.size(), 0.0),
@@ -82,6 +91,8 @@ Error DraftPolicy::CheckRows(const ControllerDecideParams& p) const {
   if (!has_text) return "num_tokens: expected at most a row of token_table, got another number";
   if (!has_lengths) return "max_draft_len: expected >= 0, got a negative length";
   if (p.offers.max_num_rows < x.num_rows) return "offers: expected room for every row, got less";
+  if ((p.offers.parents != nullptr) != makes_trees_ || (p.draft_parents != nullptr) != makes_trees_)
+    return "parents: expected some where trees are made, and none where not, got others";
   return DraftPrefix::Check(x);
 }
 
@@ -157,11 +168,16 @@ void DraftPolicy::Fill(const ControllerDecideParams& p) {
   const DraftTimes times(p.times, p.max_num_chosen);
   const DraftFill::Outcome outcome =
       fill_.Choose(chains(), accept_probs(), p.num_outputs, times, {calibration_.value(), p.least_gain});
+  if (makes_trees_) MarkWanted();
   Keep(p);
-  Write(p);
+  if (makes_trees_) {
+    WriteTrees(p);
+  } else {
+    Write(p);
+  }
   p.outcome[0] = outcome.num_tokens;
   p.outcome[1] = outcome.time;
-  p.outcome[2] = static_cast<double>(accept_probs_.size());
+  p.outcome[2] = static_cast<double>(accept_probs().size());
   p.outcome[3] = times.most() == 0 ? std::numeric_limits<double>::infinity() : times[1] / times[0] - 1.0;
   p.outcome[4] = times[0];
 }

@@ -9,6 +9,7 @@
 #include "acceptance_model.h"
 #include "draft_fill.h"
 #include "draft_offers.h"
+#include "draft_tree.h"
 #include "fdsd/controller.h"
 
 namespace fdsd {
@@ -47,6 +48,13 @@ class GrowingArray {
 // A row may have a prefix of drafts that are certain. Every chain of the row begins with it: what is offered follows,
 // and how much of both is verified is one decision.
 //
+// Where trees are made, the offers of a row are united: equal drafts after equal drafts become one, as probable as the
+// most probable of them, whose source it has. What each source offered is still scored by itself:
+//
+//   source 0   a ── b ── c        united   a ── b ── c        committed since   a d x
+//   source 1   a ── d                      └─── d             scored            a right for both, d for source 1,
+//                                                                               b wrong for source 0
+//
 // Calls must not overlap.
 class DraftPolicy {
  public:
@@ -81,8 +89,13 @@ class DraftPolicy {
   Error Decide(const ControllerDecideParams& p);
 
   // What the offers of the latest Offer or Choose are worth. By row, of equals by source.
-  std::span<const DraftChain> chains() const { return {chains_.data(), chains_.size()}; }
-  std::span<const double> accept_probs() const { return {accept_probs_.data(), accept_probs_.size()}; }
+  std::span<const DraftChain> chains() const {
+    return makes_trees_ ? std::span(trees_.data(), trees_.size()) : std::span(chains_.data(), chains_.size());
+  }
+  std::span<const double> accept_probs() const {
+    return makes_trees_ ? std::span(tree_probs_.data(), tree_probs_.size())
+                        : std::span(accept_probs_.data(), accept_probs_.size());
+  }
 
   int32_t num_sources() const { return static_cast<int32_t>(source_ids_.size()); }
   bool IsBegun(int32_t table_row) const {
@@ -105,16 +118,21 @@ class DraftPolicy {
   // A draft that waits to be scored.
   struct Guess {
     int32_t token_id;
+    int16_t parent;           // the guess of the offer that it follows, -1 = none
+    int8_t next_sibling = 0;  // so many guesses later, 0 = there is none
+    bool is_wanted = false;   // whether it went into the step, for this source
     AcceptanceModel::Prediction prediction;
   };
   // What a source offered at some token of a row's text.
   struct OpenOffer {
     int32_t source;
-    int32_t begin;       // index of the token that the first draft stands for
-    int32_t num_prefix;  // first drafts that are not the source's, but come before its own
-    int32_t num_scored;  // drafts that were right
-    int32_t num_wanted;  // first drafts that went into the step
-    double accept_prob;  // the sum of theirs
+    int32_t begin;         // index of the token that the first draft stands for
+    int32_t num_prefix;    // first drafts that are not the source's, but come before its own
+    int32_t num_scored;    // drafts that were right
+    int32_t last_right;    // the last of them, -1 = none
+    int32_t num_wanted;    // drafts up to the last one of a path that went into the step
+    int32_t num_accepted;  // of those that went into the step
+    double accept_prob;    // the sum of theirs
     std::vector<Guess> guesses;
   };
   struct Stats {
@@ -136,6 +154,12 @@ class DraftPolicy {
   void PredictAll(const ControllerDecideParams& p, const OfferPlanes& planes);
   void PredictBest(const ControllerDecideParams& p, const OfferPlanes& planes);
   void FinishFirst();
+  void FinishRow(const ControllerDecideParams& p, const OfferPlanes& planes, int32_t r, size_t num_chains_before);
+  void Unite(const ControllerDecideParams& p, const OfferPlanes& planes, int32_t r);
+  void PredictTree(const ControllerDecideParams& p, const OfferPlanes& planes, int32_t r, size_t looked_at);
+  void AddTree(const ControllerDecideParams& p, int32_t r);
+  void MarkWanted();
+  int32_t CountWanted(const DraftChain& chain) const;
   int32_t LookAt(const ControllerDecideParams& p, const OfferPlanes& planes, int32_t r, int32_t source,
                  int32_t max_drafts);
   void AddPrefixOnly(const ControllerDecideParams& p, int32_t r);
@@ -147,8 +171,10 @@ class DraftPolicy {
   void KeepOffer(const ControllerDecideParams& p, const DraftChain& chain, int32_t num_wanted,
                  std::vector<OpenOffer>* open);
   void Write(const ControllerDecideParams& p) const;
+  void WriteTrees(const ControllerDecideParams& p);
 
   const int32_t max_draft_len_;
+  const bool makes_trees_;
   const std::vector<int32_t> source_ids_;
   const AskedDrafters asked_;
   AcceptanceModel model_;
@@ -173,6 +199,40 @@ class DraftPolicy {
   GrowingArray<int32_t> unfinished_;  // of survivals_, those that are logits until FinishFirst
   std::vector<RowSource> best_;       // of rows with many offers, those that are looked at
   std::vector<int32_t> waiting_;      // rows with offers that wait to be scored
+  // Where trees are made: a tree of each row, whose drafts have these probabilities.
+  struct TreeDraft {
+    int32_t token_id;
+    int32_t parent;  // of the row, -1 = none
+    int32_t guess;   // of guesses_, -1 = a certain draft
+    int32_t source;
+  };
+  GrowingArray<DraftChain> trees_;
+  GrowingArray<double> tree_probs_;
+  GrowingArray<TreeDraft> tree_drafts_;
+  // Of the row whose tree is made.
+  struct LookedAt {
+    int32_t source;
+    int32_t count;  // of its drafts
+    int32_t begin;  // in nodes_
+  };
+  struct Mark {
+    uint32_t offered = 0, followed = 0;  // bit s: source s offers the node, or something after it
+    double probability = 0.0;            // given that the node before it is accepted
+    int32_t guess = -1, source = 0;      // that says so
+  };
+  struct Kept {
+    int32_t guess = -1;       // of the chain, -1 = none
+    int32_t last_child = -1;  // likewise
+    double accept_prob = 0.0;
+    bool differs = false;  // from what another source offers
+  };
+  DraftTree tree_;
+  std::vector<LookedAt> looked_at_;
+  std::vector<int32_t> nodes_;  // of each draft of looked_at_
+  std::vector<Mark> marks_;     // of each node
+  std::vector<Kept> kept_;
+  std::vector<int32_t> places_;
+  std::vector<int32_t> depths_;  // of an offer's guesses, from 1
 };
 
 // Whether a source that takes time to be asked is worth it in a step, for which rows, and how far.

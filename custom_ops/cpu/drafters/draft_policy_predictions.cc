@@ -42,7 +42,7 @@ DraftChain DraftPolicy::BeginChain(const DraftPrefix& prefix, int32_t r, int32_t
     const auto count = static_cast<size_t>(prefix.count);
     std::fill_n(accept_probs_.Extend(count), count, 1.0);
     Guess* guesses = guesses_.Extend(count);
-    for (size_t i = 0; i < count; ++i) guesses[i] = {prefix.token_ids[i], {}};
+    for (size_t i = 0; i < count; ++i) guesses[i] = {prefix.token_ids[i], static_cast<int16_t>(i - 1), 0, false, {}};
   }
   return {r, source, begin, prefix.count, prefix.count};
 }
@@ -64,6 +64,8 @@ int32_t DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, 
   int32_t count = 0;
   if (max_drafts == 1) {  // nothing waits for its probability; see FinishFirst
     guesses[0].token_id = offered.token_ids[0];
+    guesses[0].parent = static_cast<int16_t>(begun.num_certain - 1);
+    guesses[0].next_sibling = 0;
     const DraftFacts facts{0, agreement.Next(0), offered.draft_prob[0], offered.token_ids[0]};
     accept_probs[0] = model_.Read(offer, facts, &guesses[0].prediction);
     *unfinished_.Extend(1) = static_cast<int32_t>(first);
@@ -73,6 +75,8 @@ int32_t DraftPolicy::PredictChain(const OfferPlanes& planes, int32_t table_row, 
     const int32_t i = count++, token_id = offered.token_ids[i];
     if (i + kDraftsAhead < max_drafts) model_.Prefetch(request, begun.source, offered.token_ids[i + kDraftsAhead]);
     guesses[i].token_id = token_id;
+    guesses[i].parent = static_cast<int16_t>(begun.num_certain + i - 1);
+    guesses[i].next_sibling = 0;
     model_.Predict(offer, {i, agreement.Next(i), offered.draft_prob[i], token_id}, &guesses[i].prediction);
     accept_prob *= guesses[i].prediction.probability;
     accept_probs[i] = accept_prob;
@@ -99,6 +103,10 @@ int32_t DraftPolicy::LookAt(const ControllerDecideParams& p, const OfferPlanes& 
                             int32_t max_drafts) {
   const int32_t count = std::min({max_drafts, planes.at(r, source).count, p.rows.max_draft_len[r], max_draft_len_});
   if (count == 0) return 0;
+  if (makes_trees_) {
+    looked_at_.push_back({source, count, 0});
+    return count;
+  }
   return PredictChain(planes, p.rows.table_rows[r], BeginChain(DraftPrefix(p.rows, r), r, source), count);
 }
 
@@ -106,6 +114,16 @@ int32_t DraftPolicy::LookAt(const ControllerDecideParams& p, const OfferPlanes& 
 void DraftPolicy::AddPrefixOnly(const ControllerDecideParams& p, int32_t r) {
   const DraftPrefix prefix(p.rows, r);
   if (prefix.count > 0) *chains_.Extend(1) = BeginChain(prefix, r, kPrefixOnly);
+}
+
+// All offers of the row are looked at.
+void DraftPolicy::FinishRow(const ControllerDecideParams& p, const OfferPlanes& planes, int32_t r,
+                            size_t num_chains_before) {
+  if (makes_trees_) {
+    Unite(p, planes, r);
+  } else if (chains_.size() == num_chains_before) {
+    AddPrefixOnly(p, r);
+  }
 }
 
 void DraftPolicy::PrefetchCells(const ControllerDecideParams& p, const OfferPlanes& planes, RowSource at) const {
@@ -121,6 +139,9 @@ void DraftPolicy::Predict(const ControllerDecideParams& p) {
   accept_probs_.Cut(0);
   guesses_.Cut(0);
   unfinished_.Cut(0);
+  trees_.Cut(0);
+  tree_probs_.Cut(0);
+  tree_drafts_.Cut(0);
   const OfferPlanes planes(p.offers, p.rows.num_rows, num_sources());
   has_many_offers_ = p.rows.num_rows * num_sources() > kManyOffers;
   if (has_many_offers_) {
@@ -143,7 +164,7 @@ void DraftPolicy::PredictAll(const ControllerDecideParams& p, const OfferPlanes&
     const size_t num_before = chains_.size();
     for (int32_t s = 0; s < num_sources(); ++s)
       num_left -= LookAt(p, planes, r, s, std::max(kLeastLookedAt, num_left / num_chains_left--));
-    if (chains_.size() == num_before) AddPrefixOnly(p, r);
+    FinishRow(p, planes, r, num_before);
   }
 }
 
@@ -164,7 +185,7 @@ void DraftPolicy::PredictBest(const ControllerDecideParams& p, const OfferPlanes
     const RowSource& at = best_[i];
     const size_t num_before = chains_.size();
     num_left -= LookAt(p, planes, at.row, at.source, std::max(kLeastLookedAt, num_left / (num_rows - at.row)));
-    if (chains_.size() == num_before) AddPrefixOnly(p, at.row);
+    FinishRow(p, planes, at.row, num_before);
   }
 }
 

@@ -28,33 +28,44 @@ bool DraftPolicy::ScoreOffer(const int32_t* text, int32_t num_tokens, double* ra
   const auto s = static_cast<size_t>(offer->source);
   double* stats = stats_[s].values;
   const auto count = static_cast<int32_t>(offer->guesses.size());
-  for (int32_t i = offer->num_scored; i < count && offer->begin + i < num_tokens; ++i) {
-    const Guess& guess = offer->guesses[static_cast<size_t>(i)];
-    const bool is_right = text[offer->begin + i] == guess.token_id;
-    if (i < offer->num_prefix) {  // what follows another text than was thought says nothing
-      if (!is_right) return false;
-      offer->num_scored = i + 1;
-      continue;
+  for (; offer->begin + offer->num_scored < num_tokens;) {
+    const int32_t first = offer->last_right + 1, depth = offer->num_scored;
+    if (first == count || offer->guesses[static_cast<size_t>(first)].parent != offer->last_right) break;
+    const bool is_own = depth >= offer->num_prefix;
+    int32_t right = -1;
+    for (int32_t i = first, step = 1; step != 0; i += step) {
+      const Guess& guess = offer->guesses[static_cast<size_t>(i)];
+      const bool is_right = text[offer->begin + depth] == guess.token_id;
+      if (is_right) right = i;
+      step = guess.next_sibling;
+      if (!is_own) continue;  // what follows another text than was thought says nothing
+      const double outcome = is_right ? 1.0 : 0.0, error = outcome - guess.prediction.probability;
+      ++stats[kNumScored];
+      stats[kProbability] += guess.prediction.probability;
+      stats[kNumRight] += outcome;
+      stats[kSquaredError] += error * error;
+      model_.Learn(guess.prediction, is_right);
+      if (i == first && depth - offer->num_prefix < kRatePositions) {
+        rates[s] += kRateStep * (outcome - rates[s]);
+        last_rates_[s] += kLastRateStep * (outcome - last_rates_[s]);
+      }
     }
-    const double outcome = is_right ? 1.0 : 0.0, error = outcome - guess.prediction.probability;
-    ++stats[kNumScored];
-    stats[kProbability] += guess.prediction.probability;
-    stats[kNumRight] += outcome;
-    stats[kSquaredError] += error * error;
-    model_.Learn(guess.prediction, is_right);
-    if (i - offer->num_prefix < kRatePositions) {
-      rates[s] += kRateStep * (outcome - rates[s]);
-      last_rates_[s] += kLastRateStep * (outcome - last_rates_[s]);
+    if (right < 0) break;
+    offer->num_scored = depth + 1;
+    offer->last_right = right;
+    if (is_own && offer->guesses[static_cast<size_t>(right)].is_wanted) {
+      ++stats[kNumAccepted];
+      ++offer->num_accepted;
     }
-    if (!is_right) {
-      if (i < offer->num_wanted) calibration_.Learn(offer->accept_prob, i - offer->num_prefix);
-      return false;
-    }
-    offer->num_scored = i + 1;
-    if (i < offer->num_wanted) ++stats[kNumAccepted];
-    if (i + 1 == offer->num_wanted) calibration_.Learn(offer->accept_prob, offer->num_wanted - offer->num_prefix);
+    if (is_own && depth + 1 == offer->num_wanted) calibration_.Learn(offer->accept_prob, offer->num_accepted);
   }
-  return offer->num_scored < count;
+  const int32_t next = offer->last_right + 1;
+  const bool has_next = next < count && offer->guesses[static_cast<size_t>(next)].parent == offer->last_right;
+  if (has_next && offer->begin + offer->num_scored >= num_tokens) return true;
+  const bool is_prefix_right = offer->num_scored >= offer->num_prefix;
+  if (is_prefix_right && offer->num_scored < offer->num_wanted)
+    calibration_.Learn(offer->accept_prob, offer->num_accepted);
+  return false;
 }
 
 void DraftPolicy::ScoreRow(const ControllerRowsParams& x, int32_t r) {
@@ -76,7 +87,7 @@ void DraftPolicy::ScoreRow(const ControllerRowsParams& x, int32_t r) {
 void DraftPolicy::PrefetchOffers(const ControllerRowsParams& x, int32_t r) const {
   const int32_t* text = x.token_table + x.table_rows[r] * static_cast<int64_t>(x.max_tokens_per_row);
   for (const OpenOffer& offer : open_[static_cast<size_t>(x.table_rows[r])]) {
-    BringIn(&offer.guesses[static_cast<size_t>(offer.num_scored)]);
+    BringIn(offer.guesses.data() + offer.last_right + 1);
     BringIn(text + offer.begin + offer.num_scored);
   }
 }
@@ -84,7 +95,7 @@ void DraftPolicy::PrefetchOffers(const ControllerRowsParams& x, int32_t r) const
 // And then, of a few guesses.
 void DraftPolicy::PrefetchLearned(const ControllerRowsParams& x, int32_t r) const {
   for (const OpenOffer& offer : open_[static_cast<size_t>(x.table_rows[r])]) {
-    const auto first = std::max(offer.num_scored, offer.num_prefix);
+    const auto first = std::max(offer.last_right + 1, offer.num_prefix);
     const auto end = std::min(first + kGuessesAhead, static_cast<int32_t>(offer.guesses.size()));
     for (int32_t i = first; i < end; ++i) model_.PrefetchToLearn(offer.guesses[static_cast<size_t>(i)].prediction);
   }
@@ -121,7 +132,7 @@ void DraftPolicy::Keep(const ControllerDecideParams& p) {
     if (chain.source == kPrefixOnly) continue;
     std::vector<OpenOffer>& open = open_[static_cast<size_t>(p.rows.table_rows[chain.row])];
     const auto is_same = [&](const OpenOffer& offer) { return offer.source == chain.source; };
-    const int32_t num_wanted = fill_.counts()[c];
+    const int32_t num_wanted = makes_trees_ ? CountWanted(chain) : fill_.counts()[c];
     if (num_wanted == 0 && std::count_if(open.begin(), open.end(), is_same) >= kMaxOffers) continue;
     KeepOffer(p, chain, num_wanted, &open);
     waits_[static_cast<size_t>(p.rows.table_rows[chain.row])] = 1;
@@ -132,24 +143,33 @@ void DraftPolicy::Keep(const ControllerDecideParams& p) {
 
 void DraftPolicy::KeepOffer(const ControllerDecideParams& p, const DraftChain& chain, int32_t num_wanted,
                             std::vector<OpenOffer>* open) {
-  double* stats = stats_[static_cast<size_t>(chain.source)].values;
-  const int32_t num_prefix = DraftPrefix(p.rows, chain.row).count;
-  stats[kNumWanted] += std::max(num_wanted - num_prefix, 0);
-  double accept_prob = 0.0;
-  for (int32_t i = num_prefix; i < num_wanted; ++i) accept_prob += accept_probs_[static_cast<size_t>(chain.begin + i)];
-  stats[kAcceptance] += accept_prob;
   if (spare_.empty()) spare_.emplace_back();
   open->push_back(std::move(spare_.back()));
   spare_.pop_back();
   OpenOffer& offer = open->back();
   offer.source = chain.source;
   offer.begin = p.rows.num_tokens[chain.row];
-  offer.num_prefix = num_prefix;
-  offer.num_scored = 0;
-  offer.num_wanted = num_wanted;
-  offer.accept_prob = accept_prob;
+  offer.num_prefix = DraftPrefix(p.rows, chain.row).count;
+  offer.num_scored = offer.num_wanted = offer.num_accepted = 0;
+  offer.last_right = -1;
+  offer.accept_prob = 0.0;
   const Guess* first = &guesses_[static_cast<size_t>(chain.begin)];
   offer.guesses.assign(first, first + chain.count);
+  if (num_wanted == 0) return;
+  if (!makes_trees_)
+    for (int32_t i = 0; i < num_wanted; ++i) offer.guesses[static_cast<size_t>(i)].is_wanted = true;
+  double* stats = stats_[static_cast<size_t>(chain.source)].values;
+  depths_.resize(static_cast<size_t>(chain.count));
+  for (int32_t i = 0; i < chain.count; ++i) {
+    const Guess& guess = offer.guesses[static_cast<size_t>(i)];
+    depths_[static_cast<size_t>(i)] = guess.parent < 0 ? 1 : depths_[static_cast<size_t>(guess.parent)] + 1;
+    if (!guess.is_wanted) continue;
+    offer.num_wanted = std::max(offer.num_wanted, depths_[static_cast<size_t>(i)]);
+    if (i < offer.num_prefix) continue;
+    ++stats[kNumWanted];
+    offer.accept_prob += accept_probs_[static_cast<size_t>(chain.begin + i)];
+  }
+  stats[kAcceptance] += offer.accept_prob;
 }
 
 void DraftPolicy::WriteStats(double* stats) const {

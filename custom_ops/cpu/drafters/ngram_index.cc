@@ -16,33 +16,6 @@ constexpr int32_t kMaxIndexed = 256;
 
 }  // namespace
 
-// Committed tokens, then a prefix, then what has been drafted so far.
-struct NgramIndex::Text {
-  const int32_t* committed;
-  int32_t num_committed;
-  const int32_t* prefix;
-  int32_t num_prefix;
-
-  Text(const DraftProposeParams& p, int32_t r)
-      : committed(p.token_table + static_cast<int64_t>(p.table_rows[r]) * p.max_tokens_per_row),
-        num_committed(p.num_tokens[r]),
-        prefix(nullptr),
-        num_prefix(0) {
-    if (p.cu_num_prefix == nullptr) return;
-    prefix = p.prefix_token_ids + p.cu_num_prefix[r];
-    num_prefix = p.cu_num_prefix[r + 1] - p.cu_num_prefix[r];
-  }
-
-  // Drafts excluded.
-  int64_t size() const { return static_cast<int64_t>(num_committed) + num_prefix; }
-
-  // committed [0, num_committed), prefix [num_committed, size), drafts [size, ..)
-  int32_t at(int64_t i, const int32_t* drafts) const {
-    if (i < num_committed) return committed[i];
-    return i < size() ? prefix[i - num_committed] : drafts[i - size()];
-  }
-};
-
 NgramIndex::NgramIndex(int32_t num_table_rows, const NgramRule& rule)
     : rule_(rule), multiplier_(RandomMultiplier()), rows_(static_cast<size_t>(num_table_rows)) {}
 
@@ -58,7 +31,7 @@ Error NgramIndex::Begin(const int32_t* table_rows, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
     Row fresh;
     fresh.in_use = true;
-    for (int32_t n = rule_.min_n; n <= rule_.max_n; ++n) fresh.tables.emplace_back(n, multiplier_);
+    for (int32_t n = rule_.min_n; n <= rule_.max_n; ++n) fresh.tables.emplace_back(n, multiplier_, rule_.keeps_earlier);
     rows_[static_cast<size_t>(table_rows[i])] = std::move(fresh);
   }
   return nullptr;
@@ -113,6 +86,15 @@ void NgramIndex::Index(const int32_t* text, int32_t end, Row* table_row) const {
   }
 }
 
+int32_t NgramIndex::FindEnd(const NgramTable& table, const Text& text, const int32_t* text_end, int64_t end) {
+  const int32_t n = table.n();
+  const int32_t* ngram = text_end - n;
+  // The n-gram that ends the committed tokens is not indexed yet: where they are all, it is the one looked for.
+  const bool is_last = end > text.num_committed && n <= text.num_committed &&
+                       std::equal(ngram, ngram + n, text.committed + text.num_committed - n);
+  return is_last ? text.num_committed : table.Find(text.committed, ngram);
+}
+
 NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t end) const {
   const int32_t* text_end = text.committed + end;
   std::vector<int32_t> last_tokens;
@@ -126,11 +108,7 @@ NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t en
   for (const NgramTable& table : table_row.tables) {
     const int32_t n = table.n();
     if (n > end) break;
-    const int32_t* ngram = text_end - n;
-    // The n-gram that ends the committed tokens is not indexed yet: where they are all, it is the one looked for.
-    const bool is_last = end > text.num_committed && n <= text.num_committed &&
-                         std::equal(ngram, ngram + n, text.committed + text.num_committed - n);
-    const int32_t found = is_last ? text.num_committed : table.Find(text.committed, ngram);
+    const int32_t found = FindEnd(table, text, text_end, end);
     if (found == 0) break;
     match = {n, found, n};
   }
@@ -149,14 +127,16 @@ NgramMatch NgramIndex::Source(const Row& table_row, const Text& text) const {
   return copy.Choose(match);
 }
 
-int32_t NgramIndex::ProposeRow(const DraftProposeParams& p, int32_t r, int32_t* drafts, NgramMatch* source) {
+int32_t NgramIndex::ProposeRow(const DraftProposeParams& p, int32_t r, NgramMatch* source) {
   Row& table_row = rows_[static_cast<size_t>(p.table_rows[r])];
   const Text text(p, r);
   table_row.num_tokens = text.num_committed;
   // The n-gram that ends the text stays out: it would hide where it occurred before.
   Index(text.committed, text.num_committed - 1, &table_row);
   *source = p.max_draft_len[r] > 0 ? Source(table_row, text) : NgramMatch{};
+  if (p.draft_parents != nullptr) return BranchRow(p, r, text, *source);
   const int32_t num_drafts = MaxDrafts(rule_.max_factor, source->length, p.max_draft_len[r]);
+  int32_t* drafts = p.draft_token_ids + begins_[static_cast<size_t>(r)];
   // source->end < text.size(): a draft is copied from the text, or from a draft before it.
   for (int32_t i = 0; i < num_drafts; ++i) drafts[i] = text.at(static_cast<int64_t>(source->end) + i, drafts);
   return num_drafts;
@@ -164,14 +144,14 @@ int32_t NgramIndex::ProposeRow(const DraftProposeParams& p, int32_t r, int32_t* 
 
 Error NgramIndex::Propose(const DraftProposeParams& p) {
   if (Error error = CheckRows(p)) return error;
+  if (p.draft_parents != nullptr && !rule_.keeps_earlier)
+    return "draft_parents: expected none of an index without earlier occurrences, got some";
   // Each row first drafts into its own part, of max_draft_len tokens. Then the drafts are moved together.
   begins_.resize(static_cast<size_t>(p.num_rows) + 1);
   begins_[0] = 0;
   sources_.resize(static_cast<size_t>(p.num_rows));
   for (int32_t r = 0; r < p.num_rows; ++r) begins_[r + 1] = begins_[r] + p.max_draft_len[r];
-  ForEachRow(p.num_rows, [&](int32_t r) {
-    p.cu_num_draft[r + 1] = ProposeRow(p, r, p.draft_token_ids + begins_[r], &sources_[r]);
-  });
+  ForEachRow(p.num_rows, [&](int32_t r) { p.cu_num_draft[r + 1] = ProposeRow(p, r, &sources_[r]); });
   p.cu_num_draft[0] = 0;
   for (int32_t r = 0; r < p.num_rows; ++r) {
     const int32_t num_drafts = p.cu_num_draft[r + 1], to = p.cu_num_draft[r];
@@ -179,7 +159,12 @@ Error NgramIndex::Propose(const DraftProposeParams& p) {
     p.cu_num_draft[r + 1] = to + num_drafts;
     if (p.evidence != nullptr)
       DraftEvidence{sources_[r].length, sources_[r].recent, 0}.Write(p.evidence + r * DraftEvidence::kNumFields);
-    if (p.draft_prob != nullptr) std::fill_n(p.draft_prob + to, num_drafts, DraftEvidence::kNotCounted);
+    if (p.draft_parents != nullptr) {
+      std::copy_n(p.draft_parents + begins_[r], num_drafts, p.draft_parents + to);
+      if (p.draft_prob != nullptr) std::copy_n(p.draft_prob + begins_[r], num_drafts, p.draft_prob + to);
+    } else if (p.draft_prob != nullptr) {
+      std::fill_n(p.draft_prob + to, num_drafts, DraftEvidence::kNotCounted);
+    }
   }
   return nullptr;
 }
@@ -218,7 +203,8 @@ CallStatus NgramCreate(const NgramCreateParams& p) {
   if (p.num_table_rows < 0) return "num_table_rows: expected >= 0, got a negative number";
   if (p.min_n < 1 || p.max_n < p.min_n) return "min_n: expected 1 <= min_n <= max_n, got another order";
   if (!(p.max_factor > 0) || std::isinf(p.max_factor)) return "max_factor: expected a finite number > 0, got another";
-  *p.drafter = new NgramIndex(p.num_table_rows, {p.min_n, p.max_n, p.max_factor, p.follows_copies != 0});
+  *p.drafter =
+      new NgramIndex(p.num_table_rows, {p.min_n, p.max_n, p.max_factor, p.follows_copies != 0, p.keeps_earlier != 0});
   return nullptr;
 }
 

@@ -12,7 +12,8 @@ bool IsSame(const int32_t* a, const int32_t* b, int32_t n) { return std::equal(a
 
 }  // namespace
 
-NgramTable::NgramTable(int32_t n, uint64_t multiplier) : n_(n), multiplier_(multiplier), leaving_factor_(1) {
+NgramTable::NgramTable(int32_t n, uint64_t multiplier, bool keeps_earlier)
+    : n_(n), multiplier_(multiplier), leaving_factor_(1), keeps_earlier_(keeps_earlier) {
   for (int32_t i = 0; i < n; ++i) leaving_factor_ *= multiplier;
 }
 
@@ -49,6 +50,7 @@ void NgramTable::Grow(const int32_t* text) {
 void NgramTable::Extend(const int32_t* text, int32_t end, NgramMatch* before) {
   const int32_t first = std::max(num_indexed_ + 1, n_);
   if (first > end) return;
+  if (keeps_earlier_) earlier_.resize(static_cast<size_t>(end) + 1, 0);
   uint64_t hash = Hash(text + first - n_);
   for (int32_t e = first;; ++e) {
     if (2 * (num_entries_ + 1) > cells_.size()) Grow(text);
@@ -58,6 +60,7 @@ void NgramTable::Extend(const int32_t* text, int32_t end, NgramMatch* before) {
     } else {
       before[end - e] = {n_, cell, n_};
     }
+    if (keeps_earlier_) earlier_[static_cast<size_t>(e)] = cell;
     cell = e;
     num_indexed_ = e;
     if (e == end) return;
@@ -90,13 +93,20 @@ Error NgramTable::CheckIntegrity(const int32_t* text, int32_t last_end) const {
   }
   // Backwards, the first end of an n-gram is its latest: later ones have been found equal to themselves before it.
   size_t num_distinct = 0;
+  int32_t num_reached = 0;
   for (int32_t end = num_indexed_; end >= n_; --end) {
     const int32_t found = Find(text, text + end - n_);
     if (found < end)
       return "cells: expected the latest end of every n-gram, got an earlier "
              "one or none";
-    if (found == end) ++num_distinct;
+    if (found != end) continue;
+    ++num_distinct;
+    for (int32_t e = end; keeps_earlier_ && e != 0; e = Earlier(e), ++num_reached)
+      if (e > end || (e < end && !IsSame(text + e - n_, text + end - n_, n_)))
+        return "earlier: expected earlier ends of the same n-gram, got another";
   }
+  if (keeps_earlier_ && num_reached != std::max(0, num_indexed_ - n_ + 1))
+    return "earlier: expected every indexed end, got others";
   if (num_distinct != num_entries_)
     return "num_entries: expected the distinct n-grams of the text, got "
            "another number";

@@ -22,8 +22,8 @@ struct NgramMatch {
 // An end e stands for text[e - n, e) and is at least n, so 0 is the empty cell. At most half of the cells are in use.
 class NgramTable {
  public:
-  // `multiplier` is odd; results do not depend on it.
-  NgramTable(int32_t n, uint64_t multiplier);
+  // `multiplier` is odd; results do not depend on it. `keeps_earlier`: for Earlier.
+  NgramTable(int32_t n, uint64_t multiplier, bool keeps_earlier);
 
   int32_t n() const { return n_; }
 
@@ -34,10 +34,15 @@ class NgramTable {
   // The latest indexed end of ngram[0, n), 0 if it was not indexed.
   int32_t Find(const int32_t* text, const int32_t* ngram) const;
 
+  // The latest end of the same n-gram before an indexed end, 0 = there is none.
+  int32_t Earlier(int32_t end) const { return earlier_[static_cast<size_t>(end)]; }
+
   // Check the table against a text whose n-grams up to `last_end` should be indexed, by definition.
   Error CheckIntegrity(const int32_t* text, int32_t last_end) const;
 
-  int64_t num_bytes() const { return static_cast<int64_t>(cells_.capacity() * sizeof(int32_t)); }
+  int64_t num_bytes() const {
+    return static_cast<int64_t>((cells_.capacity() + earlier_.capacity()) * sizeof(int32_t));
+  }
 
  private:
   uint64_t Hash(const int32_t* ngram) const;
@@ -53,6 +58,8 @@ class NgramTable {
   int32_t num_indexed_ = 0;  // n-grams that end at or before this are in the table
   size_t num_entries_ = 0;
   std::vector<int32_t> cells_;  // empty, or a power of two of them
+  bool keeps_earlier_;
+  std::vector<int32_t> earlier_;  // by end; empty unless kept
 };
 
 }  // namespace fdsd

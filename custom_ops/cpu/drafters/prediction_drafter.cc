@@ -1,6 +1,7 @@
 #include "prediction_drafter.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "draft_evidence.h"
 #include "random_multiplier.h"
@@ -74,6 +75,8 @@ int32_t PredictionDrafter::Draft(const DraftProposeParams& p, int32_t r, Row* ro
   if (p.evidence != nullptr)
     DraftEvidence{follower.matched(), follower.recent(), 0}.Write(p.evidence + r * DraftEvidence::kNumFields);
   if (p.draft_prob != nullptr) std::fill_n(p.draft_prob + p.cu_num_draft[r], num_drafts, DraftEvidence::kNotCounted);
+  if (p.draft_parents != nullptr)
+    std::iota(p.draft_parents + p.cu_num_draft[r], p.draft_parents + p.cu_num_draft[r] + num_drafts, -1);
   return num_drafts;
 }
 

@@ -61,6 +61,20 @@ class SuffixAutomaton {
   // The token of every transition into the state.
   int32_t token(int32_t state) const { return text_[states_[state].end]; }
 
+  // Call visit(state) for the state after each continuation, in any order; where there may be more than `most`, for
+  // the most frequent one alone.
+  template <typename Visit>
+  void ForEachNext(int32_t state, int32_t most, Visit&& visit) const {
+    const int32_t edges = states_[state].edges;
+    if (edges >= 0) {
+      visit(edges);
+    } else if (edges != kNone && SuffixEdges::Capacity(ToBlock(edges)) > most) {
+      visit(best(state));
+    } else if (edges != kNone) {
+      edges_.ForEach(ToBlock(edges), [&](int32_t, int32_t target) { visit(target); });
+    }
+  }
+
   int64_t num_tokens() const { return num_tokens_; }
   int32_t num_sequences() const { return static_cast<int32_t>(heads_.size()); }
   int64_t num_bytes() const {

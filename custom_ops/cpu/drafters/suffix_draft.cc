@@ -7,9 +7,6 @@
 namespace fdsd {
 namespace {
 
-// Ends of a match, itself and shorter ones, that are tried: more than a few rarely give the best draft.
-constexpr int32_t kMaxAnchors = 4;
-
 struct Draft {
   const SuffixSource* source = nullptr;
   SuffixMatch anchor;
@@ -91,7 +88,8 @@ void TryAnchors(const SuffixRule& rule, const SuffixSource& source, int32_t budg
 }  // namespace
 
 int32_t DraftFromSuffixes(const SuffixRule& rule, const std::vector<SuffixSource>& sources, int32_t budget,
-                          int32_t* token_ids, float* draft_prob, DraftEvidence* evidence) {
+                          int32_t* token_ids, int32_t* parents, float* draft_prob, DraftEvidence* evidence) {
+  if (parents != nullptr) return BranchFromSuffixes(rule, sources, budget, token_ids, parents, draft_prob, evidence);
   Draft best;
   for (const SuffixSource& source : sources) TryAnchors(rule, source, budget, &best);
   if (best.num_tokens == 0) return 0;

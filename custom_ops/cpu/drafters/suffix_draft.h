@@ -9,6 +9,9 @@
 
 namespace fdsd {
 
+// Ends of a match, itself and shorter ones, that are tried: more than a few rarely give the best draft.
+constexpr int32_t kMaxAnchors = 4;
+
 struct SuffixRule {
   int32_t max_context;    // tokens of the context that are told apart
   double max_factor;      // drafts per token of the matched context, at most
@@ -35,11 +38,18 @@ struct SuffixSource {
 // the longer match, then the earlier source. A continuation that reaches the end of the request's own text goes on
 // after the longest end of the text that occurred before. So a repeated phrase is repeated further.
 //
-// `sources` is sorted by falling length of the match. `draft_prob`: as token_ids, nullptr = unwanted.
+// `sources` is sorted by falling length of the match. `draft_prob`: as token_ids, nullptr = unwanted. `parents`:
+// nullptr = a chain, else see BranchFromSuffixes.
 //
 // Source: Oliaro et al., SuffixDecoding, arXiv:2411.04975.
 int32_t DraftFromSuffixes(const SuffixRule& rule, const std::vector<SuffixSource>& sources, int32_t budget,
-                          int32_t* token_ids, float* draft_prob, DraftEvidence* evidence);
+                          int32_t* token_ids, int32_t* parents, float* draft_prob, DraftEvidence* evidence);
+
+// The same as a tree, the most probable tokens first: all continuations of all matches and of a few of their shorter
+// ends, each of which counts half of the one before. A token has the probability of the likeliest of these. `parents`:
+// see DraftProposeParams.
+int32_t BranchFromSuffixes(const SuffixRule& rule, const std::vector<SuffixSource>& sources, int32_t budget,
+                           int32_t* token_ids, int32_t* parents, float* draft_prob, DraftEvidence* evidence);
 
 // What the end of a text would match in the text before it, had no token of the copy been replaced.
 //

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "draft_tree.h"
 #include "for_each_row.h"
 
 namespace fdsd {
@@ -29,6 +30,7 @@ struct SuffixDrafter::Row {
   int32_t max_drafts;
   int32_t* drafts;    // room for max_drafts
   float* draft_prob;  // likewise; nullptr = unwanted
+  int32_t* parents;   // likewise; nullptr = a chain
   DraftEvidence evidence;
   int32_t num_drafts;
 };
@@ -135,8 +137,8 @@ std::vector<SuffixDrafter::Row> SuffixDrafter::MakeRows(const DraftProposeParams
     row.request = rows_[static_cast<size_t>(p.table_rows[r])].get();
     row.drafts = p.draft_token_ids + num_before;
     row.draft_prob = p.draft_prob == nullptr ? nullptr : p.draft_prob + num_before;
-    row.max_drafts = p.max_draft_len[r];
-    num_before += row.max_drafts;
+    row.parents = p.draft_parents == nullptr ? nullptr : p.draft_parents + num_before;
+    num_before += row.max_drafts = p.max_draft_len[r];
     if (row.request != nullptr) {
       row.tokens = p.token_table + static_cast<int64_t>(p.table_rows[r]) * p.max_tokens_per_row;
       row.begin = row.request->num_read;
@@ -173,6 +175,7 @@ Error SuffixDrafter::Propose(const DraftProposeParams& p) {
     const Row& row = rows[static_cast<size_t>(r)];
     std::copy_n(row.drafts, row.num_drafts, p.draft_token_ids + p.cu_num_draft[r]);
     if (p.draft_prob != nullptr) std::copy_n(row.draft_prob, row.num_drafts, p.draft_prob + p.cu_num_draft[r]);
+    if (p.draft_parents != nullptr) std::copy_n(row.parents, row.num_drafts, p.draft_parents + p.cu_num_draft[r]);
     if (p.evidence != nullptr) row.evidence.Write(p.evidence + r * DraftEvidence::kNumFields);
     p.cu_num_draft[r + 1] = p.cu_num_draft[r] + row.num_drafts;
   }
@@ -289,7 +292,9 @@ void SuffixDrafter::Draft(Row* row) const {
     add(request.salt->shards[i]->automaton, request.matches[i], is_written ? &request.writer.tail : nullptr);
   }
   AddCopy(*row, &sources);
-  row->num_drafts = DraftFromSuffixes(rule_, sources, row->max_drafts, row->drafts, row->draft_prob, &row->evidence);
+  const int32_t most =
+      row->parents == nullptr ? row->max_drafts : DraftTree::MaxNodes(row->max_drafts, row->num_prefix);
+  row->num_drafts = DraftFromSuffixes(rule_, sources, most, row->drafts, row->parents, row->draft_prob, &row->evidence);
 }
 
 }  // namespace fdsd

@@ -10,6 +10,7 @@ struct ControllerCreateParams {
   int32_t num_table_rows;
   int32_t num_sources;         // S, 1 .. 8
   int32_t max_draft_len;       // 1 .. 64, longer offers are cut
+  int32_t makes_trees;         // 0 or 1: whether a row's offers become one tree; else one of them is chosen
   const int32_t* source_ids;   // [S] what draft_sources says of each
   const double* prior_logits;  // [S] added to the logits of a source before anything of it was scored
   // [S] addresses of the source's drafter and of the function that takes its DraftProposeParams: the controller asks it
@@ -64,6 +65,7 @@ struct ControllerOffersParams {
   int32_t* cu_num_draft;   // [S, max_num_rows + 1], the first R + 1 of a plane count
   int32_t* evidence;       // [S, max_num_rows, 3] see DraftEvidence
   float* draft_prob;       // [S, D]
+  int32_t* parents;        // [S, D] see DraftProposeParams; nullptr = chains, as where no trees are made
 };
 
 // What the next step takes with d drafts in it: curve[num_step_rows + d] + fixed + d * per_draft, and any_draft more
@@ -88,6 +90,7 @@ struct ControllerDecideParams {
   int32_t* draft_token_ids;  // [M], the first cu_num_draft[R] are written, prefixes included
   int32_t* cu_num_draft;     // [R + 1]
   int8_t* draft_sources;     // [M]
+  int32_t* draft_parents;    // [M], nullptr where no trees are made
   uint64_t skipped_sources;  // bit s: the drafter of source s is not asked, and it offers nothing
   double* outcome;           // [5] see DraftPolicy::Choose
 };

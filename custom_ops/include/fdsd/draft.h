@@ -35,6 +35,7 @@ struct DraftProposeParams {
   int32_t* cu_num_draft;            // [R + 1]
   int32_t* evidence;                // [R, 3] matched, recent, origin of each row's DraftEvidence; nullptr = unwanted
   float* draft_prob;                // as draft_token_ids: of each draft, see DraftEvidence; nullptr = unwanted
+  int32_t* draft_parents;           // likewise: the row's draft that each one follows, -1 = none; nullptr = chains
 };
 CallStatus NgramPropose(const DraftProposeParams& p);
 CallStatus SuffixPropose(const DraftProposeParams& p);
@@ -46,6 +47,7 @@ struct NgramCreateParams {
   int32_t max_n;
   double max_factor;
   int32_t follows_copies;  // 0 or 1
+  int32_t keeps_earlier;   // 0 or 1: whether all occurrences are known, as drafts that branch need
   NgramIndex** drafter;    // [1], to be destroyed with fdsd_ngram_destroy
 };
 CallStatus NgramCreate(const NgramCreateParams& p);

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"concurrency: expected at least 1, got {args.concurrency}", param="concurrency")
     tuning = _tuning(args, methods)
     configs = _configs(methods, args.num_speculative_tokens, tuning)
-    offering = _configs(methods, [_AUTO_DRAFTS], tuning) if args.policy == AUTO else []
+    offering = _configs(methods, [args.policy_drafts], tuning) if args.policy == AUTO else []
     conversations = _read(args.file, args.tokenizer)
     bench = _Bench(conversations, args.concurrency, _cost(args))
     results = [bench.method(config) for config in configs]
@@ -86,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-shared-cache", dest="shared_cache", action="store_false", help=text)
     text = "a row for the policy that chooses among the methods and their draft lengths in every step; needs a cost"
     parser.add_argument("--policy", choices=[AUTO], help=text)
+    text = "drafts per step at most with --policy (default: %(default)s)"
+    parser.add_argument("--policy-drafts", type=int, default=_AUTO_DRAFTS, metavar="K", help=text)
     cost = parser.add_mutually_exclusive_group()
     text = "what a draft costs: a step with d of them takes 1 + C*d; gives the column speed-up"
     cost.add_argument("--cost", type=float, metavar="C", help=text)
@@ -176,16 +178,17 @@ class _Bench:
         return ReplayResult(method, k, counts, has_shared_cache, self._speed_up(counts))
 
     def auto(self, configs: Sequence[SpeculativeConfig]) -> ReplayResult:
-        """Replay the policy over what these methods offer."""
+        """Replay the policy over what these methods offer, of so many drafts at most."""
         assert self._cost is not None
+        k = configs[0].num_speculative_tokens
         proposer = AutoProposer(
             [(_source(c.method), cast(TextProposer, create_method(c.method, c, self._context))) for c in configs],
             self._cost,
             self._concurrency,
-            _AUTO_DRAFTS,
+            k,
         )
-        counts = self._run(proposer, AUTO, _AUTO_DRAFTS)
-        return ReplayResult(AUTO, _AUTO_DRAFTS, counts, None, self._speed_up(counts))
+        counts = self._run(proposer, AUTO, k)
+        return ReplayResult(AUTO, k, counts, None, self._speed_up(counts))
 
     def _run(self, proposer: Proposer, name: str, k: int) -> ReplayCounts:
         num_tokens = sum(end - begin for c in self._conversations for begin, end in c.responses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,19 +50,25 @@ class ReplayCounts:
         drafted, reached, accepted = np.zeros((3, num_speculative_tokens), np.int64)
         return ReplayCounts(drafted, reached, accepted)
 
-    def record(self, *, is_first: bool, num_drafts: int, num_accepted: int, num_emitted: int) -> None:
+    def record(self, *, is_first: bool, parents: Sequence[int], path: Sequence[int], num_emitted: int) -> None:
         """Count one step of one response.
 
         Args:
             is_first: the step that gave the first token.
+            parents: of the drafts; see DraftTokens.
+            path: the accepted drafts.
             num_emitted: output tokens, cut at the response's end.
         """
         self.num_output_tokens += num_emitted
         self.num_verify_steps += not is_first
-        self.num_drafting_steps += num_drafts > 0
-        self.drafted[:num_drafts] += 1
-        self.reached[: min(num_accepted + 1, num_drafts)] += 1
-        self.accepted[:num_accepted] += 1
+        self.num_drafting_steps += len(parents) > 0
+        depths, accepted = [0], {-1, *path}
+        for parent in parents:
+            depth = depths[parent + 1]
+            depths.append(depth + 1)
+            self.drafted[depth] += 1
+            self.reached[depth] += parent in accepted
+        self.accepted[: len(path)] += 1
 
     @property
     def num_drafted(self) -> int:

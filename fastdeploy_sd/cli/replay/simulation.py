@@ -42,6 +42,7 @@ class _Row:
     num_tokens: int
     later: deque[tuple[int, int]]
     drafts: I32 = field(default_factory=lambda: EMPTY_I32)
+    parents: Sequence[int] = ()
 
     @property
     def request_id(self) -> str:
@@ -126,14 +127,10 @@ class Replay:
     def _commit(self, row: _Row) -> int:
         """Verify the row's drafts and write its new tokens into the table; return how many these are."""
         rest = row.conversation.token_ids[row.num_tokens : row.end]
-        num_accepted = _num_equal(row.drafts, rest)
-        num_emitted = min(num_accepted + 1, len(rest))
-        self._counts.record(
-            is_first=row.num_tokens == row.begin,
-            num_drafts=len(row.drafts),
-            num_accepted=num_accepted,
-            num_emitted=num_emitted,
-        )
+        path = _accepted_path(row.drafts.tolist(), row.parents, rest.tolist())
+        num_emitted = min(len(path) + 1, len(rest))
+        is_first = row.num_tokens == row.begin
+        self._counts.record(is_first=is_first, parents=row.parents, path=path, num_emitted=num_emitted)
         self._table[row.table_row, row.num_tokens : row.num_tokens + num_emitted] = rest[:num_emitted]
         row.num_tokens += num_emitted
         return num_emitted
@@ -153,7 +150,7 @@ class Replay:
         self._counts.num_calls += 1
         self._counts.num_rows += len(rows)
         for r, row in enumerate(rows):
-            row.drafts = drafts.row(r)
+            row.drafts, row.parents = drafts.row(r), drafts.parents_of(r)
 
 
 def max_len(conversations: Sequence[Conversation]) -> int:
@@ -170,6 +167,11 @@ def _remaining(row: _Row) -> Conversation:
     return Conversation(row.conversation.id, row.conversation.token_ids, tuple(row.later))
 
 
-def _num_equal(drafts: I32, rest: I32) -> int:
-    n = min(len(drafts), len(rest))
-    return int((drafts[:n] == rest[:n]).cumprod().sum())
+def _accepted_path(drafts: Sequence[int], parents: Sequence[int], rest: Sequence[int]) -> list[int]:
+    """Return the drafts that the text continues with, each following the one before it."""
+    path, last = list[int](), -1
+    for draft, (token_id, parent) in enumerate(zip(drafts, parents, strict=True)):
+        if parent == last and len(path) < len(rest) and token_id == rest[len(path)]:
+            path.append(draft)
+            last = draft
+    return path

@@ -45,6 +45,7 @@ class DraftController:
         max_draft_len: drafts per row at most, 1 .. 64.
         sources: of the planes of the offers.
         drafters: of sources that the controller asks itself; the caller keeps them alive, and writes the other planes.
+        makes_trees: whether a row's offers become one tree; else one of them is chosen.
         covered: sources whose drafts other sources mostly have: not asked where asking takes more than 0.03 of a step.
 
     Attributes:
@@ -59,6 +60,8 @@ class DraftController:
         sources: Sequence[DraftSource],
         drafters: Mapping[DraftSource, NativeDrafter] = MappingProxyType({}),
         covered: Collection[DraftSource] = (),
+        *,
+        makes_trees: bool = False,
     ) -> None:
         self.sources = tuple(sources)
         handle = ctypes.c_void_p()
@@ -71,6 +74,7 @@ class DraftController:
             num_table_rows=num_table_rows,
             num_sources=len(self.sources),
             max_draft_len=max_draft_len,
+            makes_trees=makes_trees,
             source_ids=source_ids.ctypes.data,
             prior_logits=priors.ctypes.data,
             drafters=addresses.ctypes.data,
@@ -86,12 +90,14 @@ class DraftController:
         self._token_ids = np.zeros(MAX_STEP_DRAFTS, np.int32)
         self._sources = np.zeros(MAX_STEP_DRAFTS, np.int8)
         self._cu_num_draft = np.zeros(num_table_rows + 1, np.int32)
+        self._parents = np.zeros(MAX_STEP_DRAFTS, np.int32) if makes_trees else None
         params = struct_type("ControllerDecideParams")(
             controller=handle,
             max_num_chosen=MAX_STEP_DRAFTS,
             draft_token_ids=address(self._token_ids),
             cu_num_draft=address(self._cu_num_draft),
             draft_sources=address(self._sources),
+            draft_parents=None if self._parents is None else address(self._parents),
             outcome=address(self._outcome),
         )
         self.params: Any = params
@@ -199,7 +205,8 @@ class DraftController:
                 self._token_ids[:num_drafts].copy(),
                 self._cu_num_draft[: num_rows + 1].copy(),
                 self._sources[:num_drafts].copy(),
-            )
+                parents=None if self._parents is None else self._parents[:num_drafts].copy(),
+            ).without_chains()
         return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost, plain_time)
 
     def bind(self, x: ProposeInput, offers: OfferTable) -> None:

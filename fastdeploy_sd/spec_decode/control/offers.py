@@ -23,6 +23,7 @@ class DraftOffer:
         cu_num_draft: i32[R+1].
         evidence: i32[R, 3]: tokens of the text's end that agreed; of them, those after the last replaced one; the
             origin: 0 = the request's own text, 1 = other requests' outputs. 0 where nothing was drafted.
+        parents: i32[D], see DraftTokens; None where no trees are made.
         draft_prob: f32[D]: count of the token / (count of all continuations + 1); 0.5 where nothing is counted.
     """
 
@@ -30,14 +31,16 @@ class DraftOffer:
     cu_num_draft: I32
     evidence: I32
     draft_prob: F32
+    parents: I32 | None = None
 
 
 class OfferTable:
     """The offers of a step, one plane per source; the same arrays in every step; see DraftOffer."""
 
-    def __init__(self, num_sources: int, max_num_rows: int, max_draft_len: int) -> None:
+    def __init__(self, num_sources: int, max_num_rows: int, max_draft_len: int, *, has_trees: bool = False) -> None:
         s, r, d = num_sources, max_num_rows, max_num_rows * max_draft_len
         self.token_ids, self.draft_prob = np.zeros((s, d), np.int32), np.zeros((s, d), np.float32)
+        self.parents = np.zeros((s, d), np.int32) if has_trees else None
         self.cu_num_draft = np.zeros((s, r + 1), np.int32)
         self.evidence = np.zeros((s, r, NUM_EVIDENCE), np.int32)
 
@@ -45,7 +48,7 @@ class OfferTable:
         """Return the arrays in which a source offers drafts for `num_rows` rows."""
         return DraftOffer(
             self.token_ids[source], self.cu_num_draft[source, : num_rows + 1], self.evidence[source, :num_rows],
-            self.draft_prob[source],
+            self.draft_prob[source], None if self.parents is None else self.parents[source],
         )  # fmt: skip
 
     def clear(self, source: int) -> None:
@@ -74,6 +77,7 @@ class BoundRows:
             p.max_num_rows, p.max_num_drafts = max_num_rows, offers.token_ids.shape[1]
             p.token_ids, p.offers_cu_num_draft = address(offers.token_ids), address(offers.cu_num_draft)
             p.evidence, p.draft_prob = address(offers.evidence), address(offers.draft_prob)
+            p.parents = None if offers.parents is None else address(offers.parents)
             self._offers = offers
         if x.token_table is not self._token_table:
             p.num_table_rows, p.max_tokens_per_row = x.token_table.shape

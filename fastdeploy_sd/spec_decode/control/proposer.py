@@ -13,12 +13,14 @@ from fastdeploy_sd.spec_decode.control.model_draft_source import ModelDraftSourc
 from fastdeploy_sd.spec_decode.control.offers import OfferTable
 from fastdeploy_sd.spec_decode.methods.native_texts import TextProposer
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
-from fastdeploy_sd.types import F32, I32, DraftTokens
+from fastdeploy_sd.types import F32, I32, DraftTokens, chain_parents
 from fastdeploy_sd.types.draft_methods import METHODS, DraftSource
 
 
 class AutoProposer(Proposer):
     """Asks every method for drafts in every step, and drafts what the policy chooses: one native call.
+
+    Where a method makes trees, the drafts of all become one tree per request.
 
     Args:
         cost: times of steps that have only the rows of a call; None = the controller's params have them.
@@ -36,13 +38,14 @@ class AutoProposer(Proposer):
         lent: Sequence[tuple[DraftSource, TextProposer]] = (),
     ) -> None:
         self._methods = [method for _, method in methods]
+        makes_trees = any(method.makes_trees for method in self._methods)
         self._cost = cost
         drafters = {source: method.native_drafter for source, method in (*methods, *lent)}
         sources = [*drafters, *([] if model_source is None else [model_source])]
-        self._offers = OfferTable(len(sources), max_num_seqs, max_draft_len)
+        self._offers = OfferTable(len(sources), max_num_seqs, max_draft_len, has_trees=makes_trees)
         self._model_source, self._has_model_offer = len(drafters), False  # its plane
         self.controller = DraftController(
-            max_num_seqs, max_draft_len, sources, drafters, _covered([s for s, _ in methods])
+            max_num_seqs, max_draft_len, sources, drafters, _covered([s for s, _ in methods]), makes_trees=makes_trees
         )
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -78,6 +81,8 @@ class AutoProposer(Proposer):
         plane = self._offers.offer(self._model_source, num_rows)
         plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
         plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
+        if plane.parents is not None:
+            plane.parents[:count] = chain_parents(drafts.cu_num_draft)
         self._has_model_offer = True
         return self.controller.choose(x, self._offers, self._times(x), num_rows)
 

@@ -27,11 +27,12 @@ class NativeTexts:
 
     Args:
         kind: of the drafter: `fdsd_<kind>_create` makes it.
+        makes_trees: whether drafts branch; else they are chains.
         fields: of the params of that call.
     """
 
-    def __init__(self, kind: str, **fields: Any) -> None:
-        self._kind, self._handle = kind, ctypes.c_void_p()
+    def __init__(self, kind: str, *, makes_trees: bool = False, **fields: Any) -> None:
+        self._kind, self._handle, self.makes_trees = kind, ctypes.c_void_p(), makes_trees
         create = struct_type(f"{kind.capitalize()}CreateParams")
         call(f"{kind}_create", create(**fields, drafter=ctypes.addressof(self._handle)))
         weakref.finalize(self, getattr(library(), f"fdsd_{kind}_destroy"), self._handle)
@@ -54,6 +55,8 @@ class NativeTexts:
         max_num_drafts = max(sum(x.max_draft_len.tolist()), 0)
         token_ids, cu_num_draft = np.empty(max_num_drafts, np.int32), np.empty(num_rows + 1, np.int32)
         p.draft_token_ids, p.cu_num_draft = address(token_ids), address(cu_num_draft)
+        parents = np.empty(max_num_drafts, np.int32) if self.makes_trees else None
+        p.draft_parents = None if parents is None else address(parents)
         p.max_num_drafts, p.num_rows = max_num_drafts, num_rows
         if x.token_table is not self._token_table:
             p.token_table = pointer("token_table", x.token_table, x.token_table.shape, np.int32)
@@ -69,7 +72,10 @@ class NativeTexts:
             num_prefix = (prefix.cu_num_draft.item(-1),)
             p.prefix_token_ids = pointer("prefix_token_ids", prefix.token_ids, num_prefix, np.int32)
         self._call.run()
-        return DraftTokens(token_ids[: cu_num_draft.item(-1)], cu_num_draft)
+        num_drafts = cu_num_draft.item(-1)
+        if parents is None:
+            return DraftTokens(token_ids[:num_drafts], cu_num_draft)
+        return DraftTokens(token_ids[:num_drafts], cu_num_draft, parents=parents[:num_drafts]).without_chains()
 
     def num_bytes(self) -> int:
         function = getattr(library(), f"fdsd_{self._kind}_num_bytes")
@@ -90,6 +96,10 @@ class TextProposer(Proposer):
     @property
     def native_drafter(self) -> NativeDrafter:
         return self._texts.drafter
+
+    @property
+    def makes_trees(self) -> bool:
+        return self._texts.makes_trees
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         return self._texts.propose(x)

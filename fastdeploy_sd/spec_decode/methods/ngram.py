@@ -31,9 +31,20 @@ class NgramIndex(NativeTexts):
     Source: arXiv:2304.04487 (drafts from the text itself), with the copy of LZ77.
     """
 
-    def __init__(self, num_table_rows: int, min_n: int, max_n: int, max_factor: float, *, follows_copies: bool) -> None:
+    def __init__(
+        self,
+        num_table_rows: int,
+        min_n: int,
+        max_n: int,
+        max_factor: float,
+        *,
+        follows_copies: bool,
+        makes_trees: bool = False,
+    ) -> None:
         super().__init__(
             "ngram",
+            makes_trees=makes_trees,
+            keeps_earlier=makes_trees,
             num_table_rows=num_table_rows,
             min_n=min_n,
             max_n=max_n,
@@ -65,6 +76,7 @@ class NgramProposer(TextProposer):
             config.max_ngram_size,
             config.ngram_max_spec_factor,
             follows_copies=config.follow_copies,
+            makes_trees=config.draft_trees,
         )
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:

@@ -46,7 +46,9 @@ class SuffixProposer(TextProposer):
         )
         limits = SuffixLimits(config.suffix_decoding_max_cached_requests, config.suffix_decoding_max_cache_mb << 20)
         self._vocab_size = context.vocab_size
-        self._texts = self._drafter = SuffixDrafter(context.max_num_seqs, context.vocab_size, rule, limits)
+        self._texts = self._drafter = SuffixDrafter(
+            context.max_num_seqs, context.vocab_size, rule, limits, makes_trees=config.draft_trees
+        )
         self._file = None if config.suffix_decoding_cache_file is None else Path(config.suffix_decoding_cache_file)
         self._is_closed = False
         if self._file is None:

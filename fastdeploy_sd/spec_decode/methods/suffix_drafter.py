@@ -89,9 +89,18 @@ class SuffixDrafter(NativeTexts):
     Source: arXiv:2411.04975 (SuffixDecoding).
     """
 
-    def __init__(self, num_table_rows: int, vocab_size: int, rule: SuffixRule, limits: SuffixLimits) -> None:
+    def __init__(
+        self,
+        num_table_rows: int,
+        vocab_size: int,
+        rule: SuffixRule,
+        limits: SuffixLimits,
+        *,
+        makes_trees: bool = False,
+    ) -> None:
         super().__init__(
             "suffix",
+            makes_trees=makes_trees,
             num_table_rows=num_table_rows,
             vocab_size=vocab_size,
             **asdict(rule),

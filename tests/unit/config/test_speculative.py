@@ -253,6 +253,7 @@ def test_explain_shows_what_is_in_effect_and_why(model: str, yaml_file: WriteYam
         "accept_policy": ("reject_all", f"benchmark_mode, {at}"),
         "enable_draft_logprob": (False, "default"),
         "follow_copies": (True, "default"),
+        "draft_trees": (False, "default"),
     }
 
 
@@ -279,6 +280,14 @@ def test_naive_takes_a_number_of_drafts_and_says_that_it_makes_none(
     assert caplog.messages == [
         "speculative_config.num_speculative_tokens: 1 is 0 in effect: method naive makes no drafts"
     ]
+
+
+def test_trees_take_less_probable_tokens_than_chains() -> None:
+    key = "suffix_decoding_min_token_prob"
+    read = read_speculative({"draft_trees": True})
+    assert (getattr(read.config, key), read.origins[key]) == (0.01, "draft_trees")
+    assert getattr(read_speculative({"draft_trees": True, key: 0.3}).config, key) == 0.3
+    assert getattr(read_speculative({"draft_trees": False}).config, key) == 0.1
 
 
 @pytest.mark.parametrize("method", ["ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "NEXTN"])

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs
-from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, scope_of
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS
+from fastdeploy_sd.config.speculative_scopes import scope_of
 from fastdeploy_sd.errors import ConfigError, shown
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 from tests.unit.config.speculative_maps import read, refusal

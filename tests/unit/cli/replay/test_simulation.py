@@ -23,8 +23,8 @@ def conversation(name: str, *parts: list[int]) -> Conversation:
     return Conversation(name, np.array([i for part in parts for i in part], np.int32), spans)
 
 
-def replay_ngram(k: int, *conversations: Conversation, concurrency: int = 1) -> ReplayCounts:
-    config = SpeculativeConfig(method="ngram", num_speculative_tokens=k, min_ngram_size=2, max_ngram_size=5)
+def replay_ngram(k: int, *conversations: Conversation, concurrency: int = 1, draft_trees: bool = False) -> ReplayCounts:
+    config = SpeculativeConfig("ngram", k, min_ngram_size=2, max_ngram_size=5, draft_trees=draft_trees)
     context = ProposerContext(concurrency, max_len(conversations), vocab_size(conversations))
     return Replay(create_method("ngram", config, context), k, concurrency).run(conversations)
 
@@ -58,6 +58,16 @@ def test_an_earlier_answer_is_part_of_the_next_prompt() -> None:
     # First answer: 3 steps without drafts. Second: after 8, (1 8) is new; then (8 9) drafts 6 and what followed it.
     assert counts.num_verify_steps == 3 + 2
     assert counts.accepted.tolist() == [1, 0]
+
+
+def test_a_tree_is_judged_along_the_path_of_the_answer() -> None:
+    # (1 2) was followed by 7 first and by 8 later. After 2, the tree is 8 9 and the branch 7 6, which is right.
+    text = conversation("c", [1, 2, 7, 6, 0, 1, 2, 8, 9, 5, 1], [2, 7, 6, 4])
+    counts = replay_ngram(4, text, draft_trees=True)
+    assert (counts.num_output_tokens, counts.num_verify_steps) == (4, 1)
+    assert (counts.drafted.tolist(), counts.reached.tolist()) == ([2, 2, 0, 0], [2, 1, 0, 0])
+    assert counts.accepted.tolist() == [1, 1, 0, 0]
+    assert replay_ngram(4, text).num_verify_steps == 2  # the chain is 8 9 5 1
 
 
 def test_plain_decoding_is_one_token_per_step() -> None:

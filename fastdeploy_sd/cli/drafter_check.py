@@ -18,7 +18,7 @@ from fastdeploy_sd.cli.new_folder import new_folder, verify_new
 from fastdeploy_sd.cli.verify.methods import Method, standard_methods
 from fastdeploy_sd.cli.verify.runs import open_engine, run
 from fastdeploy_sd.cli.verify.variants import EngineVariant
-from fastdeploy_sd.config import Config, load_config, verify_offline
+from fastdeploy_sd.config import Config, demo_drafter, load_config, verify_offline
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_files import show_lines, worker_lines_from
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     show_lines("drafter")
     with worker_lines_from(logging.ERROR):
         base = located(given)
-        readings = DrafterReadings(args.folder, base.model.path)
+        readings = DrafterReadings(demo_drafter(str(args.folder)) or args.folder, base.model.path)
         if readings.method not in FOLDER_METHODS:
             wanted = " or ".join(FOLDER_METHODS)
             raise ConfigError(f"folder: expected a drafter of {wanted}, got {readings.kind_text}", param="folder")

@@ -28,6 +28,8 @@ from fastdeploy_sd.config.sections import (
     CacheConfig,
     Config,
     ModelConfig,
+    demo_drafter,
+    drafter_advice,
 )
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
@@ -51,6 +53,8 @@ __all__ = [
     "SplitwiseConfig",
     "config_from_kwargs",
     "cpu_only",
+    "demo_drafter",
+    "drafter_advice",
     "explain",
     "formats_of",
     "from_json",

@@ -270,3 +270,23 @@ class Config:
         """Seconds without a sign of life after which an engine hangs; ranks have time to tell which one does."""
         of_ranks_s = 2 * self.parallel.rank_timeout_s if self.parallel.tensor_parallel_size > 1 else 0.0
         return max(self.server.engine_timeout_s, of_ranks_s)
+
+
+def demo_drafter(name: str) -> Path | None:
+    """Return the folder of a bundled drafter for the bundled model, as "demo/eagle3"; None = `name` is none.
+
+    What lies here under that name wins.
+    """
+    model, _, kind = name.partition("/")
+    folder = _DEMO_MODEL_DIR / kind
+    is_bundled = model == DEMO_MODEL and kind.isidentifier() and (folder / "config.json").is_file()
+    return folder if is_bundled and not Path(name).exists() else None
+
+
+def drafter_advice(config: Config, method: str) -> str:
+    """Return what to do about a drafter of this method, whose drafts are wrong."""
+    folder = config.speculative.model
+    return (
+        f"fewer than one in 20 drafts of {method} is right: {folder} may be read otherwise than it was trained;"
+        f" `fastdeploy-sd drafter check {folder} --model {config.model.served_name}` tries other readings"
+    )

@@ -1,4 +1,4 @@
-"""A log line per minute of what drafting brings. Knows only statistics."""
+"""Tells the log per minute what drafting brings, and once if a drafter seems to be read wrongly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from fastdeploy_sd.config import Config, drafter_advice
 from fastdeploy_sd.types.stats import EngineStats
 
 _log = logging.getLogger(__name__)
@@ -15,9 +16,10 @@ _SECONDS_PER_LINE = 60.0
 class DraftLog:
     """Writes a line while tokens are generated; a server that only decodes plainly writes none."""
 
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+    def __init__(self, config: Config, stats: Callable[[], EngineStats]) -> None:
         """`stats` gives the engine's; it is called once per line."""
-        self._stats, self._before = stats, EngineStats()
+        self._config, self._stats, self._before = config, stats, EngineStats()
+        self._has_warned = False
         self._next_line = time.monotonic() + _SECONDS_PER_LINE
 
     def note_step(self) -> None:
@@ -29,6 +31,9 @@ class DraftLog:
             if line := summary(stats, self._before):
                 _log.info(line)
             self._before = stats
+            if stats.misread_drafter and not self._has_warned:
+                self._has_warned = True
+                _log.warning(drafter_advice(self._config, stats.misread_drafter))
 
 
 def summary(now: EngineStats, before: EngineStats) -> str:

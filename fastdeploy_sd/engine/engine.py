@@ -42,7 +42,7 @@ class Engine:
         self.is_stalled = False
         self._pool = self._scheduler.pool
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
-        self._draft_log = DraftLog(self.stats)
+        self._draft_log = DraftLog(config, self.stats)
         self._pipeline: StepPipeline | None = None
         if launcher is not None:
             ahead = AsyncScheduler(self._scheduler, drafts_async=launcher.drafts_async)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fastdeploy_sd.config import Config, hub_name
+from fastdeploy_sd.config import Config, demo_drafter, hub_name
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import huggingface, modelscope
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
@@ -40,7 +40,7 @@ def located(config: Config, *, may_fetch: bool = True) -> Config:
     if folder is not None:
         config = _with_folder(config, folder, hub_name(model.model) or model.model)
     if draft is not None and any(METHODS[name].has_own_folder for name in config.speculative.draft_models):
-        folder = _folder(config, draft, "speculative_config.model", None, may_fetch=may_fetch)
+        folder = demo_drafter(draft) or _folder(config, draft, "speculative_config.model", None, may_fetch=may_fetch)
         if folder is not None:
             config = replace(config, speculative=replace(config.speculative, model=str(folder)))
         config = _with_draft_method(config)

@@ -13,6 +13,12 @@ def _calibrations(stats: EngineStats) -> dict[str, Calibration]:
 
 CHOICE_GAUGES = (
     Single(
+        "fastdeploy_sd:spec_decode_drafter_misread",
+        "1 if next to no draft of the drafter is right, as if its files were read otherwise than it was trained "
+        "(`fastdeploy-sd drafter check`), else 0.",
+        lambda s: float(bool(s.misread_drafter)),
+    ),
+    Single(
         "fastdeploy_sd:spec_decode_gain",
         "Tokens per second over what plain decoding would have given in the latest steps, as estimated by method auto.",
         lambda s: None if s.choice is None else s.choice.gain or None,

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd import __version__
-from fastdeploy_sd.config import Config, explain
+from fastdeploy_sd.config import Config, drafter_advice, explain
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.openapi import describe
@@ -19,7 +19,6 @@ from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
-from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse
 from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, routes_of
@@ -123,14 +122,17 @@ class _Info:
     async def config_info(self) -> Response:
         """Every option with its effective value and where that came from; secrets are hidden.
 
-        A drafting method that chooses by itself adds, under `speculation`, what it has chosen and why.
+        A drafting method that chooses by itself adds, under `speculation`, what it has chosen and why. A drafter that
+        seems to be read wrongly adds `drafter`: what to do.
         """
         rows = explain(self._config)
         found = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
-        if METHODS[self._config.speculative.method].chooses:
-            stats = await self._known_stats()
-            if stats is not None and stats.choice is not None:
-                found["speculation"] = {"value": asdict(stats.choice), "origin": "engine"}
+        stats = await self._known_stats()
+        if stats is not None and stats.choice is not None:
+            found["speculation"] = {"value": asdict(stats.choice), "origin": "engine"}
+        if stats is not None and stats.misread_drafter:
+            advice = drafter_advice(self._config, stats.misread_drafter)
+            found["drafter"] = {"value": advice, "origin": "engine"}
         return JsonResponse(found)
 
     async def _known_stats(self) -> EngineStats | None:

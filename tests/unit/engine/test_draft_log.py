@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
+from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from fastdeploy_sd.engine import draft_log
-from fastdeploy_sd.engine.draft_log import summary
-from fastdeploy_sd.types import ChoiceReport, DraftCounts
+from fastdeploy_sd.engine.draft_log import DraftLog, summary
+from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts, SpeculationInfo
 from fastdeploy_sd.types.stats import EngineStats, SourceCounts
 from tests.doubles.bench import Bench, oracle
 from tests.doubles.engines import toy_request
@@ -40,6 +41,46 @@ def test_a_method_that_chooses_adds_its_gain_and_its_choices() -> None:
 def test_plain_decoding_and_idle_times_have_no_line() -> None:
     assert summary(later(), BEFORE) == ""
     assert summary(BEFORE, BEFORE) == ""
+
+
+def drafted(scored: int, right: int, method: str = "eagle") -> EngineStats:
+    counts = {method: SourceCounts((scored + 7, 9), (scored, right), (right, 0))}
+    return EngineStats(speculation=SpeculationInfo(method, ("naive", "ngram", method), 3), drafts=counts)
+
+
+@pytest.mark.parametrize(
+    ("stats", "is_misread"),
+    [
+        (drafted(49, 0), False),
+        (drafted(50, 0), True),
+        (drafted(180, 1), False),
+        (drafted(300, 14), True),
+        (drafted(300, 40), False),
+        (drafted(300, 0, "mtp"), False),
+        (drafted(300, 0, "ngram"), False),
+    ],
+)
+def test_a_drafter_whose_drafts_are_next_to_never_right_is_named(stats: EngineStats, is_misread: bool) -> None:
+    """Other sources have no files that could be read otherwise."""
+    assert stats.misread_drafter == ("eagle" if is_misread else "")
+
+
+@pytest.mark.parametrize(("observed", "named"), [(0, "hydra"), (40, "")])
+def test_a_method_that_chooses_counts_the_drafts_that_it_dropped(observed: int, named: str) -> None:
+    choice = ChoiceReport(calibrations={"suffix": Calibration(900, 9.0, 0), "hydra": Calibration(90, 9.0, observed)})
+    info = SpeculationInfo("auto", ("naive", "ngram", "suffix", "auto", "hydra"), 3)
+    assert EngineStats(speculation=info, choice=choice).misread_drafter == named
+
+
+def test_the_engine_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(draft_log, "_SECONDS_PER_LINE", 0.0)
+    speculative = SpeculativeConfig("eagle", 3, model="/heads/one")
+    log = DraftLog(Config(model=ModelConfig("demo"), speculative=speculative), lambda: drafted(300, 1))
+    for _ in range(3):
+        log.note_step()
+    [warning] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith("fewer than one in 20 drafts of eagle is right: /heads/one may be read otherwise")
+    assert "`fastdeploy-sd drafter check /heads/one --model demo`" in warning
 
 
 def test_an_engine_writes_it_while_it_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

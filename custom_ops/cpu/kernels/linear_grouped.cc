@@ -1,126 +1,70 @@
-// Products with integers that have a scale per group of 16 to 128 inputs. A unit of a panel is unpacked once for all
-// rows of a block: its codes to a byte each, its scales and minima to floats. The integer dot product within a group is
-// exact. Then
+// Products with integers that have a scale per group of 16 to 128 inputs. Many rows share the work of making bytes of a
+// unit's codes; few multiply them as they are read. The integer dot product within a group is exact. Then
 //   own += float(dot) * weight scale, and with minima own += float(sum of x) * minimum, in order of the groups
 //   sum += own * x scale, in order of the units
-#include "linear_codes.h"
 #include "linear_panel.h"
+#include "linear_unit.h"
 #include "scratch.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-constexpr int kMaxGroups = kQuantGroup / 16;
+// Rows that multiply codes as they are read: those whose dot products of all columns are made at once.
+#if defined(FDSD_SIMD_AVX512)
+constexpr int kFewRows = kMaxSums / 4;
+#else
+constexpr int kFewRows = 2;
+#endif
 
-struct Unit {
-  const uint8_t* codes;  // [32][32][4]: those of the panel, where these have a byte each
-  alignas(64) uint8_t unpacked[kWint8Bytes];
-  alignas(64) float scales[kMaxGroups][kPanelColumns];
-  alignas(64) float minima[kMaxGroups][kPanelColumns];
+// What products differ by.
+struct Kind {
+  int bits;  // of a code; what matters of them where it is unpacked
+  bool is_packed;
+  int group;
+  bool has_minima;
 };
 
-// Half [32], then int8 [groups][32]: their products, times `sign`.
-FDSD_INLINE const uint8_t* ReadSteps(const uint8_t* from, int num_groups, float sign, float (*out)[kPanelColumns]) {
-  const uint8_t* factors = from + kPanelColumns * 2;
-  for (int v = 0; v < kPanelVectors; ++v) {
-    const F32x16 step = Mul(LoadHalves(from + v * kLanes * 2), Set1(sign));
-    for (int g = 0; g < num_groups; ++g) {
-      Store(Mul(step, LoadInt8(factors + g * kPanelColumns + v * kLanes)), out[g] + v * kLanes);
+// Steps of the first vectors' products with each of which Ask comes once.
+template <Kind kKind>
+constexpr int kAskSteps = kKind.is_packed ? 4 : kKind.group / 4;
+
+// Where a group's codes begin.
+struct GroupCodes {
+  const uint8_t* codes;
+  const uint8_t* highs;
+
+  template <Kind kKind>
+  FDSD_INLINE Codes Load(int step, int vector) const {
+    if constexpr (kKind.is_packed) {
+      constexpr int kSharing = kHighSteps<kKind.bits - 4>;
+      return LoadCodes<kKind.bits>(codes + step * kPanelColumns * 2, highs, step % kSharing, vector);
+    } else {
+      return LoadUnpacked<kKind.bits>(codes + (step * kPanelVectors + vector) * kLanes * 4);
     }
   }
-  return factors + num_groups * kPanelColumns;
-}
-
-FDSD_INLINE const uint8_t* ReadHalves(const uint8_t* from, int num_groups, float (*out)[kPanelColumns]) {
-  for (int i = 0; i < num_groups * kPanelColumns; i += kLanes) Store(LoadHalves(from + i * 2), out[0] + i);
-  return from + num_groups * kPanelColumns * 2;
-}
-
-template <GroupFormat kGroups>
-FDSD_INLINE void ReadScales(const uint8_t* from, Unit* to) {
-  constexpr int kNum = kGroups.num_groups();
-  if constexpr (kGroups.scale == GroupScale::kSteps) {
-    from = ReadSteps(from, kNum, 1.0f, to->scales);
-  } else if constexpr (kGroups.scale == GroupScale::kHalf) {
-    from = ReadHalves(from, kNum, to->scales);
-  } else {
-    std::memcpy(to->scales, from, kNum * sizeof(to->scales[0]));
-    from += kNum * sizeof(to->scales[0]);
-  }
-  if constexpr (kGroups.minimum == GroupMinimum::kSteps) {
-    ReadSteps(from, kNum, -1.0f, to->minima);
-  } else if constexpr (kGroups.minimum == GroupMinimum::kHalf) {
-    ReadHalves(from, kNum, to->minima);
-  } else if constexpr (kGroups.minimum == GroupMinimum::kFloat) {
-    std::memcpy(to->minima, from, kNum * sizeof(to->minima[0]));
-  } else if constexpr (kGroups.minimum == GroupMinimum::kZeros) {
-    for (int i = 0; i < kNum * kPanelColumns; i += kLanes) {
-      Store(Mul(Mul(Load(to->scales[0] + i), LoadInt8(from + i)), Set1(-1.0f)), to->minima[0] + i);
+  template <Kind kKind>
+  FDSD_INLINE void Next() {
+    codes += kKind.group * kPanelColumns / (kKind.is_packed ? 2 : 1);
+    if constexpr (kKind.is_packed && kKind.bits > 4) {
+      static_assert(kKind.group == 4 * kHighSteps<kKind.bits - 4>);
+      highs += kPanelColumns * 4;
     }
-  }
-}
-
-// Weights to ask for, so many lines at a time: all at once would hold up other loads.
-struct Asked {
-  const uint8_t* next;
-  const uint8_t* end;
-  int lines;
-
-  FDSD_INLINE void Ask() {
-    for (int line = 0; line < lines && next < end; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
   }
 };
-constexpr int kUnpackParts = 4;  // of a unit: Ask comes once with each
 
-template <GroupFormat kGroups>
-void UnpackUnit(const uint8_t* from, Asked* asked, Unit* to) {
-  constexpr int kBits = kGroups.bits;
-  to->codes = kBits == 8 ? from : to->unpacked;
-  if constexpr (kBits == 8) {
-    for (int part = 0; part < kUnpackParts; ++part) asked->Ask();
-  } else {
-    constexpr int kSharing = kHighSteps<kBits - 4>;
-    constexpr int kUnrolled = kGroupSteps / kUnpackParts;
-    static_assert(kBits == 4 || kUnrolled % kSharing == 0);
-    const uint8_t* codes = from;
-    const uint8_t* highs = from + kWint4Bytes;
-    uint8_t* out = to->unpacked;
-    for (int part = 0; part < kUnpackParts; ++part) {
-      asked->Ask();
-#pragma GCC unroll 8
-      for (int step = 0; step < kUnrolled; ++step) {
-#pragma GCC unroll 2
-        for (int v = 0; v < kPanelVectors; ++v, out += kLanes * 4) {
-          StoreCodes(LoadCodes<kBits>(codes, highs, step % kSharing, v), out);
-        }
-        codes += kPanelColumns * 2;
-        if (kBits > 4 && step % kSharing == kSharing - 1) highs += kPanelColumns * 4;
-      }
-    }
-  }
-  ReadScales<kGroups>(from + kGroups.code_bytes(), to);
-}
-
-// A unit of wint4, whose codes become int8: one group.
-void UnpackWint4(const uint8_t* from, Asked* asked, Unit* to) {
-  for (int part = 0; part < kUnpackParts; ++part) asked->Ask();
-  UnpackInt8Codes(from, to->unpacked);
-  to->codes = to->unpacked;
-  std::memcpy(to->scales[0], from + kWint4Bytes + kFactorBytes, kScaleBytes);
-}
-
-// The rows' exact dot products with a group, each from its start on.
-template <int kBits, int kSteps, int kRows, int kVectors>
-FDSD_INLINE void MultiplyGroup(const uint8_t* codes, const uint8_t* x, const int32_t* starts, Dots (*dots)[kVectors]) {
+// The rows' exact dot products with a group, each from its start on, for vectors of columns from `first` on.
+template <Kind kKind, int kRows, int kVectors>
+FDSD_INLINE void MultiplyGroup(const GroupCodes& group, const uint8_t* x, const int32_t* starts, int first,
+                               Asked* asked, Dots (*dots)[kVectors]) {
+  constexpr int kSteps = kKind.group / 4;
   const auto each_step = [&](int begin, int end, auto&& dot) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int step = begin; step < end; ++step) {
+      if (first == 0 && step % kAskSteps<kKind> == 0) asked->Ask();
       Codes w[kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        w[v] = LoadUnpacked<kBits>(codes + (step * kPanelVectors + v) * kLanes * 4);
-      }
+      for (int v = 0; v < kVectors; ++v) w[v] = group.Load<kKind>(step, first + v);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -129,8 +73,8 @@ FDSD_INLINE void MultiplyGroup(const uint8_t* codes, const uint8_t* x, const int
     }
   };
 #if defined(FDSD_SIMD_AVX2)
-  if constexpr (kBits < 8) {
-    constexpr int kAtOnce = std::min(kSteps, kShortSteps<kBits>);
+  if constexpr (kKind.bits < 8) {
+    constexpr int kAtOnce = std::min(kSteps, kShortSteps<kKind.bits>);
 #pragma GCC unroll 4
     for (int begin = 0; begin < kSteps; begin += kAtOnce) {
       Dots shorts[kRows][kVectors];
@@ -153,20 +97,20 @@ FDSD_INLINE void MultiplyGroup(const uint8_t* codes, const uint8_t* x, const int
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) dots[r][v] = Start(starts[r]);
   each_step(0, kSteps, [&](int r, int v, const Codes& w, const uint8_t* step_x) __attribute__((always_inline)) {
-    dots[r][v] = Dot<kBits>(dots[r][v], w, step_x);
+    dots[r][v] = Dot<kKind.bits>(dots[r][v], w, step_x);
   });
 }
 
 // sums [kRows][32] += the rows' products with a unit; `x` is theirs (PackTile).
-template <int kBits, int kGroup, bool kHasMinima, int kRows>
+template <Kind kKind, int kRows>
 void MultiplyUnit(const Unit& unit, const uint8_t* x, Asked* asked, float* sums) {
-  constexpr int kNum = kQuantGroup / kGroup;
-  constexpr bool kIsWhole = kGroup == kQuantGroup && !kHasMinima;  // as one tile of wint4 is multiplied
+  constexpr int kNum = kQuantGroup / kKind.group;
+  constexpr bool kIsWhole = kNum == 1 && !kKind.has_minima;  // as one tile of wint4 is multiplied
   constexpr int kSumsPerVector = kIsWhole ? kRows : 2 * kRows;
   constexpr int kVectors = kVectorsAtOnce<kSumsPerVector>;
   const float* const x_scales = reinterpret_cast<const float*>(x + kRows * kQuantGroup);
   for (int first = 0; first < kPanelVectors; first += kVectors) {
-    const uint8_t* codes = unit.codes + first * kLanes * 4;
+    GroupCodes codes{unit.codes, unit.highs};
     const int32_t* starts = reinterpret_cast<const int32_t*>(x_scales + kRows);
     const float* x_sums = x_scales + kRows * (1 + kNum);
     F32x16 own[kRows][kVectors];
@@ -174,10 +118,9 @@ void MultiplyUnit(const Unit& unit, const uint8_t* x, Asked* asked, float* sums)
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) own[r][v] = Set1(0.0f);
-    for (int g = 0; g < kNum; ++g, starts += kRows, x_sums += kRows, codes += kGroup * kPanelColumns) {
-      if (first == 0) asked->Ask();
+    for (int g = 0; g < kNum; ++g, starts += kRows, x_sums += kRows, codes.Next<kKind>()) {
       Dots dots[kRows][kVectors];
-      MultiplyGroup<kBits, kGroup / 4, kRows, kVectors>(codes, x + g * kGroup * kRows, starts, dots);
+      MultiplyGroup<kKind, kRows, kVectors>(codes, x + g * kKind.group * kRows, starts, first, asked, dots);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         const F32x16 scale = Load(unit.scales[g] + (first + v) * kLanes);
@@ -185,7 +128,7 @@ void MultiplyUnit(const Unit& unit, const uint8_t* x, Asked* asked, float* sums)
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           own[r][v] = kIsWhole ? ToFloats(dots[r][v]) : Fma(ToFloats(dots[r][v]), scale, own[r][v]);
-          if constexpr (kHasMinima) own[r][v] = Fma(Set1(x_sums[r]), minimum, own[r][v]);
+          if constexpr (kKind.has_minima) own[r][v] = Fma(Set1(x_sums[r]), minimum, own[r][v]);
         }
       }
     }
@@ -203,36 +146,44 @@ void MultiplyUnit(const Unit& unit, const uint8_t* x, Asked* asked, float* sums)
 }
 
 using UnitFunction = void (*)(const Unit& unit, const uint8_t* x, Asked* asked, float* sums);
-// Of 1, 2, .. rows. Formats that differ in their packed bytes only share it.
-template <int kBits, int kGroup, bool kHasMinima, int... kIndex>
+// Of 1, 2, .. rows. Formats of a kind share it.
+template <Kind kKind, int... kIndex>
 const UnitFunction* MultiplyFunctions(std::integer_sequence<int, kIndex...>) {
-  static constexpr UnitFunction kFunctions[] = {MultiplyUnit<kBits, kGroup, kHasMinima, kIndex + 1>...};
+  static constexpr UnitFunction kFunctions[] = {MultiplyUnit<kKind, kIndex + 1>...};
   return kFunctions;
 }
 
 struct Functions {
-  void (*unpack)(const uint8_t* from, Asked* asked, Unit* to);
+  void (*read)(const uint8_t* from, Asked* asked, Unit* to);
   const UnitFunction* multiply;
-  int32_t num_groups;
-};
+  int32_t read_asks;  // how often they ask
+  int32_t multiply_asks;
 
-template <int kBits, int kGroup, bool kHasMinima>
-Functions FunctionsWith(void (*unpack)(const uint8_t* from, Asked* asked, Unit* to)) {
-  constexpr auto kRows = std::make_integer_sequence<int, kMaxTileRows>();
-  return {unpack, MultiplyFunctions<kBits, kGroup, kHasMinima>(kRows), kQuantGroup / kGroup};
-}
+  template <Kind kKind>
+  static Functions Of(void (*read)(const uint8_t* from, Asked* asked, Unit* to)) {
+    return {read,
+            MultiplyFunctions<kKind>(std::make_integer_sequence<int, kKind.is_packed ? kFewRows : kMaxTileRows>()),
+            kKind.is_packed ? 0 : kReadAsks, kGroupSteps / kAskSteps<kKind>};
+  }
+};
 
 // Those of wint4, or of the format, which is one from kFirst on.
 template <int32_t kFirst = static_cast<int32_t>(LinearFormat::kQ4Of0)>
-Functions FunctionsOf(LinearFormat format) {
+Functions FunctionsOf(LinearFormat format, bool has_few_rows) {
   constexpr auto kFormat = static_cast<LinearFormat>(kFirst);
   constexpr GroupFormat kGroups = GroupFormatOf(kFormat);
-  if (format == LinearFormat::kWint4) return FunctionsWith<8, kQuantGroup, false>(UnpackWint4);
+  if (format == LinearFormat::kWint4) return Functions::Of<Kind{8, false, kQuantGroup, false}>(UnpackWint4);
   if constexpr (kFirst + 1 < kNumLinearFormats) {
-    if (format != kFormat) return FunctionsOf<kFirst + 1>(format);
+    if (format != kFormat) return FunctionsOf<kFirst + 1>(format, has_few_rows);
   }
   constexpr bool kHasMinima = kGroups.minimum != GroupMinimum::kNone;
-  return FunctionsWith<kUnpackedBits<kGroups.bits>, kGroups.group, kHasMinima>(UnpackUnit<kGroups>);
+  if constexpr (kGroups.bits < 8) {
+    if (has_few_rows) {
+      return Functions::Of<Kind{kGroups.bits, true, kGroups.group, kHasMinima}>(ReadUnit<kGroups, true>);
+    }
+  }
+  constexpr Kind kKind{kUnpackedBits<kGroups.bits>, false, kGroups.group, kHasMinima};
+  return Functions::Of<kKind>(ReadUnit<kGroups, false>);
 }
 
 // Ends slice `index` of a tile: adds the sums that wait in the levels below to the slice's own.
@@ -248,10 +199,11 @@ void EndSlice(int32_t index, int32_t num_rows, float* levels) {
 void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
                    const LinearOutput& out) {
   constexpr int64_t kTileFloats = kSumLevels * kTileSums;
-  const Functions functions = FunctionsOf(x.format);
+  const int32_t num_rows = x.Begin(tile_end) - x.Begin(tile_begin);
+  const Functions functions = FunctionsOf(x.format, num_rows <= kFewRows);
   const int64_t unit_bytes = PanelUnitBytes(x.format);
-  const int64_t ahead = PrefetchAhead(x.format, std::min(x.Begin(tile_end) - x.Begin(tile_begin), kMaxPrefetchRows));
-  const int64_t asking = kUnpackParts + (tile_end - tile_begin) * functions.num_groups;
+  const int64_t ahead = PrefetchAhead(x.format, std::min(num_rows, kMaxPrefetchRows));
+  const int64_t asking = functions.read_asks + (tile_end - tile_begin) * functions.multiply_asks;
   const int lines = ahead == 0 ? 0 : static_cast<int>(DivideUp(unit_bytes, 64 * asking));
   float* const sums = ScratchArray<float>(Scratch::kInnerTask, (tile_end - tile_begin) * kTileFloats);
   Unit unit;
@@ -263,11 +215,11 @@ void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, co
     for (int64_t u = x.slices.units[s]; u < x.slices.units[s + 1]; ++u) {
       const uint8_t* const from = panel + u * unit_bytes;
       Asked asked{from + ahead, from + ahead + unit_bytes, lines};
-      functions.unpack(from, &asked, &unit);
+      functions.read(from, &asked, &unit);
       for (int64_t t = tile_begin; t < tile_end; ++t) {
-        const int32_t num_rows = x.Size(t);
-        functions.multiply[num_rows - 1](unit, x.Tile(t) + u * num_rows * RowUnitBytes(x.format), &asked,
-                                         slice_sums + (t - tile_begin) * kTileFloats);
+        const int32_t size = x.Size(t);
+        functions.multiply[size - 1](unit, x.Tile(t) + u * size * RowUnitBytes(x.format), &asked,
+                                     slice_sums + (t - tile_begin) * kTileFloats);
       }
     }
     for (int64_t t = tile_begin; t < tile_end; ++t) EndSlice(s, x.Size(t), sums + (t - tile_begin) * kTileFloats);

@@ -15,13 +15,15 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.ops import attention, moe
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.types.ranges import SliceRule
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.backends import isa, threads, tiles
 from tests.ops.cases.attention import MIXED, batch
 from tests.ops.cases.attention_int8 import quantized
 from tests.ops.cases.moe import pack_experts
+from tests.ops.test_grouped_linear import NUM_COLUMNS, grouped_matrices, packed
 from tests.ops.test_tiles import CHIP, PRODUCTS, TWIN, add_product, bf16_operands, int_operands
 
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
@@ -38,6 +40,7 @@ def main(traps: str | None) -> None:
     for fmt in FORMATS:
         compare_linear(fmt)
         compare_experts(fmt)
+    compare_groups()
     compare_attention()
 
 
@@ -62,6 +65,21 @@ def compare_linear(fmt: LinearFormat) -> None:
         with tiles("twin"), isa("amx"):
             twin = ops.linear(rows, packed)
         np.testing.assert_array_equal(chip.view(np.uint32), twin.view(np.uint32), f"{fmt} {count} rows")
+
+
+def compare_groups() -> None:
+    """Groups of every size, in one tile, in two and in several packs."""
+    x = np.random.default_rng(7).standard_normal((41, NUM_COLUMNS), np.float32)
+    for name, weight in grouped_matrices().items():
+        fmt = group_format([weight], WHOLE)
+        assert fmt is not None
+        own = packed(weight, fmt)
+        for count in (8, 29, 41):
+            found = []
+            for kind in ("chip", "twin"):
+                with tiles(kind), isa("amx"):
+                    found.append(ops.linear(x[:count].copy(), own).view(np.uint32))
+            np.testing.assert_array_equal(found[0], found[1], f"{name} {count} rows")
 
 
 def compare_experts(fmt: LinearFormat) -> None:

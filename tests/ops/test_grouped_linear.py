@@ -141,6 +141,16 @@ class IntegerPart(WeightPart):
         raise NotImplementedError
 
 
+def grouped_matrices() -> dict[str, WeightMatrix]:
+    """A matrix for every size of groups, with minima and without, of all bits."""
+    names = ("Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4")
+    stored = {name: matrix((name, 70)) for name in names}
+    for bits, group in ((4, 64), (4, 128), (8, 32)):
+        part = IntegerPart.make(bits, group, 70, has_zeros=True)
+        stored[f"{bits} bits, groups of {group}"] = WeightMatrix((part,))
+    return stored
+
+
 @pytest.mark.parametrize(
     ("bits", "group", "has_zeros", "fmt"),
     [

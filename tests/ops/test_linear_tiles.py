@@ -9,10 +9,13 @@ import pytest
 from fastdeploy_sd.device import library
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
+from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule, halved
 from tests.ops.backends import LEVELS, isa, threads, tiles
+from tests.ops.test_grouped_linear import grouped_matrices, packed
 from tests.ops.test_tiles import TWIN, add_product
 
 FORMATS: tuple[LinearFormat, ...] = ("bfloat16", "wint8", "wint4")
@@ -44,6 +47,25 @@ def test_a_row_has_the_same_bits_alone_and_in_any_number_on_any_threads(fmt: Lin
                 got = ops.linear(x[first : first + count].copy(), packed)
             where = f"K={in_features} N={out_features} {rule}: rows {first}..{first + count}"
             np.testing.assert_array_equal(got.view(np.uint32), alone[first : first + count].view(np.uint32), where)
+
+
+@pytest.mark.parametrize(("name", "weight"), grouped_matrices().items(), ids=grouped_matrices())
+def test_formats_with_groups_have_the_bits_of_every_level(name: str, weight: WeightMatrix) -> None:
+    """Fewer rows than go through tiles, one pack of one tile and of two, several; slices that end within a unit."""
+    x = np.random.default_rng(3).standard_normal((98, weight.shape[1]), np.float32)
+    x[4, 7], x[5], x[6, 300:] = np.inf, 0, np.nan
+    for rule in (WHOLE, SliceRule(2, 128), SliceRule(4, 32)):
+        fmt = group_format([weight], rule)
+        assert fmt is not None
+        own = packed(weight, fmt, rule)
+        with isa("avx512"):
+            want = ops.linear(x, own).view(np.uint32)
+        for count in (1, 7, 8, 15, 16, 17, 32, 33, 41, 65, 98):
+            first = (7 * count) % (len(x) - count + 1)
+            with isa("amx"), threads((1, 2, 3, 64)[count % 4]):
+                got = ops.linear(x[first : first + count].copy(), own).view(np.uint32)
+            where = f"{name}, {fmt}, {rule}: {count} rows"
+            np.testing.assert_array_equal(got, want[first : first + count], where)
 
 
 @pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.moe import moe_ffn
+from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.reference import collective as reference
 from fastdeploy_sd.types.ranges import halved
 from tests.ops.backends import threads
 from tests.ops.cases.moe import pack_experts
+from tests.ops.test_grouped_linear import matrix, packed
 
 HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20
 OPTIONS: dict[str, Any] = {"top_k": 3, "normalize": True, "norm_min": 1e-12}
@@ -43,6 +47,27 @@ def test_a_token_is_the_same_among_more_tokens_than_go_through_at_once(
             together = run(x)
         for i in (0, 299, 599):
             np.testing.assert_array_equal(together[i : i + 1], run(x[i : i + 1]), err_msg=f"token {i}")
+
+
+@pytest.mark.usefixtures("level")
+def test_experts_of_integers_with_groups_give_a_token_the_same_among_others() -> None:
+    """Their few rows multiply codes as they are read, more go through tiles where there are."""
+    size, count, rng = 256, 4, np.random.default_rng(3)
+
+    def experts(name: str, num_rows: int) -> PackedExperts[np.ndarray]:
+        all_of_them = matrix((name, count * num_rows), num_columns=size)
+        parts = [all_of_them.rows([range(e * num_rows, (e + 1) * num_rows)]) for e in range(count)]
+        fmt = BLOCK_TYPES[name].fmt
+        data = WeightMemory().take(sum(packed(part, fmt).data.nbytes for part in parts))
+        data[:] = np.concatenate([packed(part, fmt).data for part in parts])
+        return PackedExperts(data, count, size, num_rows, fmt)
+
+    gate_up, down = experts("Q4_K", 2 * size), experts("Q6_K", size)
+    router = rng.standard_normal((count, size), np.float32)
+    x = rng.standard_normal((40, size), np.float32)
+    together = moe_ffn(x, router, gate_up, down, **OPTIONS)
+    for i in (0, 17, 39):
+        np.testing.assert_array_equal(moe_ffn(x[i : i + 1], router, gate_up, down, **OPTIONS)[0], together[i])
 
 
 def test_a_token_with_nan_does_not_touch_the_others() -> None:

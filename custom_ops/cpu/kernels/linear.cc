@@ -85,7 +85,7 @@ Error Linear(const LinearParams& p) {
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
   if (const Error error = CheckProcessorFormat(p.format)) return error;
   const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
-  const RowKernels& kernels = RowKernelsOf(p.format);
+  const RowKernels& kernels = RowKernelsOf(p.format, p.num_rows);
   const Blocking blocking = BlockingOf(kernels, p.format);
   const int64_t row_bytes = std::max<int64_t>(kernels.row_bytes(slices, p.format), 1);
   const int32_t block_rows = static_cast<int32_t>(std::max<int64_t>(blocking.block_bytes / row_bytes, kMinBlockRows));

@@ -50,6 +50,12 @@ FDSD_INLINE float QuantizeGroup(const float* values, float max, int8_t* q, int32
 // Rows quantised together: one alone would wait for its own maximum.
 constexpr int kRowsAtOnce = 4;
 
+FDSD_INLINE int32_t SumOf(const int8_t* q, int count) {
+  int32_t sum = 0;
+  for (int i = 0; i < count; ++i) sum += q[i];
+  return sum;
+}
+
 // One group of some rows, quantised.
 struct GroupRows {
   alignas(64) int8_t q[kRowsAtOnce][kQuantGroup];

@@ -54,25 +54,30 @@ void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, co
   }
 }
 
+#if defined(FDSD_SIMD_AVX512)
+// Rows from which on formats with groups go through AMX: fewer multiply codes as they are read.
+constexpr int64_t kGroupedTileRows = 8;
+#endif
+
 constexpr RowKernels kOnVectors = {kMaxTileRows, kBlockBytes, RowBytes, PackTile, MultiplyPanel, Leave};
 
 }  // namespace
 
-const RowKernels& RowKernelsOf([[maybe_unused]] LinearFormat format) {
-  if (IsGrouped(format)) return kGroupedRowKernels;
+const RowKernels& RowKernelsOf(LinearFormat format, [[maybe_unused]] int64_t num_rows) {
+  const bool is_grouped = IsGrouped(format);
 #if defined(FDSD_SIMD_AVX512)
-  if (format != LinearFormat::kFloat32 && format != LinearFormat::kFp8) {
+  if (is_grouped ? num_rows >= kGroupedTileRows : format != LinearFormat::kFloat32 && format != LinearFormat::kFp8) {
     switch (TilesInUse()) {
       case Tiles::kChip:
-        return amx::kRowKernels;
+        return is_grouped ? amx::kGroupedRowKernels : amx::kRowKernels;
       case Tiles::kTwin:
-        return amx_twin::kRowKernels;
+        return is_grouped ? amx_twin::kGroupedRowKernels : amx_twin::kRowKernels;
       case Tiles::kNone:
         break;
     }
   }
 #endif
-  return kOnVectors;
+  return is_grouped ? kGroupedRowKernels : kOnVectors;
 }
 
 Blocking BlockingOf(const RowKernels& kernels, LinearFormat format) {

@@ -28,7 +28,8 @@ struct RowKernels {
   // Called by a thread after its last multiply_panel of a task.
   void (*leave)();
 };
-const RowKernels& RowKernelsOf(LinearFormat format);
+// For an op with so many rows of a matrix: all kernels of a format give a row the same bits, or there is one.
+const RowKernels& RowKernelsOf(LinearFormat format, int64_t num_rows);
 extern const RowKernels kGroupedRowKernels;
 
 // Parts of those on vector registers.
@@ -54,10 +55,12 @@ Blocking BlockingOf(const RowKernels& kernels, LinearFormat format);
 #if defined(FDSD_SIMD_AVX512)
 namespace amx {
 extern const RowKernels kRowKernels;
-}
+extern const RowKernels kGroupedRowKernels;
+}  // namespace amx
 namespace amx_twin {
 extern const RowKernels kRowKernels;
-}
+extern const RowKernels kGroupedRowKernels;
+}  // namespace amx_twin
 #endif
 
 // `num_rows` rows of x, at least one, packed in tiles whose sizes differ by at most one, tile after tile.
@@ -69,10 +72,10 @@ struct PackedRows {
   int32_t num_tiles;
   uint8_t* data;  // [Bytes]
 
-  // Of the packed form of so many rows. Some bytes after the last row may be read; they mean nothing.
+  // Of the packed form of so many rows. Some bytes after the last row may be read, as many as another row has of a
+  // unit; they mean nothing.
   static int64_t Bytes(const RowKernels& kernels, const Slices& x_slices, LinearFormat format, int64_t rows) {
-    constexpr int64_t kReadBehind = 64;
-    return rows * kernels.row_bytes(x_slices, format) + kReadBehind;
+    return rows * kernels.row_bytes(x_slices, format) + kQuantGroup;
   }
   PackedRows(const RowKernels& row_kernels, const Blocking& blocking, const Slices& x_slices, LinearFormat x_format,
              int32_t rows, uint8_t* memory)

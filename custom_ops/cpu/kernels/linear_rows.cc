@@ -92,8 +92,7 @@ FDSD_INLINE void WriteGroupedRows(const GroupRows& rows, int first, int count, i
   for (int r = 0; r < count; ++r) {
     scales[r] = rows.scale[r];
     for (int g = 0; g < format.num_groups(); ++g) {
-      int32_t sum = 0;
-      for (int i = 0; i < format.group; ++i) sum += rows.q[r][g * format.group + i];
+      const int32_t sum = SumOf(rows.q[r] + g * format.group, format.group);
       starts[g * num_rows + r] = -zero * sum;
       if (has_minima) sums[g * num_rows + r] = static_cast<float>(sum);
     }

@@ -69,12 +69,13 @@ struct Asked {
 };
 constexpr int kReadAsks = 4;  // for the next unit, while one is unpacked
 
-// Codes a byte each, [32][32][4].
-template <int kBits>
-FDSD_INLINE void UnpackCodes(const uint8_t* codes, Asked* asked, uint8_t* out) {
-  constexpr int kSharing = kHighSteps<kBits - 4>;
+// store(codes of a vector, out): codes a byte each, [32][32][4].
+template <int kBits, typename StoreVector>
+FDSD_INLINE void EachCodes(const uint8_t* codes, Asked* asked, uint8_t* out, StoreVector&& store) {
+  constexpr bool kHasHighs = kBits == 5 || kBits == 6;
+  constexpr int kSharing = kHasHighs ? kHighSteps<kBits - 4> : kGroupSteps;
   constexpr int kUnrolled = kGroupSteps / kReadAsks;
-  static_assert(kBits == 4 || kUnrolled % kSharing == 0);
+  static_assert(!kHasHighs || kUnrolled % kSharing == 0);
   const uint8_t* highs = codes + kWint4Bytes;
   for (int part = 0; part < kReadAsks; ++part) {
     asked->Ask();
@@ -82,10 +83,10 @@ FDSD_INLINE void UnpackCodes(const uint8_t* codes, Asked* asked, uint8_t* out) {
     for (int step = 0; step < kUnrolled; ++step) {
 #pragma GCC unroll 2
       for (int v = 0; v < kPanelVectors; ++v, out += kLanes * 4) {
-        StoreCodes(LoadCodes<kBits>(codes, highs, step % kSharing, v), out);
+        store(LoadCodes<kBits>(codes, highs, step % kSharing, v), out);
       }
-      codes += kPanelColumns * 2;
-      if (kBits > 4 && step % kSharing == kSharing - 1) highs += kPanelColumns * 4;
+      codes += kPanelColumns * (kBits == 8 ? 4 : 2);
+      if (kHasHighs && step % kSharing == kSharing - 1) highs += kPanelColumns * 4;
     }
   }
 }
@@ -96,7 +97,7 @@ void ReadUnit(const uint8_t* from, Asked* asked, Unit* to) {
   to->codes = from;
   to->highs = from + kWint4Bytes;
   if constexpr (kGroups.bits < 8 && !kIsPacked) {
-    UnpackCodes<kGroups.bits>(from, asked, to->unpacked);
+    EachCodes<kGroups.bits>(from, asked, to->unpacked, StoreCodes);
     to->codes = to->unpacked;
   } else if constexpr (!kIsPacked) {
     for (int i = 0; i < kReadAsks; ++i) asked->Ask();
@@ -105,7 +106,7 @@ void ReadUnit(const uint8_t* from, Asked* asked, Unit* to) {
 }
 
 // A unit of wint4, whose codes become int8: one group.
-void UnpackWint4(const uint8_t* from, Asked* asked, Unit* to) {
+inline void UnpackWint4(const uint8_t* from, Asked* asked, Unit* to) {
   for (int part = 0; part < kReadAsks; ++part) asked->Ask();
   UnpackInt8Codes(from, to->unpacked);
   to->codes = to->unpacked;

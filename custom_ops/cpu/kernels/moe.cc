@@ -25,14 +25,17 @@ constexpr int32_t kWavePairs = 512;
 constexpr SliceRule kWhole = {1, 1};
 Slices WholeSum(int32_t in_features, LinearFormat format) { return SlicesOf(in_features, format, kWhole); }
 
+int64_t NumRows(const MoeFfnParams& p) { return int64_t{p.num_tokens} * p.router.top_k / std::max(p.num_experts, 1); }
+
 // One of the two matrices of every expert, and how its rows of x are packed.
 struct ExpertMatrices {
   LinearFormat format;
   int32_t in_features;
   int32_t out_features;
   const uint8_t* packed;  // [L] matrices, one after another
+  int64_t num_rows;       // of an expert, on average
   Slices slices = WholeSum(in_features, format);
-  const RowKernels& kernels = RowKernelsOf(format);
+  const RowKernels& kernels = RowKernelsOf(format, num_rows);
   Blocking blocking = BlockingOf(kernels, format);
   int32_t* first_tile = nullptr;  // [L + 1] of a wave's experts
 
@@ -57,9 +60,9 @@ struct Buffers {
 
   Buffers(const MoeFfnParams& p, Arena* arena)
       : gate_up_matrices{p.experts.gate_up_format, p.hidden_size, 2 * p.intermediate_size,
-                         static_cast<const uint8_t*>(p.experts.gate_up)},
+                         static_cast<const uint8_t*>(p.experts.gate_up), NumRows(p)},
         down_matrices{p.experts.down_format, p.intermediate_size, p.hidden_size,
-                      static_cast<const uint8_t*>(p.experts.down)},
+                      static_cast<const uint8_t*>(p.experts.down), NumRows(p)},
         pairs(p, arena) {
     const int64_t tokens = p.num_tokens;
     // An expert has at most one pair per token.

@@ -9,17 +9,6 @@ namespace FDSD_ISA {
 namespace FDSD_TILES {
 namespace {
 
-// Ends slice `index`: adds the sums that wait in the levels below to the slice's own.
-void EndSlice(int32_t index, int num_rows, float* levels) {
-  const int level = SumLevel(index);
-  float* sums = levels + level * kBlockSums;
-  for (int i = 0; i < num_rows * kPanelColumns && level > 0; i += kLanes) {
-    F32x16 sum = Load(sums + i);
-    for (int l = 0; l < level; ++l) sum = Add(Load(levels + l * kBlockSums + i), sum);
-    Store(sum, sums + i);
-  }
-}
-
 template <class Format, bool kBoth>
 void MultiplyPacks(const PackedRows& x, const Rows* packs, int64_t num_packs, const uint8_t* panel) {
   int64_t num_steps = 0;
@@ -43,7 +32,7 @@ void MultiplyPacks(const PackedRows& x, const Rows* packs, int64_t num_packs, co
     }
     for (int64_t i = 0; i < num_packs; ++i) {
       if (slice_steps == 0) std::memset(packs[i].levels + SumLevel(s) * kBlockSums, 0, sizeof(float) * kBlockSums);
-      EndSlice(s, packs[i].count, packs[i].levels);
+      EndSlice(s, packs[i]);
     }
   }
 }
@@ -64,37 +53,21 @@ void MultiplyPacks(const PackedRows& x, const Rows* packs, int64_t num_packs, co
 
 void MultiplyPanel(const PackedRows& x, int64_t tile_begin, int64_t tile_end, const uint8_t* panel, int64_t index,
                    const LinearOutput& out) {
-  const int64_t num_packs = tile_end - tile_begin;
-  const int last_level = SumLevel(x.slices.count - 1);
-  const int64_t pack_sums = (last_level + 1) * kBlockSums;
-  float* const levels = ScratchArray<float>(Scratch::kInnerTask, num_packs * pack_sums);
-  Rows* const packs = ScratchArray<Rows>(Scratch::kTask, num_packs);
-  for (int64_t i = 0; i < num_packs; ++i) {
-    packs[i] = {x.Tile(tile_begin + i), x.Size(tile_begin + i), levels + i * pack_sums};
-  }
-  switch (x.format) {
-    case LinearFormat::kWint8:
-      MultiplyPacks<Int<Wint8>>(x, packs, num_packs, panel);
-      break;
-    case LinearFormat::kWint4:
-      MultiplyPacks<Int<Wint4>>(x, packs, num_packs, panel);
-      break;
-    default:
-      MultiplyPacks<Bf16>(x, packs, num_packs, panel);
-  }
-  for (int64_t i = 0; i < num_packs; ++i) {
-    StoreSums(packs[i].levels + last_level * kBlockSums, packs[i].count, x.Begin(tile_begin + i), index, out);
-  }
+  WithPacks(x, tile_begin, tile_end, index, out, [&](const Rows* packs, int64_t num_packs) {
+    switch (x.format) {
+      case LinearFormat::kWint8:
+        return MultiplyPacks<Int<Wint8>>(x, packs, num_packs, panel);
+      case LinearFormat::kWint4:
+        return MultiplyPacks<Int<Wint4>>(x, packs, num_packs, panel);
+      default:
+        return MultiplyPacks<Bf16>(x, packs, num_packs, panel);
+    }
+  });
 }
-
-// The second-level cache of a processor with AMX has 2 MiB.
-constexpr int64_t kBlockBytes = 1024 * 1024;
-
-void Leave() { ReleaseTiles(); }
 
 }  // namespace
 
-const RowKernels kRowKernels = {kPackRows, kBlockBytes, RowBytes, PackRows, MultiplyPanel, Leave};
+const RowKernels kRowKernels = {kPackRows, kBlockBytes, RowBytes, PackRows, MultiplyPanel, ReleaseTiles};
 
 }  // namespace FDSD_TILES
 }  // namespace FDSD_ISA

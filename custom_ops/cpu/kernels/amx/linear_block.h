@@ -9,6 +9,7 @@
 //     kBoth: there are more than 16 rows
 #include "amx/linear_layout.h"
 #include "amx/tiles.h"
+#include "scratch.h"
 
 namespace fdsd {
 namespace FDSD_ISA {
@@ -22,6 +23,8 @@ constexpr int kBf16StepPanelBytes = kStepUnits * kPanelStepBytes;
 constexpr int kHalfColumnsBytes = kTileColumns * kStepBytes;
 // Where several packs pass over a panel: as much of it at a time as fits the first-level cache together with them.
 constexpr int kChunkBytes = 16 * 1024;
+// The second-level cache of a processor with AMX has 2 MiB.
+constexpr int64_t kBlockBytes = 1024 * 1024;
 // How far ahead of the weights one pack alone asks for more, where that was not measured.
 constexpr int kPrefetchAhead = 8 * 1024;
 
@@ -50,6 +53,35 @@ struct Rows {
   int count;
   float* levels;  // [levels][32][32], see AddLevels
 };
+
+// multiply(packs, num_packs): the sums of tiles of x in a panel, which then go to columns of `out`.
+template <typename Multiply>
+void WithPacks(const PackedRows& x, int64_t tile_begin, int64_t tile_end, int64_t index, const LinearOutput& out,
+               Multiply&& multiply) {
+  const int64_t num_packs = tile_end - tile_begin;
+  const int last_level = SumLevel(x.slices.count - 1);
+  const int64_t pack_sums = (last_level + 1) * kBlockSums;
+  float* const levels = ScratchArray<float>(Scratch::kInnerTask, num_packs * pack_sums);
+  Rows* const packs = ScratchArray<Rows>(Scratch::kTask, num_packs);
+  for (int64_t i = 0; i < num_packs; ++i) {
+    packs[i] = {x.Tile(tile_begin + i), x.Size(tile_begin + i), levels + i * pack_sums};
+  }
+  multiply(packs, num_packs);
+  for (int64_t i = 0; i < num_packs; ++i) {
+    StoreSums(packs[i].levels + last_level * kBlockSums, packs[i].count, x.Begin(tile_begin + i), index, out);
+  }
+}
+
+// Ends slice `index` of a pack: adds the sums that wait in the levels below to the slice's own.
+FDSD_INLINE void EndSlice(int32_t index, const Rows& pack) {
+  const int level = SumLevel(index);
+  float* const sums = pack.levels + level * kBlockSums;
+  for (int i = 0; i < pack.count * kPanelColumns && level > 0; i += kLanes) {
+    F32x16 sum = Load(sums + i);
+    for (int l = 0; l < level; ++l) sum = Add(Load(pack.levels + l * kBlockSums + i), sum);
+    Store(sum, sums + i);
+  }
+}
 
 // A slice of a panel: units [first, first + num_units) of the whole sum.
 struct Slice {

@@ -2,7 +2,8 @@
 // Rows of x packed for tiles, up to 32 at a time: two tiles of A. A *step* is what a row of A holds, 64 bytes.
 //   bf16   [steps][rows][64]: a slice begins a step anew, the rest of its last step is zero
 //   int    [groups][2][rows][64], float scale [groups][rows], int32 start [groups][rows]
-// start = -zero point of the weights * sum of the group's int8 values.
+//   groups [units][rows][128], float scale [units][rows], and for formats with minima float sum [units][groups][rows]
+// start = -zero point of the weights * sum of the group's int8 values; sum = that of such values.
 // Tiles of A are loaded with as many rows as the largest pack has. So a smaller pack is read some bytes past a step's
 // end; the rows of C from these bytes are not used.
 #include "linear_panel.h"
@@ -35,6 +36,18 @@ struct IntPack {
       : integers(pack),
         scales(reinterpret_cast<float*>(pack + int64_t{slices.num_units()} * num_rows * kQuantGroup)),
         starts(reinterpret_cast<int32_t*>(scales) + int64_t{slices.num_units()} * num_rows) {}
+};
+
+// The parts of a pack for a format with groups.
+struct GroupPack {
+  uint8_t* integers;
+  float* scales;
+  float* sums;
+
+  FDSD_INLINE GroupPack(uint8_t* pack, const Slices& slices, int num_rows)
+      : integers(pack),
+        scales(reinterpret_cast<float*>(pack + int64_t{slices.num_units()} * num_rows * kQuantGroup)),
+        sums(scales + int64_t{slices.num_units()} * num_rows) {}
 };
 
 int64_t RowBytes(const Slices& slices, LinearFormat format);

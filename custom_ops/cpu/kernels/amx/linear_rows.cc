@@ -49,9 +49,31 @@ void PackGroups(const XRows& rows, int num_rows, int32_t first, int32_t begin, i
   });
 }
 
+// Units [begin, end) of a slice, whose first unit is `first`.
+template <typename T>
+void PackUnits(const XRows& rows, int num_rows, int32_t first, int32_t begin, int32_t end, const GroupPack& pack) {
+  const GroupFormat format = GroupFormatOf(rows.format);
+  const int num_groups = format.minimum == GroupMinimum::kNone ? 0 : format.num_groups();
+  QuantizeGroups<T>(rows, num_rows, begin, end, [&](int row, int count, int64_t g, const GroupRows& group) {
+    for (int r = 0; r < count; ++r) {
+      const int64_t unit = first + g;
+      const int64_t at = unit * num_rows + row + r;
+      std::memcpy(pack.integers + at * kQuantGroup, group.q[r], kQuantGroup);
+      pack.scales[at] = group.scale[r];
+      for (int i = 0; i < num_groups; ++i) {
+        pack.sums[(unit * num_groups + i) * num_rows + row + r] =
+            static_cast<float>(SumOf(group.q[r] + i * format.group, format.group));
+      }
+    }
+  });
+}
+
 template <typename T>
 void PackSlice(const XRows& rows, const Slices& slices, int32_t s, int num_rows, int32_t begin, int32_t end,
                uint8_t* pack) {
+  if (IsGrouped(rows.format)) {
+    return PackUnits<T>(rows, num_rows, slices.units[s], begin, end, GroupPack(pack, slices, num_rows));
+  }
   if (IsQuantized(rows.format)) {
     return PackGroups<T>(rows, num_rows, slices.units[s], begin, end, IntPack(pack, slices, num_rows));
   }
@@ -67,8 +89,13 @@ void PackSlice(const XRows& rows, const Slices& slices, int32_t s, int num_rows,
 
 int64_t RowBytes(const Slices& slices, LinearFormat format) {
   if (!IsQuantized(format)) return StepsBefore(slices, slices.count) * kStepRowBytes;
-  constexpr int64_t kGroupBytes = kQuantGroup + sizeof(float) + sizeof(int32_t);
-  return DivideUp(slices.num_units() * kGroupBytes, kStepRowBytes) * kStepRowBytes;
+  int64_t unit_bytes = kQuantGroup + sizeof(float) + sizeof(int32_t);
+  if (IsGrouped(format)) {
+    const GroupFormat groups = GroupFormatOf(format);
+    const int num_sums = groups.minimum == GroupMinimum::kNone ? 0 : groups.num_groups();
+    unit_bytes = kQuantGroup + static_cast<int64_t>(sizeof(float)) * (1 + num_sums);
+  }
+  return DivideUp(slices.num_units() * unit_bytes, kStepRowBytes) * kStepRowBytes;
 }
 
 void PackRows(const XRows& rows, const Slices& slices, int num_rows, int32_t unit_begin, int32_t unit_end,

@@ -23,9 +23,10 @@ constexpr int kTileRowBytes = 64;
 constexpr int kTileColumns = 16;  // of C
 constexpr int kTileBytes = kTileRows * kTileRowBytes;
 
-// Rows of each tile; 0 for one that is not used.
+// Rows of each tile, 0 for one that is not used, and bytes of a row. A product's A has four bytes for each row of B.
 struct TileShape {
   uint8_t rows[kNumTiles];
+  uint8_t row_bytes[kNumTiles] = {64, 64, 64, 64, 64, 64, 64, 64};
 
   bool operator==(const TileShape&) const = default;
 };
@@ -53,7 +54,7 @@ FDSD_INLINE void LoadTileConfig(const TileShape& shape) {
   static_assert(sizeof(config) == 64);
   for (int t = 0; t < kNumTiles; ++t) {
     config.rows[t] = shape.rows[t];
-    config.row_bytes[t] = shape.rows[t] == 0 ? 0 : kTileRowBytes;
+    config.row_bytes[t] = shape.rows[t] == 0 ? 0 : shape.row_bytes[t];
   }
   asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
   configured_shape = shape;
@@ -108,6 +109,7 @@ FDSD_INLINE void Require(bool is_legal) {
 
 FDSD_INLINE void LoadTileConfig(const TileShape& shape) {
   for (const uint8_t rows : shape.rows) Require(rows <= kTileRows);
+  for (const uint8_t bytes : shape.row_bytes) Require(bytes > 0 && bytes <= kTileRowBytes);
   tile_file = {shape, {}};
   configured_shape = shape;
 }
@@ -128,7 +130,7 @@ FDSD_INLINE void LoadTile(const void* from, int64_t stride) {
   ZeroTile<kTile>();
   for (int r = 0; r < tile_file.shape.rows[kTile]; ++r) {
     std::memcpy(tile_file.data[kTile] + r * kTileRowBytes, static_cast<const uint8_t*>(from) + r * stride,
-                kTileRowBytes);
+                tile_file.shape.row_bytes[kTile]);
   }
 }
 
@@ -136,13 +138,15 @@ template <int kTile>
 FDSD_INLINE void StoreTile(void* to, int64_t stride) {
   Require(tile_file.shape.rows[kTile] > 0);
   for (int r = 0; r < tile_file.shape.rows[kTile]; ++r) {
-    std::memcpy(static_cast<uint8_t*>(to) + r * stride, tile_file.data[kTile] + r * kTileRowBytes, kTileRowBytes);
+    std::memcpy(static_cast<uint8_t*>(to) + r * stride, tile_file.data[kTile] + r * kTileRowBytes,
+                tile_file.shape.row_bytes[kTile]);
   }
 }
 
-// A product's operands: A and C with the same rows, B with 16.
+// A product's operands: A and C with the same rows, B with a row for each word of those of A.
 struct Operands {
   int rows;
+  int words;
   uint8_t* c;
   const uint8_t* a;
   const uint8_t* b;
@@ -151,8 +155,9 @@ template <int kC, int kA, int kB>
 FDSD_INLINE Operands OperandsOf() {
   static_assert(kC != kA && kC != kB && kA != kB);
   const TileShape& shape = tile_file.shape;
-  Require(shape.rows[kC] > 0 && shape.rows[kC] == shape.rows[kA] && shape.rows[kB] == kTileRows);
-  return {shape.rows[kC], tile_file.data[kC], tile_file.data[kA], tile_file.data[kB]};
+  Require(shape.rows[kC] > 0 && shape.rows[kC] == shape.rows[kA] && 4 * shape.rows[kB] == shape.row_bytes[kA]);
+  Require(shape.row_bytes[kC] == kTileRowBytes && shape.row_bytes[kB] == kTileRowBytes);
+  return {shape.rows[kC], shape.rows[kB], tile_file.data[kC], tile_file.data[kA], tile_file.data[kB]};
 }
 
 template <typename A, typename B>
@@ -160,7 +165,7 @@ inline void DotBytes(const Operands& o) {
   for (int r = 0; r < o.rows; ++r) {
     uint32_t sums[kTileColumns];
     std::memcpy(sums, o.c + r * kTileRowBytes, sizeof(sums));
-    for (int k = 0; k < kTileRowBytes; ++k) {
+    for (int k = 0; k < 4 * o.words; ++k) {
       const int32_t a = static_cast<A>(o.a[r * kTileRowBytes + k]);
       const uint8_t* b = o.b + k / 4 * kTileRowBytes + k % 4;
       for (int n = 0; n < kTileColumns; ++n) sums[n] += static_cast<uint32_t>(a * static_cast<B>(b[4 * n]));
@@ -173,7 +178,7 @@ inline void DotBytes(const Operands& o) {
 __attribute__((noinline)) inline void AddBf16Products(const Operands& o) {
   for (int r = 0; r < o.rows; ++r) {
     F32x16 even = Set1(0.0f), odd = Set1(0.0f);
-    for (int k = 0; k < kTileRows; ++k) {
+    for (int k = 0; k < o.words; ++k) {
       bf16 x[2];
       std::memcpy(x, o.a + r * kTileRowBytes + k * 4, sizeof(x));
       const __m512i pairs = _mm512_load_si512(o.b + k * kTileRowBytes);

@@ -9,7 +9,7 @@ import pathlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -168,8 +168,8 @@ class WitnessOfTrees(MethodDispatcher):
         return found
 
 
-def check_method(reference: Reference, way: EngineVariant, name: str, num_drafts: int) -> WitnessOfTrees:
-    """Run the requests with trees of a method; returns what it drafted."""
+def check_method(reference: Reference, way: EngineVariant, name: str, num_drafts: int, **more: Any) -> WitnessOfTrees:
+    """Run the requests with trees of a method, `more` being further keys; returns what it drafted."""
     made: list[WitnessOfTrees] = []
 
     def make(config: SpeculativeConfig, context: ProposerContext) -> WitnessOfTrees:
@@ -177,7 +177,7 @@ def check_method(reference: Reference, way: EngineVariant, name: str, num_drafts
         return made[-1]
 
     config = SpeculativeConfig(
-        name, num_drafts, draft_trees=True, min_ngram_size=1, suffix_decoding_min_token_prob=0.01
+        name, num_drafts, draft_trees=True, min_ngram_size=1, suffix_decoding_min_token_prob=0.01, **more
     )
     check(reference, way, Method(f"{name} trees", config, make))
     return made[0]
@@ -218,3 +218,11 @@ def test_same_tokens_with_trees_of_a_method_and_grammars(references: References,
 def test_same_tokens_with_trees_of_a_method_on_two_ranks(references: References) -> None:
     reference = first(references.get("demo"))
     assert check_method(replace(reference, base=on_ranks(reference.base, 2)), CHUNKS, "suffix", 12).num_trees > 0
+
+
+def test_same_tokens_with_a_tree_after_drafts_of_a_model(references: References) -> None:
+    """Draft layers make the trunk, and the tree follows it; `auto` has their chain as a source."""
+    reference = first(references.get("demo"), 24)
+    for name, keys in (("mtp", {"mtp_strategy": "with_suffix"}), ("auto", {"auto_with_mtp": True})):
+        witness = check_method(reference, LARGE, name, 10, num_model_steps=2, **keys)
+        assert witness.num_trees > 0

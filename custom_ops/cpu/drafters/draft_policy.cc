@@ -170,8 +170,9 @@ void DraftPolicy::Fill(const ControllerDecideParams& p) {
       fill_.Choose(chains(), accept_probs(), p.num_outputs, times, {calibration_.value(), p.least_gain});
   if (makes_trees_) MarkWanted();
   Keep(p);
+  p.outcome[5] = 0.0;
   if (makes_trees_) {
-    WriteTrees(p);
+    p.outcome[5] = static_cast<double>(WriteTrees(p));
   } else {
     Write(p);
   }

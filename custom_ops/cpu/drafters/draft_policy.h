@@ -82,7 +82,7 @@ class DraftPolicy {
 
   // Choose from all that is offered. p.outcome becomes, in order: the tokens expected of the step; its time; how many
   // drafts were offered; what a draft adds, as a part of the time of a step without drafts; this time without drafts.
-  // Where there is no room for a draft, what it adds is infinity.
+  // Where there is no room for a draft, what it adds is infinity. Last: whether any row's drafts branch, 0 or 1.
   Error Choose(const ControllerDecideParams& p);
 
   // Both.
@@ -171,7 +171,7 @@ class DraftPolicy {
   void KeepOffer(const ControllerDecideParams& p, const DraftChain& chain, int32_t num_wanted,
                  std::vector<OpenOffer>* open);
   void Write(const ControllerDecideParams& p) const;
-  void WriteTrees(const ControllerDecideParams& p);
+  bool WriteTrees(const ControllerDecideParams& p);
 
   const int32_t max_draft_len_;
   const bool makes_trees_;

@@ -156,12 +156,11 @@ void DraftPolicy::KeepOffer(const ControllerDecideParams& p, const DraftChain& c
   const Guess* first = &guesses_[static_cast<size_t>(chain.begin)];
   offer.guesses.assign(first, first + chain.count);
   if (num_wanted == 0) return;
-  if (!makes_trees_)
-    for (int32_t i = 0; i < num_wanted; ++i) offer.guesses[static_cast<size_t>(i)].is_wanted = true;
   double* stats = stats_[static_cast<size_t>(chain.source)].values;
   depths_.resize(static_cast<size_t>(chain.count));
-  for (int32_t i = 0; i < chain.count; ++i) {
-    const Guess& guess = offer.guesses[static_cast<size_t>(i)];
+  for (int32_t i = 0; i < (makes_trees_ ? chain.count : num_wanted); ++i) {
+    Guess& guess = offer.guesses[static_cast<size_t>(i)];
+    guess.is_wanted |= !makes_trees_;
     depths_[static_cast<size_t>(i)] = guess.parent < 0 ? 1 : depths_[static_cast<size_t>(guess.parent)] + 1;
     if (!guess.is_wanted) continue;
     offer.num_wanted = std::max(offer.num_wanted, depths_[static_cast<size_t>(i)]);

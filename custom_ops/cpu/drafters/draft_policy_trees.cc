@@ -128,8 +128,10 @@ int32_t DraftPolicy::CountWanted(const DraftChain& chain) const {
   return static_cast<int32_t>(std::count_if(first, first + chain.count, [](const Guess& g) { return g.is_wanted; }));
 }
 
-void DraftPolicy::WriteTrees(const ControllerDecideParams& p) {
+// Returns whether any of them branches.
+bool DraftPolicy::WriteTrees(const ControllerDecideParams& p) {
   int32_t num_drafts = 0, next_row = 0;
+  bool branches = false;
   p.cu_num_draft[0] = 0;
   for (size_t t = 0; t < trees_.size(); ++t) {
     const DraftChain& tree = trees_[t];
@@ -142,11 +144,13 @@ void DraftPolicy::WriteTrees(const ControllerDecideParams& p) {
       p.draft_token_ids[num_drafts + count] = draft.token_id;
       p.draft_sources[num_drafts + count] = static_cast<int8_t>(draft.source);
       p.draft_parents[num_drafts + count] = draft.parent < 0 ? -1 : places_[static_cast<size_t>(draft.parent)];
+      branches |= p.draft_parents[num_drafts + count] != count - 1;
       places_[static_cast<size_t>(i)] = count++;
     }
     num_drafts += count;
   }
   while (next_row < p.rows.num_rows) p.cu_num_draft[++next_row] = num_drafts;
+  return branches;
 }
 
 }  // namespace fdsd

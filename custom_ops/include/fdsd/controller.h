@@ -92,7 +92,7 @@ struct ControllerDecideParams {
   int8_t* draft_sources;     // [M]
   int32_t* draft_parents;    // [M], nullptr where no trees are made
   uint64_t skipped_sources;  // bit s: the drafter of source s is not asked, and it offers nothing
-  double* outcome;           // [5] see DraftPolicy::Choose
+  double* outcome;           // [6] see DraftPolicy::Choose
 };
 // Tell how many drafts there are to decide on; score nothing.
 CallStatus ControllerAsk(const ControllerDecideParams& p);

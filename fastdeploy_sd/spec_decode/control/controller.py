@@ -29,7 +29,7 @@ from fastdeploy_sd.types import I32, DraftTokens
 from fastdeploy_sd.types.draft_methods import METHODS, DraftSource
 
 MAX_DRAFT_LEN = 64
-_NUM_STATS, _NUM_OUTCOMES, _NUM_FORECASTS = 7, 5, 9
+_NUM_STATS, _NUM_OUTCOMES, _NUM_FORECASTS = 7, 6, 9
 # The gain that drafts must promise where none have lost: the least demand of the regression detector.
 LEAST_DEMAND = 1.03
 _OPS = ("ask", "decide", "offer", "choose")
@@ -90,14 +90,14 @@ class DraftController:
         self._token_ids = np.zeros(MAX_STEP_DRAFTS, np.int32)
         self._sources = np.zeros(MAX_STEP_DRAFTS, np.int8)
         self._cu_num_draft = np.zeros(num_table_rows + 1, np.int32)
-        self._parents = np.zeros(MAX_STEP_DRAFTS, np.int32) if makes_trees else None
+        self._parents = np.zeros(MAX_STEP_DRAFTS, np.int32)
         params = struct_type("ControllerDecideParams")(
             controller=handle,
             max_num_chosen=MAX_STEP_DRAFTS,
             draft_token_ids=address(self._token_ids),
             cu_num_draft=address(self._cu_num_draft),
             draft_sources=address(self._sources),
-            draft_parents=None if self._parents is None else address(self._parents),
+            draft_parents=address(self._parents) if makes_trees else None,
             outcome=address(self._outcome),
         )
         self.params: Any = params
@@ -196,7 +196,7 @@ class DraftController:
 
     def decision(self, num_rows: int) -> Decision:
         """Return the latest decision, for so many rows."""
-        num_tokens, time, num_offered, first_draft_cost, plain_time = self._outcome.tolist()
+        num_tokens, time, num_offered, first_draft_cost, plain_time, branches = self._outcome.tolist()
         num_drafts = self._cu_num_draft.item(num_rows)
         if num_drafts == 0:
             drafts = DraftTokens.none(num_rows)
@@ -205,8 +205,8 @@ class DraftController:
                 self._token_ids[:num_drafts].copy(),
                 self._cu_num_draft[: num_rows + 1].copy(),
                 self._sources[:num_drafts].copy(),
-                parents=None if self._parents is None else self._parents[:num_drafts].copy(),
-            ).without_chains()
+                parents=self._parents[:num_drafts].copy() if branches else None,
+            )
         return Decision(drafts, num_tokens, time, int(num_offered), first_draft_cost, plain_time)
 
     def bind(self, x: ProposeInput, offers: OfferTable) -> None:

@@ -268,6 +268,23 @@ def test_a_union_has_each_offered_path_once(seed: int) -> None:
     assert num_shared > 50
 
 
+def test_of_more_offers_than_are_looked_at_the_best_one_is_the_tree() -> None:
+    rng = random.Random(2)
+    text = [rng.randrange(6) for _ in range(MAX_LEN)]
+    policy = TreePolicy([text] * 100, 3)
+    num_branches = num_drafts = 0
+    for n in range(1, 40, 4):
+        offers = [[random_offer(rng, text[n:]) for _ in range(3)] for _ in policy.texts]
+        decision = policy.decide([n] * 100, offers, 0.0)
+        for r, of_row in enumerate(offers):
+            nodes = nodes_of(decision.drafts, r)
+            assert any(set(nodes) <= set(paths_of(offer)) for offer in of_row)
+            num_drafts += len(nodes)
+        num_branches += int((~decision.drafts.is_chain).sum())
+    assert num_drafts > 500
+    assert num_branches > 20
+
+
 @pytest.mark.parametrize("cost", [0.001, 0.03, 0.2])
 def test_a_chain_is_a_tree(cost: float) -> None:
     """Chains of one source get the same decisions, and teach the same."""

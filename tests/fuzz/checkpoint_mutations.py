@@ -18,14 +18,14 @@ from typing import Any
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.decoder_config import FIELDS
 from fastdeploy_sd.process.files import read_json
-from tests.fuzz import gguf_mutations
+from tests.fuzz import gguf_mutations, quantized_mutations
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _DEMO = Path(__file__).resolve().parents[2] / "fastdeploy_sd" / "demo_model"
 _WEIGHTS = "model.safetensors"
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 _HUGE = 10**400
-_GGUF_SHARE = 0.3
+_GGUF_SHARE, _QUANTIZED_SHARE = 0.25, 0.25
 _EDGES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 7, 8, 16, 17, 31, 64, 127, 255, 1024, 65_536, 2**31 - 1, 2**31, 2**32, 2**63,
     2**64, 10**10, 10**12, _HUGE, -_HUGE, 0.0, -0.0, 0.5, 1.5, 1e-46, 1e-30, 1e308, -1e308, float("nan"), float("inf"),
@@ -61,6 +61,8 @@ def write_mutant(seed: str, folder: Path) -> str:
     rng = random.Random(seed)
     if rng.random() < _GGUF_SHARE:
         return gguf_mutations.write_mutant(rng, folder, _TEMPLATES)
+    if rng.random() < _QUANTIZED_SHARE:
+        return quantized_mutations.write_mutant(rng, folder, mutate_value)
     source = rng.choice([*sorted(p for p in _GOLDEN.iterdir() if p.is_dir()), *[_DEMO] * (rng.random() < 0.2)])
     for path in source.iterdir():
         if path.is_dir():
@@ -83,12 +85,13 @@ def mutate_json(rng: random.Random, folder: Path) -> str:
         document = read_json(path)
     except CheckpointError:
         return f"{path.name}: left as it is"
-    what = _mutate_value(rng, document)
+    what = mutate_value(rng, document)
     path.write_text(json.dumps(document), errors="surrogatepass")
     return f"{path.name}: {what}"
 
 
-def _mutate_value(rng: random.Random, document: Any) -> str:
+def mutate_value(rng: random.Random, document: Any) -> str:
+    """Change, add or delete one value of a document and return what was done."""
     container, trail = document, ""
     while True:
         keys = list(container) if isinstance(container, dict) else range(min(len(container), 50))
@@ -222,7 +225,7 @@ def _mutate_header(rng: random.Random, header: Any) -> str:
     name = rng.choice(names)
     kind = rng.choice(("field", "field", "drop", "rename", "copy", "swap", "reverse", "metadata"))
     if kind == "field" and isinstance(header[name], dict):
-        return f"{name}: {_mutate_value(rng, header[name])}"
+        return f"{name}: {mutate_value(rng, header[name])}"
     if kind == "drop":
         del header[name]
     elif kind == "rename":
@@ -253,7 +256,7 @@ def write_index(rng: random.Random, folder: Path) -> str:
     """Add an index of tensors, right or not."""
     target = rng.choice((_WEIGHTS, "none.safetensors", "../x.safetensors", "", ".", "/etc/passwd", "\0", "config.json"))
     index: Any = {"metadata": {}, "weight_map": {"model.norm.weight": target}}
-    what = _mutate_value(rng, index) if rng.random() < 0.5 else target
+    what = mutate_value(rng, index) if rng.random() < 0.5 else target
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), errors="surrogatepass")
     return f"index: {what!r}"
 

@@ -173,6 +173,23 @@ def compressed_tensors(stored: str) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": stored, "config_groups": groups, "ignore": ["re:.*lm_head"]}
 
 
+def stored_model(
+    model: str, method: Method, others: Mapping[str, Method | None] | None = None
+) -> tuple[rewrite.Tensors, rewrite.Tensors]:
+    """Return the tensors of a golden model with its projections as a method stores them, and as numbers."""
+    rng = np.random.default_rng(8)
+    coded, plain = rewrite.read(model), rewrite.read(model)
+    for name in [name for name in coded if name.endswith("_proj.weight")]:
+        weight = name.removesuffix(".weight")
+        own = next((other for word, other in (others or {}).items() if word in name), method)
+        if own is None:
+            continue
+        tensors, values = own.store(rng, coded.pop(name).shape)
+        coded |= {f"{weight}.{role}": value for role, value in tensors.items()}
+        plain[name] = values
+    return coded, plain
+
+
 def write(
     path: pathlib.Path,
     model: str,
@@ -186,16 +203,7 @@ def write(
         change: tensors of the first model that differ.
         others: methods of weights with some word in their names; None leaves them as they are.
     """
-    rng = np.random.default_rng(8)
-    coded, plain = rewrite.read(model), rewrite.read(model)
-    for name in [name for name in coded if name.endswith("_proj.weight")]:
-        weight = name.removesuffix(".weight")
-        own = next((other for word, other in (others or {}).items() if word in name), method)
-        if own is None:
-            continue
-        tensors, values = own.store(rng, coded.pop(name).shape)
-        coded |= {f"{weight}.{role}": value for role, value in tensors.items()}
-        plain[name] = values
+    coded, plain = stored_model(model, method, others)
     coded |= dict(change or {})
     configs: dict[str, Any] = {"coded": {"quantization_config": method.description}, "plain": {}}
     for folder, tensors in (("coded", coded), ("plain", plain)):

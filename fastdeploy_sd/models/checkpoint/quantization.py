@@ -78,7 +78,7 @@ def _method(description: Mapping[str, Any]) -> str | None:
     # One part may be plain or quantised at loading while another is stored quantised.
     stored = [method for method in methods if method not in _AT_LOADING]
     if stored or methods:
-        return str((stored or methods)[0])[:40]
+        return shown(str((stored or methods)[0])[:40])[1:-1]
     if any(description.get(key) not in _NOTHING for key in _BITS_KEYS):
         return "quantised"
     is_told = any(key in description for key in (*_METHOD_KEYS, *_BITS_KEYS))
@@ -103,7 +103,7 @@ def _loads_in_bits(description: Mapping[str, Any]) -> bool:
 
 def _variant(description: Mapping[str, Any]) -> str:
     if description.get("quant_method") == "modelopt" and isinstance(description.get("quant_algo"), str):
-        return f" {description['quant_algo'][:40]}"
+        return f" {shown(description['quant_algo'][:40])[1:-1]}"
     found = [description[key] for key in _BITS_KEYS if isinstance(description.get(key), int)]
     found += [bits for bits in (4, 8) if description.get(f"load_in_{bits}bit") is True]
     return f" {found[0]}-bit" if found else ""

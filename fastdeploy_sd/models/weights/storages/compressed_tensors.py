@@ -61,7 +61,7 @@ def _formats(description: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     groups = description.get("config_groups")
     for name, group in groups.items() if isinstance(groups, Mapping) else ():
         if isinstance(group, Mapping) and group.get("format") is not None:
-            yield f"config_groups.{name}.format", group["format"]
+            yield f"config_groups.{shown(name)[1:-1]}.format", group["format"]
     sparsity = description.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity:
         yield "sparsity_config.format", sparsity.get("format", "dense")

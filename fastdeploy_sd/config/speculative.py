@@ -99,7 +99,8 @@ class SpeculativeConfig:
     model: str | None = option(
         None,
         Spec(
-            "Directory of the MTP weights; folder or hub name of another drafter, for `draft_model` also a GGUF file.",
+            "Directory of the MTP weights; folder or hub name of another drafter, for `draft_model` also a GGUF"
+            " file; `demo/eagle3` and others for the demo model.",
             default_text="of MTP: `mtp` in the model's directory if there is one, else the model's own files",
         ),
     )

@@ -93,6 +93,7 @@ def test_a_prompt_that_is_in_the_prefix_cache_is_drafted_for_at_once(tmp_path: P
         num_events = len(recorder.events)
         assert run(engine, [replace(request, request_id="again")])["again"] == outputs["r0"]
         num_hit.append(engine.stats().num_prefix_hit_tokens)
+        assert engine.stats().num_prefix_lost_tokens == 0
         if drafting["method"] != "naive":
             assert len(recorder.events[num_events].text) == len(PROMPTS[3]) + 1
             assert len(recorder.events[num_events].drafts) == K

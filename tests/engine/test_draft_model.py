@@ -89,6 +89,8 @@ def test_a_prompt_that_no_draft_was_made_for_is_caught_up_with() -> None:
     # 71 tokens take three steps of 32, the first without a draft; then 64 of them are there.
     assert num_late[:3] == [0, 0, K]
     assert num_later[0] == K
+    stats = engine.stats()
+    assert (stats.num_prefix_hit_tokens, stats.num_prefix_lost_tokens) == (2 * 64, 0), "all share blocks"
     check_drafts(recorder.events)
 
 

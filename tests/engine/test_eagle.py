@@ -84,6 +84,7 @@ def test_drafts_after_accepted_ones_and_after_prefix_hits_are_those_of_the_formu
     assert run(engine, again) == {request.request_id: texts[request.request_id] for request in again}
     stats = engine.stats()
     assert (stats.num_prefix_hits, stats.num_accepted_tokens > 20) == (2, True)
+    assert stats.num_prefix_lost_tokens == 0
     first = {(r.request_id, len(r.prompt_token_ids) + 1) for r in again}
     assert first <= {(event.request_id, len(event.text)) for event in recorder.events if len(event.drafts) == K}
     assert count_right(head, recorder.events, texts) > 100

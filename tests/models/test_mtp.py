@@ -102,6 +102,7 @@ def test_drafts_do_not_depend_on_how_a_text_came_about(known: tuple[MtpReference
     assert (recorder.num_begun > len(todo)) == way.startswith("preempted")
     if "hits" in way:
         assert engine.stats().num_prefix_hit_tokens > 0
+        assert engine.stats().num_prefix_lost_tokens == 0
     if way == "without-look-ahead":
         assert {0, 1, 2} <= {event.num_kv_slots for event in recorder.events}
     verify(reference, recorder.events, 3, at_least=30)

@@ -16,6 +16,7 @@ struct PlanShape {
   int32_t block_size;
   int32_t max_filled;
   int32_t num_newest;
+  int32_t num_more;
   int32_t reads_hidden;
 };
 
@@ -66,7 +67,7 @@ __device__ RequestPlan PlanOf(const PlanShape& shape, const PlanArrays& a, int32
   int32_t num_drafts = 0;
   if (end == committed) {
     // Draft i is made at slot committed - 1 + i, which needs a block and a position.
-    const int32_t room = min(num_kv_slots, shape.max_position) - committed + 1;
+    const int32_t room = min(num_kv_slots, shape.max_position) - committed + 1 - shape.num_more;
     num_drafts = max(min(min(static_cast<int32_t>(a.max_draft_len[r]), shape.num_steps), room), 0);
   }
   const bool must_fill = shape.reads_hidden != 0 && (num_computed < a.num_begun[table_row] ||
@@ -180,9 +181,10 @@ Error MtpPlan(const MtpPlanParams& p, Stream stream) {
   if (p.num_drafts < static_cast<int64_t>(p.num_requests) * p.num_steps)
     return "draft_token_ids: expected room for num_steps drafts of every request, got less";
   if (p.max_filled < 0) return "max_filled: expected >= 0, got a negative number";
+  if (p.num_more < 0) return "num_more: expected >= 0, got a negative number";
   if (p.num_newest < 1) return "num_newest: expected at least 1, got less";
-  const PlanShape shape{p.num_requests, p.max_requests, p.num_layers, p.num_steps,   p.max_position,
-                        p.block_size,   p.max_filled,   p.num_newest, p.reads_hidden};
+  const PlanShape shape{p.num_requests, p.max_requests, p.num_layers, p.num_steps, p.max_position,
+                        p.block_size,   p.max_filled,   p.num_newest, p.num_more,  p.reads_hidden};
   const PlanArrays arrays{DevicePtr<const int32_t>(p.step.table_rows),
                           DevicePtr<const int32_t>(p.step.num_committed),
                           DevicePtr<const int32_t>(p.step.max_draft_len),

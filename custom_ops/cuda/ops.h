@@ -42,6 +42,7 @@ Error GatherColumns(const GatherColumnsParams& p, Stream stream);
 Error GatherOutputRows(const GatherOutputRowsParams& p, Stream stream);
 Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream);
 Error GroupSlots(const GroupSlotsParams& p, Stream stream);
+Error RowRequests(const RowRequestsParams& p, Stream stream);
 Error KeepHidden(const KeepHiddenParams& p, Stream stream);
 Error Linear(const LinearParams& p, void* workspace, Stream stream);
 Error MoeFfn(const MoeFfnParams& p, void* workspace, Stream stream);

@@ -76,20 +76,25 @@ struct GroupArrays {
   DevicePtr<int64_t> slot_mapping;
 };
 
+// The request of row t, the number of requests where it is of none: as many as end at t or before.
+__device__ int32_t RequestOf(DevicePtr<const int32_t> query_start_loc, int32_t num_requests, int32_t t) {
+  int32_t r = 0;
+  for (int32_t end = num_requests; r < end;) {
+    const int32_t middle = (r + end) / 2;
+    if (query_start_loc[middle + 1] <= t)
+      r = middle + 1;
+    else
+      end = middle;
+  }
+  return r;
+}
+
 // Thread (t): the slot of token t.
 __global__ __launch_bounds__(kThreads) void GroupSlotsKernel(int32_t num_requests, int32_t num_tokens,
                                                              int32_t max_blocks, int32_t block_size, GroupArrays a) {
   const int t = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (t >= num_tokens) return;
-  // The number of requests that end at t or before is the number of t's own.
-  int32_t r = 0;
-  for (int32_t end = num_requests; r < end;) {
-    const int32_t middle = (r + end) / 2;
-    if (a.query_start_loc[middle + 1] <= t)
-      r = middle + 1;
-    else
-      end = middle;
-  }
+  const int32_t r = RequestOf(a.query_start_loc, num_requests, t);
   if (r == num_requests || a.first_slots[t] < 0) {
     a.slot_mapping[t] = -1;
     return;
@@ -97,6 +102,26 @@ __global__ __launch_bounds__(kThreads) void GroupSlotsKernel(int32_t num_request
   const int32_t place = a.seq_lens[r] - (a.query_start_loc[r + 1] - t);
   const int64_t block = a.block_tables[static_cast<int64_t>(a.table_rows[r]) * max_blocks + place / block_size];
   a.slot_mapping[t] = block * block_size + place % block_size;
+}
+
+struct RowArrays {
+  DevicePtr<const int32_t> table_rows;
+  DevicePtr<const int32_t> query_start_loc;
+  DevicePtr<const int32_t> seq_lens;
+  DevicePtr<int32_t> row_table_rows;
+  DevicePtr<int32_t> row_starts;
+  DevicePtr<int32_t> row_lens;
+};
+
+// Thread (t): the request that row t becomes, and where it begins; the last one only says where all end.
+__global__ __launch_bounds__(kThreads) void RowRequestsKernel(int32_t num_requests, int32_t num_rows, RowArrays a) {
+  const int t = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (t > num_rows) return;
+  a.row_starts[t] = min(t, static_cast<int32_t>(a.query_start_loc[num_requests]));
+  if (t == num_rows) return;
+  const int32_t r = RequestOf(a.query_start_loc, num_requests, t);
+  a.row_table_rows[t] = r == num_requests ? 0 : static_cast<int32_t>(a.table_rows[r]);
+  a.row_lens[t] = r == num_requests ? 0 : static_cast<int32_t>(a.seq_lens[r]);
 }
 
 struct TargetArrays {
@@ -158,6 +183,15 @@ Error GroupSlots(const GroupSlotsParams& p, Stream stream) {
                            DevicePtr<const int32_t>(p.block_tables), DevicePtr<int64_t>(p.slot_mapping)};
   const LaunchShape shape{dim3(static_cast<unsigned>(DivideUp(p.num_tokens, kThreads))), dim3(kThreads)};
   return Launch<GroupSlotsKernel>(shape, stream, p.num_requests, p.num_tokens, p.max_blocks, p.block_size, arrays);
+}
+
+Error RowRequests(const RowRequestsParams& p, Stream stream) {
+  if (p.num_requests < 0 || p.num_rows < 0) return "num_rows: expected no negative number";
+  const RowArrays arrays{DevicePtr<const int32_t>(p.table_rows), DevicePtr<const int32_t>(p.query_start_loc),
+                         DevicePtr<const int32_t>(p.seq_lens),   DevicePtr<int32_t>(p.row_table_rows),
+                         DevicePtr<int32_t>(p.row_starts),       DevicePtr<int32_t>(p.row_lens)};
+  const LaunchShape shape{dim3(static_cast<unsigned>(DivideUp(p.num_rows + 1, kThreads))), dim3(kThreads)};
+  return Launch<RowRequestsKernel>(shape, stream, p.num_requests, p.num_rows, arrays);
 }
 
 Error TargetStep(const TargetStepParams& p, Stream stream) {

@@ -20,7 +20,6 @@ from fastdeploy_sd.types.draft_methods import (
     DEFAULT_METHOD,
     METHODS,
     NAIVE,
-    UNSUPPORTED_METHODS,
     DraftMethod,
     canonical_method,
     methods_reading,
@@ -132,9 +131,6 @@ def _without_aliases(value: object) -> Iterator[tuple[str, Any]]:
 def _convert(key: str, value: object) -> Any:
     if key == "method" and isinstance(value, str):
         value = canonical_method(value)
-        if value in UNSUPPORTED_METHODS:
-            text = f"method: {value!r} is not supported yet in this version (only {', '.join(METHODS)} are)"
-            raise ConfigError(f"{SPECULATIVE_OPTION}.{text}", param=SPECULATIVE_OPTION)
     return SPECULATIVE_KEYS[key].convert(value)
 
 

@@ -69,6 +69,17 @@ GROUP_SLOTS = Op(
     block_size=Attr(int),
     slot_mapping=Out(I64, "num_tokens"),
 )
+ROW_REQUESTS = Op(
+    "row_requests",
+    None,
+    table_rows=_REQUESTS,
+    query_start_loc=_OFFSETS,
+    seq_lens=_REQUESTS,
+    num_rows=Attr(int),
+    row_table_rows=Out(I32, "num_rows"),
+    row_starts=Out(I32, "num_rows + 1"),
+    row_lens=Out(I32, "num_rows"),
+)
 APPEND_TOKENS = HostOp(
     "append_tokens",
     table_rows=_REQUESTS,
@@ -119,6 +130,21 @@ def group_slots(first_slots: A, query_start_loc: A, seq_lens: A, blocks: Request
     """
     maps = {"first_slots": first_slots, "query_start_loc": query_start_loc, "seq_lens": seq_lens}
     return cast("A", GROUP_SLOTS(**maps, **blocks._asdict(), block_size=block_size))
+
+
+def row_requests(
+    query_start_loc: A, seq_lens: A, blocks: RequestBlocks[A], num_rows: Any
+) -> tuple[A, A, RequestBlocks[A]]:
+    """Make every row a request of its own, of the same length: in attention a request's rows then see each other.
+
+    Returns:
+        Offsets i32[T+1], lengths i32[T] and blocks of T = num_rows requests; those after the requests' own have no row.
+    """
+    rows = ROW_REQUESTS(
+        table_rows=blocks.table_rows, query_start_loc=query_start_loc, seq_lens=seq_lens, num_rows=num_rows
+    )
+    table_rows, starts, lens = cast("tuple[A, A, A]", rows)
+    return starts, lens, RequestBlocks(table_rows, blocks.block_tables)
 
 
 def gather_output_rows(x: A, indices: Any) -> A:

@@ -33,7 +33,7 @@ MTP_PLAN = HostOp(
     num_kv_slots=In(I32, _REQUESTS),
     **each(In(I32, _TABLE_ROWS), "next_slot", "num_begun"),
     **each(Attr(int), "num_steps", "max_position", "block_size", "max_filled"),
-    **each(Attr(int), "num_newest", "reads_hidden"),
+    **each(Attr(int), "num_newest", "num_more", "reads_hidden"),
     begin=Out(I32, _REQUESTS),
     ends=Out(I32, "num_layers, max_requests"),
     cu_num_draft=Out(I32, _REQUESTS_PLUS_1),

@@ -26,6 +26,7 @@ class DraftSource(enum.IntEnum):
     MEDUSA = 10
     HYDRA = 11
     MLP_SPECULATOR = 12
+    DFLASH = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,18 @@ METHODS: Mapping[str, DraftMethod] = {
             )
             for name, source in (("eagle", DraftSource.EAGLE), ("eagle3", DraftSource.EAGLE3))
         ),
+        DraftMethod(
+            "dflash",
+            ".model_based.proposer:ModelProposer",
+            DraftSource.DFLASH,
+            keys=_MODEL_KEYS,
+            draft_weights=".drafters.dflash_weights:open_dflash",
+            draft_model=".drafters.dflash:build_dflash",
+            reads_hidden=True,
+            auto_key=FOLDER_AUTO_KEY,
+            has_own_folder=True,
+            default_num_drafts=7,
+        ),
         *(
             DraftMethod(
                 name,
@@ -190,8 +203,6 @@ METHODS: Mapping[str, DraftMethod] = {
 }
 FOLDER_METHODS = tuple(method.name for method in METHODS.values() if method.has_own_folder)
 STRATEGIES = tuple(strategy for method in METHODS.values() for strategy in method.extensions)
-# Known by these names, and not there yet.
-UNSUPPORTED_METHODS = ("dflash",)
 
 
 def canonical_method(name: str) -> str:

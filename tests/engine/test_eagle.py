@@ -1,4 +1,4 @@
-"""EAGLE heads: right drafts wherever their KV and the target's rows come from, and the bytes of plain decoding."""
+"""EAGLE heads and DFlash: right drafts wherever KV and rows come from, and the bytes of plain decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.engine.handover_pairs import open_pair
 from tests.engine.models import CHECKPOINTS, References
 from tests.engine.test_handover import DECODE, PREFILL
 from tests.engine.test_swap import check, swapping
-from tests.models.eagle_heads import HEADS, EagleHead, make_head, target_path
+from tests.models.dflash_heads import HEADS, make_head
+from tests.models.eagle_heads import EagleHead, target_path
 from tests.models.mtp_runs import Event, make_engine, make_requests, run
 
 pytestmark = pytest.mark.slow
@@ -57,7 +58,7 @@ def count_right(head: EagleHead, events: Sequence[Event], texts: dict[str, list[
     ("name", "way"),
     [
         *((name, "together") for name in HEADS),
-        *((name, way) for name in ("eagle3 of SGLang", "p-eagle") for way in list(WAYS)[1:]),
+        *((name, way) for name in ("eagle3 of SGLang", "p-eagle", "dflash") for way in list(WAYS)[1:]),
     ],
 )
 def test_drafts_are_those_of_the_formulas(heads: dict[str, EagleHead], name: str, way: str) -> None:
@@ -68,7 +69,7 @@ def test_drafts_are_those_of_the_formulas(heads: dict[str, EagleHead], name: str
     assert count_right(head, recorder.events, texts) > 60
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3 of speculators", "eagle3 of two layers", "p-eagle"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3 of speculators", "eagle3 of two layers", "p-eagle", "dflash"])
 def test_drafts_after_accepted_ones_and_after_prefix_hits_are_those_of_the_formulas(
     heads: dict[str, EagleHead], name: str
 ) -> None:
@@ -126,6 +127,8 @@ def column(references: References, folder: Path, name: str, model: str = "float3
         ("qwen3-tiny", "eagle3 of SGLang"),
         ("float32", "p-eagle"),
         ("qwen3-tiny", "p-eagle of speculators"),
+        ("float32", "dflash"),
+        ("qwen3-tiny", "dflash of speculators"),
     ],
 )
 def test_same_tokens_as_plain_decoding(
@@ -137,7 +140,7 @@ def test_same_tokens_as_plain_decoding(
     assert cell.num_accepted > 0
 
 
-@pytest.mark.parametrize("name", ["eagle3 of SGLang", "p-eagle"])
+@pytest.mark.parametrize("name", ["eagle3 of SGLang", "p-eagle", "dflash"])
 def test_same_tokens_on_two_ranks(references: References, tmp_path: Path, name: str) -> None:
     reference, way = references.get("float32"), replace(quick_variants()[4], num_requests=12)
     base = replace(reference.base, parallel=ParallelConfig(tensor_parallel_size=2, rank_timeout_s=60.0))
@@ -148,28 +151,30 @@ def test_same_tokens_on_two_ranks(references: References, tmp_path: Path, name: 
     assert cell.num_accepted > 0
 
 
-def test_same_tokens_over_a_second_level(references: References, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["eagle3 of two layers", "dflash"])
+def test_same_tokens_over_a_second_level(references: References, tmp_path: Path, name: str) -> None:
     reference = references.get("float32")
-    with swapping(reference, column(references, tmp_path, "eagle3 of two layers")) as engine:
+    with swapping(reference, column(references, tmp_path, name)) as engine:
         check(reference, engine, reference.requests[:8])
         assert engine.stats().swap.num_loaded > 10
 
 
-def test_same_tokens_on_two_instances(references: References, tmp_path: Path) -> None:
-    reference, method = references.get("float32"), column(references, tmp_path, "eagle3 of two layers")
+@pytest.mark.parametrize("name", ["eagle3 of two layers", "dflash"])
+def test_same_tokens_on_two_instances(references: References, tmp_path: Path, name: str) -> None:
+    reference, method = references.get("float32"), column(references, tmp_path, name)
     with open_pair(reference, (DECODE, method), (PREFILL, method), seed=1) as pair:
         assert compare(reference.answers, pair.run(reference.requests, random.Random(0))) is None
         assert pair.decode.stats().num_supplied_tokens["prefill"] > 500
         assert pair.wire.num_failed == 0
 
 
-@pytest.mark.parametrize("name", ["eagle3", "p-eagle"])
+@pytest.mark.parametrize("name", ["eagle3", "p-eagle", "dflash"])
 def test_as_a_source_of_auto_it_changes_no_token(references: References, tmp_path: Path, name: str) -> None:
     reference, head = references.get("float32"), make_head(tmp_path, name, CHECKPOINTS["float32"])
     config = SpeculativeConfig(
-        "auto", 6, auto_with_draft_model=True, draft_method="eagle3", model=str(head.path), num_model_steps=K
+        "auto", 6, auto_with_draft_model=True, draft_method=head.head.method, model=str(head.path), num_model_steps=K
     )
-    asked = Speculation(), Speculation(method="eagle3"), Speculation(method="ngram"), Speculation(enabled=False)
+    asked = Speculation(), Speculation(method=head.head.method), Speculation(method="ngram"), Speculation(enabled=False)
     method = Method("auto", config, speculations=asked)
     cell = run_cell(reference.base, quick_variants()[4], method, reference.requests, reference.answers)
     assert (cell.difference, cell.missing) == (None, None)

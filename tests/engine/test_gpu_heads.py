@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,18 +15,26 @@ from fastdeploy_sd.config import SpeculativeConfig
 from tests.engine.gpu import BATCH, tiny_config
 from tests.engine.test_gpu_ahead import plain_answers, plain_requests
 from tests.models import head_models
+from tests.models.dflash_heads import DFLASH, DFlashHead
 from tests.models.eagle_heads import HEADS, EagleHead
 from tests.models.head_models import HeadReference
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
+
+TWO_LAYERS = {**DFLASH["dflash of speculators"].config, "aux_hidden_state_layer_ids": [0, 1]}
 
 
 def make_p_eagle(folder: Path, target: str) -> EagleHead:
     return EagleHead(folder, HEADS["p-eagle of speculators"], target)
 
 
+def make_dflash(folder: Path, target: str) -> EagleHead:
+    return DFlashHead(folder, replace(DFLASH["dflash of speculators"], taps=(1, 2), config=TWO_LAYERS), target)
+
+
 MAKERS: dict[str, Callable[[Path, str], HeadReference | EagleHead]] = {
     "eagle3": make_p_eagle,
+    "dflash": make_dflash,
     "medusa": partial(head_models.make_medusa, numbered=False),
     "hydra": partial(head_models.make_hydra, has_prefix_layer=True),
     "mlp_speculator": head_models.make_mlp_speculator,

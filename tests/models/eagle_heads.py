@@ -266,15 +266,20 @@ class EagleHead:
         for i in range(head.num_layers):
             attended = attended if i == 0 else normed(stream, w[f"{i}.input_layernorm.weight"])
             stream = stream + self._attention(attended, i)
-            inner = normed(stream, w[f"{i}.post_attention_layernorm.weight"])
-            gate = inner @ w[f"{i}.mlp.gate_proj.weight"].T
-            inner = gate / (1 + np.exp(-gate)) * (inner @ w[f"{i}.mlp.up_proj.weight"].T)
-            stream = stream + inner @ w[f"{i}.mlp.down_proj.weight"].T
+            stream = stream + self._feed_forward(stream, i)
         stream = stream[-1:]
         output = normed(stream, w["norm.weight"]) if head.method == "eagle3" else stream
         return (output @ self._lm_head.T)[0], output if head.feeds_normed else stream
 
-    def _attention(self, x: F64, i: int) -> F64:
+    def _feed_forward(self, stream: F64, i: int) -> F64:
+        w = self._parts
+        inner = normed(stream, w[f"{i}.post_attention_layernorm.weight"])
+        gate = inner @ w[f"{i}.mlp.gate_proj.weight"].T
+        found: F64 = gate / (1 + np.exp(-gate)) * (inner @ w[f"{i}.mlp.up_proj.weight"].T)
+        return found @ w[f"{i}.mlp.down_proj.weight"].T
+
+    def _attention(self, x: F64, i: int, seen: npt.NDArray[np.bool_] | None = None) -> F64:
+        """`seen`: [T, T], which rows each one sees; None = itself and those before it."""
         w, head, n = self._parts, self.head, len(x)
         qkv: list[F64] = [
             (x @ w[f"{i}.self_attn.{p}_proj.weight"].T + w.get(f"{i}.self_attn.{p}_proj.bias", 0.0)).reshape(
@@ -293,7 +298,7 @@ class EagleHead:
         )
         k, v = (np.repeat(part, _NUM_HEADS // _NUM_KV_HEADS, axis=1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) * _HEAD_DIM**-0.5
-        scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(n, dtype=bool) if seen is None else seen, scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         rows = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(n, -1)
         found: F64 = rows @ w[f"{i}.self_attn.o_proj.weight"].T

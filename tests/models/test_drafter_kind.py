@@ -55,6 +55,8 @@ def folder_of(path: Path, config: Mapping[str, Any], tensors: Sequence[str]) -> 
         ("arctic_lstm", {"model_type": "mlp_speculator", "proj_dim": 4}, ("speculator.forget_emb.0.weight",)),
         ("dflash", {"architectures": ["DFlashDraftModel"], "dflash_config": {}}, _DFLASH),
         ("dspark", {"dflash_config": {"projector_type": "dspark"}}, (*_DFLASH, "markov_head.markov_w1.weight")),
+        ("dflash", {"speculators_model_type": "dflash"}, _DFLASH),
+        ("dflash2", {"dflash_config": {}}, (*_DFLASH, "candidate_selector.hidden_projection.weight")),
         ("mtp", {}, ("model.layers.4.eh_proj.weight", "model.layers.4.enorm.weight")),
         ("mtp", {"speculators_model_type": "mtp"}, ("mtp_layers.0.input_proj.weight",)),
         ("draft_model", _LLAMA | {"num_nextn_predict_layers": 1}, (*_WHOLE, "model.layers.4.eh_proj.weight")),

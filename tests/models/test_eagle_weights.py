@@ -13,6 +13,8 @@ import pytest
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint, SafetensorsFile
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.drafters.dflash import build_dflash
+from fastdeploy_sd.models.drafters.dflash_weights import open_dflash
 from fastdeploy_sd.models.drafters.draft_model import TargetParts
 from fastdeploy_sd.models.drafters.eagle import build_eagle, build_eagle3
 from fastdeploy_sd.models.drafters.eagle_weights import EagleWeights, open_eagle, open_eagle3
@@ -23,10 +25,11 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.types.shard import WHOLE_MODEL
 from tests.models import rewrite
-from tests.models.eagle_heads import HEADS, make_head, target_path
+from tests.models.dflash_heads import HEADS, make_head
+from tests.models.eagle_heads import target_path
 
 Change = Callable[[dict[str, Any], rewrite.Tensors], object]
-_OPEN = {"eagle": open_eagle, "eagle3": open_eagle3}
+_OPEN = {"eagle": open_eagle, "eagle3": open_eagle3, "dflash": open_dflash}
 
 
 def opened(path: Path, method: str, target: str = "llama-tiny") -> EagleWeights:
@@ -95,6 +98,25 @@ def without(name: str) -> Change:
         ("p-eagle", with_keys(ptd_token_id=4096), "ptd_token_id: expected an integer from 0 to 4095, got 4096"),
         ("p-eagle", with_keys(mask_token_id=-1), "mask_token_id: expected an integer from 0 to 4095, got -1"),
         ("p-eagle of speculators", without("mask_hidden"), "expected a tensor 'mask_hidden'"),
+        ("dflash", without("hidden_norm.weight"), "expected the tensors of a DFlash .* those of an EAGLE-1"),
+        ("dflash", without("norm.weight"), "expected a tensor 'norm.weight'"),
+        ("dflash", with_tensor("fc.weight", 128, 128), r"'fc.weight': expected shape \(128, 256\), got \(128, 128\)"),
+        ("dflash", with_keys(block_size=1), "block_size: expected an integer from 2 to 64, got 1"),
+        ("dflash", with_keys(block_size=None), "block_size: expected an integer from 2 to 64, got nothing"),
+        ("dflash", with_keys(num_target_layers=4), "num_target_layers: expected the target's 3, got 4"),
+        ("dflash", with_keys(dflash_config=[]), r"dflash_config: expected a map, got \[\]"),
+        (
+            "dflash",
+            with_keys(dflash_config={"mask_token_id": 4096, "target_layer_ids": [0, 2]}),
+            "mask_token_id: expected an integer from 0 to 4095, got 4096",
+        ),
+        (
+            "dflash",
+            with_keys(dflash_config={"mask_token_id": 9, "target_layer_ids": [0, 3]}),
+            r"target_layer_ids: expected layers of the target, which has 3, got \[0, 3\]",
+        ),
+        ("dflash", with_tensor("layers.1.mlp.gate_proj.bias", 48), "only tensors of a DFlash drafter .* got 1 more"),
+        ("dflash of speculators", without("d2t"), "expected a tensor 'd2t'"),
         (
             "p-eagle",
             with_tensor("mask_hidden", 1, 384),
@@ -127,6 +149,14 @@ def test_a_target_with_a_factor_of_its_logits_is_refused(tmp_path: Path) -> None
         opened(path, "eagle", "granite-tiny")
 
 
+def test_a_block_bounds_the_drafts(tmp_path: Path) -> None:
+    checkpoint, path = Checkpoint(Path(target_path())), make_head(tmp_path, "dflash").path
+    weights = open_dflash(checkpoint, read_decoder_config(checkpoint.config), str(path))
+    weights.verify(7)
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens, .*: expected at most 7, the drafts of a block of"):
+        weights.verify(8)
+
+
 def test_a_head_is_no_mtp_layer(tmp_path: Path) -> None:
     checkpoint, path = Checkpoint(Path(target_path())), make_head(tmp_path, "eagle3").path
     with pytest.raises(ConfigError, match=r"model: expected MTP weights .* found an EAGLE-3 head \(eagle3\)"):
@@ -145,7 +175,7 @@ def test_the_forecast_of_its_bytes_is_what_it_takes(name: str, tmp_path: Path) -
     decoder = Decoder(checkpoint, config, scheme)
     target = TargetParts(decoder, DecoderWeights(checkpoint, config), WeightPacker(checkpoint), scheme.lm_head)
     packer = WeightPacker(weights.checkpoint, None, lambda _, num_bytes: packed.append(num_bytes))
-    build: Mapping[str, Callable[..., object]] = {"eagle": build_eagle, "eagle3": build_eagle3}
+    build: Mapping[str, Callable[..., object]] = {"eagle": build_eagle, "eagle3": build_eagle3, "dflash": build_dflash}
     build[HEADS[name].method](target, weights, scheme, packer, 4)
     table = 2 * 4096 * (HEADS[name].hidden or 0)
     assert weights.num_bytes(scheme, 4, None, WHOLE_MODEL) == sum(packed) + table

@@ -27,6 +27,7 @@ def changed(array: np.ndarray, index: int, value: int) -> np.ndarray:
     [
         ({"block_size": 0}, "block_size: expected a positive number"),
         ({"num_steps": -1}, "num_steps: expected >= 0"),
+        ({"num_more": -1}, "num_more: expected >= 0"),
         ({"num_steps": 4}, "num_drafting: expected more than num_steps and layers"),
         ({"num_drafting": np.zeros(5, I32), "num_steps": 4}, "draft_token_ids: expected room for num_steps drafts"),
         ({"ends": np.zeros((1, 1), I32)}, "ends: expected a column for every request"),

@@ -24,6 +24,7 @@ Error CheckPlan(const MtpPlanParams& p) {
   if (p.num_drafts < static_cast<int64_t>(p.num_requests) * p.num_steps)
     return "draft_token_ids: expected room for num_steps drafts of every request, got less";
   if (p.max_filled < 0) return "max_filled: expected >= 0, got a negative number";
+  if (p.num_more < 0) return "num_more: expected >= 0, got a negative number";
   if (p.num_newest < 1) return "num_newest: expected at least 1, got less";
   return CheckTableRows(p.step.table_rows, p.num_requests, p.num_table_rows);
 }
@@ -52,7 +53,7 @@ RequestPlan PlanOf(const MtpPlanParams& p, int32_t r, int32_t max_filled) {
   int32_t num_drafts = 0;
   if (end == committed) {
     // Draft i is made at slot committed - 1 + i, which needs a block and a position.
-    const int32_t room = std::min(p.step.num_kv_slots[r], p.max_position) - committed + 1;
+    const int32_t room = std::min(p.step.num_kv_slots[r], p.max_position) - committed + 1 - p.num_more;
     num_drafts = std::max(std::min({p.step.max_draft_len[r], p.num_steps, room}), 0);
   }
   if (num_drafts == 0 && !MustFill(p, r, next_slot)) return {begin, begin, 0};

@@ -112,6 +112,22 @@ Error GroupSlots(const GroupSlotsParams& p) {
   return nullptr;
 }
 
+Error RowRequests(const RowRequestsParams& p) {
+  if (!AreOffsets(p.query_start_loc, p.num_requests))
+    return "query_start_loc: expected 0 and rising offsets, got a decrease";
+  const int32_t num_own = p.query_start_loc[p.num_requests];
+  if (num_own > p.num_rows) return "query_start_loc: expected to end within num_rows, got more";
+  for (int32_t r = 0; r < p.num_requests; ++r)
+    for (int32_t t = p.query_start_loc[r]; t < p.query_start_loc[r + 1]; ++t) {
+      p.row_table_rows[t] = p.table_rows[r];
+      p.row_lens[t] = p.seq_lens[r];
+    }
+  std::fill(p.row_table_rows + num_own, p.row_table_rows + p.num_rows, 0);
+  std::fill(p.row_lens + num_own, p.row_lens + p.num_rows, 0);
+  for (int32_t t = 0; t <= p.num_rows; ++t) p.row_starts[t] = std::min(t, num_own);
+  return nullptr;
+}
+
 Error TargetStep(const TargetStepParams& p) {
   if (p.block_size <= 0) return "block_size: expected a positive number, got less";
   if (!AreOffsets(p.cu_num_logits, p.num_requests))

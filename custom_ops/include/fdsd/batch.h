@@ -95,6 +95,20 @@ struct GroupSlotsParams {
 };
 Error GroupSlots(const GroupSlotsParams& p);
 
+// Make every row of a step a request of its own, of the same length: in attention a request's rows then see each other,
+// whichever comes first. Rows after the requests' own get requests without a row.
+struct RowRequestsParams {
+  int32_t num_requests;            // R
+  int32_t num_rows;                // T, at least query_start_loc[R]
+  const int32_t* table_rows;       // [R]
+  const int32_t* query_start_loc;  // [R + 1]
+  const int32_t* seq_lens;         // [R]
+  int32_t* row_table_rows;         // [T] of the row's request, 0 after the last one
+  int32_t* row_starts;             // [T + 1] offsets
+  int32_t* row_lens;               // [T] of the row's request, 0 after the last one
+};
+Error RowRequests(const RowRequestsParams& p);
+
 // Append every request's output to its committed tokens, and count it where a penalty wants that. Then say how many
 // drafts it may get: as many as were planned, but so few that max_total leaves room for one token after them. A request
 // without output gets none, as its prompt is unfinished or it has failed.

@@ -28,6 +28,7 @@ struct MtpPlanParams {
   int32_t block_size;
   int32_t max_filled;    // most slots of layer 0
   int32_t num_newest;    // most slots of layer 0 that a request needs
+  int32_t num_more;      // slots that drafts need after the last one that makes a draft when each makes the next
   int32_t reads_hidden;  // whether the KV of the layers follows from hidden rows: 0 or 1
   struct Step {
     const int32_t* table_rows;     // [R]

@@ -94,13 +94,13 @@ class DraftBlock:
     """What the rows of further drafts run, where a model makes all drafts in one pass; see MaskedRows.
 
     Attributes:
-        hidden: [H]; None = zeros.
+        hidden: [H].
         more_rows: of a request besides one for each draft.
         is_apart: they begin with a row of the newest token, and run after the other rows, whose KV alone is stored.
     """
 
     token: int
-    hidden: Tensor | None
+    hidden: Tensor
     more_rows: int
     is_apart: bool
 

@@ -30,6 +30,7 @@ KINDS: Mapping[str, str] = {
     "dflash": "a DFlash block drafter",
     "dspark": "a DSpark block drafter",
     "domino": "a Domino block drafter",
+    "dflash2": "a DFlash2 block drafter",
 }
 # Kinds that a method of another name runs.
 _METHODS = {P_EAGLE: "eagle3"}
@@ -50,6 +51,7 @@ _OF_MODEL_TYPE = {kind: kind for kind in ("eagle", "eagle3", "medusa", "hydra", 
 _OF_TENSOR = (
     ("dspark", re.compile(r"markov_head\..*")),
     ("domino", re.compile(r"prefix_gru\..*")),
+    ("dflash2", re.compile(r"candidate_selector\..*|layers\.\d+\.(attention|mlp)_conv\..*")),
     ("p_eagle", re.compile(r"mask_hidden")),
     ("eagle3", re.compile(r"midlayer\..*|layers\.0\.hidden_norm\.weight")),
     ("arctic_lstm", re.compile(r"forget_emb\.0\.weight")),
@@ -62,7 +64,11 @@ _OF_TENSOR = (
 )
 _PREFIX = re.compile(r"(model|ernie|speculator)\.")
 # What config.json may say of a kind that only its tensors, or a further key, tell apart.
-_COARSER = {"p_eagle": ("eagle3",), "arctic_lstm": ("mlp_speculator",), "dspark": ("dflash",), "domino": ("dflash",)}
+_COARSER = {
+    "p_eagle": ("eagle3",),
+    "arctic_lstm": ("mlp_speculator",),
+    **dict.fromkeys(("dspark", "domino", "dflash2"), ("dflash",)),
+}
 
 # Kinds whose tensors a whole model may have in the same files.
 _IN_WHOLE_MODELS = ("mtp",)

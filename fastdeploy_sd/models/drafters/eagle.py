@@ -54,7 +54,7 @@ def build_eagle(
         output=_sum_output(weights.config.hidden_size),
         head=parts.head(weights.head()),
     )
-    return DraftLayers([layer], token_map=_token_map(weights))
+    return DraftLayers([layer], token_map=token_map_of(weights))
 
 
 def build_eagle3(
@@ -75,7 +75,7 @@ def build_eagle3(
         output=normed_output(RmsNorm(weights.output_norm(), eps), feeds_normed=weights.read.feeds_normed),
         head=parts.head(weights.head()),
     )
-    return DraftLayers([layer], _combine_hidden(weights, builder), _token_map(weights), _block(weights, scheme))
+    return DraftLayers([layer], _combine_hidden(weights, builder), token_map_of(weights), _block(weights, scheme))
 
 
 def _block(weights: Eagle3Weights, scheme: QuantScheme) -> DraftBlock | None:
@@ -150,6 +150,7 @@ def _combine_hidden(weights: Eagle3Weights, builder: LayerBuilder) -> CombineHid
     return combine_hidden
 
 
-def _token_map(weights: EagleWeights) -> Tensor | None:
+def token_map_of(weights: EagleWeights) -> Tensor | None:
+    """Return i32[V of the drafts], see DraftModel.token_map."""
     found = weights.token_map()
     return None if found is None else constant(found)

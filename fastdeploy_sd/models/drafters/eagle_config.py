@@ -75,13 +75,15 @@ def read_p_eagle(source: ModelSource, target: DecoderConfig) -> EagleConfig:
     return replace(read_eagle3(source, target), mask_token=mask_token(source, target, _MASK_TOKENS))
 
 
-def mask_token(source: ModelSource, target: DecoderConfig, keys: Sequence[str]) -> int:
+def mask_token(source: ModelSource, target: DecoderConfig, keys: Sequence[str], nested_key: str = _NESTED) -> int:
     """Return the token of rows that are to be drafted, which config.json has under one of some keys.
+
+    `nested_key`: of a map that may have it.
 
     Raises CheckpointError: none is there, or it is no token of the target.
     """
     fields = dict.fromkeys(keys, Integer(0, target.vocab_size - 1))
-    nested = _map(source.config, _NESTED, str(source.config_path))
+    nested = read_map(source.config, nested_key, str(source.config_path))
     reader = FieldReader({**source.config, **nested}, fields, str(source.config_path))
     key = next((key for key in keys if reader.values.get(key) is not None), keys[0])
     return reader.integer(key)
@@ -116,22 +118,29 @@ def read_eagle3(source: ModelSource, target: DecoderConfig) -> EagleConfig:
 def _read(source: ModelSource, target: DecoderConfig) -> tuple[FieldReader, DecoderConfig]:
     """Return a reader of the head's keys, and the decoder that its layers are."""
     where = str(source.config_path)
-    nested, layers = (_map(source.config, key, where) for key in (_NESTED, _LAYERS))
-    reader = FieldReader({**source.config, **nested}, _FIELDS, where)
+    reader = FieldReader({**source.config, **read_map(source.config, _NESTED, where)}, _FIELDS, where)
     reader.require_neutral({"eh_proj_before_attn": (False,)})
+    # Heads are Llama-shaped, whatever the target is; q and k norms and biases show in the tensors.
+    return reader, read_own_decoder(source, target, "LlamaForCausalLM")
+
+
+def read_own_decoder(source: ModelSource, target: DecoderConfig, architecture: str) -> DecoderConfig:
+    """Return the decoder that a head's own layers are; raises CheckpointError as read_eagle3."""
+    where = str(source.config_path)
+    layers = read_map(source.config, _LAYERS, where)
     values = {"max_position_embeddings": target.max_position, **_DEFAULTS}
     values |= {key: value for key, value in (layers or source.config).items() if value is not None}
-    # Heads are Llama-shaped, whatever the target is; q and k norms and biases show in the tensors.
-    decoder = read_draft_config(values | {"architectures": ["LlamaForCausalLM"]}, where)
+    decoder = read_draft_config(values | {"architectures": [architecture]}, where)
     if decoder.vocab_size != target.vocab_size:
         raise CheckpointError(
             f"{where}: vocab_size: expected {target.vocab_size} as in the target, got {decoder.vocab_size}"
         )
     # The context that a head was trained on is no bound: it computes from differences of positions.
-    return reader, replace(decoder, max_position=max(decoder.max_position, target.max_position))
+    return replace(decoder, max_position=max(decoder.max_position, target.max_position))
 
 
-def _map(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+def read_map(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    """Return the map under a key, {} where there is none; raises CheckpointError: it is no map."""
     found = values.get(key)
     if found is None:
         return {}
@@ -150,17 +159,26 @@ def _layers_read(reader: FieldReader, config: Mapping[str, Any], num_layers: int
     SGLang and SpecForge, which write `eagle_config`, number layers by their outputs, vLLM and speculators by their
     inputs.
     """
-    nested = _map(config, _NESTED, reader.where).get(_LAYER_IDS)
+    nested = read_map(config, _NESTED, reader.where).get(_LAYER_IDS)
     ids, shift = (nested, 1) if nested else (config.get(_LAYER_IDS), 0)
     if not ids:
         default = (2, num_layers // 2, num_layers - 3)
         if min(default) < 0:
             raise reader.error(_LAYER_IDS, f"layers of the target, which has {num_layers}", None)
         return default
+    return layer_ids(reader, _LAYER_IDS, ids, num_layers, shift)
+
+
+def layer_ids(reader: FieldReader, key: str, ids: Any, num_layers: int, shift: int) -> tuple[int, ...]:
+    """Return the layers whose input is read, `shift` after those that a key has; raises CheckpointError."""
     is_list = isinstance(ids, Sequence) and not isinstance(ids, str) and len(ids) <= _MOST_LAYER_IDS
     if not is_list or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise reader.error(_LAYER_IDS, "a list of layer numbers", ids)
-    found = tuple(i + shift for i in ids)
-    if not all(0 <= layer <= num_layers for layer in found):
-        raise reader.error(_LAYER_IDS, f"layers of the target, which has {num_layers}", ids)
-    return found
+        raise reader.error(key, "a list of layer numbers", ids)
+    return verify_layers(reader, key, [i + shift for i in ids], num_layers, got=ids)
+
+
+def verify_layers(reader: FieldReader, key: str, layers: Sequence[int], num_layers: int, got: Any) -> tuple[int, ...]:
+    """Return layers whose input is read; raises CheckpointError: the target has not all of them. `got`: the file's."""
+    if not all(0 <= layer <= num_layers for layer in layers):
+        raise reader.error(key, f"layers of the target, which has {num_layers}", got)
+    return tuple(layers)

@@ -39,6 +39,8 @@ _UNUSED = ("t2d", "rotary_emb.inv_freq")
 class EagleWeights(LayerWeights):
     """DraftWeights of an EAGLE-1 or EAGLE-2 head, by role; raises as LayerWeights."""
 
+    _noun = "an EAGLE head"
+
     def __init__(self, checkpoint: ModelSource, read: EagleConfig) -> None:
         super().__init__(checkpoint, read.decoder, "layers")
         self.checkpoint, self.read, self.num_layers = checkpoint, read, read.decoder.num_layers
@@ -74,7 +76,7 @@ class EagleWeights(LayerWeights):
         unused = [name for name in self._source.unread() if not name.endswith(_UNUSED)]
         if unused:
             raise CheckpointError(
-                f"{self._source.path}: expected only tensors of an EAGLE head as config.json tells of it, got"
+                f"{self._source.path}: expected only tensors of {self._noun} as config.json tells of it, got"
                 f" {len(unused)} more: {', '.join(map(shown, unused[:3]))}"
             )
 

@@ -89,6 +89,10 @@ class DecoderLayer:
     def store_kv(self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
         """Only write the KV of x and residual as in a call."""
         normed, _ = self.input_norm(x, residual)
+        self.store_kv_of(normed, cache, inputs)
+
+    def store_kv_of(self, normed: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
+        """Only write the KV of what the input norm returned."""
         self._attention.store_kv(normed, cache, inputs)
 
 

@@ -175,6 +175,17 @@ def group_slots(
     return np.where(first_slots < 0, -1, slots)
 
 
+def row_requests(
+    query_start_loc: I32, seq_lens: I32, blocks: RequestBlocks[I32], num_rows: int
+) -> tuple[I32, I32, RequestBlocks[I32]]:
+    """Make every row a request of its own, of the same length; see `ops.batch.row_requests`."""
+    counts, num_own = np.diff(query_start_loc), int(query_start_loc[-1])
+    more = np.zeros(num_rows - num_own, np.int32)
+    table_rows, lens = (np.append(np.repeat(part, counts), more) for part in (blocks.table_rows, seq_lens))
+    starts = np.minimum(np.arange(num_rows + 1, dtype=np.int32), query_start_loc[-1])
+    return starts, lens, RequestBlocks(table_rows, blocks.block_tables)
+
+
 class OutputTables(NamedTuple):
     """What the request table keeps of every request's output.
 

@@ -61,6 +61,7 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     block_size: int,
     max_filled: int,
     num_newest: int,
+    num_more: int,
     reads_hidden: int,
     num_layers: int,
 ) -> MtpPlan:
@@ -69,7 +70,8 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     A slot needs its token, the hidden row before it, and a block. Filling waits until the request is drafted for. With
     `reads_hidden` it does not wait along a prompt, of which more rows are computed than kept, and not when the
     request's newest block is full. Layer 0 fills at most `max_filled` slots, the requests' in order; a request that
-    gets fewer than it needs does not draft. Of each request it needs at most the `num_newest` last ones.
+    gets fewer than it needs does not draft. Of each request it needs at most the `num_newest` last ones. Drafts need
+    `num_more` slots after the last one that makes a draft when each makes the next.
 
     Columns are those of `proposer.ProposeInput` and `proposer.TargetStep`. next_slot i32[S] is the first slot that is
     not filled, -1 for a row of another method; num_begun i32[S], tokens when drafting began.
@@ -78,7 +80,7 @@ def mtp_plan(  # noqa: PLR0913, PLR0917 (columns)
     end = np.minimum(np.minimum(num_valid + 1, num_committed), num_kv_slots)
     can_run = (first_slot >= 0) & (num_valid > num_computed)
     # Draft i is made at slot num_committed - 1 + i, which needs a block and a position.
-    room = np.minimum(num_kv_slots, max_position) - num_committed + 1
+    room = np.minimum(num_kv_slots, max_position) - num_committed + 1 - num_more
     room = np.minimum(np.minimum(max_draft_len, num_steps), room).clip(0)
     num_drafts = np.where(can_run & (end == num_committed), room, 0)
     cannot_wait = (num_computed < num_begun[table_rows]) | (first_slot // block_size < num_valid // block_size)

@@ -85,6 +85,7 @@ class AutoMethod(Proposer):
                 context.max_num_seqs,
                 layers.block_size,
                 layers.num_newest - 1,
+                max_drafts=config.num_model_steps,
                 fills_late=not layers.fills_in_time,
             )
             self._model_source = RowPartition(source, layers.method, context.max_num_seqs)

@@ -66,6 +66,7 @@ class ModelDraftSource:
 
     Args:
         max_unfilled: slots of a request besides its newest that a call fills at most.
+        max_drafts: of a row; None = as many as the method has slots for.
         fills_late: whether the model is of the second or third kind.
 
     Attributes:
@@ -80,9 +81,11 @@ class ModelDraftSource:
         block_size: int,
         max_unfilled: int = _NO_LIMIT,
         *,
+        max_drafts: int | None = None,
         fills_late: bool = False,
     ) -> None:
-        self._method, self._block_size, self._max_draft_len = method, block_size, method.num_lookahead_slots
+        self._method, self._block_size = method, block_size
+        self._max_draft_len = method.num_lookahead_slots if max_drafts is None else max_drafts
         self._max_unfilled = max_unfilled
         self.cost, self._trials = DraftCost(), Trials()
         self._fills_late, self._owed_s = fills_late, 0.0
@@ -97,8 +100,8 @@ class ModelDraftSource:
 
     @property
     def num_lookahead_slots(self) -> int:
-        """The most drafts of a row."""
-        return self._max_draft_len
+        """See Proposer."""
+        return self._method.num_lookahead_slots
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:

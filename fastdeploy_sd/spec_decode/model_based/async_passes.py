@@ -48,7 +48,7 @@ class AsyncPasses:
         self._source = int(model.method.source or DraftSource.CUSTOM)
         self._num_layers, self._num_counts = len(memory.ends), len(memory.num_drafting)
         self._max_position, self._max_unfilled = model.token_table.shape[1], model.kept_hidden[0].num_kept
-        self._num_newest = model.num_newest
+        self._num_newest, self._num_more = model.num_newest, model.num_more
         self._replayed = DraftMemory(len(memory.begin), self._num_layers, num_steps)
         self._replay = StepPlan(model, self._replayed, next_slot, num_begun, num_steps)
         self._slots, self._begun = device().buffer(next_slot), device().buffer(num_begun)
@@ -89,6 +89,7 @@ class AsyncPasses:
             block_size=block_size,
             max_filled=model.max_filled,
             num_newest=model.num_newest,
+            num_more=model.num_more,
             reads_hidden=int(model.fills_in_time),
             begin=twin(m.begin),
             ends=twin(m.ends),
@@ -149,7 +150,7 @@ class AsyncPasses:
         is_ours, is_due = next_slot >= 0, step.max_output > 0
         unfilled = np.where(step.follows, self._num_unfilled.take(rows), step.num_computed + 1 - next_slot)
         fills = np.where(is_ours, unfilled + step.num_new, 0)
-        room = np.minimum(step.num_kv_slots, self._max_position) - step.max_tokens + 1
+        room = np.minimum(step.num_kv_slots, self._max_position) - step.max_tokens + 1 - self._num_more
         is_filled = np.where(is_due, np.minimum(step.sure_draft_len, room) > 0, True)
         # A failed row fills nothing, but counts as filled. Until the host drops it, each later step computes its newest
         # token again, to the same bits. So it fails there too and needs no room.

@@ -111,6 +111,7 @@ class StepPlan:
             block_size=model.block_size,
             max_filled=model.max_filled,
             num_newest=model.num_newest,
+            num_more=model.num_more,
             reads_hidden=int(model.fills_in_time),
             begin=m.begin,
             ends=m.ends,

@@ -70,6 +70,12 @@ class LoadedDraftModel:
         return NO_LIMIT if self.caches else 1
 
     @property
+    def num_more(self) -> int:
+        """Slots that drafts need besides those of a draft after the other: for rows that run apart."""
+        block = self.model.block
+        return 0 if block is None or not block.is_apart else block.more_rows + 1
+
+    @property
     def fills_in_time(self) -> bool:
         """Whether slots must be filled while the hidden rows that they follow from are kept."""
         return self.method.reads_hidden and bool(self.caches)

@@ -87,7 +87,7 @@ class ModelProposer:
 
     @property
     def num_lookahead_slots(self) -> int:
-        return self._num_steps
+        return self._num_steps + self._model.num_more
 
     def is_async(self, table_rows: I32) -> bool:
         return self.async_drafter is not None

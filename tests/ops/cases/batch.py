@@ -228,8 +228,24 @@ def gathers() -> dict[str, dict[str, Any]]:
     return found
 
 
+def as_rows() -> dict[str, dict[str, Any]]:
+    """Requests with rows and without, and rows of none."""
+    rng = np.random.default_rng(5)
+    found: dict[str, dict[str, Any]] = {}
+    for name, counts, num_more in (("none", [], 0), ("one", [8], 0), ("some", [3, 0, 1, 16], 5), ("many", [7] * 90, 1)):
+        table_rows = rng.permutation(len(counts) + 2)[: len(counts)].astype(np.int32)
+        found[name] = {
+            "query_start_loc": np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            "seq_lens": rng.integers(20, 90, len(counts)).astype(np.int32),
+            "blocks": RequestBlocks(table_rows, np.zeros((len(counts) + 2, 3), np.int32)),
+            "num_rows": sum(counts) + num_more,
+        }
+    return found
+
+
 PREPARE_BATCH = OpCases("prepare_batch", prepare_natively, reference.prepare_batch, steps())
 SETTLE_STEP = OpCases("settle_step", batch.settle_step_, reference.settle_step_, settled(), batch.SETTLE_STEP)
+ROW_REQUESTS = OpCases("row_requests", batch.row_requests, reference.row_requests, as_rows(), batch.ROW_REQUESTS)
 GROUP_SLOTS = OpCases("group_slots", batch.group_slots, reference.group_slots, slotted(), batch.GROUP_SLOTS)
 APPEND_TOKENS = OpCases("append_tokens", append_natively, reference.append_tokens, appends())
 TARGET_STEP = OpCases("target_step", batch.TARGET_STEP, reference.target_step, target_steps())

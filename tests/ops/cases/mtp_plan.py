@@ -36,7 +36,9 @@ def plan_case(
     num_steps: int,
     num_layers: int,
     max_filled: int = NO_LIMIT,
+    *,
     num_newest: int = NO_LIMIT,
+    num_more: int = 0,
 ) -> dict[str, Any]:
     columns = np.array(rows, np.int32).reshape(-1, 7).T.copy()
     computed, valid, committed, slots, first, begun, most = columns
@@ -58,6 +60,7 @@ def plan_case(
         "block_size": BLOCK_SIZE,
         "max_filled": max_filled,
         "num_newest": num_newest,
+        "num_more": num_more,
         "reads_hidden": int(max_filled == num_newest == NO_LIMIT),
         "num_layers": num_layers,
     }
@@ -85,9 +88,11 @@ def plan_cases() -> dict[str, dict[str, Any]]:
         for max_filled in (0, 9, 30)
     }
     newest = {f"{name}-newest": plan_case(rng, rows, 3, 1, num_newest=1) for name, rows in plans.items()}
+    more = {f"{name}-more": plan_case(rng, rows, 3, 1, num_more=2) for name, rows in plans.items()}
     return (
         limited
         | newest
+        | more
         | {
             f"{name}-{num_steps}-steps-{num_layers}-layers": plan_case(rng, rows, num_steps, num_layers)
             for name, rows in plans.items()

@@ -66,11 +66,6 @@ def test_naive_is_accepted_with_what_asks_for_nothing(value: object) -> None:
         ("draft-model", f".method: expected one of {METHOD_LIST}, got 'draft-model'"),
         ({"num_speculative_tokens": 0}, ".num_speculative_tokens: expected at least 1 with method auto, got 0"),
         (
-            {"method": "dflash"},
-            f".method: 'dflash' is not supported yet in this version (only {METHOD_LIST} are)",
-        ),
-        ({"method": "DFLASH"}, ".method: 'dflash' is not supported yet in this version (only naive, "),
-        (
             {"method": "ngram", "max_ngram_size": 3, "prompt_lookup_max": 3},
             ".max_ngram_size: expected once, got it as ",
         ),

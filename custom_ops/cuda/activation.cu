@@ -14,6 +14,8 @@ __device__ __forceinline__ float Gated(float x, float z) {
   return x / (1.0f + expf(fminf(-z, kMaxExponent)));
 }
 
+constexpr float kClampedSlope = 1.702f;
+
 struct Silu {
   __device__ float operator()(float x) const { return Gated(x, x); }
 };
@@ -37,6 +39,36 @@ __global__ __launch_bounds__(kThreads) void GateKernel(int32_t intermediate_size
   const DevicePtr<const T> gates = gate_up + row * 2 * intermediate_size;
   const float up = LoadFloat<T>(gates, i + intermediate_size);
   y[row * intermediate_size + i] = FromFloat<T>(Activation()(LoadFloat<T>(gates, i)) * up);
+}
+
+// Block (row, part): kThreads neighbouring elements of a row.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void ExpertGateKernel(int32_t intermediate_size, ExpertRows rows,
+                                                             DevicePtr<const T> gate_up, DevicePtr<T> y) {
+  const int64_t i = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  const auto row = static_cast<int32_t>(blockIdx.x);
+  if (i >= intermediate_size || row >= rows.first[rows.num_experts]) return;
+  const DevicePtr<const T> gates = gate_up + int64_t{row} * 2 * intermediate_size;
+  float gate = LoadFloat<T>(gates, i);
+  float up = LoadFloat<T>(gates, i + intermediate_size);
+  if (rows.bias != nullptr) {
+    int32_t low = 0;
+    int32_t high = rows.num_experts;
+    while (high - low > 1) {
+      const int32_t middle = (low + high) / 2;
+      (rows.first[middle] > row ? high : low) = middle;
+    }
+    const DevicePtr<const float> bias = rows.bias + int64_t{low} * 2 * intermediate_size;
+    gate += bias[i];
+    up += bias[i + intermediate_size];
+  }
+  float value = Silu()(gate) * up;
+  if (rows.gate_limit > 0.0f) {
+    const float cut = gate > rows.gate_limit ? rows.gate_limit : gate;
+    const float linear = up > rows.gate_limit ? rows.gate_limit : up < -rows.gate_limit ? -rows.gate_limit : up;
+    value = Gated(cut, cut * kClampedSlope) * (linear + 1.0f);
+  }
+  y[int64_t{row} * intermediate_size + i] = FromFloat<T>(value);
 }
 
 template <typename Activation, typename Params>
@@ -109,6 +141,18 @@ __global__ __launch_bounds__(kThreads) void SoftcapKernel(int32_t num_columns, f
 
 Error SwigluFirstRows(const SwigluParams& p, DevicePtr<const int32_t> num_rows, Stream stream) {
   return LaunchGate<Silu>(p, num_rows, stream);
+}
+
+Error SwigluExpertRows(const SwigluParams& p, const ExpertRows& rows, Stream stream) {
+  if (rows.bias == nullptr && !(rows.gate_limit > 0.0f))
+    return SwigluFirstRows(p, rows.first + rows.num_experts, stream);
+  const auto num_parts = static_cast<unsigned>(DivideUp(p.intermediate_size, kThreads));
+  const LaunchShape shape{dim3(static_cast<unsigned>(p.num_rows), num_parts), dim3(kThreads)};
+  return WithElement(p.dtype, [&](auto element) {
+    using T = decltype(element);
+    return Launch<ExpertGateKernel<T>>(shape, stream, p.intermediate_size, rows, DevicePtr<const T>(p.gate_up),
+                                       DevicePtr<T>(p.y));
+  });
 }
 
 Error Swiglu(const SwigluParams& p, Stream stream) { return SwigluFirstRows(p, nullptr, stream); }

@@ -67,7 +67,7 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(Attentio
   merged.Store(ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged), tile.num_columns);
   __syncthreads();
   MergePartitions<Cached, kColumnTiles>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &arrivals, &merged);
-  merged.Write(shape, tile, ViewAs<T>(a.y));
+  merged.template Write<T>(shape, a, tile);
 }
 
 // Block (tile, part of a KV head): the partitions that blocks of their own have left.
@@ -84,7 +84,7 @@ __global__ __launch_bounds__(kAttentionThreads) void MergePartitionsKernel(Atten
     next.LoadOwn(shape, tile, partition, partials);
     merged.Merge(next);
   }
-  merged.Write(shape, tile, ViewAs<T>(a.y));
+  merged.template Write<T>(shape, a, tile);
 }
 
 PrefixArrays ArraysOf(const SharedPrefixes& prefixes, const AttentionGrid& grid) {
@@ -120,6 +120,7 @@ struct AttentionCall {
                DevicePtr<const int32_t>(p.block_tables),
                ArraysOf(p.prefixes, grid),
                DevicePtr<const int64_t>(p.tree_mask),
+               DevicePtr<const float>(p.sinks),
                DevicePtr<uint8_t>(p.y)},
         partials(static_cast<float*>(workspace)),
         shared(nullptr) {

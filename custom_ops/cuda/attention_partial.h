@@ -18,6 +18,23 @@ struct MergeFactors {
   __device__ __forceinline__ float Merge(float one, float other) const { return one * factor + other * other_factor; }
 };
 
+// A row's result and then a key of value 0, the sink of its head: the factor of its sums, and its new total.
+struct SinkFactors {
+  float factor = 1.0f;
+  float total;
+
+  // `row` is one of q, counted in heads.
+  __device__ __forceinline__ SinkFactors(const AttentionShape& shape, DevicePtr<const float> sinks, int64_t row,
+                                         float max, float total)
+      : total(total) {
+    if (sinks == nullptr) return;
+    const float score = sinks[row % shape.num_heads] * kLog2E;
+    const MergeFactors factors(max, score);
+    factor = factors.factor;
+    this->total = factors.Merge(total, 1.0f);
+  }
+};
+
 // An element of y. Adding 0 makes a zero that came of no key or of a tiny negative weight +0, whichever merges it met.
 __device__ __forceinline__ float Finished(float sum, float total) { return (sum + 0.0f) / total; }
 
@@ -111,13 +128,15 @@ struct Partial {
 
   // The finished rows.
   template <typename T>
-  __device__ void Write(const AttentionShape& shape, const TilePlace& tile, DevicePtr<T> y) const {
+  __device__ void Write(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile) const {
+    const DevicePtr<T> y = ViewAs<T>(a.y);
     const int64_t row = tile.HeadRow(shape, Row());
     if (row < 0) return;
+    const SinkFactors sink(shape, a.sinks, row, max, total);
     const DevicePtr<T> to = y + (row * shape.cache.head_dim + tile.first_column);
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
-      if (Column(n) < tile.num_columns) to[Column(n)] = FromFloat<T>(Finished(sums[n], total));
+      if (Column(n) < tile.num_columns) to[Column(n)] = FromFloat<T>(Finished(sums[n] * sink.factor, sink.total));
     }
   }
 };

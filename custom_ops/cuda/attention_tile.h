@@ -81,6 +81,7 @@ struct AttentionArrays {
   DevicePtr<const int32_t> block_tables;
   PrefixArrays prefixes;
   DevicePtr<const int64_t> tree_mask;
+  DevicePtr<const float> sinks;  // [Hq], or nullptr
   DevicePtr<uint8_t> y;
 };
 

@@ -117,17 +117,20 @@ struct WideResult {
   }
 
   // The finished rows.
-  __device__ __forceinline__ void Write(const AttentionShape& shape, const TilePlace& own, DevicePtr<uint8_t> y) const {
+  __device__ __forceinline__ void Write(const AttentionShape& shape, const AttentionArrays& a,
+                                        const TilePlace& own) const {
+    const DevicePtr<uint8_t> y = a.y;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t row = own.HeadRow(shape, OwnRow(half));
       if (row < 0) continue;
+      const SinkFactors sink(shape, a.sinks, row, max[half], total[half]);
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         if (OwnColumn(n) >= own.num_columns) break;
         const int64_t at = row * shape.cache.head_dim + own.first_column + OwnColumn(n);
-        const float low = Finished(sums[n][2 * half], total[half]);
-        const float high = Finished(sums[n][2 * half + 1], total[half]);
+        const float low = Finished(sums[n][2 * half] * sink.factor, sink.total);
+        const float high = Finished(sums[n][2 * half + 1] * sink.factor, sink.total);
         if (shape.is_float32) {
           ViewAs<float>(y)[at] = low;
           ViewAs<float>(y)[at + 1] = high;

@@ -168,7 +168,7 @@ __global__ __launch_bounds__(Block::kThreads, Block::kGroups == 1 ? 2 : 1) void 
   ComputePartitions<Block>(shape, a, tile, own, begin, end, &before, &merged);
   if (is_split) return merged.StoreOwn(shape, own, begin, partials);
   before.MergeInto(&merged);
-  merged.Write(shape, own, a.y);
+  merged.Write(shape, a, own);
 }
 
 }  // namespace fdsd::cuda

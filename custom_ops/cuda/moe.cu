@@ -25,6 +25,7 @@ struct CombineArrays {
   int32_t borders[kMaxSlices + 1];  // experts at which slices begin
   DType y_dtype;
   DevicePtr<const float> results;  // [rows, H]
+  DevicePtr<const float> bias;     // [L, H], may be nullptr
   DevicePtr<uint8_t> y;
 };
 
@@ -40,10 +41,14 @@ __global__ __launch_bounds__(kThreads) void CombineKernel(RouterShape shape, Rou
     const int64_t pair = token * shape.top_k + k;
     const int32_t expert = a.experts[pair];
     const float weight = a.pair_weights[pair];
+    const int32_t local = expert - shape.first_expert;
+    if (local < 0 || local >= shape.num_local_experts) continue;
+    float result = c.results[static_cast<int64_t>(a.rows[pair]) * shape.hidden_size + i];
+    if (c.bias != nullptr) result = result + c.bias[static_cast<int64_t>(local) * shape.hidden_size + i];
 #pragma unroll
     for (int s = 0; s < kMaxSlices; ++s) {
       if (s >= c.num_slices || expert < c.borders[s] || expert >= c.borders[s + 1]) continue;
-      sums[s] = fmaf(weight, c.results[static_cast<int64_t>(a.rows[pair]) * shape.hidden_size + i], sums[s]);
+      sums[s] = fmaf(weight, result, sums[s]);
     }
   }
   const int64_t place = token * shape.hidden_size + i;
@@ -150,13 +155,20 @@ struct MoeCall {
     if (Error error = MultiplyGroups(GateUp(), groups, linear, stream)) return error;
     groups.sources = nullptr;
     const SwigluParams swiglu{num_pairs, p.intermediate_size, p.dtype, gate_up, activated};
-    if (Error error = SwigluFirstRows(swiglu, groups.first + p.num_local_experts, stream)) return error;
+    const ExpertRows rows{groups.first, p.num_local_experts, DevicePtr<const float>(p.experts.gate_up_bias),
+                          p.experts.gate_limit};
+    if (Error error = SwigluExpertRows(swiglu, rows, stream)) return error;
     return MultiplyGroups(Down(), groups, linear, stream);
   }
 
   template <typename T>
   Error Combine(Stream stream) const {
-    CombineArrays arrays{p.num_slices, {}, p.y_dtype, DevicePtr<const float>(results), DevicePtr<uint8_t>(p.y)};
+    CombineArrays arrays{p.num_slices,
+                         {},
+                         p.y_dtype,
+                         DevicePtr<const float>(results),
+                         DevicePtr<const float>(p.experts.down_bias),
+                         DevicePtr<uint8_t>(p.y)};
     for (int32_t s = 0; s <= p.num_slices; ++s)
       arrays.borders[s] = p.first_expert + static_cast<int32_t>(HalvingBorder(p.num_local_experts, p.num_slices, 1, s));
     const auto num_parts = static_cast<unsigned>(DivideUp(p.hidden_size, kThreads));
@@ -185,6 +197,7 @@ Error CheckMoe(const MoeFfnParams& p) {
   if (p.num_experts <= 0) return "num_experts: expected a positive number, got 0 or less";
   if (const Error error = CheckRouter(p.router, p.num_experts)) return error;
   if (p.router.top_k > kMaxRows) return "top_k: expected fewer experts per token, got more";
+  if (!(p.experts.gate_limit >= 0)) return "gate_limit: expected 0 (none) or a positive number, got another";
   if (p.num_slices != 1 && p.num_slices != 2 && p.num_slices != 4)
     return "num_slices: expected 1, 2 or 4, got another number";
   if (p.num_local_experts < 0 || p.first_expert < 0 || p.num_local_experts > p.num_experts - p.first_expert)

@@ -26,6 +26,7 @@ class AttentionConfig:
         window: tokens that a token attends to, itself included; None = all before it.
         softcap: c: scores become c * tanh(score / c); None = they stay.
         scale: of scores; None = head_dim^-0.5.
+        sinks: each head's softmax counts a score of its own besides those of keys.
     """
 
     num_heads: int
@@ -38,6 +39,7 @@ class AttentionConfig:
     window: int | None = None
     softcap: float | None = None
     scale: float | None = None
+    sinks: bool = False
 
     @property
     def q_size(self) -> int:
@@ -63,13 +65,15 @@ class DenseConfig:
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """A mixture-of-experts feed-forward network. Its linear layers have no bias.
+    """A mixture-of-experts feed-forward network.
 
     Attributes:
         num_experts_field: what config.json calls `num_experts`, for errors.
         normalize, norm_min: divide the chosen weights by max(their sum, norm_min); `scale` is their factor after that.
         sigmoid: an expert's probability is the sigmoid of its logit, not the softmax over all.
         selection_bias: a bias is added to the probabilities for choosing experts only.
+        biases: the router and the experts have biases.
+        gate_limit: c: the gate of the experts is clamped, see ops.moe; None = it is SwiGLU's.
         num_groups, num_chosen_groups: experts are chosen from some of the ranges of equal length; see ops.moe.
     """
 
@@ -82,6 +86,8 @@ class MoeConfig:
     scale: float = 1.0
     sigmoid: bool = False
     selection_bias: bool = False
+    biases: bool = False
+    gate_limit: float | None = None
     num_groups: int = 1
     num_chosen_groups: int = 1
     num_experts_field: str = "num_experts"
@@ -192,6 +198,8 @@ FIELDS: Mapping[str, Field] = {
     "routed_scaling_factor": Number(1e-6, 1e6, 1.0),
     "first_k_dense_replace": Integer(0, 10_000, 1),
     "use_qk_norm": Boolean(),
+    # gpt-oss
+    "swiglu_limit": Number(1e-3, 1e6),
     # Several families
     "partial_rotary_factor": Number(0, 1, 1.0),
     # SmolLM3

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm
 from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
@@ -46,6 +47,7 @@ class LayerBuilder:
             self._summed(weights.output(i), self._shard.attention(config)),
             config,
             qk_norm,
+            self._sinks(weights.sinks(i), config),
         )
         return DecoderLayer(
             RmsNorm(weights.input_norm(i), eps, input_scale) if input_norm is None else input_norm,
@@ -63,6 +65,12 @@ class LayerBuilder:
         """Build a linear layer [H, K] over what every rank has, in the format of the dense layers."""
         return self._gathered(weight_and_bias, self._scheme.linear, self._shard.hidden())
 
+    def _sinks(self, sinks: Weights | None, config: AttentionConfig) -> Tensor | None:
+        """Return those of the rank's heads."""
+        columns = self._shard.attention(config).inputs
+        heads = slice(columns.start // config.head_dim, columns.stop // config.head_dim)
+        return None if sinks is None else constant(sinks[heads])
+
     def _feed_forward(self, weights: LayerWeights, i: int) -> FeedForward:
         moe = self._config.layers[i].mlp
         if isinstance(moe, DenseConfig):
@@ -73,7 +81,9 @@ class LayerBuilder:
             size = moe.shared_intermediate_size
             shared = self._dense(weights, i, "mlp.shared_experts", size, self._shard.shared_experts(moe))
         weight, bias = weights.router(i, moe)
-        router = Router(constant(weight), None if bias is None else constant(bias), moe)
+        biases = weights.moe_biases(i, moe)
+        logit_bias = None if biases is None else constant(biases[0])
+        router = Router(constant(weight), logit_bias, None if bias is None else constant(bias), moe)
         return MoeMlp(router, self._experts(weights, i, moe), shared, self._group)
 
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> GatedMlp:
@@ -92,7 +102,9 @@ class LayerBuilder:
             self._packer.experts([read(i, part, moe.intermediate_size)[0] for part in parts], self._scheme.experts)
             for read in (weights.gate_up, weights.down)
         )
-        return Experts(own.inputs.start, gate_up, down, own.slices.count)
+        biases = weights.moe_biases(i, moe)
+        of_experts = [] if biases is None else [constant(b[own.inputs.start : own.inputs.stop]) for b in biases[1:]]
+        return Experts(own.inputs.start, gate_up, down, own.slices.count, *of_experts)
 
     def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
         """Build the rank's outputs of a linear layer, which stay with it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models import ernie4_5, gemma, glm4_moe, granite, llama, mistral, phi3, qwen, smollm3
+from fastdeploy_sd.models import ernie4_5, gemma, glm4_moe, gpt_oss, granite, llama, mistral, phi3, qwen, smollm3
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 
@@ -26,6 +26,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Gemma2ForCausalLM": Architecture(gemma.read_gemma2, gemma.GEMMA2_DEFAULTS),
     "Gemma3ForCausalLM": Architecture(gemma.read_gemma3, gemma.GEMMA3_DEFAULTS),
     "Glm4MoeForCausalLM": Architecture(glm4_moe.read_config, glm4_moe.DEFAULTS),
+    "GptOssForCausalLM": Architecture(gpt_oss.read_config, gpt_oss.DEFAULTS),
     "GraniteForCausalLM": Architecture(granite.read_config),
     "LlamaForCausalLM": Architecture(llama.read_config),
     "Ministral3ForCausalLM": Architecture(mistral.read_ministral3),

@@ -82,6 +82,7 @@ CASCADE_APPEND_ATTENTION = Op(
     **cache_parts(In),
     q=In(ACTIVATIONS, "num_tokens, num_heads*head_dim"),
     dtype=DTypeOf("q"),
+    sinks=In(F32, "num_heads", optional=True),
     **_REQUEST_MAPS,
     scale=Attr(float),
     softcap=Attr(float),
@@ -163,6 +164,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: A | None = None,
 ) -> A:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
@@ -185,6 +187,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         prefixes: from `find_shared_prefixes` of the same offsets, lengths and blocks, None: nothing is shared.
         window: keys that a row sees at most, its own included; None: all.
         softcap: c > 0: scores become c * tanh(score / c); None: they stay.
+        sinks: f32[Hq], for each head a score that its softmax counts besides those of keys, without a value.
         tree_mask: i64[T], bit j < 64 of a request's row i: whether it sees the request's new token j, for j < i. None:
             it sees all of them.
 
@@ -203,6 +206,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
         block_tables=blocks.block_tables,
         scale=scale,
         softcap=softcap or 0.0,
+        sinks=sinks,
         window=window or 0,
         first_key=cache.first_key,
         **({} if prefixes is None else prefixes._asdict()),

@@ -24,6 +24,9 @@ MOE_FFN = Op(
     router_weight=In(F32, "num_experts, hidden_size"),
     gate_up=In(U8, "num_local_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, gate_up_format, 1, 1)"),
     down=In(U8, "num_local_experts*packed_linear_bytes(intermediate_size, hidden_size, down_format, 1, 1)"),
+    gate_up_bias=In(F32, "num_local_experts, 2*intermediate_size", optional=True),
+    down_bias=In(F32, "num_local_experts, hidden_size", optional=True),
+    gate_limit=Attr(float),
     router_bias=In(F32, "num_experts", optional=True),
     selection_bias=In(F32, "num_experts", optional=True),
     shared=In("x", "num_tokens, hidden_size", optional=True),
@@ -55,6 +58,9 @@ def moe_ffn(  # noqa: PLR0913
     num_chosen_groups: int = 1,
     router_bias: A | None = None,
     selection_bias: A | None = None,
+    gate_up_bias: A | None = None,
+    down_bias: A | None = None,
+    gate_limit: float | None = None,
     shared: A | None = None,
     first_expert: int = 0,
     num_slices: int = 1,
@@ -76,6 +82,8 @@ def moe_ffn(  # noqa: PLR0913
         x, router_weight: f32, bf16 or f16 [T, H]; f32[E, H].
         router_bias, selection_bias: f32[E], of the logits; f32[E].
         gate_up, down: L matrices [2 * I, H] and [H, I].
+        gate_up_bias, down_bias: f32[L, 2 * I], f32[L, H].
+        gate_limit: c > 0: with g = min(gate, c) and u = up in -c..c, swiglu becomes g * sigmoid(1.702 g) * (u + 1).
         shared: [T, H] in x's dtype, the output of shared experts; added to the float32 sum.
         first_expert: the id of the first of the L experts.
         num_slices: 1, 2 or 4.
@@ -90,6 +98,9 @@ def moe_ffn(  # noqa: PLR0913
         router_weight=router_weight,
         gate_up=gate_up.data,
         down=down.data,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        gate_limit=gate_limit or 0.0,
         router_bias=router_bias,
         selection_bias=selection_bias,
         shared=shared,

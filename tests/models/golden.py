@@ -30,6 +30,11 @@ class GoldenCase:
     margin: F32
 
 
+def has_experts(name: str) -> bool:
+    """Whether a golden model is a mixture of experts."""
+    return "experts" in (ROOT / name / "config.json").read_text()
+
+
 def cases(name: str) -> list[GoldenCase]:
     """Return the prompts of a golden model, lengths 1, 7, 63, 64, 65, 200."""
     with np.load(ROOT / name / "reference.npz") as r:

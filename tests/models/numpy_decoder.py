@@ -90,14 +90,14 @@ class NumpyDecoder:
         return f32(linear(x, weight.to_array(), self._format, bias, slices=slices))
 
     def _attention(self, x: F32, i: int) -> F32:
-        c, a, n = self._config, self._config.layers[i].attention, len(x)
+        c, w, a, n = self._config, self.weights, self._config.layers[i].attention, len(x)
         heads = self._linear(x, self.weights.qkv(i)).reshape(n, -1, a.head_dim)
         q, k, v = np.split(heads, [a.num_heads, a.num_heads + a.num_kv_heads], axis=1)
         norms = self.weights.qk_norms(i)
         if norms is not None:
             q, k = (
-                normalize(np.ascontiguousarray(h).reshape(-1, a.head_dim), w, c.norm_eps).reshape(h.shape)
-                for h, w in zip((q, k), norms, strict=True)
+                normalize(np.ascontiguousarray(h).reshape(-1, a.head_dim), weight, c.norm_eps).reshape(h.shape)
+                for h, weight in zip((q, k), norms, strict=True)
             )
         positions = np.arange(n, dtype=np.int32)
         if a.rope is not None:
@@ -113,8 +113,11 @@ class NumpyDecoder:
             scores = a.softcap * np.tanh(scores / a.softcap)
         distance = positions[:, None] - positions
         scores = np.where((distance >= 0) & (distance < (a.window or n)), scores, -np.inf)
+        sinks = w.sinks(i)
+        if sinks is not None:
+            scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (a.num_heads, n, 1))], axis=-1)
         p = np.exp(scores - scores.max(-1, keepdims=True))
-        y = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v)
+        y = np.einsum("hqk,khd->qhd", (p / p.sum(-1, keepdims=True))[..., :n], v)
         rows = y.reshape(n, -1).astype(np.float32)
         return self._linear(rows, self.weights.output(i), attention_slices(a))
 
@@ -129,10 +132,12 @@ class NumpyDecoder:
         shared = None
         if moe.shared_intermediate_size > 0:
             shared = self._dense(x, i, "mlp.shared_experts", moe.shared_intermediate_size)
+        biases = [None if b is None else f32(b) for b in w.moe_biases(i, moe) or (None, None, None)]
         bias = None if selection_bias is None else f32(selection_bias)
         y = moe_ffn(
             x, f32(router), gate_up, down, self._expert_format, top_k=moe.top_k, normalize=moe.normalize,
             norm_min=moe.norm_min, selection_bias=bias, shared=shared, scale=moe.scale, sigmoid=moe.sigmoid,
+            router_bias=biases[0], gate_up_bias=biases[1], down_bias=biases[2], gate_limit=moe.gate_limit,
             num_groups=moe.num_groups, num_chosen_groups=moe.num_chosen_groups,
         )  # fmt: skip
         return f32(y)

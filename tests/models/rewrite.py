@@ -31,13 +31,19 @@ def read(name: str) -> Tensors:
     return {tensor: np.array(file.tensor(tensor)) for tensor in file.entries}
 
 
-def write_file(path: pathlib.Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
-    """Write one safetensors file; u16 becomes BF16, u8 F8_E4M3."""
+def write_file(
+    path: pathlib.Path,
+    tensors: Mapping[str, np.ndarray],
+    metadata: dict[str, str] | None = None,
+    byte_type: str = "F8_E4M3",
+) -> None:
+    """Write one safetensors file; u16 becomes BF16, u8 `byte_type`."""
+    names = {**_NAMES, np.dtype(np.uint8): byte_type}
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, value in tensors.items():
         begin, end = end, end + value.nbytes
-        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": names[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     data = b"".join(np.ascontiguousarray(value).tobytes() for value in tensors.values())
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)

@@ -33,6 +33,7 @@ EXPERTS = {
         "n_group",
         "topk_group",
     ),
+    "gpt_oss-tiny": ("num_experts_per_tok", "num_local_experts"),
     "ernie4_5_moe-tiny": ("moe_k", "moe_num_experts", "moe_intermediate_size", "moe_num_shared_experts"),
 }
 WINDOWS_FROM_1 = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 64}

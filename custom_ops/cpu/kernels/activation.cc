@@ -10,6 +10,8 @@ namespace {
 // x / (1 + e^-z). Exp clamps its argument, so no finite x overflows.
 FDSD_INLINE F32x16 Gated(F32x16 x, F32x16 z) { return Div(x, Add(Set1(1.0f), Exp(Sub(Set1(0.0f), z)))); }
 
+constexpr float kClampedSlope = 1.702f;
+
 FDSD_INLINE F32x16 Silu(F32x16 x) { return Gated(x, x); }
 
 // x / 2 * (1 + tanh(u)) = x / (1 + e^-2u) with u = sqrt(2 / pi) * (x + 0.044715 * x^3).
@@ -75,6 +77,21 @@ Error RunGate(const Params& p, const Activation& activation) {
 
 Error Swiglu(const SwigluParams& p) {
   return RunGate(p, [](F32x16 x) { return Silu(x); });
+}
+
+// Of every row of gate_up; the sizes are those that Swiglu takes. For moe.cc.
+void ClampedSwiglu(const SwigluParams& p, float limit) {
+  const int width = p.intermediate_size;
+  const F32x16 most = Set1(limit);
+  const F32x16 least = Set1(-limit);
+  ForRows(p, width, [&]<typename T>(T, int64_t row) {
+    const T* gate = static_cast<const T*>(p.gate_up) + row * 2 * width;
+    MapRow(gate, gate + width, width, static_cast<T*>(p.y) + row * width, [&](F32x16 g, F32x16 up) {
+      // Min and Max return the second operand where one is NaN.
+      const F32x16 cut = Min(most, g);
+      return Mul(Gated(cut, Mul(cut, Set1(kClampedSlope))), Add(Max(least, Min(most, up)), Set1(1.0f)));
+    });
+  });
 }
 
 Error Geglu(const GegluParams& p) {

@@ -75,6 +75,15 @@ FDSD_INLINE void Merge(const Partial& next, int head_dim, const Partial& total) 
   *total.max = max;
 }
 
+// total = total and then a key of value 0 with this score, which is the last of a row.
+FDSD_INLINE void MergeSink(float score, int head_dim, const Partial& total) {
+  const float max = std::max(*total.max, score);
+  const F32x16 scale = Exp2(Set1(*total.max - max));
+  for (int d = 0; d < head_dim; d += kLanes) Store(Mul(Load(total.sums + d), scale), total.sums + d);
+  *total.weight = *total.weight * FirstLane(scale) + FirstLane(Exp2(Set1(score - max)));
+  *total.max = max;
+}
+
 // Scores s become c tanh(s / c) = c - 2c / (1 + e^(2s / c)), for a softcap of c log2(e) in their units: those of the
 // panels with keys that are seen.
 FDSD_INLINE void CapScores(float softcap, KeyRange seen, float* scores) {

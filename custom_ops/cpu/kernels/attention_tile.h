@@ -111,7 +111,9 @@ class TileRun {
     for (int h = 0; h < num_heads_; ++h) {
       for (int i = 0; i < num_vectors_; ++i) {
         const Partial total = At(totals, h, i);
-        Q* y = static_cast<Q*>(p_.y) + keys_.Index(h, i) * head_dim_;
+        const int64_t index = keys_.Index(h, i);
+        if (p_.sinks != nullptr) MergeSink(p_.sinks[index % p_.num_heads] * kLog2E, head_dim_, total);
+        Q* y = static_cast<Q*>(p_.y) + index * head_dim_;
         const F32x16 weight = Set1(*total.weight);
         for (int d = 0; d < head_dim_; d += kLanes) Store(Div(Load(total.sums + d), weight), y + d);
       }

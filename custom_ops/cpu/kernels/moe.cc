@@ -14,6 +14,7 @@ namespace fdsd {
 namespace FDSD_ISA {
 
 Error Swiglu(const SwigluParams& p);
+void ClampedSwiglu(const SwigluParams& p, float limit);
 
 namespace {
 
@@ -32,6 +33,7 @@ struct ExpertMatrices {
   LinearFormat format;
   int32_t in_features;
   int32_t out_features;
+  const float* bias;      // [L, out_features], may be nullptr
   const uint8_t* packed;  // [L] matrices, one after another
   int64_t num_rows;       // of an expert, on average
   Slices slices = WholeSum(in_features, format);
@@ -59,10 +61,18 @@ struct Buffers {
   char* router;
 
   Buffers(const MoeFfnParams& p, Arena* arena)
-      : gate_up_matrices{p.experts.gate_up_format, p.hidden_size, 2 * p.intermediate_size,
-                         static_cast<const uint8_t*>(p.experts.gate_up), NumRows(p)},
-        down_matrices{p.experts.down_format, p.intermediate_size, p.hidden_size,
-                      static_cast<const uint8_t*>(p.experts.down), NumRows(p)},
+      : gate_up_matrices{p.experts.gate_up_format,
+                         p.hidden_size,
+                         2 * p.intermediate_size,
+                         p.experts.gate_up_bias,
+                         static_cast<const uint8_t*>(p.experts.gate_up),
+                         NumRows(p)},
+        down_matrices{p.experts.down_format,
+                      p.intermediate_size,
+                      p.hidden_size,
+                      p.experts.down_bias,
+                      static_cast<const uint8_t*>(p.experts.down),
+                      NumRows(p)},
         pairs(p, arena) {
     const int64_t tokens = p.num_tokens;
     // An expert has at most one pair per token.
@@ -142,8 +152,12 @@ class Wave {
     const int64_t row = FirstRow(e) + rows.Begin(tile);
     const char* gate_up = b_.gate_up + row * 2 * inner * ElementBytes(p_.dtype);
     char* activated = b_.activated + row * inner * ElementBytes(p_.dtype);
-    // Cannot fail: CheckMoe has seen the sizes.
-    Swiglu({rows.Size(tile), inner, p_.dtype, gate_up, activated});
+    const SwigluParams swiglu{rows.Size(tile), inner, p_.dtype, gate_up, activated};
+    if (p_.experts.gate_limit > 0) {
+      ClampedSwiglu(swiglu, p_.experts.gate_limit);
+    } else {
+      FDSD_ISA::Swiglu(swiglu);  // cannot fail: CheckMoe has seen the sizes
+    }
     rows.kernels->pack_tile({rows.format, p_.dtype, inner, inner, activated, nullptr}, rows.slices, rows.Size(tile), 0,
                             rows.slices.num_units(), rows.Tile(tile));
   }
@@ -158,10 +172,10 @@ class Wave {
         const int64_t e = unit / num_panels;
         const int64_t panel = unit % num_panels;
         const PackedRows rows = Rows(matrices, e);
-        const LinearOutput out{y_dtype, matrices.out_features, nullptr,
-                               static_cast<char*>(y) + FirstRow(e) * row_bytes};
-        matrices.kernels.multiply_panel(rows, 0, rows.num_tiles, matrices.Panel(b_.experts[e] - p_.first_expert, panel),
-                                        panel, out);
+        const int64_t expert = b_.experts[e] - p_.first_expert;
+        const float* bias = matrices.bias == nullptr ? nullptr : matrices.bias + expert * matrices.out_features;
+        const LinearOutput out{y_dtype, matrices.out_features, bias, static_cast<char*>(y) + FirstRow(e) * row_bytes};
+        matrices.kernels.multiply_panel(rows, 0, rows.num_tiles, matrices.Panel(expert, panel), panel, out);
       }
       matrices.kernels.leave();
     };
@@ -246,6 +260,7 @@ Error CheckMoe(const MoeFfnParams& p) {
   }
   if (static_cast<int64_t>(p.num_tokens) * p.router.top_k > std::numeric_limits<int32_t>::max())
     return "num_tokens: expected at most 2^31 - 1 pairs of a token and an expert, got more";
+  if (!(p.experts.gate_limit >= 0)) return "gate_limit: expected 0 (none) or a positive number, got another";
   for (const LinearFormat format : {p.experts.gate_up_format, p.experts.down_format}) {
     if (const Error error = CheckProcessorFormat(format)) return error;
   }

@@ -84,6 +84,7 @@ struct CascadeAppendAttentionParams {
     int32_t window;     // a row sees so many keys at most, its own included; 0: all. Then no prefixes
   } scores;
   const void* q;                   // [T, Hq * D], cache.dtype
+  const float* sinks;              // [Hq], a score that each head's softmax counts besides the keys'; may be nullptr
   const int32_t* query_start_loc;  // [R + 1]
   const int32_t* seq_lens;         // [R], length including the new tokens
   const int32_t* table_rows;       // [R], each request's row of block_tables

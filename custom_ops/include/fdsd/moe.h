@@ -33,8 +33,12 @@ struct MoeFfnParams {
   struct Experts {
     LinearFormat gate_up_format;
     LinearFormat down_format;
-    const void* gate_up;  // [L] packed [2 * I, H] matrices, one after another
-    const void* down;     // [L] packed [H, I] matrices, one after another
+    const void* gate_up;        // [L] packed [2 * I, H] matrices, one after another
+    const void* down;           // [L] packed [H, I] matrices, one after another
+    const float* gate_up_bias;  // [L, 2 * I], may be nullptr
+    const float* down_bias;     // [L, H], may be nullptr
+    float gate_limit;  // c: silu(gate) * up becomes g sigmoid(1.702 g) * (u + 1), g = min(gate, c), u = up in -c..c; 0:
+                       // not
   } experts;
   const void* x;       // [T, H]
   const void* shared;  // [T, H] output of the shared experts, added to the sum; may be nullptr

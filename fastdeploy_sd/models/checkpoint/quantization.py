@@ -17,7 +17,7 @@ from fastdeploy_sd.process.files import read_json
 # Names of methods in errors, where they differ from those in the files.
 _NAMES = {
     "awq": "AWQ", "gptq": "GPTQ", "fp8": "FP8", "fbgemm_fp8": "FBGEMM FP8", "gguf": "GGUF", "hqq": "HQQ",
-    "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "NVFP4", "modelopt": "ModelOpt", "quark": "Quark",
+    "mxfp8": "MXFP8", "nvfp4": "NVFP4", "modelopt": "ModelOpt", "quark": "Quark",
     "auto-round": "AutoRound", "torchao": "TorchAO", "bitsandbytes": "bitsandbytes",
 }  # fmt: skip
 _NOTHING = (None, "", "none", "None", "dense", False, 0)
@@ -112,5 +112,5 @@ def _variant(description: Mapping[str, Any]) -> str:
 def _refusal(where: str, kind: str) -> CheckpointError:
     return CheckpointError(
         f"{where}: this checkpoint is {kind}: expected unquantised weights, which --quantization wint8 or wint4 "
-        "quantises as they are loaded, or AWQ, GPTQ, compressed-tensors or FP8 as docs/models.md says"
+        "quantises as they are loaded, or AWQ, GPTQ, compressed-tensors, FP8 or gpt-oss's MXFP4 as docs/models.md says"
     )

@@ -82,11 +82,16 @@ class Attention:
     """Project, rotate, store KV, attend, project back."""
 
     def __init__(
-        self, qkv: Linear, output: LinearLayer, config: AttentionConfig, qk_norm: QkNorm[Tensor] | None
+        self,
+        qkv: Linear,
+        output: LinearLayer,
+        config: AttentionConfig,
+        qk_norm: QkNorm[Tensor] | None,
+        sinks: Tensor | None = None,
     ) -> None:
         self._qkv, self._output, self._rope, self._qk_norm = qkv, output, config.rope, qk_norm
         self._scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        self._window, self._softcap = config.window, config.softcap
+        self._window, self._softcap, self._sinks = config.window, config.softcap, sinks
 
     def __call__(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> [T, H], or [n, H] of the wanted rows; writes the T new tokens' KV."""
@@ -105,6 +110,7 @@ class Attention:
             inputs.tree_mask,
             window=self._window,
             softcap=self._softcap,
+            sinks=self._sinks,
         )
         return self._output(y)
 

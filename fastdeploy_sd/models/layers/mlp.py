@@ -36,23 +36,31 @@ class Router:
 
     Attributes:
         weight: f32[E, H]; its products are the logits.
+        bias: f32[E] of the logits, or None.
         selection_bias: f32[E] added to the probabilities for choosing only, or None.
         config: how logits become probabilities and weights.
     """
 
     weight: Tensor
+    bias: Tensor | None
     selection_bias: Tensor | None
     config: MoeConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """The experts of a rank from `first` on, a matrix each; the sum over them has num_slices."""
+    """The experts of a rank from `first` on, a matrix each; the sum over them has num_slices.
+
+    Attributes:
+        gate_up_bias, down_bias: f32[L, 2 * I] and f32[L, H], or None.
+    """
 
     first: int
     gate_up: PackedExperts[Tensor]
     down: PackedExperts[Tensor]
     num_slices: int
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
 
 class MoeMlp:
@@ -72,6 +80,7 @@ class MoeMlp:
         return moe_ffn(
             x, r.weight, e.gate_up, e.down, top_k=c.top_k, normalize=c.normalize, norm_min=c.norm_min, scale=c.scale,
             sigmoid=c.sigmoid, num_groups=c.num_groups, num_chosen_groups=c.num_chosen_groups,
+            router_bias=r.bias, gate_up_bias=e.gate_up_bias, down_bias=e.down_bias, gate_limit=c.gate_limit,
             selection_bias=r.selection_bias, shared=shared, first_expert=e.first, num_slices=e.num_slices,
             out_dtype=out_dtype,
         )  # fmt: skip

@@ -77,6 +77,11 @@ class LayerWeights:
         name, dim = f"{self._layer(layer)}.self_attn", attention.head_dim
         return self._norm_weight(f"{name}.q_norm", dim), self._norm_weight(f"{name}.k_norm", dim)
 
+    def sinks(self, layer: int) -> Weights | None:
+        """Return the f32[Hq] scores that softmaxes count besides those of keys, None when the layer has none."""
+        attention = self._config.layers[layer].attention
+        return self._vector(f"{self._layer(layer)}.self_attn.sinks", attention.num_heads) if attention.sinks else None
+
     def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return gate | up, [2 * I, H], and its bias or None, of a feed-forward network inside the layer.
 
@@ -97,7 +102,8 @@ class LayerWeights:
     def router(self, layer: int, moe: MoeConfig) -> tuple[Weights, Weights | None]:
         """Return the router f32[E, H] and the selection bias f32[E] or None."""
         name, experts = f"{self._layer(layer)}.mlp", moe.num_experts
-        weight = widen(self._matrix(f"{name}.gate", experts, self._config.hidden_size).to_array())
+        role = "gate" if has_weight(self._source, f"{name}.gate") else "router"
+        weight = widen(self._matrix(f"{name}.{role}", experts, self._config.hidden_size).to_array())
         if not moe.selection_bias:
             return weight, None
         if moe.sigmoid:  # DeepSeek's
@@ -107,12 +113,24 @@ class LayerWeights:
             return weight, None
         return weight, widen(self._source.tensor(bias_name, (1, experts))).reshape(experts)
 
+    def moe_biases(self, layer: int, moe: MoeConfig) -> tuple[Weights, Weights, Weights] | None:
+        """Return those of router f32[E], gate | up f32[E, 2 * I] and down f32[E, H]; None = there are none."""
+        if not moe.biases:
+            return None
+        name, experts, size = f"{self._layer(layer)}.mlp", moe.num_experts, moe.intermediate_size
+        # As the rows of the matrices, those of gate and up take turns.
+        gate_up = widen(self._source.tensor(f"{name}.experts.gate_up_proj_bias", (experts, 2 * size)))
+        gate_up = np.concatenate([gate_up[:, ::2], gate_up[:, 1::2]], axis=1)
+        down = widen(self._source.tensor(f"{name}.experts.down_proj_bias", (experts, self._config.hidden_size)))
+        return self._vector(f"{name}.router.bias", experts), gate_up, down
+
     def verify_layer(self, layer: int) -> None:
         """Look up every tensor of a layer, before the long work, without reading large ones."""
         for look_up in (
             *self.input_norms(layer),
             self.qkv,
             self.qk_norms,
+            self.sinks,
             self.output,
             self.feed_forward_norm,
             self.output_norms,
@@ -123,6 +141,7 @@ class LayerWeights:
             parts = [("mlp", moe.intermediate_size)]
         else:
             self.router(layer, moe)
+            self.moe_biases(layer, moe)
             parts = [(part, moe.intermediate_size) for part in expert_parts(moe)]
             parts += [("mlp.shared_experts", moe.shared_intermediate_size)] * (moe.shared_intermediate_size > 0)
         for part, size in parts:
@@ -131,7 +150,7 @@ class LayerWeights:
 
     def has_router(self, layer: int) -> bool:
         """Whether the layer's feed-forward network is a mixture of experts."""
-        return has_weight(self._source, f"{self._layer(layer)}.mlp.gate")
+        return any(has_weight(self._source, f"{self._layer(layer)}.mlp.{role}") for role in ("gate", "router"))
 
     def _has_mlp_bias(self, layer: int) -> bool:
         mlp = self._config.layers[layer].mlp

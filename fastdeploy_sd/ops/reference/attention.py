@@ -158,6 +158,7 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: F32 | None = None,
 ) -> Array:
     """Attend every new token of every request to the cached tokens up to and including itself.
 
@@ -186,9 +187,10 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
             seen = seen[min(cache.first_key, len(seen) - 1) :][-(window or len(seen)) :]
             scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[seen])
             scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            counted = scores if sinks is None else np.column_stack([scores, sinks])
+            weights = np.exp(counted - counted.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
-            y[row] = np.einsum("hk,khd->hd", weights, v[seen])
+            y[row] = np.einsum("hk,khd->hd", weights[:, : len(seen)], v[seen])
     return narrow(y.reshape(q.shape), q.dtype)
 
 

@@ -57,6 +57,16 @@ def route(  # noqa: PLR0913
     return chosen.astype(np.int32), (weights * scale).astype(np.float32)
 
 
+def clamped_swiglu(gate_up: Array, limit: float) -> Array:
+    """Return g * sigmoid(1.702 g) * (u + 1) of rows [gate | up], with g = min(gate, limit) and u = up in +-limit.
+
+    Source: openai/gpt-oss, gpt_oss/torch/model.py.
+    """
+    gate, up = np.split(widen(gate_up).astype(np.float64), 2, axis=1)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return narrow((gate / (1 + np.exp(-1.702 * gate)) * (up + 1)).astype(np.float32), gate_up.dtype)
+
+
 def moe_ffn(  # noqa: PLR0913
     x: Array,
     router_weight: F32,
@@ -67,6 +77,9 @@ def moe_ffn(  # noqa: PLR0913
     top_k: int,
     normalize: bool,
     norm_min: float,
+    gate_up_bias: F32 | None = None,
+    down_bias: F32 | None = None,
+    gate_limit: float | None = None,
     shared: Array | None = None,
     first_expert: int = 0,
     out_dtype: npt.DTypeLike | None = None,
@@ -87,8 +100,9 @@ def moe_ffn(  # noqa: PLR0913
     y = np.zeros(x.shape, np.float64)
     for e in range(len(down)):
         tokens, places = np.nonzero(chosen == first_expert + e)
-        hidden = swiglu(linear(x[tokens], gate_up[e], fmt))
-        out = linear(hidden, down[e], fmt, out_dtype=np.float32)
+        gated = linear(x[tokens], gate_up[e], fmt, None if gate_up_bias is None else gate_up_bias[e])
+        hidden = swiglu(gated) if gate_limit is None else clamped_swiglu(gated, gate_limit)
+        out = linear(hidden, down[e], fmt, None if down_bias is None else down_bias[e], out_dtype=np.float32)
         y[tokens] += weights[tokens, places][:, None] * widen(out)
     if shared is not None:
         y += widen(shared)

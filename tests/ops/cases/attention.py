@@ -155,11 +155,21 @@ def inputs() -> dict[str, dict[str, Any]]:
         args = batch(requests, *geometry, dtype)
         name = f"first-key-{first_key}-{np.dtype(dtype)}-{len(requests)}-{shape}"
         found[name] = without_first_keys(args, first_key)
+        if first_key == FIRST_KEYS[-1]:
+            found[name.replace("first-key", "sinks")] = with_sinks(args)
         if first_key in WINDOWS:
             found[name.replace("first-key", "window")] = windowed(args, first_key)
     for dtype in DTYPES:
-        found |= {f"shared-{name}-{np.dtype(dtype)}": args for name, args in shared_batches(dtype).items()}
+        shared = shared_batches(dtype)
+        found |= {f"shared-{name}-{np.dtype(dtype)}": args for name, args in shared.items()}
+        found |= {f"shared-sinks-{name}-{np.dtype(dtype)}": with_sinks(args) for name, args in shared.items()}
     return found
+
+
+def with_sinks(args: dict[str, Any]) -> dict[str, Any]:
+    """The same call with sinks, from ones that count for nothing to one that takes nearly all."""
+    num_heads = args["q"].shape[1] // args["cache"].head_dim
+    return {**args, "sinks": np.linspace(-40, 12, num_heads, dtype=np.float32)}
 
 
 def windowed(args: dict[str, Any], first_key: int) -> dict[str, Any]:

@@ -62,6 +62,14 @@ def inputs(formats: Sequence[LinearFormat] = LINEAR_FORMATS) -> dict[str, dict[s
     add("sigmoid", (9, 32, 16, 5), 2, "float32", sigmoid=True)
     equal = add("equal-groups", (6, 32, 16, 32), 8, "float32", **groups)
     equal["router_weight"][:] = equal["router_weight"][0]
+    for fmt in ("float32", "bfloat16", "wint8"):
+        biases = {
+            "gate_up_bias": rng.standard_normal((6, 48), np.float32),
+            "down_bias": rng.standard_normal((6, 50), np.float32),
+        }
+        add("biases", (9, 50, 24, 6), 2, fmt, **biases)
+        clamped = add("clamped", (9, 50, 24, 6), 2, fmt, gate_limit=1.5, num_slices=2, **biases)
+        clamped["gate_up"] = clamped["gate_up"] * np.float32(2)
     ties = add("ties", (6, 32, 16, 18), 5, "float32")
     ties["router_weight"][:] = ties["router_weight"][0]
     for fmt in ("float32", "bfloat16"):

@@ -13,7 +13,6 @@ from fastdeploy_sd.models.checkpoint import SafetensorsFile, read_config
 
 QUANTISED: dict[str, tuple[dict[str, Any], str]] = {
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes 4-bit"),
-    "mxfp4": ({"quant_method": "mxfp4"}, "MXFP4"),
     "quark": ({"quant_method": "quark"}, "Quark"),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "ModelOpt NVFP4"),
     "unheard of": ({"quant_method": "zip-weights"}, "zip-weights"),
@@ -37,6 +36,7 @@ READ: dict[str, Any] = {
     "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
     "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
     "compressed-tensors": COMPRESSED,
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     "e4m3 in blocks": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
     "dense": {"quant_method": "compressed-tensors", "format": "dense"},
     "at loading": {"quantization": "mix_quant", "dense_quant_type": "wint8", "moe_quant_type": "wint4"},

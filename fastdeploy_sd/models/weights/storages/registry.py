@@ -12,6 +12,7 @@ from fastdeploy_sd.models.weights.storages.float8 import Float8
 from fastdeploy_sd.models.weights.storages.floats import Floats
 from fastdeploy_sd.models.weights.storages.gguf import GgufBlocks
 from fastdeploy_sd.models.weights.storages.gptq import Gptq
+from fastdeploy_sd.models.weights.storages.stacked_experts import StackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightPart
 
 
@@ -40,7 +41,7 @@ class Storage(Protocol):
 
 
 # The first that holds a weight reads it. The last one reads, and names, what none holds.
-STORAGES: tuple[Storage, ...] = (Float8(), GgufBlocks(), Floats())
+STORAGES: tuple[Storage, ...] = (Float8(), GgufBlocks(), StackedExperts(), Floats())
 # Those that a checkpoint has only if it says so.
 DESCRIBED: tuple[Storage, ...] = (Awq(), Gptq(), CompressedTensors())
 

@@ -1,0 +1,133 @@
+"""Experts of gpt-oss, stacked over experts: as numbers, or in blocks of MXFP4. Rows of gate and up take turns.
+
+Source: openai/gpt-oss, gpt_oss/torch/weights.py (blocks); transformers, models/gpt_oss (names).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.weights.source import WeightSource
+from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS, GroupFormat
+from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightPart
+from fastdeploy_sd.types import F32, U8
+
+_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
+_BLOCK = BLOCK_TYPES["MXFP4"]
+_SCALE_OF_NO_NUMBER = 255
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewPart(WeightPart):
+    """Numbers [N, K] that lie in any order; they are copied when they are packed."""
+
+    def numbers(self) -> FloatPart:
+        return FloatPart(self.name, np.ascontiguousarray(self.data), place=self.place)
+
+    def _cut(self, rows: range, columns: range) -> Self:
+        return replace(self, data=self.data[rows.start : rows.stop, columns.start : columns.stop])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroscaledPart(WeightPart):
+    """Blocks u8[N, B, 16] of 32 inputs, two neighbours in a byte, and exponents of their scales u8[N, B].
+
+    Attributes:
+        begin, end: its columns within those blocks.
+    """
+
+    scales: U8
+    scale_name: str
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.data), self.end - self.begin
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes + self.scales.nbytes
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return self.name, self.scale_name
+
+    @property
+    def group_format(self) -> GroupFormat:
+        return GROUP_FORMATS[_BLOCK.fmt]
+
+    @property
+    def first_column(self) -> int:
+        return self.begin
+
+    def integers(self, rows: slice) -> Integers:
+        data, scales = np.asarray(self.data[rows], np.uint8), self.scales[rows]
+        if (scales == _SCALE_OF_NO_NUMBER).any():
+            raise CheckpointError(f"{self.scale_name}: expected exponents below 255, which is no number, got it")
+        nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(-1, _BLOCK.size)
+        # GGUF's blocks have input i and i + 16 in a byte.
+        halves = nibbles[:, : _BLOCK.size // 2] | nibbles[:, _BLOCK.size // 2 :] << 4
+        found = _BLOCK.unpack(np.concatenate([scales.reshape(-1, 1), halves], axis=1))
+        steps = Factors(found.scales.steps.reshape(len(data), -1))
+        return Integers(found.codes.reshape(len(data), -1), steps).columns(range(self.begin, self.end))
+
+    def values(self) -> F32:
+        return self.integers(slice(None)).numbers()
+
+    def _cut(self, rows: range, columns: range) -> Self:
+        begin, end = self.begin + columns.start, self.begin + columns.stop
+        first, last = begin // _BLOCK.size, -(-end // _BLOCK.size)
+        cut = slice(rows.start, rows.stop), slice(first, last)
+        shift = first * _BLOCK.size
+        return replace(self, data=self.data[cut], scales=self.scales[cut], begin=begin - shift, end=end - shift)
+
+
+class StackedExperts:
+    """The Storage."""
+
+    name = "MXFP4 of stacked experts"
+
+    def described(self, where: str, description: Mapping[str, Any]) -> StackedExperts | None:
+        return self if description.get("quant_method") == "mxfp4" else None
+
+    def holds(self, source: WeightSource, weight: str) -> bool:
+        match = _EXPERT.fullmatch(weight)
+        return match is not None and any(name in source for name in (_stack(match), f"{_stack(match)}_blocks"))
+
+    def read(self, source: WeightSource, weight: str, shape: tuple[int, int]) -> WeightPart:
+        match = _EXPERT.fullmatch(weight)
+        assert match is not None
+        stack, expert, role = _stack(match), int(match[2]), match[3]
+        num_rows, num_columns = shape
+        is_down = role == "down_proj"
+        rows = slice(None) if is_down else slice(int(role == "up_proj"), None, 2)
+        total, place = num_rows if is_down else 2 * num_rows, f"[{expert}].{role}"
+        blocks, scales = f"{stack}_blocks", f"{stack}_scales"
+        num_experts = source.shape(blocks if blocks in source else stack)[0]
+        if expert >= num_experts:
+            raise CheckpointError(
+                f"{source.path}: tensor {stack!r}: expected more than {expert} experts, got {num_experts}"
+            )
+        if blocks not in source:
+            numbers = source.tensor(stack, (num_experts, num_columns, total))
+            return ViewPart(stack, numbers[expert].T[rows], place=place)
+        if num_columns % _BLOCK.size:
+            raise CheckpointError(
+                f"{source.path}: tensor {blocks!r}: expected blocks of {_BLOCK.size} of {num_columns}"
+            )
+        count = num_columns // _BLOCK.size
+        data = source.tensor(blocks, (num_experts, total, count, _BLOCK.size // 2), ("U8",))
+        exponents = np.asarray(source.tensor(scales, (num_experts, total, count), ("U8",)), np.uint8)
+        return MicroscaledPart(blocks, data[expert][rows], exponents[expert][rows], scales, 0, num_columns, place=place)
+
+
+def _stack(match: re.Match[str]) -> str:
+    return f"{match[1]}.{'down_proj' if match[3] == 'down_proj' else 'gate_up_proj'}"

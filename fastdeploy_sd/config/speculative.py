@@ -47,8 +47,9 @@ class SpeculativeConfig:
             "Drafts per request and step at most (k), fewer where many requests share a step; `naive` makes 0 whatever"
             " is given, others need at least 1.",
             minimum=0,
-            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `draft_model` and EAGLE 5; for other"
-            f" heads 3; for `auto` {_MOST_BY_DEFAULT}, or what `max_num_batched_tokens` leaves room for",
+            default_text="`1`; for `mtp` alone a given `num_model_steps`; for `draft_model` and EAGLE 5; for"
+            f" `dflash` 7; for other heads 3; for `auto` {_MOST_BY_DEFAULT}, or what `max_num_batched_tokens` leaves"
+            " room for",
         ),
     )
     mtp_strategy: str = option(

@@ -24,9 +24,13 @@ NUM_TOKENS = 12
 TEXT = "".join(f"The {i}th line of a text is about {chr(97 + i % 26)}.\n" for i in range(60))
 
 
-def knowing_head(folder: Path, prompts: list[list[int]], config: dict[str, object]) -> Path:
+def knowing_head(
+    folder: Path, prompts: list[list[int]], config: dict[str, object], mask_token: int | None = None
+) -> Path:
     """A head whose output head was solved for the answers to these prompts, from rows that the layer leaves alone."""
-    head = EagleHead(folder, Head("eagle3", TAPS, draft_vocab=4096, config=EAGLE3 | config), "llama-tiny")
+    head = EagleHead(
+        folder, Head("eagle3", TAPS, draft_vocab=4096, config=EAGLE3 | config, mask_token=mask_token), "llama-tiny"
+    )
     file = SafetensorsFile(folder / "model.safetensors")
     tensors = {name: np.array(file.tensor(name)) for name in file.entries}
     for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
@@ -46,13 +50,17 @@ def knowing_head(folder: Path, prompts: list[list[int]], config: dict[str, objec
     return folder
 
 
-def test_the_reading_that_fits_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("mask_token", "kind"), [(None, "an EAGLE-3 head"), (7, "a P-EAGLE head")])
+def test_the_reading_that_fits_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mask_token: int | None, kind: str
+) -> None:
     """The layers are named as if they were outputs."""
     config: dict[str, object] = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [*TAPS]}}
+    config |= {} if mask_token is None else {"mask_token_id": mask_token}
     verdict = f"Best: eagle_aux_hidden_state_layer_ids = {[*TAPS]}, and not as config.json says."
     ids = load_tokenizer(Path(target_path())).encode(TEXT, add_special_tokens=True)
     starts = np.linspace(0, len(ids) - 128, 4, dtype=int).tolist()
-    folder = knowing_head(tmp_path / "head", [ids[start : start + 128] for start in starts], config)
+    folder = knowing_head(tmp_path / "head", [ids[start : start + 128] for start in starts], config, mask_token)
     (tmp_path / "text").write_text(TEXT)
     arguments = ["--model", target_path(), "--dtype", "float32", "--text", str(tmp_path / "text")]
     target = tmp_path / "written"
@@ -60,7 +68,7 @@ def test_the_reading_that_fits_is_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["drafter", "check", str(folder), *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert verdict in lines
-    assert lines[0] == f"{folder}: an EAGLE-3 head, method eagle3"
+    assert lines[0] == f"{folder}: {kind}, method eagle3"
     values = Checkpoint(Path(target_path())).config
     assert read_eagle3(Checkpoint(target), read_decoder_config(values, "")).reads == TAPS
     assert (target / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()

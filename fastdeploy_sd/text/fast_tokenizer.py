@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from fastdeploy_sd.text.added_tokens import (
 from fastdeploy_sd.text.token_bytes import TokenBytes, longest_token
 from fastdeploy_sd.text.tokenizer_files import read_tokenizer_files
 
+_NO_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _QWEN2 = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 # Words as they are cut before the byte pairs of each are merged. Source: transformers, `convert_slow_tokenizer.py`,
 # class Qwen2Converter.
@@ -68,10 +70,23 @@ class FastTokenizer:
         spec = json.loads(self._tokenizer.to_str())
         for token in spec["added_tokens"]:
             token["special"] = token["content"] in self.control_tokens
-        start = inner = _without_special_tokens(spec)
+        start = inner = self._without_special_tokens(spec)
         if _drop_space_at_start(spec["pre_tokenizer"]):
-            inner = _without_special_tokens(spec)
+            inner = self._without_special_tokens(spec)
         return start, inner
+
+    def _without_special_tokens(self, spec: dict[str, Any]) -> tokenizers.Tokenizer:
+        """Return a tokenizer of a description that shares this one's model, which has most of the memory."""
+        try:
+            found = tokenizers.Tokenizer.from_str(json.dumps(spec | {"model": _NO_MODEL, "added_tokens": []}))
+            found.model = self._tokenizer.model
+            for is_special, tokens in itertools.groupby(spec["added_tokens"], lambda token: token["special"]):
+                added = [tokenizers.AddedToken(**_without_id(token)) for token in tokens]
+                (found.add_special_tokens if is_special else found.add_tokens)(added)
+        except BaseException as error:
+            raise CheckpointError(f"tokenizer.json: expected a tokenizer, got {_reason(error)}") from None
+        found.encode_special_tokens = True
+        return found
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return _encode(self._tokenizer, text, add_special_tokens)
@@ -204,13 +219,8 @@ def _added_tokens(tokenizer: tokenizers.Tokenizer, roles: Iterable[str]) -> dict
     }
 
 
-def _without_special_tokens(spec: dict[str, Any]) -> tokenizers.Tokenizer:
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    except BaseException as error:
-        raise CheckpointError(f"tokenizer.json: expected a tokenizer, got {_reason(error)}") from None
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+def _without_id(token: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in token.items() if key != "id"}
 
 
 def _unknown_id(tokenizer: tokenizers.Tokenizer, model: dict[str, Any]) -> int | None:

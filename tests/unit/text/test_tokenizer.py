@@ -57,6 +57,19 @@ def test_plain_text_never_holds_a_control_token(parts: list[str]) -> None:
     assert TOKENIZER.decode(token_ids, skip_hidden=True) == text
 
 
+def test_tokenizers_of_plain_text_share_the_model() -> None:
+    """A copy would take as much memory again; all else is as in a copy."""
+    tokenizer = golden_tokenizer()
+    assert isinstance(tokenizer, FastTokenizer)
+    own, [start, inner] = tokenizer._tokenizer, tokenizer._plain
+    spec = json.loads(own.to_str())
+    for token in spec["added_tokens"]:
+        token["special"] = token["content"] in tokenizer.control_tokens
+    assert json.loads(start.to_str()) == json.loads(inner.to_str()) == spec
+    own.model.dropout = 0.5
+    assert start.model.dropout == inner.model.dropout == 0.5
+
+
 def test_a_control_token_that_is_also_a_vocabulary_piece_is_cut_apart(tmp_path: Path) -> None:
     """`</s>` is a piece of the model itself: removing it from the added tokens must not be what protects us."""
     tokenizer = byte_fallback_tokenizer(tmp_path)

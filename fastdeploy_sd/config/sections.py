@@ -74,8 +74,8 @@ class ModelConfig:
         Spec(
             "How the model marks its thinking, which answers return apart: `qwen3` (`<think>`;"
             " also `deepseek_v3`, `glm45`, `kimi_k2`, ...), `deepseek_r1` (the same, and an answer begins inside the"
-            " thinking), `ernie_x1` (and `<response>` around the answer), `seed_oss`, `mistral`, `kimi`. auto: as the"
-            " chat template does; none: everything is the answer."
+            " thinking), `ernie_x1` (and `<response>` around the answer), `harmony`, `seed_oss`, `mistral`, `kimi`."
+            " auto: as the chat template does; none: everything is the answer."
         ),
     )
     tool_call_parser: str | None = option(

@@ -19,6 +19,7 @@ class _State(Enum):
 
     OPENING = auto()  # as the first thing that is written
     CLOSING = auto()
+    ANSWER_ALONE = auto()  # in place of the opening
     ANSWER_OPENING = auto()  # directly after the reasoning
     ANSWER_CLOSING = auto()
     NOTHING = auto()
@@ -52,6 +53,8 @@ class ThoughtSplitter:
             match self._state:
                 case _State.OPENING:
                     rest = self._look_ahead(rest, self._form.opening, _State.CLOSING)
+                case _State.ANSWER_ALONE:
+                    rest = self._look_ahead(rest, self._form.answer_alone, _State.ANSWER_CLOSING)
                 case _State.CLOSING:
                     rest = self._read(rest, self._form.closing, thought)
                 case _State.ANSWER_OPENING:
@@ -91,12 +94,17 @@ class ThoughtSplitter:
         words = text.lstrip(SPACES)
         self._blanks.add(text[: len(text) - len(words)], holds_last=True)
         if words.startswith(mark):
+            if self._state is _State.ANSWER_ALONE:
+                self.end = 0
             self._state = found
             self._blanks = _Blanks(drops_first=True)
             return words[len(mark) :]
         if mark.startswith(words):
             self._held = words
             return ""
+        if self._state is _State.OPENING and self._form.answer_alone:
+            self._state = _State.ANSWER_ALONE
+            return words
         self._state = _State.NOTHING
         self.end = self.end or 0
         return words

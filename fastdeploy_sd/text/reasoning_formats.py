@@ -25,7 +25,8 @@ class Start(StrEnum):
 class ReasoningFormat:
     """The marks of one family of models; those around the answer may be missing in a text.
 
-    `thinks_unasked`: an answer begins inside the thinking also where the prompt's end does not say so.
+    `answer_alone`: marks an answer before which nothing was thought. `thinks_unasked`: an answer begins inside the
+    thinking also where the prompt's end does not say so.
     """
 
     name: str
@@ -33,12 +34,13 @@ class ReasoningFormat:
     closing: str
     answer_opening: str = ""
     answer_closing: str = ""
+    answer_alone: str = ""
     thinks_unasked: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks, which have to be in the text even where the vocabulary hides them."""
-        marks = (self.opening, self.closing, self.answer_opening, self.answer_closing)
+        marks = (self.opening, self.closing, self.answer_opening, self.answer_closing, self.answer_alone)
         return tuple(mark for mark in marks if mark)
 
     def start(self, prompt_end: str) -> Start:
@@ -77,6 +79,15 @@ _FORMATS = (
     # In the order in which a template is tried: the more a format asks for, the earlier.
     replace(_THINK, name="ernie_x1", answer_opening="<response>", answer_closing="</response>"),
     _THINK,
+    # Source: openai/harmony, docs/format.md.
+    ReasoningFormat(
+        "harmony",
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        answer_opening="<|start|>assistant<|channel|>final<|message|>",
+        answer_closing="<|return|>",
+        answer_alone="<|channel|>final<|message|>",
+    ),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
     ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
@@ -84,7 +95,7 @@ _FORMATS = (
 _BY_NAME = {form.name: form for form in _FORMATS}
 # Other servers' names of the same marks.
 _LIKE_QWEN3 = ("deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "step3", "ernie_45_vl", "ernie_45_vl_thinking")
-_SAME = dict.fromkeys(_LIKE_QWEN3, "qwen3") | {"ernie45": "ernie_x1"}
+_SAME = dict.fromkeys(_LIKE_QWEN3, "qwen3") | {"ernie45": "ernie_x1", "openai_gptoss": "harmony", "gpt_oss": "harmony"}
 FORMATS: Mapping[str, ReasoningFormat] = (
     _BY_NAME
     | {name: replace(_BY_NAME[same], name=name) for name, same in _SAME.items()}
@@ -112,7 +123,7 @@ def find_format(name: str | None, template: str | None) -> ReasoningFormat | Non
 
 def _has_marks(form: ReasoningFormat, template: str) -> bool:
     """A template that only cuts old thinking out of a conversation names the closing mark alone."""
-    return form.closing in template and form.answer_opening in template
+    return form.closing in template and (form.answer_alone or form.answer_opening) in template
 
 
 def start_of(form: ReasoningFormat, prompt: Sequence[int], decode: Callable[[list[int]], str]) -> Start:

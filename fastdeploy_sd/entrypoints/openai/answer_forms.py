@@ -20,7 +20,7 @@ class Thinking:
     """How the loaded model thinks, if it does.
 
     Attributes:
-        shown_ids: of the tokens that are marks of thinking and that text hides.
+        shown_ids: of the tokens that marks of thinking have and that text hides.
     """
 
     def __init__(self, encoder: PromptEncoder, config: Config, eos_token_ids: Iterable[int]) -> None:
@@ -28,7 +28,8 @@ class Thinking:
         self._form = find_format(config.model.reasoning_parser, self._tokenizer.files.chat_template)
         ids = self._tokenizer.control_tokens
         marks = () if self._form is None else self._form.marks
-        self.shown_ids = tuple(ids[mark] for mark in marks if ids.get(mark) in self._tokenizer.hidden_ids)
+        in_marks = (i for text, i in ids.items() if any(text in mark for mark in marks))
+        self.shown_ids = tuple(i for i in in_marks if i in self._tokenizer.hidden_ids)
         self._grammar = None if self._form is None else ThinkingGrammar(self._form, self._tokenizer, eos_token_ids)
 
     def options(self, body: GenerationBody, prompt: Sequence[int]) -> ReasoningOptions | None:

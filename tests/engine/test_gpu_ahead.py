@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, open_engine, standard_methods
+from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, open_engine, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
+from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -27,6 +28,7 @@ from tests.doubles.engines import Transcript, run_to_end
 from tests.engine.gpu import BATCH, TIGHT, gpu_device, model_with_layers, note_drafts, short_requests, tiny_config
 from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import FailingOnce, in_order, is_plain
+from tests.models.eagle_heads import HEADS, EagleHead
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -136,18 +138,23 @@ def test_any_number_of_right_drafts_gives_the_plain_tokens(
     assert 3 <= stats.num_accepted_tokens < stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("num_layers", [1, 3, None], ids=["1 layer", "3 layers", "P-EAGLE"])
 def test_drafts_are_those_that_the_host_would_have_had_made(
-    num_layers: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    num_layers: int | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every token of a text, also where several came at once: the layers' KV is the same."""
-    path = model_with_layers(tmp_path, num_layers=num_layers)
-    requests = plain_requests(2)
+    path, method = model_with_layers(tmp_path, num_layers=num_layers or 1), MTP
+    if num_layers is None:
+        head = EagleHead(tmp_path / "head", HEADS["p-eagle of speculators"], str(path))
+        method = Method(
+            "P-EAGLE", SpeculativeConfig("eagle3", NUM_DRAFTS, num_model_steps=NUM_DRAFTS, model=str(head.path))
+        )
+    requests = plain_requests(2 if num_layers else 4)
     requests = [replace(r, sampling=SamplingParams(temperature=0.0, ignore_eos=True)) for r in requests]
-    with open_engine(in_order(tiny_config(path)), BATCH, MTP) as engine:
+    with open_engine(in_order(tiny_config(path)), BATCH, method) as engine:
         in_turn = note_drafts(runner_of(engine), monkeypatch)
         want = {name: answer.token_ids for name, answer in run(engine, requests).items()}
-    with open_engine(tiny_config(path), BATCH, MTP) as engine:
+    with open_engine(tiny_config(path), BATCH, method) as engine:
         guesses = Guesses(engine, texts_of(requests, want), monkeypatch)
         assert {name: answer.token_ids for name, answer in run(engine, requests).items()} == want
         assert engine.stats().num_accepted_tokens > 0

@@ -161,7 +161,7 @@ def include_flags() -> list[str]:
     return shlex.split(" ".join(found))
 
 
-def build_cuda(folder: pathlib.Path = BUILD / "cuda") -> pathlib.Path:
+def build_cuda(folder: pathlib.Path = BUILD / "cuda", architectures: Sequence[str] = ARCHITECTURES) -> pathlib.Path:
     """Compile what is out of date with nvcc and return the library. The output of ptxas is kept next to each object.
 
     Raises:
@@ -172,11 +172,11 @@ def build_cuda(folder: pathlib.Path = BUILD / "cuda") -> pathlib.Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _write_generated(folder)
-        return _build_cuda(nvcc, folder)
+        return _build_cuda(nvcc, folder, architectures)
 
 
-def _build_cuda(nvcc: str, folder: pathlib.Path) -> pathlib.Path:
-    targets = [flag for arch in ARCHITECTURES for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
+def _build_cuda(nvcc: str, folder: pathlib.Path, architectures: Sequence[str]) -> pathlib.Path:
+    targets = [flag for arch in architectures for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
     flags = (*_NVCC_FLAGS, *targets, *(f"-I{path}" for path in (*_INCLUDES, folder)))
     units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in _sources()]
     units += [build.Unit(path, folder / f"{path.stem}_host.o", flags) for path in _HOST_SOURCES]

@@ -11,18 +11,15 @@ from fastdeploy_sd.cli import main
 from tests.real.conftest import RealModel
 
 OPTIONS: dict[str, dict[str, Any]] = {"the file's integers": {}, "bfloat16": {"quantization": "none"}}
-# (model, weights) -> where texts part from the reference: (text, token, gap between its two largest logits there).
-PARTINGS: dict[tuple[str, str], list[tuple[int, int, float]]] = {
-    ("smollm2-135m", "bfloat16"): [(7, 130, 0.06)],
-    ("smollm2-135m", "the file's integers"): [
-        (0, 57, 0.099), (1, 25, 0.039), (3, 8, 0.017), (4, 13, 0.024), (5, 39, 0.261), (6, 9, 0.318), (7, 36, 0.584),
-    ],
-    ("qwen2.5-coder-0.5b", "bfloat16"): [],
-    ("qwen2.5-coder-0.5b", "the file's integers"): [(0, 5, 0.051), (1, 20, 0.051), (7, 8, 0.123)],
-    ("gemma3-270m", "bfloat16"): [(3, 11, 0.027), (5, 27, 0.077), (6, 20, 0.036)],
-    ("gemma3-270m", "the file's integers"): [
-        (0, 50, 0.246), (1, 14, 0.064), (2, 79, 0.072), (3, 9, 0.16), (5, 2, 0.211), (6, 6, 0.262), (7, 1, 0.072),
-    ],
+# A text may part from the reference only where two tokens are as good: the gap between its two largest logits there, at
+# most. Integer activations move logits more than bfloat16 does. Where a text parts depends on the instruction set.
+MAX_GAPS: dict[str, dict[str, float]] = {
+    "the file's integers": {
+        "smollm2-135m": 0.65, "gemma3-270m": 0.3, "qwen2.5-coder-0.5b": 0.15, "qwen2.5-coder-1.5b": 0.1,
+    },
+    "bfloat16": {
+        "smollm2-135m": 0.08, "gemma3-270m": 0.08, "qwen2.5-coder-0.5b": 0.05, "qwen2.5-coder-1.5b": 0.05,
+    },
 }  # fmt: skip
 
 
@@ -45,7 +42,7 @@ def test_answers_are_those_of_float32_but_where_two_tokens_are_as_good(real_mode
             assert len(output.outputs[0].token_ids) == len(text["token_ids"])
         else:
             partings.append((i, at, text["gaps"][at]))
-    assert partings == PARTINGS[real_model.name, weights]
+    assert [gap for _, _, gap in partings if gap > MAX_GAPS[weights][real_model.name]] == [], partings
 
 
 def test_drafts_change_no_bit(real_model: RealModel, capsys: pytest.CaptureFixture[str]) -> None:

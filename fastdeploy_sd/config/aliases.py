@@ -82,6 +82,7 @@ OTHER_MEANING: Mapping[str, ForeignOption] = {
     "speculative_algorithm": ForeignOption(SGLANG, _METHOD),
     "speculative_num_draft_tokens": ForeignOption(SGLANG, _DRAFTS),
     "speculative_num_steps": ForeignOption(SGLANG, "speculative_config.num_model_steps"),
+    "speculative_eagle_topk": ForeignOption(SGLANG, "speculative_config.draft_top_k, with draft_trees"),
     "speculative_draft_model_path": ForeignOption(SGLANG, "speculative_config.model, of MTP weights or a draft model"),
     "c": ForeignOption(LLAMA_CPP, _CONTEXT),
     "ctx_size": ForeignOption(LLAMA_CPP, _CONTEXT),

@@ -63,7 +63,8 @@ class SpeculativeConfig:
     num_model_steps: int = option(
         1,
         Spec(
-            "Drafts that a model itself makes: k where it drafts alone, fewer in a hybrid; for `auto` at most so many.",
+            "Drafts that a model makes one after another: k where it drafts alone, fewer in a hybrid or with"
+            " `draft_trees`; for `auto` at most so many.",
             minimum=1,
             default_text="`1`; where a model drafts alone `num_speculative_tokens`; for `auto` with MTP 3, with another"
             " drafter 5",
@@ -151,8 +152,17 @@ class SpeculativeConfig:
     draft_trees: bool = option(
         False,
         Spec(
-            "Whether `ngram` and `suffix` draft several continuations of a text, as a tree of at most as many tokens as"
-            " a chain; `auto` makes one tree of the drafts of all its sources."
+            "Whether methods draft several continuations of a text, as a tree of at most `num_speculative_tokens`"
+            " tokens; `auto` makes one tree of the drafts of all its sources."
+        ),
+    )
+    draft_top_k: int = option(
+        4,
+        Spec(
+            "With `draft_trees`: how many of a model's most likely tokens are drafted at each place of its chain, at"
+            " most. 1: a chain.",
+            minimum=1,
+            maximum=32,
         ),
     )
     suffix_decoding_max_tree_depth: int = option(
@@ -207,6 +217,11 @@ class SpeculativeConfig:
     def extended_by(self) -> str | None:
         """The method that extends the configured one's drafts, if any does."""
         return METHODS[self.method].extensions.get(self.mtp_strategy) if self.method in METHODS else None
+
+    @property
+    def model_top_k(self) -> int:
+        """How many tokens a model drafts at each place of its chain; 1 where a method that extends needs a chain."""
+        return self.draft_top_k if self.draft_trees and self.extended_by is None else 1
 
     @property
     def draft_models(self) -> tuple[str, ...]:

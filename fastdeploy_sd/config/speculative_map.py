@@ -235,7 +235,9 @@ def _verify_model_steps(config: SpeculativeConfig, has_default: bool) -> None:
     k, num_steps, strategy = config.num_speculative_tokens, config.num_model_steps, config.mtp_strategy
     got = f"{k} (the default)" if has_default else k
     if strategy == "default":
-        if k != num_steps:
+        if config.draft_trees and k < num_steps:
+            raise _error("num_speculative_tokens", f"at least num_model_steps ({num_steps})", got)
+        if k != num_steps and not config.draft_trees:
             equal = f"num_model_steps ({num_steps}), as nothing extends the drafts of mtp_strategy default"
             raise _error("num_speculative_tokens", equal, got)
     elif k <= num_steps:

@@ -42,6 +42,11 @@ _SCOPES: Mapping[str, Scope] = {
     "num_speculative_tokens": _ANY,
     **{method.auto_key: _CHOOSING for method in METHODS.values() if method.auto_key},
     "draft_method": Scope(FOLDER_AUTO_KEY, lambda c: c.auto_with_draft_model, FOLDER_AUTO_KEY),
+    "draft_top_k": Scope(
+        "draft_trees and a model whose drafts nothing extends",
+        lambda c: c.draft_trees and c.extended_by is None and bool(c.draft_models),
+        "draft_trees",
+    ),
     "verify_strategy": _DRAFTING,
     "accept_policy": _DRAFTING,
     "benchmark_mode": _DRAFTING,

@@ -103,11 +103,13 @@ class DraftProbabilities:
 
     Attributes:
         min_survival: f32[R] >= 0: a row's drafts end when their joint probability falls below it.
-        draft_prob: f32[D], room for every row's max_draft_len, which the method writes.
+        draft_prob: f32[D], room for every draft that the method may return, which it writes.
+        max_drafts: i32[R], drafts of a row's tree at most; max_draft_len says how many follow each other.
     """
 
     min_survival: F32
     draft_prob: F32
+    max_drafts: I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -94,6 +94,7 @@ FOLDER_AUTO_KEY = "auto_with_draft_model"
 # Of every method whose drafts a model makes.
 _MODEL_KEYS = (
     "num_model_steps", "draft_p_min", "model", "quantization", "draft_head_quantization", "enable_draft_logprob",
+    "draft_trees",
 )  # fmt: skip
 METHODS: Mapping[str, DraftMethod] = {
     method.name: method

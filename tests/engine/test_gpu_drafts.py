@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.cli.verify import Method, open_engine, standard_methods
+from fastdeploy_sd.cli.verify import Method, open_engine, run_alone, run_cell, standard_methods
 from fastdeploy_sd.cli.verify.runs import run
+from fastdeploy_sd.config import SpeculativeConfig
 from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import Logprobs
@@ -120,3 +121,16 @@ def test_a_draft_does_not_depend_on_how_its_passes_are_launched(
     assert num_drafts > 10
     # The outputs' too; of drafts that were cut off as well.
     assert plain.num_logprobs == graphs.num_logprobs >= (0 if num_logprobs is None else num_drafts + 12 + 13)
+
+
+def test_the_next_best_tokens_of_a_pass_are_drafted_too(tmp_path: pathlib.Path) -> None:
+    """They are found on the device; outputs are those without drafts."""
+    config = tiny_config(model_with_layers(tmp_path))
+    requests = [replace(r, max_tokens=16) for r in short_requests()[:3]]
+    answers, num_drafts = run_alone(config, requests), []
+    for draft_trees in (False, True):
+        method = Method("mtp", SpeculativeConfig("mtp", 6, num_model_steps=2, draft_trees=draft_trees))
+        cell = run_cell(config, BATCH, method, requests, answers)
+        assert (cell.difference, cell.missing) == (None, None)
+        num_drafts.append(cell.num_drafts)
+    assert num_drafts[1] > num_drafts[0] > 0

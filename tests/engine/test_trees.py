@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -26,11 +27,12 @@ from fastdeploy_sd.cli.verify import (
     run_alone,
     run_cell,
 )
-from fastdeploy_sd.config import SpeculativeConfig
+from fastdeploy_sd.config import SpeculativeConfig, demo_drafter
 from fastdeploy_sd.spec_decode.control.profile import CostProfile, StepSample
 from fastdeploy_sd.spec_decode.dispatcher import MethodDispatcher
 from fastdeploy_sd.spec_decode.proposer import ProposeInput, ProposerContext
-from fastdeploy_sd.types import DraftTokens, Request
+from fastdeploy_sd.types import DraftTokens, Request, Speculation
+from fastdeploy_sd.types.draft_methods import METHODS
 from tests.doubles.proposers import RandomTreeProposer, WrongTreeProposer
 from tests.engine.guided_requests import guided_requests
 from tests.engine.handover_pairs import open_pair
@@ -148,8 +150,13 @@ class WitnessOfTrees(MethodDispatcher):
     def __init__(self, config: SpeculativeConfig, context: ProposerContext) -> None:
         context.step_stats.profile = FREE_DRAFTS  # for `auto`: with costs it may take chains alone
         super().__init__(config, context)
-        self.num_trees = self.num_right_branches = 0
+        self.num_trees = 0
+        self.num_right_branches_of: Counter[int | None] = Counter()  # by their sources
         self._latest: dict[tuple[str, int], tuple[int, DraftTokens, int]] = {}
+
+    @property
+    def num_right_branches(self) -> int:
+        return self.num_right_branches_of.total()
 
     def propose(self, x: ProposeInput) -> DraftTokens:
         for name, table_row, end in zip(x.request_ids, x.table_rows.tolist(), x.num_tokens.tolist(), strict=True):
@@ -157,7 +164,8 @@ class WitnessOfTrees(MethodDispatcher):
             text, last, depth = x.token_table[table_row, begin:end].tolist(), -1, 0
             for i, (token_id, parent) in enumerate(zip(drafts.row(r).tolist(), drafts.parents_of(r), strict=True)):
                 if parent == last and depth < len(text) and token_id == text[depth]:
-                    self.num_right_branches += i != last + 1
+                    source = None if drafts.sources is None else drafts.sources.item(drafts.cu_num_draft.item(r) + i)
+                    self.num_right_branches_of[source] += i != last + 1
                     last, depth = i, depth + 1
         found = super().propose(x)
         self.num_trees += int((~found.is_chain).sum())
@@ -226,3 +234,47 @@ def test_same_tokens_with_a_tree_after_drafts_of_a_model(references: References)
     for name, keys in (("mtp", {"mtp_strategy": "with_suffix"}), ("auto", {"auto_with_mtp": True})):
         witness = check_method(reference, LARGE, name, 10, num_model_steps=2, **keys)
         assert witness.num_trees > 0
+
+
+def model_of(name: str) -> dict[str, str]:
+    """Where the demo model's drafter of a method is."""
+    return {} if name == "mtp" else {"model": str(demo_drafter(f"demo/{name}"))}
+
+
+@pytest.mark.parametrize("name", ["mtp", "draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator"])
+def test_same_tokens_with_trees_of_a_model(references: References, name: str) -> None:
+    """The second best token of a pass is drafted too, and accepted where it is right."""
+    witness = check_method(first(references.get("demo"), 24), LARGE, name, 8, num_model_steps=2, **model_of(name))
+    assert witness.num_trees > 50
+    assert witness.num_right_branches > 5
+
+
+def test_trees_of_a_model_have_the_rows_of_a_chain(references: References) -> None:
+    """Without a number of passes, there are as many as drafts; the likeliest of all places are verified."""
+    witness = check_method(first(references.get("demo"), 24), CHUNKS, "mtp", 3, num_model_steps=3)
+    assert witness.num_right_branches > 5
+
+
+@pytest.mark.parametrize("name", ["mtp", "eagle3"])
+def test_same_tokens_with_trees_of_a_model_in_auto(references: References, name: str) -> None:
+    """Its second best tokens are in the union, and accepted as its drafts."""
+    keys = {METHODS[name].auto_key: True, **model_of(name)} | ({} if name == "mtp" else {"draft_method": name})
+    witness = check_method(first(references.get("demo"), 24), LARGE, "auto", 10, num_model_steps=2, **keys)
+    assert witness.num_right_branches_of[METHODS[name].source] > 5
+
+
+def test_same_tokens_with_trees_of_a_model_on_two_ranks(references: References) -> None:
+    reference = first(references.get("demo"))
+    for name, keys in (("mtp", {}), ("auto", {"auto_with_mtp": True})):
+        found = check_method(
+            replace(reference, base=on_ranks(reference.base, 2)), CHUNKS, name, 6, num_model_steps=2, **keys
+        )
+        assert found.num_trees > 0
+
+
+def test_same_tokens_with_trees_of_a_model_and_log_probabilities_of_drafts(references: References) -> None:
+    reference = first(references.get("demo"))
+    speculation = Speculation(num_draft_logprobs=6)
+    requests = tuple(replace(r, speculation=speculation) for r in reference.requests)
+    keys = {"num_model_steps": 2, "enable_draft_logprob": True}
+    assert check_method(replace(reference, requests=requests), CHUNKS, "mtp", 6, **keys).num_trees > 0

@@ -52,7 +52,7 @@ def drafts_of(
             asked = None
             if min_survival >= 0:
                 least = np.where(np.arange(len(x.table_rows)) % 2, min_survival, 0).astype(np.float32)
-                asked = DraftProbabilities(least, np.zeros(int(x.max_draft_len.sum()), np.float32))
+                asked = DraftProbabilities(least, np.zeros(int(x.max_draft_len.sum()), np.float32), x.max_draft_len)
             drafts = sound.propose(replace(x, num_draft_logprobs=wanted, probabilities=asked))
             logprobs = np.zeros(0) if drafts.logprobs is None else drafts.logprobs.top_logprobs.copy()
             if asked is not None:

@@ -66,7 +66,7 @@ class ModelDraftSource:
 
     Args:
         max_unfilled: slots of a request besides its newest that a call fills at most.
-        max_drafts: of a row; None = as many as the method has slots for.
+        max_drafts: of a row's chain; None = as many as the method has slots for.
         fills_late: whether the model is of the second or third kind.
 
     Attributes:
@@ -201,7 +201,7 @@ class ModelDraftSource:
         """Draft for a whole step, and fill the KV of its other rows where that is due.
 
         Args:
-            limits: i32[R], drafts of each row at most.
+            limits: i32[R], drafts of each row's chain at most.
             min_survival: f32[R], see DraftProbabilities.
 
         Returns:
@@ -210,13 +210,18 @@ class ModelDraftSource:
         begin = time.perf_counter()
         target = _target(x)
         ran = (limits > 0) | (target.num_valid >= self._due.take(x.table_rows))
-        asked = replace(x, max_draft_len=limits, probabilities=DraftProbabilities(min_survival, self._draft_prob))
+        max_drafts = np.where(limits > 0, x.max_draft_len, 0).astype(np.int32)
+        if max_drafts.sum() > len(self._draft_prob):
+            self._draft_prob = np.zeros(max_drafts.sum(), np.float32)
+        probabilities = DraftProbabilities(min_survival, self._draft_prob, max_drafts)
+        asked = replace(x, max_draft_len=limits, probabilities=probabilities)
         drafts = self._method.propose(asked)
         seconds, num_drafting = time.perf_counter() - begin, int((limits > 0).sum())
-        num_unfilled, num_passes = int(self._num_unfilled(x)[ran].sum()), int(np.diff(drafts.cu_num_draft).max())
+        chains = drafts.chains()
+        num_unfilled, num_passes = int(self._num_unfilled(x)[ran].sum()), int(np.diff(chains.cu_num_draft).max())
         if num_drafting:
             self.seconds += seconds if not self._fills_late else self._charged(seconds, num_unfilled, limits)
-            self._num_drafts += len(drafts.token_ids)
+            self._num_drafts += len(chains.token_ids)
         if num_drafting and not (target.num_computed_tokens < self._num_begun[x.table_rows]).any():
             self.cost.observe(num_drafting, num_passes, 1e3 * seconds, num_unfilled)
         self._note_filled(x, ran & (target.num_valid > target.num_computed_tokens))

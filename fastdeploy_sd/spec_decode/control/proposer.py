@@ -82,7 +82,7 @@ class AutoProposer(Proposer):
         plane.token_ids[:count], plane.draft_prob[:count] = drafts.token_ids, draft_prob
         plane.cu_num_draft[:] = drafts.cu_num_draft  # evidence stays 0: it has matched nothing
         if plane.parents is not None:
-            plane.parents[:count] = chain_parents(drafts.cu_num_draft)
+            plane.parents[:count] = chain_parents(drafts.cu_num_draft) if drafts.parents is None else drafts.parents
         self._has_model_offer = True
         return self.controller.choose(x, self._offers, self._times(x), num_rows)
 

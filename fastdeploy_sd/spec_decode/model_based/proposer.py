@@ -16,22 +16,20 @@ token_kv.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.device_buffers import RowsOnDevice
-from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.spec_decode.model_based.async_passes import AsyncPasses
+from fastdeploy_sd.spec_decode.model_based.draft_logits import DraftBranches, DraftLogprobs
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory, StepPlan
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.model_based.passes import EagerPasses
 from fastdeploy_sd.spec_decode.model_based.recorded_passes import RecordedPasses
 from fastdeploy_sd.spec_decode.model_based.token_kv import TokenKv
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, ProposerContext
-from fastdeploy_sd.types import F32, I32, DraftTokens, LogprobArrays
+from fastdeploy_sd.types import I32, DraftTokens, LogprobArrays
 
 if TYPE_CHECKING:
     from fastdeploy_sd.config import SpeculativeConfig
@@ -50,6 +48,8 @@ class ModelProposer:
         self._num_begun = np.zeros(context.max_num_seqs, np.int32)
         self._next_slot = np.full(context.max_num_seqs, _NOT_OURS, np.int32)
         is_block = self._model.model.block is not None
+        self._branches = DraftBranches(config.model_top_k, config.draft_p_min)
+        makes_trees = self._branches.top_k > 1
         self._memory = DraftMemory(
             context.max_num_seqs, self._model.model.num_layers, self._num_steps, drafts_at_once=is_block
         )
@@ -57,7 +57,11 @@ class ModelProposer:
             EagerPasses(self._model, self._memory, config.draft_p_min)
             if self._model.enforce_eager
             else RecordedPasses(
-                model, self._memory, config.draft_p_min, self._num_steps, has_logits=config.enable_draft_logprob
+                model,
+                self._memory,
+                config.draft_p_min,
+                self._num_steps,
+                has_logits=config.enable_draft_logprob or makes_trees,
             )
         )
         # Several layers each have a pass over the step's tokens anyway, so no draft can end early.
@@ -77,7 +81,7 @@ class ModelProposer:
                 self._next_slot, model.host_blocks, cache.num_blocks, cache.block_size, self._num_steps, vocab_size
             )
         self.async_drafter: AsyncPasses | None = None
-        can_start = self._token_kv is None and not config.draft_p_min
+        can_start = self._token_kv is None and not config.draft_p_min and not makes_trees
         if isinstance(self._passes, RecordedPasses) and self._model.step is not None and can_start:
             self._memory.min_survival[:] = self._least_acceptance
             self._memory.set_survival(self._least_acceptance)
@@ -123,7 +127,8 @@ class ModelProposer:
         if x.probabilities is not None:
             m.min_survival[:n] = x.probabilities.min_survival if self._can_end else 0.0
         m.set_survival(self._least_acceptance if x.probabilities is None else 0.0)
-        logprobs = _DraftLogprobs.wanted_by(x, m.cu_num_draft.item(n), self._token_map)
+        wanted = self._branches.wanted(x.num_draft_logprobs, n)
+        logprobs = None if wanted is None else DraftLogprobs(wanted, m.cu_num_draft.item(n), self._token_map)
         if self._token_kv is not None:
             self._token_kv.note_begin(m)
         logits = self._passes.run(wants_logits=logprobs is not None)
@@ -134,9 +139,16 @@ class ModelProposer:
         drafts = self._collect(None if logprobs is None else logprobs.arrays)
         if self._token_kv is not None:
             self._token_kv.note_end(x, m)
+        return self._grown(x, drafts)
+
+    def _grown(self, x: ProposeInput, drafts: DraftTokens) -> DraftTokens:
+        """Return the drafts, as trees where these are made, and write their probabilities."""
+        draft_prob = self._memory.draft_prob[: len(drafts.token_ids)]
+        if self._branches.top_k > 1:
+            most = x.max_draft_len if x.probabilities is None else x.probabilities.max_drafts
+            drafts, draft_prob = self._branches.grow(drafts, most, x.num_draft_logprobs)
         if x.probabilities is not None:
-            num_drafts = len(drafts.token_ids)
-            x.probabilities.draft_prob[:num_drafts] = m.draft_prob[:num_drafts]
+            x.probabilities.draft_prob[: len(draft_prob)] = draft_prob
         return drafts
 
     def _collect(self, logprobs: LogprobArrays | None) -> DraftTokens:
@@ -148,42 +160,3 @@ class ModelProposer:
         if logprobs is not None and len(logprobs.ranks) > num_drafts:
             logprobs = logprobs.take(m.kept[:num_drafts])
         return DraftTokens(m.draft_token_ids[:num_drafts].copy(), cu, logprobs=logprobs)
-
-
-class _DraftLogprobs:
-    """Log-probabilities of the drafts of requests that asked, under the draft layers; others have NaN and rank 0."""
-
-    def __init__(self, wanted: I32, num_drafts: int, token_map: I32 | None) -> None:
-        self._wanted, self._token_map = wanted, token_map
-        self.arrays = LogprobArrays.empty(num_drafts, int(wanted.max()))
-
-    @staticmethod
-    def wanted_by(x: ProposeInput, num_drafts: int, token_map: I32 | None) -> _DraftLogprobs | None:
-        """Return None when no request of the step asked."""
-        if x.num_draft_logprobs is None or not (x.num_draft_logprobs >= 0).any():
-            return None
-        return _DraftLogprobs(x.num_draft_logprobs, num_drafts, token_map)
-
-    def add(self, step: int, logits: F32 | RowsOnDevice, batch: DraftMemory) -> None:
-        """Note draft `step`; the first rows of logits f32[R, V] are those of the requests with one.
-
-        Where all drafts are made in step 0, there is a row for each.
-        """
-        if batch.of_draft:
-            asked = np.flatnonzero(np.repeat(self._wanted >= 0, np.diff(batch.cu_num_draft[: batch.count + 1])))
-            at = asked.astype(np.int32)
-        else:
-            drafting = np.flatnonzero(batch.num_wanted[: batch.count] > step)
-            asked = np.flatnonzero(self._wanted[drafting] >= 0)
-            at = batch.cu_num_draft[drafting[asked]] + step
-        if len(asked) == 0:
-            return
-        # A failed draft is cut off afterwards.
-        token_ids = batch.draft_token_ids[at].clip(0)
-        num_top = min(self.arrays.top_token_ids.shape[1], int(logits.shape[1]))
-        if self._token_map is not None:  # it rises
-            token_ids = np.searchsorted(self._token_map[:-1], token_ids).astype(np.int32)
-        found = LogprobArrays(*token_logprobs(logits, asked, token_ids, num_top))
-        if self._token_map is not None:
-            found = replace(found, top_token_ids=self._token_map[found.top_token_ids])
-        self.arrays.put(at, found)

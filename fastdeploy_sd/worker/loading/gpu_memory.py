@@ -89,7 +89,8 @@ def step_bytes(
     for draft in drafts:
         num_rows = num_tokens + max_num_seqs * (s.num_speculative_tokens + s.num_model_steps)
         layer = replace(draft.config, vocab_size=decoder.vocab_size)
-        num_draft_rows = max_num_seqs * (s.num_model_steps if draft.drafts_at_once else 1)
+        keeps_logits = draft.drafts_at_once or s.model_top_k > 1
+        num_draft_rows = max_num_seqs * (s.num_model_steps if keeps_logits else 1)
         total += _pass_bytes(layer, num_rows, num_draft_rows, item) + num_rows * 2 * layer.hidden_size * item
         # Rows that are read of layers of the target, apart and side by side.
         total += num_tokens * 2 * sum(row != FINAL_NORM for row in draft.reads) * decoder.hidden_size * item

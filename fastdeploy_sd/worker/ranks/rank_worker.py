@@ -119,5 +119,6 @@ class RankWorker:
         # Only rank 0 reports log-probabilities; every rank must know where drafts end.
         least = attempt.min_survival
         room = np.empty(attempt.max_draft_len.sum() if least is not None else 0, np.float32)
-        probabilities = None if least is None else DraftProbabilities(least, room)
-        return replace(x, max_draft_len=attempt.max_draft_len, num_draft_logprobs=None, probabilities=probabilities)
+        limits = attempt.max_draft_len
+        probabilities = None if least is None else DraftProbabilities(least, room, limits)
+        return replace(x, max_draft_len=limits, num_draft_logprobs=None, probabilities=probabilities)

@@ -285,6 +285,21 @@ def test_trees_take_less_probable_tokens_than_chains() -> None:
     assert getattr(read_speculative({"draft_trees": False}).config, key) == 0.1
 
 
+def test_trees_of_a_model_have_other_rows_than_passes() -> None:
+    config = read(method="eagle3", model="m", num_model_steps=3, num_speculative_tokens=8, draft_trees=True)
+    assert (config.num_speculative_tokens, config.num_model_steps, config.model_top_k) == (8, 3, 4)
+    assert read(method="mtp", num_model_steps=3, draft_trees=True).num_speculative_tokens == 3
+    assert read(method="mtp", draft_trees=True, draft_top_k=2).model_top_k == 2
+    assert read(method="mtp", num_speculative_tokens=3).model_top_k == 1
+    hybrid = read(method="mtp", mtp_strategy="with_ngram", num_speculative_tokens=4, draft_trees=True)
+    assert hybrid.model_top_k == 1, "the other method follows a chain"
+    for keys, got in ({"method": "mtp"}, False), ({"method": "ngram", "draft_trees": True}, True):
+        text = ".draft_top_k: expected only with draft_trees and a model whose drafts nothing extends"
+        assert refusal({**keys, "draft_top_k": 2}) == f"{text}, got 2 with draft_trees {got}"
+    short = {"method": "mtp", "num_model_steps": 3, "num_speculative_tokens": 2, "draft_trees": True}
+    assert refusal(short) == ".num_speculative_tokens: expected at least num_model_steps (3), got 2"
+
+
 @pytest.mark.parametrize("method", ["ernie_mtp", "deepseek_mtp", "glm4_moe_mtp", "NEXTN"])
 def test_other_programs_names_of_mtp_are_understood(method: str) -> None:
     assert read_speculative({"method": method}).config == SpeculativeConfig("mtp", 1)

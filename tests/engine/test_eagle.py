@@ -140,6 +140,29 @@ def test_same_tokens_as_plain_decoding(
     assert cell.num_accepted > 0
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("float32", "eagle3 of two layers"),
+        ("qwen3-tiny", "p-eagle of speculators"),
+        ("qwen3-tiny", "dflash of speculators"),
+    ],
+)
+def test_same_tokens_with_trees(references: References, tmp_path: Path, model: str, name: str) -> None:
+    """Also where a pass makes all drafts, and where a head has logits for some tokens only."""
+    reference, head, num_drafts = references.get(model), make_head(tmp_path, name, CHECKPOINTS.get(model, model)), []
+    for draft_trees, k in ((False, K), (True, 3 * K)):
+        config = SpeculativeConfig(
+            head.head.method, k, model=str(head.path), num_model_steps=K, draft_trees=draft_trees
+        )
+        cell = run_cell(
+            reference.base, quick_variants()[4], Method(name, config), reference.requests, reference.answers
+        )
+        assert (cell.difference, cell.missing) == (None, None)
+        num_drafts.append(cell.num_drafts)
+    assert num_drafts[1] > 2 * num_drafts[0] > 0
+
+
 @pytest.mark.parametrize("name", ["eagle3 of SGLang", "p-eagle", "dflash"])
 def test_same_tokens_on_two_ranks(references: References, tmp_path: Path, name: str) -> None:
     reference, way = references.get("float32"), replace(quick_variants()[4], num_requests=12)

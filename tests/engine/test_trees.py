@@ -272,6 +272,23 @@ def test_same_tokens_with_trees_of_a_model_on_two_ranks(references: References) 
         assert found.num_trees > 0
 
 
+def test_same_tokens_with_trees_of_a_model_and_grammars(references: References) -> None:
+    """What a grammar forbids is cut off, with what follows it."""
+    base = references.get("demo").base
+    with open_engine(base, ALONE, PLAIN) as engine:
+        requests = tuple(guided_requests(NUM_REQUESTS, engine.model_info.eos_token_ids))
+    reference = Reference(base, requests, run_alone(base, requests))
+    assert check_method(reference, OTHER_WAYS[1], "mtp", 8, num_model_steps=2).num_trees > 0
+
+
+def test_two_engines_with_trees_of_a_model_give_the_bytes_of_one(references: References) -> None:
+    reference = first(references.get("demo"), 12)
+    method = Method("mtp trees", SpeculativeConfig("mtp", 7, num_model_steps=2, draft_trees=True))
+    with open_pair(reference, (DECODE, method), (PREFILL, method), seed=1) as pair:
+        assert compare(reference.answers, pair.run(reference.requests, random.Random(0))) is None
+        assert sum(pair.decode.stats().drafts["mtp"].accepted) > 10
+
+
 def test_same_tokens_with_trees_of_a_model_and_log_probabilities_of_drafts(references: References) -> None:
     reference = first(references.get("demo"))
     speculation = Speculation(num_draft_logprobs=6)

@@ -162,7 +162,7 @@ class SpeculativeConfig:
             "With `draft_trees`: how many of a model's most likely tokens are drafted at each place of its chain, at"
             " most. 1: a chain.",
             minimum=1,
-            maximum=32,
+            maximum=16,
         ),
     )
     suffix_decoding_max_tree_depth: int = option(

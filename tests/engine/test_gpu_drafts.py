@@ -129,7 +129,7 @@ def test_the_next_best_tokens_of_a_pass_are_drafted_too(tmp_path: pathlib.Path) 
     requests = [replace(r, max_tokens=16) for r in short_requests()[:3]]
     answers, num_drafts = run_alone(config, requests), []
     for draft_trees in (False, True):
-        method = Method("mtp", SpeculativeConfig("mtp", 6, num_model_steps=2, draft_trees=draft_trees))
+        method = Method("mtp", SpeculativeConfig("mtp", 6, num_model_steps=2, draft_trees=draft_trees, draft_top_k=16))
         cell = run_cell(config, BATCH, method, requests, answers)
         assert (cell.difference, cell.missing) == (None, None)
         num_drafts.append(cell.num_drafts)

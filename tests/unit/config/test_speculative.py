@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig, config_from_kwargs, explain, load_config
+from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS
 from fastdeploy_sd.config.speculative_map import read_speculative
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.rules.sampling import MAX_LOGPROBS
 from fastdeploy_sd.types.draft_methods import METHODS
 from tests.unit.config.speculative_maps import read, refusal
 
@@ -296,6 +298,8 @@ def test_trees_of_a_model_have_other_rows_than_passes() -> None:
     for keys, got in ({"method": "mtp"}, False), ({"method": "ngram", "draft_trees": True}, True):
         text = ".draft_top_k: expected only with draft_trees and a model whose drafts nothing extends"
         assert refusal({**keys, "draft_top_k": 2}) == f"{text}, got 2 with draft_trees {got}"
+    most = SPECULATIVE_KEYS["draft_top_k"].spec.maximum
+    assert (most or 0) <= MAX_LOGPROBS, "more than a device has room for"
     short = {"method": "mtp", "num_model_steps": 3, "num_speculative_tokens": 2, "draft_trees": True}
     assert refusal(short) == ".num_speculative_tokens: expected at least num_model_steps (3), got 2"
 

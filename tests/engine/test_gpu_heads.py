@@ -41,11 +41,14 @@ MAKERS: dict[str, Callable[[Path, str], HeadReference | EagleHead]] = {
 }
 
 
-@pytest.mark.parametrize("method", MAKERS)
-def test_answers_are_those_without_drafts(kind: str, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "draft_trees"), [*((method, False) for method in MAKERS), ("eagle3", True), ("dflash", True)]
+)
+def test_answers_are_those_without_drafts(kind: str, method: str, draft_trees: bool, tmp_path: Path) -> None:
     base = tiny_config()
     heads = MAKERS[method](tmp_path / "heads", str(base.model.path))
-    config = SpeculativeConfig(method, 3, num_model_steps=3, model=str(heads.path))
+    k = 8 if draft_trees else 3
+    config = SpeculativeConfig(method, k, num_model_steps=3, model=str(heads.path), draft_trees=draft_trees)
     with open_engine(base, BATCH, Method(method, config)) as engine:
         answers = run(engine, plain_requests(4))
         num_drafted = engine.stats().drafts[method].drafted[0]

@@ -16,18 +16,17 @@ _SECONDS_PER_LINE = 60.0
 class DraftLog:
     """Writes a line while tokens are generated; a server that only decodes plainly writes none."""
 
-    def __init__(self, config: Config, stats: Callable[[], EngineStats]) -> None:
-        """`stats` gives the engine's; it is called once per line."""
-        self._config, self._stats, self._before = config, stats, EngineStats()
+    def __init__(self, config: Config) -> None:
+        self._config, self._before = config, EngineStats()
         self._has_warned = False
         self._next_line = time.monotonic() + _SECONDS_PER_LINE
 
-    def note_step(self) -> None:
-        """Write the line if it is time to."""
+    def note_step(self, read_stats: Callable[[], EngineStats]) -> None:
+        """Write the line if it is time to; `read_stats` gives the engine's and is called once per line."""
         now = time.monotonic()
         if now >= self._next_line:
             self._next_line = now + _SECONDS_PER_LINE
-            stats = self._stats()
+            stats = read_stats()
             if line := summary(stats, self._before):
                 _log.info(line)
             self._before = stats

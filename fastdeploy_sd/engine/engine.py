@@ -42,7 +42,7 @@ class Engine:
         self.is_stalled = False
         self._pool = self._scheduler.pool
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
-        self._draft_log = DraftLog(config, self.stats)
+        self._draft_log = DraftLog(config)
         self._pipeline: StepPipeline | None = None
         if launcher is not None:
             ahead = AsyncScheduler(self._scheduler, drafts_async=launcher.drafts_async)
@@ -71,7 +71,7 @@ class Engine:
         Where the executor launches steps, this starts one and returns what the one before gave, which it waits for. The
         engine is unusable after an exception; what fails for some requests only ends these, with FinishReason.ERROR.
         """
-        self._draft_log.note_step()
+        self._draft_log.note_step(self.stats)
         for arrival in self._kv_connector.arrivals():
             self._pool.take_arrival(arrival)
         refused = self._take_prepared()

@@ -75,9 +75,9 @@ def test_a_method_that_chooses_counts_the_drafts_that_it_dropped(observed: int, 
 def test_the_engine_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(draft_log, "_SECONDS_PER_LINE", 0.0)
     speculative = SpeculativeConfig("eagle", 3, model="/heads/one")
-    log = DraftLog(Config(model=ModelConfig("demo"), speculative=speculative), lambda: drafted(300, 1))
+    log = DraftLog(Config(model=ModelConfig("demo"), speculative=speculative))
     for _ in range(3):
-        log.note_step()
+        log.note_step(lambda: drafted(300, 1))
     [warning] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.startswith("fewer than one in 20 drafts of eagle is right: /heads/one may be read otherwise")
     assert "`fastdeploy-sd drafter check /heads/one --model demo`" in warning

@@ -33,8 +33,8 @@ NAME = "qwen3-tiny"
 
 def events_of(reference: MtpReference, **options: Any) -> list[Event]:
     """What an engine drafts after some texts."""
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(4, 4096, n).astype(np.int32) for n in (1, 33)]
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(4, 4096, n).astype(np.int32) for n in (1, 33, 9, 17)]
     engine, recorder = make_engine(str(reference.path), 3, **options)
     run(engine, make_requests(prompts, 20))
     return [event for event in recorder.events if len(event.drafts) > 0]

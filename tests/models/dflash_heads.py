@@ -1,4 +1,4 @@
-"""Random DFlash drafters for golden models, beside the EAGLE heads, and what they must draft: NumPy in float64.
+"""Random DFlash drafters for golden models, besides the EAGLE heads, and what they must draft: NumPy in float64.
 
 A block of drafts stands at the positions of its tokens, and the target's rows at their own, as z-lab has it.
 """

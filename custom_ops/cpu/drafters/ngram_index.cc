@@ -96,13 +96,8 @@ int32_t NgramIndex::FindEnd(const NgramTable& table, const Text& text, const int
 }
 
 NgramMatch NgramIndex::LookUp(const Row& table_row, const Text& text, int64_t end) const {
-  const int32_t* text_end = text.committed + end;
   std::vector<int32_t> last_tokens;
-  if (end > text.num_committed) {
-    const int64_t length = std::min<int64_t>(rule_.max_n, end);
-    for (int64_t i = 0; i < length; ++i) last_tokens.push_back(text.at(end - length + i, nullptr));
-    text_end = last_tokens.data() + length;
-  }
+  const int32_t* text_end = text.EndOf(end, std::min<int64_t>(rule_.max_n, end), &last_tokens);
   // An n-gram that occurred before contains an (n-1)-gram that did: the search ends at the first length not found.
   NgramMatch match;
   for (const NgramTable& table : table_row.tables) {

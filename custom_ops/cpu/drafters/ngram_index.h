@@ -75,6 +75,14 @@ class NgramIndex {
       if (i < num_committed) return committed[i];
       return i < size() ? prefix[i - num_committed] : drafts[i - size()];
     }
+
+    // The end of an array whose last `count` tokens are those before `end`; `copy` is it where they lie in two.
+    const int32_t* EndOf(int64_t end, int64_t count, std::vector<int32_t>* copy) const {
+      if (end <= num_committed) return committed + end;
+      copy->clear();
+      for (int64_t i = end - count; i < end; ++i) copy->push_back(at(i, nullptr));
+      return copy->data() + count;
+    }
   };
 
   Error CheckTableRows(const int32_t* table_rows, int32_t count) const;

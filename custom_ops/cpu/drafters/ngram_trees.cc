@@ -81,14 +81,14 @@ int32_t NgramIndex::BranchRow(const DraftProposeParams& p, int32_t r, const Text
   };
   add(source.length, source.end, 1.0);
   const Row& table_row = rows_[static_cast<size_t>(p.table_rows[r])];
-  const auto length = static_cast<int32_t>(std::min<int64_t>(rule_.max_n, text.size()));
-  std::vector<int32_t> last;  // the text's last tokens
-  for (int32_t i = 0; i < length; ++i) last.push_back(text.at(text.size() - length + i, nullptr));
+  const int64_t length = std::min<int64_t>(rule_.max_n, text.size());
+  std::vector<int32_t> last_tokens;
+  const int32_t* text_end = text.EndOf(text.size(), length, &last_tokens);
   double weight = 1.0;
   for (size_t t = table_row.tables.size(); t-- > 0;) {
     const NgramTable& table = table_row.tables[t];
     if (table.n() > length) continue;
-    int32_t end = FindEnd(table, text, last.data() + length, text.size());
+    int32_t end = FindEnd(table, text, text_end, text.size());
     if (end == 0) continue;
     if (end <= table_row.num_indexed) {
       for (; end > 0 && num_ends < kMaxOccurrences; end = table.Earlier(end)) add(table.n(), end, weight);

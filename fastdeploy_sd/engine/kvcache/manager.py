@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fastdeploy_sd.engine.kvcache.block_pool import BlockPool
 from fastdeploy_sd.engine.kvcache.block_table import (
@@ -77,11 +77,16 @@ class KVCacheManager:
         table.add_groups(len(self.groups))
         return self.prefixes.match(table, token_ids, num_tokens)
 
-    def num_unshared(self, match: PrefixMatch, salts: Iterable[str], token_ids: TokenIds) -> int:
-        """Return how many more of these tokens than `match` found are cached for requests with one of these salts."""
+    def num_unshared(self, match: PrefixMatch, salts: Sequence[str], token_ids: TokenIds) -> int:
+        """Return how many more of these tokens than `match` found are cached for requests with one of these salts.
+
+        0 where `admit` would fail: that is tried again and again, and looking hashes the tokens.
+        """
+        if not salts or not self.fits_without((), match, len(token_ids)):
+            return 0
         tables = [BlockTable("", salt) for salt in salts]
         found = [self.match_prefix(table, token_ids, len(token_ids)).num_tokens for table in tables]
-        return max([0, *(count - match.num_tokens for count in found)])
+        return max(0, max(found) - match.num_tokens)
 
     def admit(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> bool:
         """Give a request its matched blocks and new ones for `num_tokens`; False, unchanged, if there are too few."""

@@ -196,10 +196,9 @@ class Eagle3Weights(EagleWeights):
 
     def mask_hidden(self) -> F32 | None:
         """Return f32[H], in place of a hidden row that is not computed yet; None = drafts are made one by one."""
-        if not self.drafts_at_once:
+        if (stored := self._mask_rows()) is None:
             return None
-        num_rows, width = len(self.reads), self.read.target_size
-        rows = widen(self._source.tensor(self._name("mask_hidden"), (1, 1, num_rows * width))).reshape(num_rows, width)
+        rows = widen(stored).reshape(len(self.reads), self.read.target_size)
         if (each := self.row_norms()) is not None:
             rows = np.array([_normed(row, norm, self.config.norm_eps) for row, norm in zip(rows, each, strict=True)])
         side_by_side: F32 = rows.reshape(-1)
@@ -211,8 +210,13 @@ class Eagle3Weights(EagleWeights):
         projected = widen(matrix.to_array()) @ side_by_side
         return np.asarray(projected if bias is None else projected + widen(bias), np.float32)
 
+    def _mask_rows(self) -> Weights | None:
+        """Return [1, 1, A * Ht], what `mask_hidden` is made from."""
+        shape = (1, 1, len(self.reads) * self.read.target_size)
+        return self._source.tensor(self._name("mask_hidden"), shape) if self.drafts_at_once else None
+
     def _look_ups(self) -> Sequence[Callable[[], object]]:
-        return *super()._look_ups(), self.output_norm, self.fc_norm, self.row_norms, self.mask_hidden
+        return *super()._look_ups(), self.output_norm, self.fc_norm, self.row_norms, self._mask_rows
 
     def _attention_width(self, layer: int) -> int:
         return (1 if layer else 2) * self.config.hidden_size

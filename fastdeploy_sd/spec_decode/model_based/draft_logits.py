@@ -19,8 +19,6 @@ from fastdeploy_sd.ops.sampling import token_logprobs
 from fastdeploy_sd.spec_decode.model_based.draft_memory import DraftMemory
 from fastdeploy_sd.types import F32, I32, MAX_TREE_ROWS, DraftTokens, LogprobArrays, offsets
 
-_NOT_WANTED = -1
-
 
 class DraftLogprobs:
     """Log-probabilities of the drafts of requests that want them, under the drafter; others have NaN and rank 0.

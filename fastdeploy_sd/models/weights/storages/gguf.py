@@ -13,7 +13,7 @@ from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES, BlockType
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, GroupFormat
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightPart
-from fastdeploy_sd.types import F32
+from fastdeploy_sd.types import F32, U8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,18 +40,21 @@ class BlockPart(WeightPart):
     def first_column(self) -> int:
         return self.begin
 
+    def blocks(self, rows: slice) -> U8:
+        """Return u8[B, bytes of a block], one output after the other."""
+        return self.data[rows].reshape(-1, self.block.num_bytes).view(np.uint8)
+
     def integers(self, rows: slice) -> Integers:
-        data = self.data[rows]
-        found = self.block.unpack(data.reshape(-1, self.block.num_bytes).view(np.uint8))
+        num_rows, found = len(self.data[rows]), self.block.unpack(self.blocks(rows))
         scales, minima = found.scales, found.minima
         if not all(np.isfinite(factors.steps).all() for factors in (scales, minima) if factors is not None):
             raise CheckpointError(f"{self.name}: expected finite scales and minima, got others")
 
         def by_row(factors: Factors) -> Factors:
-            counts = None if factors.counts is None else factors.counts.reshape(len(data), -1)
-            return Factors(factors.steps.reshape(len(data), -1), counts)
+            counts = None if factors.counts is None else factors.counts.reshape(num_rows, -1)
+            return Factors(factors.steps.reshape(num_rows, -1), counts)
 
-        codes = found.codes.reshape(len(data), -1)
+        codes = found.codes.reshape(num_rows, -1)
         whole = Integers(codes, by_row(scales), None if minima is None else by_row(minima))
         return whole.columns(range(self.begin, self.end))
 
@@ -59,11 +62,14 @@ class BlockPart(WeightPart):
         return self.integers(slice(None)).numbers()
 
     def _cut(self, rows: range, columns: range) -> Self:
-        size, num_bytes = self.block.size, self.block.num_bytes
-        begin, end = self.begin + columns.start, self.begin + columns.stop
+        size, begin, end = self.block.size, self.begin + columns.start, self.begin + columns.stop
         first, last = begin // size, -(-end // size)
-        data = self.data[rows.start : rows.stop, first * num_bytes : last * num_bytes]
-        return replace(self, data=data, begin=begin - first * size, end=end - first * size)
+        part = self._cut_blocks(slice(rows.start, rows.stop), first, last)
+        return replace(part, begin=begin - first * size, end=end - first * size)
+
+    def _cut_blocks(self, rows: slice, first: int, last: int) -> Self:
+        num_bytes = self.block.num_bytes
+        return replace(self, data=self.data[rows, first * num_bytes : last * num_bytes])
 
 
 class GgufBlocks:

@@ -14,10 +14,10 @@ import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.weights.source import WeightSource
+from fastdeploy_sd.models.weights.storages.gguf import BlockPart
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
-from fastdeploy_sd.ops.group_format import GROUP_FORMATS, GroupFormat
-from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightPart
-from fastdeploy_sd.types import F32, U8
+from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightPart
+from fastdeploy_sd.types import U8
 
 _EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
 _BLOCK = BLOCK_TYPES["MXFP4"]
@@ -36,21 +36,11 @@ class ViewPart(WeightPart):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MicroscaledPart(WeightPart):
-    """Blocks u8[N, B, 16] of 32 inputs, two neighbours in a byte, and exponents of their scales u8[N, B].
-
-    Attributes:
-        begin, end: its columns within those blocks.
-    """
+class MicroscaledPart(BlockPart):
+    """Blocks u8[N, B, 16] of 32 inputs, two neighbours in a byte, and exponents of their scales u8[N, B]."""
 
     scales: U8
     scale_name: str
-    begin: int
-    end: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.data), self.end - self.begin
 
     @property
     def num_bytes(self) -> int:
@@ -60,34 +50,17 @@ class MicroscaledPart(WeightPart):
     def tensors(self) -> tuple[str, ...]:
         return self.name, self.scale_name
 
-    @property
-    def group_format(self) -> GroupFormat:
-        return GROUP_FORMATS[_BLOCK.fmt]
-
-    @property
-    def first_column(self) -> int:
-        return self.begin
-
-    def integers(self, rows: slice) -> Integers:
+    def blocks(self, rows: slice) -> U8:
         data, scales = np.asarray(self.data[rows], np.uint8), self.scales[rows]
         if (scales == _SCALE_OF_NO_NUMBER).any():
             raise CheckpointError(f"{self.scale_name}: expected exponents below 255, which is no number, got it")
         nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(-1, _BLOCK.size)
         # GGUF's blocks have input i and i + 16 in a byte.
         halves = nibbles[:, : _BLOCK.size // 2] | nibbles[:, _BLOCK.size // 2 :] << 4
-        found = _BLOCK.unpack(np.concatenate([scales.reshape(-1, 1), halves], axis=1))
-        steps = Factors(found.scales.steps.reshape(len(data), -1))
-        return Integers(found.codes.reshape(len(data), -1), steps).columns(range(self.begin, self.end))
+        return np.concatenate([scales.reshape(-1, 1), halves], axis=1)
 
-    def values(self) -> F32:
-        return self.integers(slice(None)).numbers()
-
-    def _cut(self, rows: range, columns: range) -> Self:
-        begin, end = self.begin + columns.start, self.begin + columns.stop
-        first, last = begin // _BLOCK.size, -(-end // _BLOCK.size)
-        cut = slice(rows.start, rows.stop), slice(first, last)
-        shift = first * _BLOCK.size
-        return replace(self, data=self.data[cut], scales=self.scales[cut], begin=begin - shift, end=end - shift)
+    def _cut_blocks(self, rows: slice, first: int, last: int) -> Self:
+        return replace(self, data=self.data[rows, first:last], scales=self.scales[rows, first:last])
 
 
 class StackedExperts:
@@ -126,7 +99,9 @@ class StackedExperts:
         count = num_columns // _BLOCK.size
         data = source.tensor(blocks, (num_experts, total, count, _BLOCK.size // 2), ("U8",))
         exponents = np.asarray(source.tensor(scales, (num_experts, total, count), ("U8",)), np.uint8)
-        return MicroscaledPart(blocks, data[expert][rows], exponents[expert][rows], scales, 0, num_columns, place=place)
+        return MicroscaledPart(
+            blocks, data[expert][rows], _BLOCK, 0, num_columns, exponents[expert][rows], scales, place=place
+        )
 
 
 def _stack(match: re.Match[str]) -> str:

@@ -82,9 +82,9 @@ class ModelConfig:
         "auto",
         Spec(
             "How the model writes tool calls: `hermes` (also Qwen and ERNIE), `qwen3_coder`, `llama3_json`,"
-            " `deepseek_v3`, `deepseek_v31`, `glm45`, `mistral`, or `json` (bare or in a Markdown fence). auto: as the"
-            " chat template does, `hermes` where it does not say, and `json` too where an answer begins with it;"
-            " none: requests may offer no functions."
+            " `deepseek_v3`, `deepseek_v31`, `glm45`, `harmony`, `mistral`, or `json` (bare or in a Markdown fence)."
+            " auto: as the chat template does, `hermes` where it does not say, and `json` too where an answer begins"
+            " with it; none: requests may offer no functions."
         ),
     )
     dtype: Activations = option(  # noqa: RUF009 (makes a field)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from fastdeploy_sd.text.answer_parts import AnswerPart, Content, Reasoning
-from fastdeploy_sd.text.reasoning import ThoughtSplitter
+from fastdeploy_sd.text.reasoning import Splitter
 from fastdeploy_sd.text.tool_calls.scanner import Scanner
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ AlignedPart = tuple[AnswerPart, list[T]]
 class AnswerParser:
     """State of one answer: first what was thought is taken out of its text, then the calls."""
 
-    def __init__(self, splitter: ThoughtSplitter | None = None, tools: Scanner | None = None) -> None:
+    def __init__(self, splitter: Splitter | None = None, tools: Scanner | None = None) -> None:
         self._splitter = splitter
         self._tools = tools
 
@@ -35,16 +35,20 @@ class AnswerParser:
         """Take more text; return the parts that became certain, in order."""
         if self._splitter is None:
             return self._said(text)
-        return self._split(*self._splitter.push(text))
+        return self._split(self._splitter.pieces(text))
 
     def finish(self) -> list[AnswerPart]:
         """Return what was held back at the end of the text."""
-        parts = [] if self._splitter is None else self._split(*self._splitter.finish())
+        parts = [] if self._splitter is None else self._split(self._splitter.end_pieces())
         return parts + ([] if self._tools is None else self._tools.finish())
 
-    def _split(self, thought: str, said: str) -> list[AnswerPart]:
-        parts: list[AnswerPart] = [Reasoning(thought)] if thought else []
-        return parts + self._said(said)
+    def _split(self, pieces: Sequence[tuple[str, str]]) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
+        for thought, said in pieces:
+            if thought:
+                parts.append(Reasoning(thought))
+            parts += self._said(said)
+        return parts
 
     def _said(self, text: str) -> list[AnswerPart]:
         if self._tools is not None:

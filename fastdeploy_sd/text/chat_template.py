@@ -64,6 +64,7 @@ class ChatTemplate:
         except Exception as error:  # nested too deeply for the parser or for Python, a number of too many digits, ...
             reason = describe(error) or type(error).__name__
             raise CheckpointError(f"chat template: expected one that can be compiled, got {reason:.200}") from None
+        self._reads_thinking = "message.thinking" in source
         self._special_tokens = {"bos_token": "", "eos_token": ""} | dict(special_tokens)
         self._own_variables = _RESERVED | set(environment.globals) | set(self._special_tokens)
         self._control_tokens = tuple(control_tokens)
@@ -85,7 +86,7 @@ class ChatTemplate:
         self._verify_kwargs(kwargs)
         shield = Shield(self._control, self._beginnings, max_control_tokens)
         try:
-            turns = [_turn(message, shield) for message in messages]
+            turns = [_turn(message, shield, reads_thinking=self._reads_thinking) for message in messages]
             extra = {key: shield.cover(value) for key, value in kwargs.items()}
             if end is PromptEnd.CONTINUED:
                 turns[-1]["content"] += shield.end_mark + " "
@@ -138,15 +139,22 @@ def _before_mark(text: str, mark: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def _turn(message: Message, shield: Shield) -> dict[str, Any]:
-    """A message as templates read it: a key that is not set is missing, arguments are an object if they can be."""
+def _turn(message: Message, shield: Shield, *, reads_thinking: bool) -> dict[str, Any]:
+    """A message as templates read it: a key that is not set is missing, arguments are an object if they can be.
+
+    gpt-oss's reads what was thought as `thinking`, and refuses content next to it before a call: it takes both for it.
+    """
+    content, thinking = message.content, message.reasoning_content if reads_thinking else None
+    if thinking and content and message.tool_calls:
+        content, thinking = "", f"{thinking}\n{content}"
     optional = {
+        "thinking": thinking or None,
         "name": message.name,
         "tool_call_id": message.tool_call_id,
         "reasoning_content": message.reasoning_content,
         "tool_calls": [_tool_call(call) for call in message.tool_calls] or None,
     }
-    turn = {"role": shield.cover(message.role), "content": shield.cover(message.content)}
+    turn = {"role": shield.cover(message.role), "content": shield.cover(content)}
     return turn | {key: shield.cover(value) for key, value in optional.items() if value is not None}
 
 

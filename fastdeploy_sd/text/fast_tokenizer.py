@@ -16,6 +16,7 @@ import tokenizers
 
 from fastdeploy_sd.errors import BadRequest, CheckpointError, InternalError, shown
 from fastdeploy_sd.process.files import describe, read_json, read_text
+from fastdeploy_sd.text import channels
 from fastdeploy_sd.text.added_tokens import (
     WHITE_SPACE,
     AddedToken,
@@ -59,10 +60,12 @@ class FastTokenizer:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        if self.files.eos_token_ids:
-            return self.files.eos_token_ids
         token_id = self._tokenizer.token_to_id(self.files.special_tokens.get("eos_token", ""))
-        return () if token_id is None else (token_id,)
+        found = self.files.eos_token_ids or (() if token_id is None else (token_id,))
+        # A file of gpt-oss may name the end of an answer alone, and a model goes on after a call that it does not end.
+        has_channels = channels.CHANNEL in self.control_tokens
+        ends = channels.TURN_ENDS if has_channels else ()
+        return tuple(dict.fromkeys((*found, *(self.control_tokens[end] for end in ends if end in self.control_tokens))))
 
     @cached_property
     def _plain(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:

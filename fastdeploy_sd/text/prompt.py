@@ -32,6 +32,7 @@ class PromptEncoder:
             kind = TemplateProcess if isolates_template else ChatTemplate
             self._template = kind(source, tokenizer.files.special_tokens, tokenizer.control_tokens)
             self._knows_tools, self._knows_calls = reads_tools(source), "tool_calls" in source
+            self._reads_one_call = "tool_calls[0]" in source
             tokenizer.encode_segments([])  # what the first conversation would have to build, forked processes share
 
     def encode_text(self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
@@ -64,6 +65,8 @@ class PromptEncoder:
         turns = [replace(m, role=_TEMPLATE_ROLES.get(m.role, m.role)) for m in messages]
         if not self._knows_calls:
             turns = with_written_calls(turns)
+        elif self._reads_one_call:
+            turns = with_single_calls(turns)
         if tools and not self._knows_tools:
             turns, tools = with_offer(turns, tools), ()
         segments = self._template.render(turns, kwargs, max_tokens, tools, end)
@@ -113,6 +116,36 @@ def with_offer(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
 def with_written_calls(messages: Sequence[Message]) -> list[Message]:
     """Return the turns with calls as a part of their text, and with the results of calls in turns of the user."""
     return [_written_turn(message) for message in messages]
+
+
+def with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the turns with one call in each, and its result after it, for templates that read no further call."""
+    turns: list[Message] = []
+    results: list[Message] = []  # that follow a turn with several calls
+    calling: Message | None = None
+    for message in [*messages, None]:
+        if message is not None and message.role == "tool" and calling is not None:
+            results.append(message)
+            continue
+        if calling is not None:
+            turns += _one_by_one(calling, results)
+            calling = None
+        if message is not None and len(message.tool_calls) > 1:
+            calling, results = message, []
+        elif message is not None:
+            turns.append(message)
+    return turns
+
+
+def _one_by_one(message: Message, results: Sequence[Message]) -> list[Message]:
+    """A turn with several calls as turns with one, each with its results; those of no call stand at the end."""
+    turns: list[Message] = []
+    first, *others = message.tool_calls
+    bare = replace(message, content="", reasoning_content=None)
+    for turn in (replace(message, tool_calls=(first,)), *(replace(bare, tool_calls=(call,)) for call in others)):
+        turns += [turn, *(result for result in results if result.tool_call_id == turn.tool_calls[0].get("id"))]
+    known = {call.get("id") for call in message.tool_calls}
+    return turns + [result for result in results if result.tool_call_id not in known]
 
 
 def _written_turn(message: Message) -> Message:

@@ -8,10 +8,43 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import Enum, auto
+from typing import Protocol
 
+from fastdeploy_sd.text.channels import ChannelSplitter
 from fastdeploy_sd.text.reasoning_formats import SPACES, Display, ReasoningFormat, ReasoningOptions, Start
+
+
+class Splitter(Protocol):
+    """Splits one answer.
+
+    Attributes:
+        is_settled: what is to come is not thought.
+        spans: from where to where in the text each thought reaches with its marks; None = it has no end yet.
+    """
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int | None]]: ...
+
+    def pieces(self, text: str) -> Sequence[tuple[str, str]]:
+        """Take more text; return pieces (thought, said) as far as they are certain, in order."""
+        ...
+
+    def end_pieces(self) -> Sequence[tuple[str, str]]:
+        """Return what was held back at the end of the text."""
+        ...
+
+
+def make_splitter(options: ReasoningOptions) -> Splitter:
+    """Return what splits one answer."""
+    if options.format.has_channels:
+        return ChannelSplitter(options.start, options.display)
+    return ThoughtSplitter(options.format, options.start, options.display)
 
 
 class _State(Enum):
@@ -19,7 +52,6 @@ class _State(Enum):
 
     OPENING = auto()  # as the first thing that is written
     CLOSING = auto()
-    ANSWER_ALONE = auto()  # in place of the opening
     ANSWER_OPENING = auto()  # directly after the reasoning
     ANSWER_CLOSING = auto()
     NOTHING = auto()
@@ -42,6 +74,24 @@ class ThoughtSplitter:
         """Whether the text so far ends in the thinking."""
         return self._state is _State.CLOSING
 
+    @property
+    def is_settled(self) -> bool:
+        """See Splitter."""
+        return self.end is not None
+
+    @property
+    def spans(self) -> list[tuple[int, int | None]]:
+        """See Splitter."""
+        return [(0, self.end)] if self.end or self.is_inside else []
+
+    def pieces(self, text: str) -> list[tuple[str, str]]:
+        """See Splitter."""
+        return [self.push(text)]
+
+    def end_pieces(self) -> list[tuple[str, str]]:
+        """See Splitter."""
+        return [self.finish()]
+
     def push(self, text: str) -> tuple[str, str]:
         """Take more text; return (thought, said) as far as they are certain."""
         self._num_chars += len(text)
@@ -53,8 +103,6 @@ class ThoughtSplitter:
             match self._state:
                 case _State.OPENING:
                     rest = self._look_ahead(rest, self._form.opening, _State.CLOSING)
-                case _State.ANSWER_ALONE:
-                    rest = self._look_ahead(rest, self._form.answer_alone, _State.ANSWER_CLOSING)
                 case _State.CLOSING:
                     rest = self._read(rest, self._form.closing, thought)
                 case _State.ANSWER_OPENING:
@@ -94,17 +142,12 @@ class ThoughtSplitter:
         words = text.lstrip(SPACES)
         self._blanks.add(text[: len(text) - len(words)], holds_last=True)
         if words.startswith(mark):
-            if self._state is _State.ANSWER_ALONE:
-                self.end = 0
             self._state = found
             self._blanks = _Blanks(drops_first=True)
             return words[len(mark) :]
         if mark.startswith(words):
             self._held = words
             return ""
-        if self._state is _State.OPENING and self._form.answer_alone:
-            self._state = _State.ANSWER_ALONE
-            return words
         self._state = _State.NOTHING
         self.end = self.end or 0
         return words
@@ -156,22 +199,22 @@ def _len_begun(text: str, mark: str) -> int:
 
 
 class ThoughtCounter:
-    """Counts the tokens of an answer's thinking: those whose text begins before the end of its closing mark."""
+    """Counts the tokens of an answer's thinking: those whose text begins in it, its marks included."""
 
     def __init__(self, options: ReasoningOptions) -> None:
-        self._splitter = ThoughtSplitter(options.format, options.start)
+        self._splitter = make_splitter(replace(options, display=Display.STREAMED))
         self._offsets = array("q")
 
     def add(self, text: str, text_offsets: Iterable[int]) -> None:
         """Take more of the answer: text, which may come late, and where the text of each further token begins."""
-        if self._splitter.end is None:
+        if not self._splitter.is_settled:
             self._offsets.extend(text_offsets)
-            self._splitter.push(text)
+            self._splitter.pieces(text)
 
     @property
     def count(self) -> int:
         """Tokens of the thinking so far; all of them while it lasts."""
-        end = self._splitter.end
-        if end is None:
-            return len(self._offsets) if self._splitter.is_inside else 0
-        return bisect_left(self._offsets, end)
+        return sum(self._num_before(end) - self._num_before(begin) for begin, end in self._splitter.spans)
+
+    def _num_before(self, place: int | None) -> int:
+        return len(self._offsets) if place is None else bisect_left(self._offsets, place)

@@ -26,7 +26,8 @@ class ReasoningFormat:
     """The marks of one family of models; those around the answer may be missing in a text.
 
     `answer_alone`: marks an answer before which nothing was thought. `thinks_unasked`: an answer begins inside the
-    thinking also where the prompt's end does not say so.
+    thinking also where the prompt's end does not say so. `has_channels`: an answer is messages with headers, of which
+    any number may be thoughts; see ChannelSplitter. `others` are further marks.
     """
 
     name: str
@@ -36,11 +37,13 @@ class ReasoningFormat:
     answer_closing: str = ""
     answer_alone: str = ""
     thinks_unasked: bool = False
+    has_channels: bool = False
+    others: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks, which have to be in the text even where the vocabulary hides them."""
-        marks = (self.opening, self.closing, self.answer_opening, self.answer_closing, self.answer_alone)
+        marks = (self.opening, self.closing, self.answer_opening, self.answer_closing, self.answer_alone, *self.others)
         return tuple(mark for mark in marks if mark)
 
     def start(self, prompt_end: str) -> Start:
@@ -49,6 +52,9 @@ class ReasoningFormat:
         Templates write the opening mark for the model (`<think>`), or thinking that is over (`<think></think>`).
         """
         end = prompt_end.rstrip(SPACES)
+        if self.has_channels:
+            marks = {self.opening: Start.INSIDE, self.answer_alone: Start.ANSWER}
+            return next((start for mark, start in marks.items() if end.endswith(mark)), Start.MAYBE)
         if end.endswith(self.closing):
             return Start.ANSWER
         if end.endswith(self.opening) or self.thinks_unasked:
@@ -84,9 +90,9 @@ _FORMATS = (
         "harmony",
         "<|channel|>analysis<|message|>",
         "<|end|>",
-        answer_opening="<|start|>assistant<|channel|>final<|message|>",
-        answer_closing="<|return|>",
         answer_alone="<|channel|>final<|message|>",
+        has_channels=True,
+        others=("<|start|>", "<|constrain|>", "<|call|>", "<|return|>"),
     ),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+import fastdeploy_sd
 from fastdeploy_sd import LLM, SamplingParams
+from fastdeploy_sd.text.channels import END, MARKS
 from tests.server.test_api_e2e import RunningServer
+from tests.unit.text.vocabularies import CHANNEL_TEMPLATE
 
 pytestmark = pytest.mark.slow
 
 MODEL = "demo"
+DEMO = Path(fastdeploy_sd.__file__).parent / "demo_model"
+VOCABULARY = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+UNUSED = "\u00f5\u00f6\u00f7\u00f8\u00f9\u00fa\u00fb"  # bytes that no text has, as the vocabulary writes them
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -27,19 +35,37 @@ PARAMETERS: dict[str, Any] = {
 FUNCTION: dict[str, Any] = {"name": "weather", "description": "The weather of a city.", "parameters": PARAMETERS}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 FLAT: list[Any] = [{"type": "function", **FUNCTION}]
+BIAS = {VOCABULARY[UNUSED[MARKS.index(END)]]: 100.0}  # a model that begins to think ends it at once
 ASK: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
     "tools": TOOLS,
     "max_tokens": 200,
     "parallel_tool_calls": False,
+    "logit_bias": {str(token_id): bias for token_id, bias in BIAS.items()},
 }
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
+@pytest.fixture(scope="module", params=["hermes", "harmony"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model as it is; and with a template of gpt-oss's form, whose marks are bytes that no text has."""
+    if request.param == "hermes":
+        return MODEL
+    directory = tmp_path_factory.mktemp("harmony") / "model"
+    shutil.copytree(DEMO, directory, ignore=shutil.ignore_patterns("eagle*", "hydra", "medusa", "mlp_speculator"))
+    spec = json.loads((directory / "tokenizer.json").read_text())
+    for byte, mark in zip(UNUSED, MARKS, strict=True):
+        token_id = spec["model"]["vocab"][mark] = spec["model"]["vocab"].pop(byte)
+        spec["added_tokens"].append(spec["added_tokens"][0] | {"id": token_id, "content": mark})
+    (directory / "tokenizer.json").write_text(json.dumps(spec))
+    (directory / "chat_template.jinja").write_text(CHANNEL_TEMPLATE)
+    return str(directory)
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    running = RunningServer("qwen3-tiny", {"model": MODEL, "served-model-name": MODEL})
+def server(model: str) -> Iterator[RunningServer]:
+    running = RunningServer("qwen3-tiny", {"model": model, "served-model-name": MODEL})
     yield running
     assert running.stop() == 0
 
@@ -93,14 +119,15 @@ def test_a_repeated_call_ends_the_answer_whoever_drafts(server: RunningServer) -
 def test_wanted_calls_of_a_response_are_items(server: RunningServer) -> None:
     ask: dict[str, Any] = {"model": MODEL, "input": "What is the weather in Rome?", "tools": FLAT, "temperature": 0}
     ask |= {"tool_choice": "required", "max_output_tokens": 200, "parallel_tool_calls": False}
+    ask |= {"extra_body": {"logit_bias": ASK["logit_bias"]}}
     whole = server.api.responses.create(**ask)
-    [item] = whole.output
+    item = whole.output[-1]  # after what was thought, if anything
     assert item.type == "function_call"
     verify(item.arguments)
     with server.api.responses.stream(**ask) as stream:
         events = list(stream)
         final = stream.get_final_response()
-    [told] = final.output
+    told = final.output[-1]
     assert told.type == "function_call"
     assert told.arguments == item.arguments
     assert "response.function_call_arguments.delta" in [event.type for event in events]
@@ -121,11 +148,11 @@ def test_a_result_comes_back_in_the_next_turn(server: RunningServer) -> None:
     assert answer.choices[0].message.tool_calls is None
 
 
-def test_offline_calls_are_those_of_the_server(server: RunningServer) -> None:
+def test_offline_calls_are_those_of_the_server(server: RunningServer, model: str) -> None:
     """And the conversation goes on with them."""
-    with LLM(MODEL, dtype="float32", num_gpu_blocks_override=128) as llm:
+    with LLM(model, dtype="float32", num_gpu_blocks_override=128) as llm:
         for choice in ("required", NAMED):
-            params = SamplingParams(seed=3, temperature=1.5, max_tokens=200, n=2)
+            params = SamplingParams(seed=3, temperature=1.5, max_tokens=200, n=2, logit_bias=BIAS)
             [output] = llm.chat(
                 ASK["messages"], params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, use_tqdm=False
             )
@@ -143,7 +170,7 @@ def test_offline_calls_are_those_of_the_server(server: RunningServer) -> None:
         result = {"role": "tool", "tool_call_id": turn["tool_calls"][0]["id"], "content": "sunny"}
         turns, greedy = [*ASK["messages"], turn, result], SamplingParams(temperature=0, max_tokens=20)
         [last] = llm.chat(turns, greedy, tools=TOOLS, tool_choice="none", use_tqdm=False)
-        ask = ASK | {"messages": turns, "tool_choice": "none", "temperature": 0, "max_tokens": 20}
+        ask = ASK | {"messages": turns, "tool_choice": "none", "temperature": 0, "max_tokens": 20, "logit_bias": None}
         answer = server.api.chat.completions.create(**ask)
         assert last.messages[0].content == answer.choices[0].message.content
         assert not last.messages[0].tool_calls

@@ -39,6 +39,12 @@ class Thinking:
             return None
         return ReasoningOptions(self._form, self._start(body, prompt), display)
 
+    def headed(self, grammar: str, body: GenerationBody, prompt: Sequence[int]) -> str:
+        """Return the grammar of an answer without thinking, given that of its text; see ThinkingGrammar.headed."""
+        if body.reasoning_display is None or self._grammar is None or not grammar:
+            return grammar
+        return self._grammar.headed(grammar, self._start(body, prompt))
+
     def grammar(self, grammar: str, body: GenerationBody, prompt: Sequence[int]) -> str:
         """Return the grammar of the whole output, given that of the answer ("" = anything); see ThinkingGrammar.wrap.
 
@@ -86,7 +92,7 @@ class AnswerForms:
         `asked`: the grammar that the body asks for, "" = none. Raises BadRequest: see ToolCalling.of, Thinking.grammar
         and verify_grammar_length.
         """
-        tools, grammar = self._tools.of(body, params, asked)
+        tools, grammar = self._tools.of(body, params, self._thinking.headed(asked, body, prompt))
         grammar = self._thinking.grammar(grammar, body, prompt)
         of_asked = body.all_asked[0].field if body.all_asked else "structured_outputs"
         verify_grammar_length(len(grammar), of_asked if asked else "tools")

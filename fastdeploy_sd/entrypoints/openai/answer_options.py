@@ -9,7 +9,7 @@ from typing import Self
 
 from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, GenerationBody, ResponseBody
 from fastdeploy_sd.text.answer_parser import AnswerParser
-from fastdeploy_sd.text.reasoning import ThoughtSplitter
+from fastdeploy_sd.text.reasoning import make_splitter
 from fastdeploy_sd.text.reasoning_formats import ReasoningOptions
 from fastdeploy_sd.text.tool_calls.formats import ToolOptions
 
@@ -99,8 +99,7 @@ class AnswerOptions:
 
     def parser(self) -> AnswerParser:
         """Return what finds the parts of one choice's text."""
-        thinking = self.reasoning
         return AnswerParser(
-            None if thinking is None else ThoughtSplitter(thinking.format, thinking.start, thinking.display),
+            None if self.reasoning is None else make_splitter(self.reasoning),
             None if self.tools is None else self.tools.parser(),
         )

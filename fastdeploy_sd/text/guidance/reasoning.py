@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterable
 
 from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.text.channels import ASSISTANT, CHANNEL
 from fastdeploy_sd.text.reasoning_formats import ReasoningFormat, Start
 from fastdeploy_sd.text.tokenizer import Tokenizer
+from fastdeploy_sd.text.tool_calls.parameter_grammars import GrammarRules
 
 _LIMIT = "reasoning_max_tokens"
 # Blanks that a model may set around its marks; without a bound it could go on with them for ever.
@@ -25,7 +27,9 @@ class ThinkingGrammar:
     def __init__(self, form: ReasoningFormat, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
         self._form = form
         self._opening, self._closing = (_single_token(tokenizer, mark) for mark in (form.opening, form.closing))
+        self._channel = _single_token(tokenizer, CHANNEL)
         self._hidden_ids = tokenizer.hidden_ids
+        self._hidden_marks = {text: i for text, i in tokenizer.control_tokens.items() if i in tokenizer.hidden_ids}
         self._ends = tuple(eos_token_ids)
 
     def wrap(self, grammar: str, start: Start, max_tokens: int | None = None) -> str:
@@ -33,10 +37,13 @@ class ThinkingGrammar:
 
         `grammar` is of what follows, "" = anything. Raises BadRequest of a limit where the marks are no single tokens.
         """
-        if max_tokens is not None and (self._opening is None or self._closing is None):
+        first = self._channel if self._form.has_channels else self._opening
+        if max_tokens is not None and (first is None or self._closing is None):
             raise no_limit(f"this model has no single tokens for {self._form.opening} and {self._form.closing}")
         if start is Start.ANSWER or (not grammar and max_tokens is None):
             return grammar
+        if self._form.has_channels:
+            return self._wrap_channels(grammar, start, max_tokens)
         thought, rules = self._thought(max_tokens)
         opening = self._mark(self._form.opening, self._opening)
         if not grammar:
@@ -47,6 +54,29 @@ class ThinkingGrammar:
         whole = "\n".join([f"start: {front} @answer", *rules, _BLANKS])
         grammars = [{"lark_grammar": whole}, {"name": "answer", "lark_grammar": grammar}]
         return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+    def headed(self, grammar: str, start: Start) -> str:
+        """Return the grammar of an answer, given that of its text: with its own header where it needs one."""
+        if not (grammar and self._form.has_channels) or start is Start.ANSWER:
+            return grammar
+        return f"start: {self._literal(self._form.answer_alone)} text\ntext: %lark {{\n{grammar}\n}}"
+
+    def _wrap_channels(self, grammar: str, start: Start, max_tokens: int | None) -> str:
+        """See wrap. A limit holds for the first thought, and there is no other one."""
+        thought, rules = self._thought(max_tokens)
+        if start is not Start.INSIDE:
+            thought = f"{self._literal(self._form.opening)} {thought}"
+        if not grammar:
+            optional = "" if start is Start.INSIDE else "?"
+            other = f'{self._any_but(self._channel)}* {self._literal(CHANNEL)} ("final" | "commentary")'
+            return "\n".join([f"start: ({thought}){optional} ({other})* {self._any_but(self._channel)}*", *rules])
+        front = f"{thought} {self._literal(ASSISTANT)}"
+        whole = "\n".join([f"start: {front if start is Start.INSIDE else f'({front})?'} @answer", *rules])
+        grammars = [{"lark_grammar": whole}, {"name": "answer", "lark_grammar": grammar}]
+        return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+    def _literal(self, text: str) -> str:
+        return GrammarRules(self._hidden_marks).literal(text)
 
     def _thought(self, max_tokens: int | None) -> tuple[str, list[str]]:
         """What comes after the opening mark, up to the end of the closing one, and the rules that it names."""

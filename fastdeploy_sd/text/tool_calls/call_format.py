@@ -50,7 +50,10 @@ class CallFormat:
     """A tool call format: `openings` begin a call or a list of them; `markers` are hidden tokens in some vocabularies.
 
     A chat template of these models has all the texts of one group of `signs`. With `only_first`, openings begin a call
-    only before all content, or right after another call.
+    only before all content, or right after another call, and so do `first_openings` in any case.
+
+    In a guided answer an opening that begins no call is followed by one of `other_messages`, and `excluded_text` does
+    not occur outside of calls.
     """
 
     models: str
@@ -58,6 +61,9 @@ class CallFormat:
     read: Read
     text: CallText
     only_first: bool = False
+    first_openings: tuple[str, ...] = ()
+    other_messages: tuple[str, ...] = ()
+    excluded_text: str = ""
     markers: tuple[str, ...] = ()
     signs: tuple[tuple[str, ...], ...] = ()
 
@@ -71,8 +77,8 @@ class CallFormat:
     ) -> Scanner:
         """Return what finds calls of these functions in one answer, and bare ones at its beginning with `read_bare`."""
         named = {function.name: function for function in functions}
-        readers = dict.fromkeys(self.openings, self.read)
-        only_first = set(self.openings if self.only_first else ())
+        readers = dict.fromkeys((*self.openings, *self.first_openings), self.read)
+        only_first = {*self.first_openings, *(self.openings if self.only_first else ())}
         if read_bare is not None:
             longer = [own for own in self.openings if own not in BARE_OPENINGS]
             bare = [opening for opening in BARE_OPENINGS if not any(own.startswith(opening) for own in longer)]

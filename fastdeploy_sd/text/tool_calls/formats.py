@@ -13,6 +13,7 @@ from fastdeploy_sd.text.tool_calls.call_format import (
     CallText,
     ParameterText,
 )
+from fastdeploy_sd.text.tool_calls.channel_calls import HARMONY
 from fastdeploy_sd.text.tool_calls.json_calls import (
     DEEPSEEK_BEGIN,
     DEEPSEEK_END,
@@ -88,6 +89,7 @@ FORMATS: Mapping[str, CallFormat] = {
         markers=_DEEPSEEK_MARKERS,
         signs=((DEEPSEEK_BEGIN,),),
     ),
+    "harmony": HARMONY,
     "mistral": CallFormat(
         models="Mistral",
         openings=("[TOOL_CALLS]",),
@@ -137,6 +139,8 @@ ALIASES: Mapping[str, str] = {
     "glm47": "glm45",
     "deepseekv3": "deepseek_v3",
     "deepseekv31": "deepseek_v31",
+    "openai": "harmony",
+    "gpt_oss": "harmony",
 }
 
 

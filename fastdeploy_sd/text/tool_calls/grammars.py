@@ -6,6 +6,7 @@ that the format puts after it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from fastdeploy_sd.text.tool_calls.call_format import BARE_OPENINGS, CallFormat
@@ -95,12 +96,12 @@ class _Writer:
         if self._form.only_first:
             beginning = self._text.before_all + self._text.before_name
             return self._rules.text(f"{self._calls(beginning, None)} | {self._rules.add(self._other_text())}")
-        return self._rules.text(self._marked_calls(ANY_TEXT))
+        return self._rules.text(self._marked_calls(self._any_text()))
 
     def possible_or_bare(self) -> str:
         """The grammar of text in which each call is guided, with the marks of the format or, in front, without any."""
         start = rf"{_SPACE}*(```{_SPACE}*)?[,;]?{_SPACE}*{_BARE_START}({'|'.join(self._parameters)})\""
-        free = f"({ANY_TEXT} & ~/{start}(.|\\n)*/)"
+        free = f"({self._any_text()} & ~/{start}(.|\\n)*/)"
         bare = self._bare_calls()
         if self._form.only_first:
             return self._rules.text(f"{bare} | {self._rules.add_terminal(free)}")
@@ -126,13 +127,30 @@ class _Writer:
         """Text in which each call with the marks of the format is guided; `free` = what stands between them."""
         beginning = self._text.before_all + self._text.before_name
         opening = self._opening(beginning)
-        text = self._rules.add_terminal(free)
+        text = self._free_text(self._rules.add_terminal(free), opening)
         head = self._head(opening, text)
         is_section = bool(self._text.before_all)
         calls = self._calls(beginning.removeprefix(opening), None if is_section else 0)
+        if self._form.other_messages:
+            others = self._rules.add(" | ".join(map(self._rules.literal, self._form.other_messages)))
+            if self._use.takes_one_call:
+                return f"({head} {others})* ({head} {calls} | {text})"
+            calls = f"({calls} | {others})"
         if self._use.takes_one_call:
             return f"{head} {calls} | {text}"
         return f"({head} {calls})* {text}"
+
+    def _any_text(self) -> str:
+        excluded = re.escape(self._form.excluded_text)
+        return f"({ANY_TEXT} & ~/(.|\\n)*{excluded}(.|\\n)*/)" if excluded else ANY_TEXT
+
+    def _free_text(self, terminal: str, opening: str) -> str:
+        """Text without an opening, in which the other marks of the format may stand."""
+        hidden = [mark for mark in self._form.markers if mark != opening and self._rules.id_of(mark) is not None]
+        if not self._form.other_messages or not hidden:
+            return terminal
+        marks = self._rules.add(" | ".join(map(self._rules.literal, hidden)))
+        return self._rules.add(f"({terminal} {marks})* {terminal}")
 
     def _calls(self, beginning: str, num_more: int | None) -> str:
         """A call after this text and at most so many more; None = any number."""

@@ -19,7 +19,6 @@ from fastdeploy_sd.text.reasoning_formats import (
 )
 
 THINK, ERNIE = FORMATS["qwen3"], FORMATS["ernie_x1"]
-HARMONY, ANALYSIS, FINAL = FORMATS["harmony"], "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 MAYBE, INSIDE, BEHIND = Start.MAYBE, Start.INSIDE, Start.ANSWER
 
 CASES = [
@@ -42,11 +41,6 @@ CASES = [
     (ERNIE, INSIDE, "a\n</think>\n<response>\nHello\n</resp", "a", "Hello\n</resp"),
     (ERNIE, INSIDE, "a\n</think>\n<response>b</response>\n<tool_call>\n{}", "a", "b<tool_call>\n{}"),
     (ERNIE, BEHIND, "<response>\nHello\n</response>", "", "Hello"),
-    (HARMONY, MAYBE, f"{ANALYSIS}a b<|end|><|start|>assistant{FINAL}Hello\n<|return|>", "a b", "Hello"),
-    (HARMONY, MAYBE, f"{FINAL}Hello", "", "Hello"),
-    (HARMONY, MAYBE, f"{ANALYSIS}cut <|en", "cut <|en", ""),
-    (HARMONY, MAYBE, " plain", "", " plain"),
-    (HARMONY, MAYBE, "<|channel|>fin", "", "<|channel|>fin"),
     (FORMATS["kimi"], MAYBE, "◁think▷a◁/think▷b", "a", "b"),
     (FORMATS["mistral"], MAYBE, "[THINK]a[/THINK]b", "a", "b"),
 ]
@@ -168,6 +162,7 @@ def test_the_prompts_end_says_where_an_answer_begins(form: ReasoningFormat, prom
         ("auto", "<think>{{ r }}</think><response>{{ c }}</response>", "ernie_x1"),
         ("auto", "<seed:think>{{ r }}</seed:think>", "seed_oss"),
         ("auto", "[THINK]{{ r }}[/THINK]", "mistral"),
+        ("auto", "<|start|>assistant<|channel|>final<|message|>{{ c }}<|end|>", "harmony"),
         ("auto", "{{ messages }}", None),
         ("auto", None, None),
         ("none", "<think></think>", None),

@@ -44,6 +44,10 @@ TWO_CALLS = {
     '[1, -2.5e3, {"a": null}]\n</parameter>\n<parameter=ok>\ntrue\n</parameter>\n</function>\n</tool_call>\n'
     "<tool_call>\n<function=now>\n</function>\n</tool_call>",
 }
+TWO_CALLS["harmony"] = (
+    f"<|channel|>commentary to=functions.get <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+    "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
+)
 _EXPECTED: tuple[tuple[str, object], ...] = ("get", json.loads(ARGUMENTS)), ("now", {})
 
 
@@ -108,6 +112,9 @@ NO_CALLS = (
     f"{DEEPSEEK_OPENING}{DEEPSEEK_BEGIN}unknown{DEEPSEEK_SEPARATOR}{{}}{DEEPSEEK_END}{DEEPSEEK_LAST}",
     "[TOOL_CALLS] [1]",
     "[TOOL_CALLS]unknown[ARGS]{}",
+    "<|channel|>commentary to=functions.unknown <|constrain|>json<|message|>{}<|call|>",
+    "<|channel|>final<|message|>to=functions.get",
+    "to=functions.get it",
     '{"name": "unknown", "parameters": {}}',
     '{"answer": 42}',
     "{",
@@ -182,6 +189,12 @@ def test_every_beginning_of_a_call_is_content_or_a_call(name: str) -> None:
         ("mistral", '[TOOL_CALLS]get[CALL_ID]123456789[ARGS]{"n": 1}', ['{"n": 1}'], ""),
         ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', ["{}"], ""),
         ("json", '{"name": "now", "parameters": {}}\nDone', ["{}"], "\nDone"),
+        ("harmony", '<|channel|>commentary to=functions.get<|message|>{"n": 1}', ['{"n": 1}'], ""),
+        ("harmony", " to=functions.now<|channel|>commentary <|constrain|>json<|message|>{}<|end|>", ["{}"], ""),
+        ("harmony", "<|start|>assistant<|channel|>commentary json to=get code<|message|> {} <|call|>", ["{}"], ""),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>", ["{}"], ""),
+        ("harmony", "<|channel|><|channel|>commentary to=functions.now<|message|>{}<|call|>", ["{}"], ""),
+        ("harmony", "<|channel|>analysis to=functions.get code<|message|>{oops<|call|>", ["{"], "oops<|call|>"),
     ],
 )
 def test_what_models_write_otherwise(name: str, text: str, calls: list[str], content: str) -> None:

@@ -13,6 +13,20 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "qwen3-tiny"
+# As gpt-oss's: what was thought has a name of its own, and a turn has one call.
+CHANNEL_TEMPLATE = """{%- set ns = namespace(last='') %}
+{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for message in messages %}
+{%- if message.tool_calls %}{%- set call = message.tool_calls[0].function %}{%- set ns.last = call.name %}
+{%- if message.content and message.thinking %}{{ raise_exception('both') }}{% endif %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking or '') + '<|end|>' }}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments | tojson }}<|call|>
+{%- elif message.role == 'tool' %}<|start|>functions.{{ ns.last }} to=assistant<|channel|>commentary<|message|>
+{{- message.content | tojson }}<|end|>
+{%- elif message.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}{{ reasoning_effort }}<|end|>{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
 
 def golden_tokenizer() -> FastTokenizer:

@@ -23,6 +23,7 @@ from fastdeploy_sd.types.requests import (
     Speculation,
     TokenLogprob,
 )
+from fastdeploy_sd.types.states import LIVE_STATE, NO_STATE, StatePlan
 from fastdeploy_sd.types.steps import (
     Calibration,
     ChoiceReport,
@@ -36,10 +37,10 @@ from fastdeploy_sd.types.steps import (
 )
 
 __all__ = [
-    "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "MADE_ON_DEVICE", "MAX_TREE_ROWS", "U8", "U16", "U64", "Bytes",
-    "Calibration",
-    "ChoiceReport", "DraftCounts", "DraftLogprob", "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
+    "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "LIVE_STATE", "MADE_ON_DEVICE", "MAX_TREE_ROWS", "NO_STATE", "U8",
+    "U16", "U64", "Bytes", "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
+    "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
     "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "PromptLogprobs", "Request", "RequestDelta", "RequestId",
     "RequestMetrics", "RequestOutput", "Rows", "SamplingArrays", "SchedulerOutput", "Speculation", "SpeculationInfo",
-    "StepResult", "StepView", "TokenLogprob", "VerifyResult", "chain_parents", "offsets",
+    "StatePlan", "StepResult", "StepView", "TokenLogprob", "VerifyResult", "chain_parents", "offsets",
 ]  # fmt: skip

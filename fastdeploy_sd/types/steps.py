@@ -11,6 +11,7 @@ import numpy as np
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I32, U64, Rows, merge_rows, offsets, take_rows
 from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays, concat_logprobs
 from fastdeploy_sd.types.requests import Request, RequestId
+from fastdeploy_sd.types.states import StatePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class SchedulerOutput:
         max_draft_len: i32[R], how many drafts the proposer may return for the next step.
         finished_ids, preempted_ids: requests whose worker state must be dropped before this step.
         num_prompt_tokens_ahead: of prompts that the next step probably holds; 0 where nothing drafts.
+        states: None = the model has no recurrent state.
     """
 
     step_id: int
@@ -108,6 +110,7 @@ class SchedulerOutput:
     finished_ids: tuple[RequestId, ...] = ()
     preempted_ids: tuple[RequestId, ...] = ()
     num_prompt_tokens_ahead: int = 0
+    states: StatePlan | None = None
 
     def take(self, rows: Rows) -> SchedulerOutput:
         """Return the plan of some rows, intp[n] ascending. It has no new and no finished requests."""
@@ -122,6 +125,7 @@ class SchedulerOutput:
             max_draft_len=self.max_draft_len[rows],
             finished_ids=(),
             preempted_ids=(),
+            states=None if self.states is None else self.states.take(rows),
         )
 
     def with_lengths(self, num_tokens: I32) -> SchedulerOutput:

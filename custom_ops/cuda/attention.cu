@@ -24,10 +24,10 @@ namespace fdsd::cuda {
 namespace {
 
 // Blocks take tasks in turn, as only the device knows how many there are.
-template <typename T, typename Cached, int kColumnTiles>
+template <typename T, typename Cached, int kColumnTiles, int kSlots>
 __global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(AttentionShape shape, AttentionArrays a,
                                                                                DevicePtr<float> results) {
-  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged);
+  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged);
   Arrivals arrivals;
   for (int64_t i = blockIdx.x;; i += gridDim.x) {
     SharedTask task;
@@ -37,7 +37,7 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(A
     merged.Clear();
     merged.Store(before, task.tile.num_columns);
     __syncthreads();
-    MergePartitions<Cached, kColumnTiles>(shape, a, task.tile, task.begin, task.end, &arrivals, &merged);
+    MergePartitions<Cached, kColumnTiles, kSlots>(shape, a, task.tile, task.begin, task.end, &arrivals, &merged);
     merged.StoreShared(shape, task.tile, task.begin, results);
     __syncthreads();
   }
@@ -45,7 +45,7 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(A
 
 // Block (tile, part of a KV head, partition) writes a partition's result; with one partition in the grid, block (tile,
 // part of a KV head) merges all of them and writes y.
-template <typename T, typename Cached, int kColumnTiles>
+template <typename T, typename Cached, int kColumnTiles, int kSlots>
 __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(AttentionShape shape, AttentionArrays a,
                                                                         DevicePtr<float> partials,
                                                                         DevicePtr<const float> shared) {
@@ -59,14 +59,15 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(Attentio
   Partial<kColumnTiles> merged;
   if (is_split) {
     __syncthreads();
-    ComputePartition<Cached, kColumnTiles>(shape, a, tile, own, &arrivals, &merged);
+    ComputePartition<Cached, kColumnTiles, kSlots>(shape, a, tile, own, &arrivals, &merged);
     merged.StoreOwn(shape, tile, own, partials);
     return;
   }
   merged.LoadShared(shape, tile, shared);
-  merged.Store(ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged), tile.num_columns);
+  merged.Store(ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged), tile.num_columns);
   __syncthreads();
-  MergePartitions<Cached, kColumnTiles>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &arrivals, &merged);
+  MergePartitions<Cached, kColumnTiles, kSlots>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &arrivals,
+                                                &merged);
   merged.template Write<T>(shape, a, tile);
 }
 
@@ -111,7 +112,7 @@ struct AttentionCall {
         shape(ShapeOf(p, grid)),
         arrays{DevicePtr<const uint8_t>(p.q),
                DevicePtr<const uint8_t>(p.cache.k),
-               DevicePtr<const uint8_t>(p.cache.v),
+               DevicePtr<const uint8_t>(p.cache.v == nullptr ? p.cache.k : p.cache.v),
                DevicePtr<const float>(p.cache.k_scale),
                DevicePtr<const float>(p.cache.v_scale),
                DevicePtr<const int32_t>(p.query_start_loc),
@@ -157,11 +158,12 @@ struct AttentionCall {
   }
 };
 
-template <typename T, typename Cached, int kColumnTiles>
+template <typename T, typename Cached, int kColumnTiles, int kSlots = kStages<Cached>>
 Error LaunchAttention(const AttentionCall& call) {
-  const int32_t bytes = PartsOf<Cached>(call.shape).num_bytes;
-  Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles>>(kAttentionThreads, bytes);
-  if (error == nullptr) error = call.LaunchTiles<AttentionKernel<T, Cached, kColumnTiles>>(kAttentionThreads, bytes);
+  const int32_t bytes = PartsOf<Cached, kSlots>(call.shape).num_bytes;
+  Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes);
+  if (error == nullptr)
+    error = call.LaunchTiles<AttentionKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes);
   return error == nullptr ? call.LaunchMerge<T, kColumnTiles>() : error;
 }
 
@@ -185,6 +187,7 @@ Error LaunchWide(const AttentionCall& call) {
 
 template <typename T, typename Cached>
 Error LaunchHeads(const AttentionCall& call) {
+  if (call.p.cache.head_dim > kMaxHeadDim) return LaunchAttention<T, Cached, 16, kLatentStages>(call);
   if (call.p.cache.head_dim <= 64) return LaunchAttention<T, Cached, 8>(call);
   return LaunchAttention<T, Cached, 16>(call);
 }
@@ -225,6 +228,8 @@ Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* worksp
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
   if (p.scores.window < 0) return "window: expected 0 (none) or a number of tokens, got less";
   if (p.scores.window > 0 && p.prefixes.group_rows != nullptr) return "prefixes: expected none with a window";
+  if (p.cache.head_dim > kMaxHeadDim && p.cache.kv_dtype == KvDType::kFloat32)
+    return "head_dim: expected at most 256 elements of float32, for which there is shared memory, got more";
   if (!(p.scores.softcap >= 0)) return "softcap: expected 0 (none) or a positive number, got another";
   if (p.scores.first_key < 0 || p.scores.first_key > 63) return "first_key: expected 0..63, got a number outside";
   switch (p.cache.kv_dtype) {

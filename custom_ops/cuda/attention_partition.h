@@ -21,10 +21,10 @@ __device__ __host__ int32_t StagedBytes(const KvShape& cache) {
   return sizeof(Cached) == 4 ? kWarpKeys * kTileRows * 4 : kUnitKeys * ValueRowBytes<Cached>(cache);
 }
 
-template <typename Cached>
+template <typename Cached, int kSlots>
 __device__ __host__ SharedParts PartsOf(const AttentionShape& shape) {
   const int32_t head_dim = shape.cache.head_dim;
-  const int32_t units = kAttentionWarps * kStages<Cached> * kUnitKeys * UnitStream<Cached, 1>::RowBytes(head_dim);
+  const int32_t units = kAttentionWarps * kSlots * kUnitKeys * UnitStream<Cached, 1>::RowBytes(head_dim);
   const int32_t result = kTileRows * shape.PartialSize() * static_cast<int32_t>(sizeof(float));
   SharedParts parts;
   parts.units = kTileRows * QueryRowBytes<Cached>(head_dim);
@@ -35,15 +35,14 @@ __device__ __host__ SharedParts PartsOf(const AttentionShape& shape) {
 }
 
 // The result of one partition, spread over the block. All threads of the block.
-template <typename Cached, int kColumnTiles>
+template <typename Cached, int kColumnTiles, int kSlots>
 __device__ void ComputePartition(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
                                  int partition, Arrivals* arrivals, Partial<kColumnTiles>* result) {
-  constexpr int kSlots = kStages<Cached>;
   using Units = UnitStream<Cached, kSlots>;
   const int head_dim = shape.cache.head_dim;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  const SharedParts parts = PartsOf<Cached>(shape);
+  const SharedParts parts = PartsOf<Cached, kSlots>(shape);
   const DevicePtr<uint8_t> shared = DynamicShared<uint8_t>();
   const DevicePtr<float> results = ViewAs<float>(shared + parts.units);
   const DevicePtr<uint8_t> staged = shared + parts.staged + warp * StagedBytes<Cached>(shape.cache);
@@ -89,15 +88,15 @@ __device__ void ComputePartition(const AttentionShape& shape, const AttentionArr
 }
 
 // The tile's partitions [begin, end) onto those before, whose result is in shared memory.
-template <typename Cached, int kColumnTiles>
+template <typename Cached, int kColumnTiles, int kSlots>
 __device__ __forceinline__ void MergePartitions(const AttentionShape& shape, const AttentionArrays& a,
                                                 const TilePlace& tile, int begin, int end, Arrivals* arrivals,
                                                 Partial<kColumnTiles>* merged) {
   // In shared memory, since registers are for what is computed.
-  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached>(shape).merged);
+  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged);
   for (int partition = begin; partition < end; ++partition) {
     Partial<kColumnTiles> next;
-    ComputePartition<Cached, kColumnTiles>(shape, a, tile, partition, arrivals, &next);
+    ComputePartition<Cached, kColumnTiles, kSlots>(shape, a, tile, partition, arrivals, &next);
     merged->Load(before, tile.num_columns);
     merged->Merge(next);
     if (partition + 1 == end) return;

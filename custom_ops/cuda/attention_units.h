@@ -13,6 +13,7 @@ constexpr int kNobody = -1;
 template <typename Cached>
 constexpr int kStages = sizeof(Cached) == 4 ? 1 : 4;
 constexpr int kMaxStages = 4;
+constexpr int kLatentStages = 1;  // of latent vectors, which are long
 
 // Which tokens of the cache are a unit's keys: those that all rows of the tile see at these places, or those that one
 // new token sees.

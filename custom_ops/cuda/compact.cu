@@ -43,7 +43,7 @@ __global__ __launch_bounds__(kCopyThreads) void CompactKvKernel(KvShape shape, i
 #pragma unroll 1  // at most two rounds in practice; several at a time spill registers
     for (int i = threadIdx.x; i < units_per_row; i += kCopyThreads) {
       k[to * units_per_row + i] = k[from * units_per_row + i];
-      v[to * units_per_row + i] = v[from * units_per_row + i];
+      if (v != nullptr) v[to * units_per_row + i] = v[from * units_per_row + i];
     }
     if (threadIdx.x != 0 || k_scale == nullptr) return;
     k_scale[to] = static_cast<float>(k_scale[from]);

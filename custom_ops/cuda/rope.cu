@@ -112,14 +112,17 @@ __device__ void StoreCached(int32_t head_dim, DevicePtr<const float> head, Devic
 }
 
 // Block (token, part): kWarps of a token's heads, those of q, then of k, then of v. K and V are elements of the cache.
+// Where there are latent vectors, rows have heads of q alone, and the token's one key comes after them.
 template <typename T, typename Cached>
-__global__ __launch_bounds__(kThreads) void RopeStoreKvKernel(RopeShape shape, DevicePtr<const T> qkv, RopeArrays a,
+__global__ __launch_bounds__(kThreads) void RopeStoreKvKernel(RopeShape shape, DevicePtr<const T> qkv,
+                                                              DevicePtr<const T> latents, RopeArrays a,
                                                               DevicePtr<Cached> k, DevicePtr<Cached> v,
                                                               DevicePtr<T> q) {
-  FDSD_SHARED(float, heads, kWarps* kMaxHeadDim);
+  FDSD_SHARED(float, heads, kWarps* kMaxLatentDim);
   const int head_dim = shape.cache.head_dim;
   const int num_kv_heads = shape.cache.num_kv_heads;
-  const int num_all = shape.num_heads + 2 * num_kv_heads;
+  const bool has_latents = latents != nullptr;
+  const int num_all = shape.num_heads + (has_latents ? 1 : 2 * num_kv_heads);
   const int warp = threadIdx.x / kWarpSize;
   const int h = static_cast<int>(blockIdx.y) * kWarps + warp;
   if (h >= num_all) return;
@@ -128,14 +131,16 @@ __global__ __launch_bounds__(kThreads) void RopeStoreKvKernel(RopeShape shape, D
   const bool is_value = h >= shape.num_heads + num_kv_heads;
   const int64_t slot = a.slot_mapping[token];
   if (!is_query && slot < 0) return;
-  const DevicePtr<float> head = heads + warp * kMaxHeadDim;
-  const DevicePtr<const T> x = qkv + (token * num_all + h) * head_dim;
+  const DevicePtr<float> head = heads + warp * kMaxLatentDim;
+  const int64_t row = token * (has_latents ? shape.num_heads : num_all) + h;
+  const DevicePtr<const T> x = has_latents && !is_query ? latents + token * head_dim : qkv + row * head_dim;
   for (int d = threadIdx.x % kWarpSize; d < head_dim; d += kWarpSize) head[d] = LoadFloat<T>(x, d);
   __syncwarp();
   if (!is_value) {
     const DevicePtr<const float> weight = is_query ? a.q_norm : a.k_norm;
     if (weight != nullptr) NormHead(head_dim, shape.norm_eps, weight, head);
-    RotateHead(shape, a.cos_sin + static_cast<int64_t>(a.positions[token]) * shape.rotary_dim, head);
+    const int first = has_latents ? head_dim - shape.rotary_dim : 0;
+    RotateHead(shape, a.cos_sin + static_cast<int64_t>(a.positions[token]) * shape.rotary_dim, head + first);
   }
   if (is_query) {
     if (a.q_scale != nullptr) {
@@ -153,40 +158,67 @@ __global__ __launch_bounds__(kThreads) void RopeStoreKvKernel(RopeShape shape, D
 }
 
 template <typename T, typename Cached>
-Error LaunchRope(const RopeStoreKvParams& p, Stream stream) {
+Error LaunchRope(const RopeStoreKvParams& p, const void* latents, Stream stream) {
   const RopeShape shape{ShapeOf(p.cache), p.num_heads, p.rotary_dim, p.interleaved, p.norm_eps};
   const RopeArrays arrays{DevicePtr<const int32_t>(p.positions), DevicePtr<const int64_t>(p.slot_mapping),
                           DevicePtr<const float>(p.cos_sin),     DevicePtr<const float>(p.q_scale),
                           DevicePtr<const float>(p.q_norm),      DevicePtr<const float>(p.k_norm),
                           DevicePtr<float>(p.cache.k_scale),     DevicePtr<float>(p.cache.v_scale)};
-  const int64_t num_parts = DivideUp(p.num_heads + 2 * p.cache.num_kv_heads, kWarps);
+  const int64_t num_parts = DivideUp(p.num_heads + (latents == nullptr ? 2 * p.cache.num_kv_heads : 1), kWarps);
   const LaunchShape launch{dim3(static_cast<unsigned>(p.num_tokens), static_cast<unsigned>(num_parts)), dim3(kThreads)};
-  return Launch<RopeStoreKvKernel<T, Cached>>(launch, stream, shape, DevicePtr<const T>(p.qkv), arrays,
-                                              DevicePtr<Cached>(p.cache.k), DevicePtr<Cached>(p.cache.v),
-                                              DevicePtr<T>(p.q));
+  return Launch<RopeStoreKvKernel<T, Cached>>(launch, stream, shape, DevicePtr<const T>(p.qkv),
+                                              DevicePtr<const T>(latents), arrays, DevicePtr<Cached>(p.cache.k),
+                                              DevicePtr<Cached>(p.cache.v), DevicePtr<T>(p.q));
 }
 
 template <typename T>
 Error LaunchRopeOf(const RopeStoreKvParams& p, Stream stream) {
   switch (p.cache.kv_dtype) {
     case KvDType::kInt8:
-      return LaunchRope<T, int8_t>(p, stream);
+      return LaunchRope<T, int8_t>(p, nullptr, stream);
     case KvDType::kFloat8:
-      return LaunchRope<T, float8>(p, stream);
+      return LaunchRope<T, float8>(p, nullptr, stream);
     default:
-      return LaunchRope<T, T>(p, stream);
+      return LaunchRope<T, T>(p, nullptr, stream);
   }
 }
 
-}  // namespace
-
-Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream) {
+Error CheckRope(const RopeStoreKvParams& p) {
   if (const Error error = CheckKvCache(p.cache); error != nullptr) return error;
   if (p.num_tokens < 0) return "num_tokens: expected no negative number";
   if (p.num_heads <= 0) return "num_heads: expected a positive number";
   if (p.rotary_dim <= 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.cache.head_dim)
     return "rotary_dim: expected an even number in 2..head_dim";
+  return nullptr;
+}
+
+}  // namespace
+
+Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream) {
+  if (const Error error = CheckRope(p); error != nullptr) return error;
+  if (p.cache.v == nullptr) return "v: expected values besides the keys, got none";
   return WithElement(p.cache.dtype, [&](auto element) { return LaunchRopeOf<decltype(element)>(p, stream); });
+}
+
+Error RopeStoreLatent(const RopeStoreLatentParams& p, Stream stream) {
+  RopeStoreKvParams own{};
+  own.cache = p.cache;
+  own.num_tokens = p.num_tokens;
+  own.num_heads = p.num_heads;
+  own.rotary_dim = p.rotary_dim;
+  own.max_position = p.max_position;
+  own.interleaved = p.interleaved;
+  own.qkv = p.heads;
+  own.positions = p.positions;
+  own.slot_mapping = p.slot_mapping;
+  own.cos_sin = p.cos_sin;
+  own.q = p.q;
+  if (const Error error = CheckRope(own); error != nullptr) return error;
+  if (p.cache.v != nullptr) return "v: expected none, as keys are the values, got some";
+  return WithElement(p.cache.dtype, [&](auto element) {
+    using T = decltype(element);
+    return LaunchRope<T, T>(own, p.latents, stream);
+  });
 }
 
 }  // namespace fdsd::cuda

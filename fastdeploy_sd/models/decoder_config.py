@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
 from fastdeploy_sd.models.layer_windows import read_windows
@@ -13,6 +13,7 @@ from fastdeploy_sd.models.rope_config import THETA, RopeConfig, read_rope, scale
 MAX_EXPERTS, MAX_GROUPS = 65_536, 32
 # What the attention kernels do.
 MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
+MAX_LATENT_DIM, MAX_LATENT_HEADS = 640, 256
 # Of the gate in a feed-forward network; gelu_tanh is GELU approximated by a hyperbolic tangent.
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -52,6 +53,50 @@ class AttentionConfig:
     @property
     def qkv_size(self) -> int:
         return self.q_size + 2 * self.kv_size
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionConfig:
+    """Self-attention of a layer over one latent vector per token, which all heads read as key and as value.
+
+    Source: arXiv:2405.04434, section 2.1.
+
+    Attributes:
+        key_dim: elements of a query head that meet the latent vector; rope.rotary_dim further ones rotate.
+        value_dim: elements that a head makes of the latent vectors.
+        latent_dim: of the vector, without the elements of the key that rotate.
+        query_latent_dim: of the vector that queries are made of; None = they are made of the hidden row.
+        scale: of scores.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    latent_dim: int
+    query_latent_dim: int | None
+    rope: RopeConfig
+    scale: float
+    num_kv_heads: ClassVar[int] = 1
+    window: ClassVar[int | None] = None
+
+    @property
+    def head_dim(self) -> int:
+        """What the cache keeps of a token."""
+        return self.latent_dim + self.rope.rotary_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Of a query head as it is projected."""
+        return self.key_dim + self.rope.rotary_dim
+
+    @property
+    def q_size(self) -> int:
+        """What the output projection reads."""
+        return self.num_heads * self.value_dim
+
+
+# The kinds of attention that a layer may have.
+AnyAttention = AttentionConfig | LatentAttentionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +146,7 @@ class LayerConfig:
         output_norms: what attention and feed-forward network return is normalised too.
     """
 
-    attention: AttentionConfig
+    attention: AnyAttention
     mlp: DenseConfig | MoeConfig
     output_norms: bool = False
 
@@ -152,8 +197,13 @@ class DecoderConfig:
         return replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
     def with_attention(self, change: Callable[[int, AttentionConfig], AttentionConfig]) -> DecoderConfig:
-        """Return the decoder whose layer i has the attention change(i, what it was)."""
-        return self.with_layers(lambda i, layer: replace(layer, attention=change(i, layer.attention)))
+        """Return the decoder whose layer i has the attention change(i, what it was), where that is of this kind."""
+
+        def changed(i: int, layer: LayerConfig) -> LayerConfig:
+            own = layer.attention
+            return replace(layer, attention=change(i, own)) if isinstance(own, AttentionConfig) else layer
+
+        return self.with_layers(changed)
 
 
 def integer_fields(low: int, high: int, *names: str) -> dict[str, Integer]:
@@ -198,6 +248,11 @@ FIELDS: Mapping[str, Field] = {
     "routed_scaling_factor": Number(1e-6, 1e6, 1.0),
     "first_k_dense_replace": Integer(0, 10_000, 1),
     "use_qk_norm": Boolean(),
+    # DeepSeek's attention
+    **integer_fields(1, 1 << 24, "q_lora_rank"),
+    **integer_fields(1, MAX_LATENT_DIM, "kv_lora_rank", "qk_rope_head_dim"),
+    **integer_fields(1, 10_000, "qk_nope_head_dim", "v_head_dim"),
+    "rope_interleave": Boolean(default=True),
     # gpt-oss
     "swiglu_limit": Number(1e-3, 1e6),
     # Several families
@@ -241,38 +296,45 @@ def read_decoder(  # noqa: PLR0913
     rope_interleaved: bool = False,
     layer_type: str = "",
     find_windows: Callable[[FieldReader, int], list[int | None]] = read_windows,
+    read_attention: Callable[[FieldReader, int], LatentAttentionConfig] | None = None,
     **attention: bool,
 ) -> DecoderConfig:
     """Read what every family writes under the same names: a decoder whose layers are alike and dense.
 
     `activations` are names of the activation, `attention` flags of AttentionConfig. The family reads the keys `reads`
-    itself, but partial_rotary_factor, which is read here. `layer_type`: see read_rope.
+    itself, but partial_rotary_factor, which is read here. `layer_type`: see read_rope. `read_attention` reads another
+    kind of attention, given max_position_embeddings.
 
     Raises CheckpointError: a key is missing, mistyped, out of range, or asks for something unsupported.
     """
     neutral = {key: values for key, values in _NEUTRAL.items() if key not in reads}
     reader.require_neutral({**neutral, "hidden_act": activations})
-    num_heads, hidden_size = reader.integer("num_attention_heads"), reader.integer("hidden_size")
-    max_position = reader.integer("max_position_embeddings")
-    num_kv_heads, head_dim = _read_heads(reader, num_heads, hidden_size)
-    is_partial = "partial_rotary_factor" in reads
-    rope = read_rope(reader, max_position, head_dim, is_partial=is_partial, layer_type=layer_type)
-    rope = replace(rope, interleaved=rope_interleaved)
-    max_position = scaled_context(rope.scaling, max_position)
+    hidden_size, max_position = reader.integer("hidden_size"), reader.integer("max_position_embeddings")
+    own: AnyAttention
+    if read_attention is not None:
+        own = read_attention(reader, max_position)
+    else:
+        num_heads = reader.integer("num_attention_heads")
+        num_kv_heads, head_dim = _read_heads(reader, num_heads, hidden_size)
+        is_partial = "partial_rotary_factor" in reads
+        rope = read_rope(reader, max_position, head_dim, is_partial=is_partial, layer_type=layer_type)
+        rope = replace(rope, interleaved=rope_interleaved)
+        own = AttentionConfig(num_heads, num_kv_heads, head_dim, rope, **attention)
+    max_position = scaled_context(None if own.rope is None else own.rope.scaling, max_position)
     dense = DenseConfig(reader.integer("intermediate_size"), mlp_bias, activation)
-    layer = LayerConfig(AttentionConfig(num_heads, num_kv_heads, head_dim, rope, **attention), dense)
-    windows = find_windows(reader, reader.integer("num_hidden_layers"))
+    layers = (LayerConfig(own, dense),) * reader.integer("num_hidden_layers")
+    windows = find_windows(reader, len(layers))
     # One that holds the whole context is none.
     windows = [None if window is None or window >= max_position else window for window in windows]
     return DecoderConfig(
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
-        layers=tuple([replace(layer, attention=replace(layer.attention, window=window)) for window in windows]),
+        layers=layers,
         dense=dense,
         max_position=max_position,
         norm_eps=reader.number("rms_norm_eps"),
         tie_word_embeddings=reader.boolean("tie_word_embeddings"),
-    )
+    ).with_attention(lambda i, found: replace(found, window=windows[i]))
 
 
 def verify_top_k(reader: FieldReader, name: str, top_k: int, num_experts: int) -> int:

@@ -9,17 +9,26 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, DenseConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseConfig,
+    LatentAttentionConfig,
+    MoeConfig,
+)
 from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm
+from fastdeploy_sd.models.layers.latent_attention import LatentAttention
 from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
 from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, GatedMlp, MoeMlp, Router
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
 from fastdeploy_sd.models.weights.decoder_weights import LayerWeights, expert_parts
+from fastdeploy_sd.models.weights.latent_weights import LATENT_EPS, LatentWeights
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.kv_cache import QkNorm
 from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 
 WeightAndBias = tuple[WeightMatrix, Weights | None]
@@ -39,19 +48,10 @@ class LayerBuilder:
 
         `input_norm`: in place of the usual one.
         """
-        eps, norms, config = self._config.norm_eps, weights.qk_norms(i), self._config.layers[i].attention
-        outputs = weights.output_norms(i)
-        qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
-        attention = Attention(
-            self._outputs(weights.qkv(i), self._shard.qkv(config)),
-            self._summed(weights.output(i), self._shard.attention(config)),
-            config,
-            qk_norm,
-            self._sinks(weights.sinks(i), config),
-        )
+        eps, outputs = self._config.norm_eps, weights.output_norms(i)
         return DecoderLayer(
             RmsNorm(weights.input_norm(i), eps, input_scale) if input_norm is None else input_norm,
-            attention,
+            self._attention(weights, i),
             RmsNorm(weights.feed_forward_norm(i), eps, self._config.residual_scale),
             self._feed_forward(weights, i),
             None if outputs is None else (RmsNorm(outputs[0], eps), RmsNorm(outputs[1], eps)),
@@ -65,11 +65,45 @@ class LayerBuilder:
         """Build a linear layer [H, K] over what every rank has, in the format of the dense layers."""
         return self._gathered(weight_and_bias, self._scheme.linear, self._shard.hidden())
 
+    def _attention(self, weights: LayerWeights, i: int) -> Attention | LatentAttention:
+        config, eps = self._config.layers[i].attention, self._config.norm_eps
+        output = self._summed(weights.output(i), self._shard.attention(config))
+        if isinstance(config, LatentAttentionConfig):
+            return self._latent_attention(weights.latent(i), config, output)
+        norms = weights.qk_norms(i)
+        qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
+        qkv = self._outputs(weights.qkv(i), self._shard.qkv(config))
+        return Attention(qkv, output, config, qk_norm, self._sinks(weights.sinks(i), config))
+
+    def _latent_attention(
+        self, weights: LatentWeights, config: LatentAttentionConfig, output: LinearLayer
+    ) -> LatentAttention:
+        heads = self._shard.heads(config)
+
+        def whole(matrix: WeightMatrix) -> Linear:
+            return Linear(self._packer.linear(matrix, self._scheme.linear), None)
+
+        def of_heads(matrices: Sequence[WeightMatrix]) -> PackedExperts[Tensor]:
+            return self._packer.experts(matrices[heads.start : heads.stop], self._scheme.dtype)
+
+        query = weights.query_latent
+        queries = range(heads.start * config.query_dim, heads.stop * config.query_dim)
+        return LatentAttention(
+            None if query is None else (whole(query[0]), RmsNorm(query[1], LATENT_EPS)),
+            whole(weights.queries.rows([queries])),
+            whole(weights.latent.rows([range(config.latent_dim)])),
+            RmsNorm(weights.latent_norm, LATENT_EPS),
+            whole(weights.latent.rows([range(config.latent_dim, config.head_dim)])),
+            of_heads(weights.keys),
+            of_heads(weights.values),
+            output,
+            config,
+        )
+
     def _sinks(self, sinks: Weights | None, config: AttentionConfig) -> Tensor | None:
         """Return those of the rank's heads."""
-        columns = self._shard.attention(config).inputs
-        heads = slice(columns.start // config.head_dim, columns.stop // config.head_dim)
-        return None if sinks is None else constant(sinks[heads])
+        heads = self._shard.heads(config)
+        return None if sinks is None else constant(sinks[heads.start : heads.stop])
 
     def _feed_forward(self, weights: LayerWeights, i: int) -> FeedForward:
         moe = self._config.layers[i].mlp

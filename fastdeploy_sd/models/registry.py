@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models import ernie4_5, gemma, glm4_moe, gpt_oss, granite, llama, mistral, phi3, qwen, smollm3
+from fastdeploy_sd.models import (
+    deepseek,
+    ernie4_5,
+    gemma,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    phi3,
+    qwen,
+    smollm3,
+)
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
 
@@ -20,6 +32,8 @@ class Architecture(NamedTuple):
 
 _ERNIE_DENSE = Architecture(ernie4_5.read_ernie4_5, ernie4_5.DENSE_DEFAULTS)
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "DeepseekV2ForCausalLM": Architecture(deepseek.read_v2, deepseek.V2_DEFAULTS),
+    "DeepseekV3ForCausalLM": Architecture(deepseek.read_v3, deepseek.DEFAULTS),
     "Ernie4_5ForCausalLM": _ERNIE_DENSE,
     "Ernie4_5_ForCausalLM": _ERNIE_DENSE,  # the spelling of the first Paddle releases
     "Ernie4_5_MoeForCausalLM": Architecture(ernie4_5.read_ernie4_5_moe, ernie4_5.MOE_DEFAULTS),

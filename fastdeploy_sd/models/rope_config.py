@@ -128,6 +128,13 @@ def _parameters(config: FieldReader, layer_type: str) -> tuple[str, Mapping[str,
     return key, values
 
 
+def score_factor(config: FieldReader, rope: RopeConfig) -> float:
+    """Return what DeepSeek multiplies scores by, of parameters that `read_rope` has read: the square of YaRN's."""
+    _, values = _parameters(config, "")
+    weight = values.get("mscale_all_dim")
+    return yarn_amplitude(rope.scaling.factor, weight) ** 2 if weight and isinstance(rope.scaling, YarnScaling) else 1.0
+
+
 def _llama3(reader: FieldReader) -> Llama3Scaling:
     low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
     if high <= low:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, DenseConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import AnyAttention, AttentionConfig, DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.types.ranges import COUNTS, SliceRule, halved
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
@@ -29,7 +29,7 @@ class SumPart:
     slices: SliceRule
 
 
-def attention_slices(attention: AttentionConfig) -> SliceRule:
+def attention_slices(attention: AnyAttention) -> SliceRule:
     """Return how the sum over the heads of the attention output projection is cut: at heads, KV heads with theirs."""
     heads, kv_heads = attention.num_heads, attention.num_kv_heads
     if heads % 4 == 0 and (kv_heads % 4 == 0 or kv_heads in (1, 2)):
@@ -78,14 +78,19 @@ class DecoderShard:
                 if layer.mlp.shared_intermediate_size > 0:
                     self.shared_experts(layer.mlp)
 
-    def attention(self, attention: AttentionConfig) -> SumPart:
+    def attention(self, attention: AnyAttention) -> SumPart:
         """Return the inputs Hq * D of the output projection that are the rank's heads."""
         rule = attention_slices(attention)
         heads = f"{attention.num_heads} query heads over {attention.num_kv_heads} KV heads"
         self._verify(rule.count, "num_attention_heads, num_key_value_heads", heads)
         return self._part(attention.q_size, rule)
 
-    def kv_heads(self, attention: AttentionConfig) -> range:
+    def heads(self, attention: AnyAttention) -> range:
+        """Return the rank's query heads."""
+        inputs, size = self.attention(attention).inputs, attention.q_size // attention.num_heads
+        return range(inputs.start // size, inputs.stop // size)
+
+    def kv_heads(self, attention: AnyAttention) -> range:
         """Return the KV heads that the rank's query heads read; where there are fewer than ranks, several have one."""
         num_kv_heads, rank, size = attention.num_kv_heads, self._shard.rank, self._shard.size
         begin = rank * num_kv_heads // size

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import (
+    AnyAttention,
+    DecoderConfig,
+    DenseConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MoeConfig,
+)
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts
@@ -54,7 +61,7 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
     yield weights.lm_head(), scheme.lm_head, WHOLE
     for i, layer in enumerate(config.layers):
         attention, mlp = layer.attention, layer.mlp
-        yield weights.qkv(i)[0], scheme.linear, WHOLE
+        yield from _attention_matrices(weights, i, attention, scheme)
         yield weights.output(i)[0], scheme.linear, attention_slices(attention)
         if isinstance(mlp, DenseConfig):
             dense = [("mlp", mlp.intermediate_size)]
@@ -66,6 +73,22 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
         for part, size in dense:
             yield weights.gate_up(i, part, size)[0], scheme.linear, WHOLE
             yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
+
+
+def _attention_matrices(
+    weights: DecoderWeights, i: int, attention: AnyAttention, scheme: QuantScheme
+) -> Iterator[Matrix]:
+    """Yield those before the output projection."""
+    if not isinstance(attention, LatentAttentionConfig):
+        yield weights.qkv(i)[0], scheme.linear, WHOLE
+        return
+    own = weights.latent(i)
+    if own.query_latent is not None:
+        yield own.query_latent[0], scheme.linear, WHOLE
+    yield own.queries, scheme.linear, WHOLE
+    yield own.latent, scheme.linear, WHOLE
+    for matrix in (*own.keys, *own.values):
+        yield matrix, scheme.dtype, WHOLE
 
 
 def _stored_bytes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, *, on_gpu: bool) -> int:
@@ -120,7 +143,10 @@ def layer_bytes(
     """
     hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard)
     attention = own.attention(layer.attention)
-    total = packed_bytes(attention_width or hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
+    if isinstance(layer.attention, LatentAttentionConfig):
+        total = _latent_bytes(hidden, scheme, layer.attention, len(own.heads(layer.attention)))
+    else:
+        total = packed_bytes(attention_width or hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
     total += packed_bytes(len(attention.inputs), hidden, scheme.linear, attention.slices)
     if isinstance(mlp, DenseConfig):
         return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(mlp.intermediate_size))
@@ -129,6 +155,19 @@ def layer_bytes(
     expert = packed_bytes(hidden, 2 * mlp.intermediate_size, scheme.experts)
     expert += packed_bytes(mlp.intermediate_size, hidden, scheme.experts)
     return total + len(own.experts(mlp).inputs) * expert + 4 * mlp.num_experts * hidden
+
+
+def _latent_bytes(hidden: int, scheme: QuantScheme, attention: LatentAttentionConfig, num_heads: int) -> int:
+    """Of so many heads' matrices before the output projection."""
+    rank, latent = attention.query_latent_dim, attention.latent_dim
+    total = 0 if rank is None else packed_bytes(hidden, rank, scheme.linear)
+    total += packed_bytes(rank or hidden, num_heads * attention.query_dim, scheme.linear)
+    total += packed_bytes(hidden, attention.head_dim, scheme.linear)
+    of_head = (
+        packed_bytes(attention.key_dim, latent, scheme.dtype),
+        packed_bytes(latent, attention.value_dim, scheme.dtype),
+    )
+    return total + num_heads * sum(of_head)
 
 
 def _dense_bytes(hidden_size: int, fmt: LinearFormat, own: SumPart) -> int:

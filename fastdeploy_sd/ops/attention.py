@@ -1,4 +1,4 @@
-"""rope_store_kv_, cascade_append_attention and find_shared_prefixes, whose result it reads."""
+"""rope_store_kv_, rope_store_latent_, cascade_append_attention and find_shared_prefixes, whose result it reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache_parts(array: type[In]) -> dict[str, Part]:
         "k": array(
             (F32, d.BF16, d.F16, d.I8, d.U8), f"num_blocks, num_kv_heads, head_dim*itemsize(k)/4, block_size, {s}"
         ),
-        "v": array("k", f"num_blocks, num_kv_heads, block_size*itemsize(k)/4, head_dim, {s}"),
+        "v": array("k", f"num_blocks, num_kv_heads, block_size*itemsize(k)/4, head_dim, {s}", optional=True),
         **each(array(F32, scales, optional=True), "k_scale", "v_scale"),
         "kv_dtype": DTypeOf("k"),
     }
@@ -50,6 +50,19 @@ ROPE_STORE_KV = Op(
     norm_eps=Attr(float),
     interleaved=Attr(bool),
     q=Out("qkv", "num_tokens, num_heads*head_dim"),
+)
+ROPE_STORE_LATENT = Op(
+    "rope_store_latent",
+    "num_tokens",
+    **cache_parts(InOut),
+    latents=In(ACTIVATIONS, "num_tokens, head_dim"),
+    heads=In("latents", "num_tokens, num_heads*head_dim"),
+    dtype=DTypeOf("latents"),
+    positions=In(I32, "num_tokens"),
+    slot_mapping=In(I64, "num_tokens"),
+    cos_sin=In(F32, "max_position, rotary_dim"),
+    interleaved=Attr(bool),
+    q=Out("latents", "num_tokens, num_heads*head_dim"),
 )
 
 
@@ -110,7 +123,8 @@ def rope_store_kv_(
     Returns:
         q, the same dtype, [T, Hq * D].
 
-    Raises ValueError: a position is outside the table or a slot outside the cache; nothing is written then.
+    Raises ValueError: a position is outside the table, a slot outside the cache, or the cache has no values; nothing is
+    written then.
     """
     q: A = ROPE_STORE_KV(
         **cache_arrays(cache),
@@ -123,6 +137,33 @@ def rope_store_kv_(
         q_norm=None if qk_norm is None else qk_norm.q,
         k_norm=None if qk_norm is None else qk_norm.k,
         norm_eps=0.0 if qk_norm is None else qk_norm.eps,
+    )
+    return q
+
+
+def rope_store_latent_(heads: A, latents: A, cache: KvCache[A], positions: A, slot_mapping: A, rotary: Rotary[A]) -> A:
+    """Rotate the last elements of query heads and of latent vectors, and store the latter in the cache, in place.
+
+    Args:
+        heads: f32, bf16 or f16 [T, Hq * D].
+        latents: same dtype [T, D].
+        cache: of the same dtype, without values; written.
+        positions: i32[T], absolute.
+        slot_mapping: i64[T], as for `rope_store_kv_`.
+
+    Returns:
+        The rotated heads.
+
+    Raises ValueError: as `rope_store_kv_`, or the cache has values.
+    """
+    q: A = ROPE_STORE_LATENT(
+        **cache_arrays(cache),
+        heads=heads,
+        latents=latents,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        cos_sin=rotary.cos_sin,
+        interleaved=rotary.interleaved,
     )
     return q
 
@@ -179,8 +220,9 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
     tokens. Requests with more than 64 new tokens are no trees, whatever their bits.
 
     Args:
-        q: f32, bf16 or f16 [T, Hq * D], from `rope_store_kv_`.
+        q: f32, bf16 or f16 [T, Hq * D], from `rope_store_kv_` or `rope_store_latent_`.
         cache: of the same dtype, or int8 or, on a GPU, float8 with its scales, the new tokens' k and v included.
+            Without v its keys are the values.
         query_start_loc: i32[R + 1], request r owns rows [q[r], q[r + 1]).
         seq_lens: i32[R], lengths including the new tokens.
         scale: of the scores, usually D ** -0.5.

@@ -74,7 +74,7 @@ class KvCache(Generic[A]):
 
     Attributes:
         k: f32, bf16, f16, i8 or float8 (bits of e4m3 in u8) [num_blocks, Hkv, D / s, block_size, s].
-        v: same dtype [num_blocks, Hkv, block_size / s, D, s].
+        v: same dtype [num_blocks, Hkv, block_size / s, D, s]; None: the keys, of one head, are the values too.
         first_key: 0..63: no request's tokens before this position have content here, and only they themselves see them.
             0 but for draft layers, which start after the target's.
         k_scale, v_scale: f32[num_blocks, Hkv, block_size], one token's elements of a byte times this are its values;
@@ -83,7 +83,7 @@ class KvCache(Generic[A]):
     """
 
     k: A
-    v: A
+    v: A | None
     first_key: int = 0
     k_scale: A | None = None
     v_scale: A | None = None

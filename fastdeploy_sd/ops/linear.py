@@ -1,4 +1,4 @@
-"""linear: products with a packed weight matrix, and what reads parts of one or of its inputs."""
+"""linear and head_linear: products with packed weight matrices, and what reads parts of one or of its inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, U8, Attr, DTypeOf, In, Out
 from fastdeploy_sd.device.program.op import A, Op
 from fastdeploy_sd.ops.linear_format import format_code
-from fastdeploy_sd.ops.packing import PackedLinear
+from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear
 
 LINEAR = Op(
     "linear",
@@ -24,6 +24,20 @@ LINEAR = Op(
     x_dtype=DTypeOf("x"),
     y_dtype=Attr(ACTIVATIONS),
     y=Out("y_dtype", "num_rows, out_features"),
+)
+HEAD_LINEAR = Op(
+    "head_linear",
+    "num_tokens",
+    in_features=Attr(int),
+    out_features=Attr(int),
+    num_heads=Attr(int),
+    num_rest=Attr(int),
+    passes=Attr(bool),
+    format=Attr(int),
+    x=In(ACTIVATIONS, "num_tokens, num_heads*(in_features + num_rest)"),
+    packed=In(U8, "num_heads*packed_linear_bytes(in_features, out_features, format, 1, 1)"),
+    dtype=DTypeOf("x"),
+    y=Out("x", "num_tokens, num_heads*(out_features + passes*num_rest)"),
 )
 GATHER_WEIGHT_ROWS = Op(
     "gather_weight_rows",
@@ -64,6 +78,31 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
         num_slices=packed.slices.count,
         slice_unit=packed.slices.unit,
         y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
+    )
+    return y
+
+
+def head_linear(x: A, packed: PackedExperts[A], num_rest: int, *, passes: bool) -> A:
+    """y[:, h] = x[:, h] . weight[h]^T for each head h. A row depends on its row of x alone.
+
+    Args:
+        x: f32, bf16 or f16 [T, heads * (K + num_rest)].
+        packed: of each head a matrix [N, K].
+        num_rest: elements at the end of each head of x that are not multiplied.
+        passes: they follow the products in y; else they are left out.
+
+    Returns:
+        The same dtype, [T, heads * N], or with what passes [T, heads * (N + num_rest)].
+    """
+    y: A = HEAD_LINEAR(
+        x=x,
+        packed=packed.data,
+        num_heads=packed.num_experts,
+        in_features=packed.in_features,
+        out_features=packed.out_features,
+        format=format_code(packed.format),
+        num_rest=num_rest,
+        passes=passes,
     )
     return y
 

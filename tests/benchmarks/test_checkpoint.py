@@ -59,7 +59,7 @@ def test_holds_exactly_what_the_model_reads(tiny_shape: str, tmp_path: Path, tok
         weights.input_norm(layer), weights.feed_forward_norm(layer), weights.qk_norms(layer)
     assert weights.lm_head().shape == (512, 64)
     assert (weights.final_norm() == 1).all()
-    num_tensors = 2 + config.num_layers * (11 if config.layers[0].attention.qk_norm else 9)
+    num_tensors = 2 + config.num_layers * (11 if weights.qk_norms(0) is not None else 9)
     assert len(checkpoint.names()) == num_tensors
 
 

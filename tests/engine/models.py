@@ -23,7 +23,7 @@ from tests.models import golden
 from tests.models.mtp_models import make_model
 
 MODELS: dict[str, dict[str, Any]] = {
-    **{name: {"dtype": "bfloat16"} for name in (*golden.FIRST, "glm4_moe-tiny")},
+    **{name: {"dtype": "bfloat16"} for name in (*golden.FIRST, "glm4_moe-tiny", "deepseek_v3-tiny")},
     "float32": {"dtype": "float32"},
     "wint8": {"dtype": "bfloat16", "quantization": "wint8"},
     "wint4": {"dtype": "bfloat16", "quantization": "wint4"},

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.decoder_config import DenseConfig
+from fastdeploy_sd.models.decoder_config import DenseConfig, LatentAttentionConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
@@ -91,6 +91,8 @@ class NumpyDecoder:
 
     def _attention(self, x: F32, i: int) -> F32:
         c, w, a, n = self._config, self.weights, self._config.layers[i].attention, len(x)
+        if isinstance(a, LatentAttentionConfig):
+            return self._latent_attention(x, i, a)
         heads = self._linear(x, self.weights.qkv(i)).reshape(n, -1, a.head_dim)
         q, k, v = np.split(heads, [a.num_heads, a.num_heads + a.num_kv_heads], axis=1)
         norms = self.weights.qk_norms(i)
@@ -120,6 +122,31 @@ class NumpyDecoder:
         y = np.einsum("hqk,khd->qhd", (p / p.sum(-1, keepdims=True))[..., :n], v)
         rows = y.reshape(n, -1).astype(np.float32)
         return self._linear(rows, self.weights.output(i), attention_slices(a))
+
+    def _latent_attention(self, x: F32, i: int, a: LatentAttentionConfig) -> F32:
+        """As published: each head's keys and values are made of the latent vectors."""
+        w, n = self.weights.latent(i), len(x)
+        read = x
+        if w.query_latent is not None:
+            read = normalize(self._linear(x, (w.query_latent[0], None)), w.query_latent[1], 1e-6)
+        q = self._linear(read, (w.queries, None)).reshape(n, a.num_heads, -1)
+        latent = self._linear(x, (w.latent.rows([range(a.latent_dim)]), None))
+        rotary_key = self._linear(x, (w.latent.rows([range(a.latent_dim, a.head_dim)]), None))
+        latent = normalize(latent, w.latent_norm, 1e-6).astype(np.float64)
+        table = rope_table(n, a.rope.rotary_dim, a.rope.theta, a.rope.scaling_of_length(self._config.max_position))
+        positions, rotary = np.arange(n, dtype=np.int32), Rotary(table, a.rope.interleaved)
+        q_rope = rotate(q[:, :, a.key_dim :], positions, rotary)
+        k_rope = rotate(rotary_key[:, None], positions, rotary)[:, 0]
+        y = np.zeros((n, a.num_heads, a.value_dim))
+        for h, (of_keys, of_values) in enumerate(zip(w.keys, w.values, strict=True)):
+            k, v = latent @ widen(of_keys.to_array()), latent @ widen(of_values.to_array()).T
+            scores = a.scale * (
+                q[:, h, : a.key_dim].astype(np.float64) @ k.T + q_rope[:, h].astype(np.float64) @ k_rope.T
+            )
+            scores = np.where(positions[:, None] >= positions, scores, -np.inf)
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            y[:, h] = p / p.sum(-1, keepdims=True) @ v
+        return self._linear(y.reshape(n, -1).astype(np.float32), self.weights.output(i), attention_slices(a))
 
     def _feed_forward(self, x: F32, i: int) -> F32:
         moe, w = self._config.layers[i].mlp, self.weights

@@ -85,7 +85,8 @@ def test_the_option_reaches_the_layers_and_the_draft_layers() -> None:
     draft_types, num_blocks = [], []
 
     def make_proposer(speculative: SpeculativeConfig, context: ProposerContext) -> Proposer:
-        draft_types.append({x.dtype for cache in context.draft_models["mtp"].caches for x in (cache.k, cache.v)})
+        arrays = [x for cache in context.draft_models["mtp"].caches for x in (cache.k, cache.v)]
+        draft_types.append({x.dtype for x in arrays if x is not None})
         return create_proposer(speculative, context)
 
     for name in ("auto", "int8"):

@@ -75,6 +75,7 @@ def bits(loaded: Loaded, rank: Rank, dtype: str) -> list[np.ndarray]:
         ("ernie4_5_moe-tiny", "ernie-inside", 1, "target", {"dtype": "float32"}),
         ("qwen3_moe-tiny", "numbered", 2, "wint8", {"dtype": "bfloat16", "quantization": "wint4"}),
         ("glm4_moe-tiny", "numbered", 1, "auto", {"dtype": "bfloat16"}),
+        ("deepseek_v3-tiny", "numbered", 1, "auto", {"dtype": "bfloat16"}),
         ("llama-tiny", "numbered-own", 2, "auto", {"dtype": "bfloat16", "quantization": "wint8"}),
     ],
 )

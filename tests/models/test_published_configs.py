@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import read_config
-from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.rope_config import RopeConfig
 from tests.models.published_configs import REFUSED, SERVED
@@ -33,6 +33,7 @@ def test_a_release_is_read_from_its_config_alone(tmp_path: pathlib.Path, release
     config = read(tmp_path, values)
     assert (config.vocab_size, config.max_position) == (103424, 131072)
     attention = config.layers[0].attention
+    assert isinstance(attention, AttentionConfig)
     assert (attention.head_dim, config.norm_eps) == (128, 1e-5)
     assert attention.rope == RopeConfig(500000.0, 128, interleaved=True)
     assert not any((attention.qkv_bias, attention.output_bias, config.dense.bias, attention.qk_norm))
@@ -75,7 +76,7 @@ def test_layers_with_experts_may_be_given_for_two_kinds_of_experts(tmp_path: pat
 
 
 def test_another_architecture_is_refused_without_a_nearest_name() -> None:
-    for name in ("Gemma3ForConditionalGeneration", "DeepseekV3ForCausalLM", "Mistral3ForConditionalGeneration"):
+    for name in ("Gemma3ForConditionalGeneration", "DeepseekV32ForCausalLM", "Mistral3ForConditionalGeneration"):
         with pytest.raises(CheckpointError, match=re.escape(f"got ['{name}']")) as raised:
             read_decoder_config({"architectures": [name]})
         assert "did you mean" not in raised.value.message

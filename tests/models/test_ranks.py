@@ -73,7 +73,7 @@ def test_every_architecture(name: str, dtype: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("quantization", ["wint8", "wint4"])
-@pytest.mark.parametrize("name", [*golden.FIRST, "glm4_moe-tiny", "gpt_oss-tiny"])
+@pytest.mark.parametrize("name", [*golden.FIRST, "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny"])
 def test_every_weight_format(name: str, quantization: str, size: int) -> None:
     assert_ranks_agree(name, size, "bfloat16", quantization)
 

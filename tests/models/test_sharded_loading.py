@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -94,6 +94,7 @@ def expected_parts(
 ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray], range]:
     """Which rows and columns of matrices a rank of two has, written out for the two models here, and its experts."""
     rank, attention = shard.rank, config.layers[0].attention
+    assert isinstance(attention, AttentionConfig)
 
     def half(count: int) -> np.ndarray:
         return np.arange(count) // (count // 2) == rank

@@ -68,6 +68,7 @@ def test_every_node_has_the_bits_of_its_path(dtype: str, is_int8_kv: bool) -> No
 
 def _first(cache: KvCache[Any], count: int) -> list[np.ndarray]:
     """k, v and scales of the first tokens of the blocks."""
-    tokens = [reference.unpack_k(cache.k.numpy()), reference.unpack_v(cache.v.numpy())]
+    tokens = [reference.unpack_k(cache.k.numpy())]
+    tokens += [] if cache.v is None else [reference.unpack_v(cache.v.numpy())]
     tokens += [scale.numpy().transpose(0, 2, 1) for scale in (cache.k_scale, cache.v_scale) if scale is not None]
     return [blocks.reshape(-1, *blocks.shape[2:])[:count] for blocks in tokens]

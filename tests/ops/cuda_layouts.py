@@ -32,6 +32,7 @@ _KV_CACHE = {
 }
 LAYOUTS: Mapping[str, Mapping[str, tuple[Convert, Convert]]] = {
     "rope_store_kv": _KV_CACHE,
+    "rope_store_latent": _KV_CACHE,
     "cascade_append_attention": _KV_CACHE,
     "compact_kv": _KV_CACHE,
 }

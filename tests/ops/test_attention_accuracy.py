@@ -46,6 +46,7 @@ def test_weights_still_sum_to_one(level: str) -> None:
 
 def reference_cache(cache: KvCache[np.ndarray]) -> KvCache[np.ndarray]:
     """The same keys and values in float32 layout."""
+    assert cache.v is not None
     keys: np.ndarray = reference.unpack_k(cache.k)
     values: np.ndarray = reference.unpack_v(cache.v)
     return KvCache(reference.pack_k(from_bf16(keys)), reference.pack_v(from_bf16(values)))

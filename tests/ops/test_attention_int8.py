@@ -141,7 +141,9 @@ def test_stored_heads_are_half_a_step_from_their_values(level: str, dtype: Any) 
         (reference.unpack_k, cache.k, cache.k_scale, exact.k),
         (reference.unpack_v, cache.v, cache.v_scale, exact.v),
     ):
+        assert integers is not None
         assert scale is not None
+        assert want is not None
         steps, values = scale.transpose(0, 2, 1), np.asarray(unpack(want), np.float32)
         error = np.abs(dequantize_heads(unpack(integers), steps) - values)
         assert (error <= 0.501 * steps[..., None]).all()

@@ -144,7 +144,7 @@ def test_float8_is_stored_rounded_to_the_nearest(device: OpRunner) -> None:
         ops.rope_store_kv_(**case)
     wanted, scales = quantize_heads_float8(heads)
     assert (scales == 1.0).all()
-    for stored in (reference.unpack_k(cache.k), reference.unpack_v(cache.v)):
+    for stored in (reference.unpack_k(k), reference.unpack_v(v)):
         # Turning by nothing may take the sign of a zero.
         np.testing.assert_array_equal(FLOAT8_VALUES[stored[0, :3]], FLOAT8_VALUES[wanted])
 

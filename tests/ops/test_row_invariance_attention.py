@@ -84,15 +84,15 @@ def test_attention_rows_never_touch_later_keys(level: str, dtype: Any) -> None:
     sequence = batch([(0, stop)], 4, 2, 32, block_size, dtype)
     verify = chunk(sequence, 570, stop)
     poison = np.array(np.nan, np.float32) if dtype == np.float32 else np.uint16(0x7FC0)
-    cache = KvCache(sequence["cache"].k.copy(), sequence["cache"].v.copy())
+    k, v = sequence["cache"].k.copy(), sequence["cache"].v.copy()
     for position in range(first_bad, stop):
         block, offset = own_blocks(sequence, 0)[position // block_size], position % block_size
-        cache.k[block, :, :, offset] = poison
-        s = cache.v.shape[4]
-        cache.v[block, :, offset // s, :, offset % s] = poison
+        k[block, :, :, offset] = poison
+        s = v.shape[4]
+        v[block, :, offset // s, :, offset % s] = poison
     with isa(level):
         good = ops.cascade_append_attention(**verify)
-        y = ops.cascade_append_attention(**{**verify, "cache": cache})
+        y = ops.cascade_append_attention(**{**verify, "cache": KvCache(k, v)})
     np.testing.assert_array_equal(y[: first_bad - 570], good[: first_bad - 570])
     is_nan = np.isnan(y) if dtype == np.float32 else (y & 0x7FFF) > 0x7F80
     assert is_nan[first_bad - 570 :].all()

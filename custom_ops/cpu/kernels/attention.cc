@@ -102,7 +102,7 @@ class Call {
   // Kept results over one part, from the run's first head and vector `vector` on.
   RunPartials KeptAt(const KeptVectors& vectors, int32_t first_head, int32_t part) const {
     const KeptPartials& kept = plan_.kept[vectors.index];
-    const int64_t row = static_cast<int64_t>(part) * plan_.num_kv_heads + first_head;
+    const int64_t row = static_cast<int64_t>(part) * plan_.num_groups + first_head;
     return {kept_ + (kept.first + row * kept.num_vectors + vectors.first) * PartialSize(head_dim_), kept.num_vectors};
   }
 

@@ -20,14 +20,17 @@ class GatheredKeys {
     const AttentionTile& tile = *run.tile;
     if (tile.seen == 0) return;
     begin_ = tile.num_before / kLanes * kLanes;
-    TakeMemory(p.cache, run.num_heads, tile.num_keys - begin_);
+    const int32_t per_head = HeadGroupsOf(p.num_heads, p.cache.num_kv_heads).per_head;
+    const int first_head = run.first_head / per_head;
+    const int num_heads = (run.first_head + run.num_heads - 1) / per_head - first_head + 1;
+    TakeMemory(p.cache, num_heads, tile.num_keys - begin_);
     const int32_t* const table = BlocksOf(p, tile.request);
     const auto slot = [&](int32_t position) {
       return Slot{table[position / cache_.block_size], position % cache_.block_size};
     };
     const int32_t num_old = tile.num_before - begin_;
-    for (int h = 0; h < run.num_heads; ++h) {
-      const int head = run.first_head + h;
+    for (int h = 0; h < num_heads; ++h) {
+      const int head = first_head + h;
       if (num_old > 0 && slot(begin_).block >= 0) CopyPanel(p.cache, slot(begin_), head, h);  // else before the window
       int32_t to = num_old;
       for (uint64_t left = tile.seen; left != 0; left &= left - 1, ++to) {
@@ -54,7 +57,7 @@ class GatheredKeys {
     const int64_t num_tokens = int64_t{cache_.num_blocks} * num_heads * from.block_size;
     const auto take = [&](Arena arena) {
       cache_.k = arena.Take<T>(num_tokens * from.head_dim);
-      cache_.v = arena.Take<T>(num_tokens * from.head_dim);
+      if (from.v != nullptr) cache_.v = arena.Take<T>(num_tokens * from.head_dim);
       if (from.k_scale != nullptr) {
         cache_.k_scale = arena.Take<float>(num_tokens);
         cache_.v_scale = arena.Take<float>(num_tokens);
@@ -72,6 +75,7 @@ class GatheredKeys {
     for (int64_t i = 0; i < from.head_dim / kPackSize<T>; ++i) {
       std::memcpy(to + i * stride, k + i * stride, kLanes * kPackSize<T> * sizeof(T));
     }
+    if (from.v == nullptr) return;
     std::memcpy(ValueAddress<T>(cache_, 0, h, 0), ValueAddress<T>(from, source.block, head, source.offset),
                 int64_t{kLanes} * from.head_dim * sizeof(T));
     if (from.k_scale == nullptr) return;
@@ -87,6 +91,7 @@ class GatheredKeys {
     for (int64_t i = 0; i < from.head_dim / kPackSize<T>; ++i) {
       std::memcpy(k_to + i * stride, k + i * stride, kPackSize<T> * sizeof(T));
     }
+    if (from.v == nullptr) return;
     const T* v = ValueAddress<T>(from, source.block, head, source.offset);
     T* v_to = ValueAddress<T>(cache_, target.block, h, target.offset);
     for (int64_t d = 0; d < from.head_dim; ++d) v_to[d * kPackSize<T>] = v[d * kPackSize<T>];

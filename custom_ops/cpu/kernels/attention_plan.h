@@ -12,15 +12,15 @@
 
 namespace fdsd {
 
-constexpr int kMaxGroupSize = 16;    // query heads per KV head
-constexpr int kMaxTileVectors = 64;  // query rows of a tile times query heads of its KV head
+constexpr int kMaxGroupSize = 256;   // query heads per KV head
+constexpr int kMaxTileVectors = 64;  // query rows of a tile times query heads of its head group
 static_assert(kMaxTileVectors >= kMaxSharedVectors);
 constexpr int kMaxRunVectors = 64;  // query vectors that a thread works on at a time
 // Less than a partition: every later row then sees at least one key of the first one.
 constexpr int kMaxFirstKey = 63;
 
-// Where partial results are kept until they are merged: that of vector v of KV head h over part i is at first + (i *
-// Hkv + h) * num_vectors + v, in units of one partial result.
+// Where partial results are kept until they are merged: that of vector v of head group h over part i is at first + (i *
+// groups + h) * num_vectors + v, in units of one partial result.
 struct KeptPartials {
   int64_t first;
   int32_t num_vectors;
@@ -60,14 +60,28 @@ struct AttentionTile {
   int32_t heads_per_run;  // what a thread works on together, at most: fewer of many rows, whatever other tiles have
 };
 
-// Each task is of one KV head, and of one partition where a tile is split. Tasks lie one after the other on a line of
-// units, as many for each as it costs; neighbours read neighbouring memory.
+// Query heads that read the same keys are a head group: all of a KV head, or equal parts of them where they are more
+// than a tile holds. Head groups are numbered KV head by KV head.
+struct HeadGroups {
+  int32_t count;
+  int32_t size;      // query heads of each
+  int32_t per_head;  // of a KV head
+};
+inline HeadGroups HeadGroupsOf(int32_t num_heads, int32_t num_kv_heads) {
+  const int32_t heads = num_heads / num_kv_heads;
+  int32_t size = std::min(heads, kMaxTileVectors);
+  while (heads % size != 0) --size;
+  return {num_heads / size, size, heads / size};
+}
+
+// Each task is of one head group, and of one partition where a tile is split. Tasks lie one after the other on a line
+// of units, as many for each as it costs; neighbours read neighbouring memory.
 struct AttentionPlan {
   int32_t num_tiles;
-  int32_t num_kv_heads;
+  int32_t num_groups;        // of heads
   int64_t num_units;         // of all tasks, to be done first, in any order
   int64_t units_per_run;     // what a thread takes at a time
-  int64_t num_trunk_merges;  // then these, of one tile and KV head each, in any order
+  int64_t num_trunk_merges;  // then these, of one tile and head group each, in any order
   int64_t num_merges;        // then those after them, up to this, likewise
   bool computes_in_merges;   // some tiles' own partitions, whose results are kept nowhere
   int64_t num_partials;      // to keep in between

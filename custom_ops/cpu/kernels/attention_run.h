@@ -19,7 +19,8 @@ class RunKeys {
         tile_(*run.tile),
         first_head_(run.first_head),
         num_heads_(run.num_heads),
-        group_(p.num_heads / p.cache.num_kv_heads),
+        groups_(HeadGroupsOf(p.num_heads, p.cache.num_kv_heads)),
+        group_(groups_.size),
         num_vectors_(run.tile->num_rows * group_),
         head_dim_(p.cache.head_dim),
         table_(BlocksOf(p, run.tile->request)),
@@ -68,12 +69,12 @@ class RunKeys {
       const int32_t position = wanted > last ? first : std::max(wanted, first);
       const bool is_gathered = position >= gathered_.begin();
       const KvCache& cache = is_gathered ? gathered_.cache() : p_.cache;
-      const int32_t head = is_gathered ? 0 : first_head_;
+      const int32_t head = is_gathered ? 0 : first_head_ / groups_.per_head;
       const int32_t from_begin = is_gathered ? position - gathered_.begin() : position;
       const int32_t id = is_gathered ? from_begin / cache.block_size : table_[from_begin / cache.block_size];
       const int32_t offset = from_begin % cache.block_size;
       block.k[i] = KeyAddress<T>(cache, id, head, offset);
-      block.v[i] = ValueAddress<T>(cache, id, head, offset);
+      if (cache.v != nullptr) block.v[i] = ValueAddress<T>(cache, id, head, offset);
       if (cache.k_scale == nullptr) continue;
       const int64_t scale = ScaleIndex(cache, id, head, offset);
       block.k_scale[i] = cache.k_scale + scale;
@@ -84,10 +85,11 @@ class RunKeys {
 
   // The same keys and values of the run's head h.
   KvBlock<T> At(KvBlock<T> block, int h) const {
-    const int64_t keys = static_cast<int64_t>(h) * p_.cache.block_size;
+    const int kv_head = (first_head_ + h) / groups_.per_head - first_head_ / groups_.per_head;
+    const int64_t keys = static_cast<int64_t>(kv_head) * p_.cache.block_size;
     for (int i = 0; i < kBlockPanels; ++i) {
       block.k[i] += keys * head_dim_;
-      block.v[i] += keys * head_dim_;
+      block.v[i] += keys * head_dim_;  // a latent cache has one head
       if (p_.cache.k_scale == nullptr) continue;
       block.k_scale[i] += keys;
       block.v_scale[i] += keys;
@@ -100,6 +102,7 @@ class RunKeys {
   const AttentionTile& tile_;
   const int32_t first_head_;
   const int num_heads_;
+  const HeadGroups groups_;
   const int group_;
   const int num_vectors_;
   const int head_dim_;

@@ -30,7 +30,7 @@ FDSD_INLINE SlotRun FirstRun(const int64_t* slots, int64_t num_tokens, int32_t b
 // One head of a run's tokens.
 template <typename T>
 struct RunHead {
-  alignas(64) T values[kMaxRun][kMaxHeadDim];
+  alignas(64) T values[kMaxRun][kMaxLatentDim];
 };
 
 template <typename T>

@@ -5,6 +5,7 @@
 // take their scores of 64 keys before the next 64 are read, and likewise the values. So memory is read in long
 // stretches, which the processor's prefetcher needs to be of use.
 #include "attention_amx_run.h"
+#include "attention_latent.h"
 #include "attention_run.h"
 #include "attention_softmax.h"
 
@@ -54,6 +55,7 @@ class TileRun {
     const int num_blocks = (end - begin + kBlockKeys - 1) / kBlockKeys;
     KvBlock<T> blocks[kPartitionBlocks];  // of the first head
     for (int b = 0; b < num_blocks; ++b) blocks[b] = keys_.Locate(begin + b * kBlockKeys);
+    if (p_.cache.v == nullptr) WriteValuesOfKeys(blocks, num_blocks);
     // Head h of block b, or what follows its last head.
     const auto block_at = [&](int b, int h) {
       if (h == num_heads_) return blocks[std::min(b + 1, num_blocks - 1)];

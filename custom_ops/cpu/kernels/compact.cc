@@ -46,6 +46,7 @@ void MoveHead(const KvCache& cache, int64_t from, int64_t to, int32_t head) {
   for (int64_t d = 0; d < cache.head_dim / s; ++d)
     k[(to_head * (cache.head_dim / s) + d) * size + to % size] =
         k[(from_head * (cache.head_dim / s) + d) * size + from % size];
+  if (cache.v == nullptr) return;
   Element* v = static_cast<Element*>(cache.v);
   for (int64_t d = 0; d < cache.head_dim; ++d)
     v[((to_head * (size / s) + to % size / s) * cache.head_dim + d) * s + to % s] =

@@ -5,6 +5,7 @@
 namespace fdsd {
 
 constexpr int kMaxHeadDim = 256;
+constexpr int kMaxLatentDim = 640;  // of a cache whose keys are its values
 constexpr int kMaxKvHeads = 1024;
 
 // nullptr when a cache has this geometry and its scales; its activations may be of any type.

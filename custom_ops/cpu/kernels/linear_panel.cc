@@ -27,7 +27,7 @@ template <typename T>
 void StoreSumsAs(const float* sums, int32_t num_rows, int64_t row, int32_t column, const LinearOutput& out) {
   const int count = std::min(kPanelColumns, out.out_features - column);
   for (int32_t r = 0; r < num_rows; ++r) {
-    T* y = static_cast<T*>(out.y) + (row + r) * out.out_features + column;
+    T* y = static_cast<T*>(out.y) + (row + r) * out.y_stride + column;
     for (int i = 0; i < count; i += kLanes) {
       const int n = std::min(kLanes, count - i);
       F32x16 v = Load(sums + r * kPanelColumns + i);

@@ -95,8 +95,9 @@ struct PackedRows {
 struct LinearOutput {
   DType dtype;
   int32_t out_features;
-  const float* bias;  // [out_features], may be nullptr
-  void* y;            // [., out_features]
+  const float* bias;                // [out_features], may be nullptr
+  void* y;                          // [., out_features]
+  int64_t y_stride = out_features;  // elements from one row of y to the next
 };
 
 // Sums [num_rows][32], the bias added, to the columns of panel `index` in rows of y from `row` on.

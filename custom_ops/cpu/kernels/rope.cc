@@ -73,6 +73,7 @@ void RotateHead(const RopeStoreKvParams& p, int32_t position, float* head) {
   const int num_pairs = p.rotary_dim / 2;
   const float* cos = p.cos_sin + static_cast<int64_t>(position) * p.rotary_dim;
   const float* sin = cos + num_pairs;
+  if (p.cache.v == nullptr) head += p.cache.head_dim - p.rotary_dim;
   if (p.interleaved != 0) {
     RotatePairs(cos, sin, num_pairs, 2, 1, head);
   } else {
@@ -95,7 +96,7 @@ FDSD_INLINE void RotateHeads(const RopeStoreKvParams& p, const float* norm, cons
     for (int i = 0; i < count; ++i) scales[i] = NormScale(x + i * stride, head_dim, p.norm_eps);
   }
   for (int i = 0; i < count; ++i) {
-    alignas(64) float head[kMaxHeadDim];
+    alignas(64) float head[kMaxLatentDim];
     if (norm != nullptr) {
       LoadNormedHead(x + i * stride, scales[i], norm, head_dim, head);
     } else {
@@ -112,10 +113,15 @@ struct HeadRange {
   int end;
 };
 
+// Heads of a row of qkv; keys and values of latent vectors come by themselves.
+int64_t RowHeads(const RopeStoreKvParams& p) {
+  return p.num_heads + (p.cache.v == nullptr ? 0 : 2 * p.cache.num_kv_heads);
+}
+
 template <typename T>
 void ProcessQueries(const RopeStoreKvParams& p, int64_t token, HeadRange heads) {
   const int64_t head_dim = p.cache.head_dim;
-  const T* x = static_cast<const T*>(p.qkv) + token * (p.num_heads + 2 * p.cache.num_kv_heads) * head_dim;
+  const T* x = static_cast<const T*>(p.qkv) + token * RowHeads(p) * head_dim;
   T* q = static_cast<T*>(p.q) + token * p.num_heads * head_dim;
   const float scale = p.q_scale == nullptr ? 1.0f : p.q_scale[p.positions[token]];
   for (int64_t first = heads.begin; first < heads.end; first += kHeadsAtOnce) {
@@ -155,6 +161,31 @@ void ProcessKeyValues(const RopeStoreKvParams& p, int64_t token, const SlotRun& 
   PutValues(cache, run, h, values);
 }
 
+// The latent vectors of the run's tokens, of which `token` is the first.
+template <typename T>
+void ProcessLatents(const RopeStoreKvParams& p, const void* latents, int64_t token, const SlotRun& run) {
+  const int head_dim = p.cache.head_dim;
+  const T* x = static_cast<const T*>(latents) + token * head_dim;
+  RunHead<T> keys;
+  RotateHeads(p, nullptr, x, head_dim, run.count, p.positions + token, 1,
+              [&](int r, const float* key) { StoreHead(key, head_dim, keys.values[r]); });
+  PutKeys(p.cache, run, 0, keys);
+}
+
+// put(token, run) for the tokens [begin, end) that have slots, run by run.
+template <typename Put>
+void ForEachRun(const RopeStoreKvParams& p, int64_t begin, int64_t end, const Put& put) {
+  for (int64_t token = begin; token < end;) {
+    if (p.slot_mapping[token] < 0) {
+      ++token;
+      continue;
+    }
+    const SlotRun run = FirstRun(p.slot_mapping + token, end - token, p.cache.block_size);
+    put(token, run);
+    token += run.count;
+  }
+}
+
 // Tokens [begin, end) of KV heads [kv_heads.begin, kv_heads.end), and as large a part of the query heads.
 template <typename T>
 void ProcessTokens(const RopeStoreKvParams& p, int64_t begin, int64_t end, HeadRange kv_heads) {
@@ -162,19 +193,13 @@ void ProcessTokens(const RopeStoreKvParams& p, int64_t begin, int64_t end, HeadR
   const HeadRange queries{p.num_heads * kv_heads.begin / num_kv_heads, p.num_heads * kv_heads.end / num_kv_heads};
   for (int64_t token = begin; token < end; ++token) ProcessQueries<T>(p, token, queries);
   for (int h = kv_heads.begin; h < kv_heads.end; ++h) {
-    for (int64_t token = begin; token < end;) {
-      if (p.slot_mapping[token] < 0) {
-        ++token;
-        continue;
-      }
-      const SlotRun run = FirstRun(p.slot_mapping + token, end - token, p.cache.block_size);
+    ForEachRun(p, begin, end, [&](int64_t token, const SlotRun& run) {
       if (p.cache.kv_dtype == KvDType::kInt8) {
         ProcessKeyValues<T, int8_t>(p, token, run, h);
       } else {
         ProcessKeyValues<T, T>(p, token, run, h);
       }
-      token += run.count;
-    }
+    });
   }
 }
 
@@ -198,6 +223,7 @@ Error CheckRope(const RopeStoreKvParams& p) {
 
 Error RopeStoreKv(const RopeStoreKvParams& p) {
   if (const Error error = CheckRope(p); error != nullptr) return error;
+  if (p.cache.v == nullptr) return "v: expected values besides the keys, got none";
   // A token's keys lie in many lines, most of the time of the op goes into fetching them: all threads do. They take
   // different heads of a chunk, since different tokens of it may be in the same lines.
   const int64_t num_chunks = (p.num_tokens + kMaxTokensPerTask - 1) / kMaxTokensPerTask;
@@ -215,6 +241,41 @@ Error RopeStoreKv(const RopeStoreKvParams& p) {
       ProcessTokens<bf16>(p, begin, end, kv_heads);
     }
   });
+  return nullptr;
+}
+
+Error RopeStoreLatent(const RopeStoreLatentParams& p) {
+  RopeStoreKvParams own{};
+  own.cache = p.cache;
+  own.num_tokens = p.num_tokens;
+  own.num_heads = p.num_heads;
+  own.rotary_dim = p.rotary_dim;
+  own.max_position = p.max_position;
+  own.interleaved = p.interleaved;
+  own.qkv = p.heads;
+  own.positions = p.positions;
+  own.slot_mapping = p.slot_mapping;
+  own.cos_sin = p.cos_sin;
+  own.q = p.q;
+  if (const Error error = CheckRope(own); error != nullptr) return error;
+  if (p.cache.v != nullptr) return "v: expected none, as keys are the values, got some";
+  const auto run = [&](auto element) {
+    using T = decltype(element);
+    // Of the heads of some tokens each: a cache line holds keys of several tokens, so one task has all of a chunk's.
+    const int64_t num_chunks = (p.num_tokens + kMaxTokensPerTask - 1) / kMaxTokensPerTask;
+    ParallelFor(num_chunks, [&](int64_t task) {
+      const int64_t begin = task * kMaxTokensPerTask;
+      const int64_t end = std::min<int64_t>(begin + kMaxTokensPerTask, p.num_tokens);
+      ForEachRun(own, begin, end,
+                 [&](int64_t token, const SlotRun& slots) { ProcessLatents<T>(own, p.latents, token, slots); });
+    });
+    ParallelFor(p.num_tokens, [&](int64_t token) { ProcessQueries<T>(own, token, {0, p.num_heads}); });
+  };
+  if (p.cache.dtype == DType::kFloat32) {
+    run(float{});
+  } else {
+    run(bf16{});
+  }
   return nullptr;
 }
 

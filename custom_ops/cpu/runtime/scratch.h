@@ -13,6 +13,7 @@ enum class Scratch : int {
   kInner,      // of the calling thread, for what an op hands to a part shared with other ops
   kInnerTask,  // of a thread, while kTask is in use
   kGathered,   // of a thread, while both are in use: what a task has gathered from memory that lies apart
+  kValues,     // of a thread, while all these are in use: values that a task has made of keys
   kCount
 };
 void* ScratchBytes(Scratch use, int64_t num_bytes);

@@ -24,6 +24,23 @@ struct RopeStoreKvParams {
 };
 Error RopeStoreKv(const RopeStoreKvParams& p);
 
+// Turn the last elements of query heads and of latent vectors by their positions, and write the latter to the cache.
+struct RopeStoreLatentParams {
+  KvCache cache;                // without v; written in place
+  int32_t num_tokens;           // T
+  int32_t num_heads;            // Hq
+  int32_t rotary_dim;           // even, <= head_dim; the rest of a head passes unchanged
+  int32_t max_position;         // rows of cos_sin
+  int32_t interleaved;          // see RopeStoreKvParams
+  const void* heads;            // [T, Hq * D], cache.dtype
+  const void* latents;          // [T, D], cache.dtype
+  const int32_t* positions;     // [T]
+  const int64_t* slot_mapping;  // [T], block_id * block_size + offset; -1 = do not write
+  const float* cos_sin;         // [max_position, rotary_dim]: rotary_dim / 2 cosines, then as many sines
+  void* q;                      // [T, Hq * D]
+};
+Error RopeStoreLatent(const RopeStoreLatentParams& p);
+
 // Query vectors (query rows times query heads of a KV head) that a request may have to be in a group of SharedPrefixes:
 // one with more uses every key often by itself.
 constexpr int32_t kMaxSharedVectors = 64;

@@ -93,6 +93,23 @@ struct LinearParams {
 };
 Error Linear(const LinearParams& p);
 
+// Of every head h: y[:, h] = x[:, h] . weight[h]^T, over the first K elements of a head of x. The other P are left out,
+// or pass: then a head of y has them after its products. A row's bits depend on that row alone.
+struct HeadLinearParams {
+  int32_t num_tokens;    // T
+  int32_t num_heads;     // Hq
+  int32_t num_rest;      // P
+  int32_t passes;        // 1: they are copied to y
+  int32_t in_features;   // K
+  int32_t out_features;  // N
+  LinearFormat format;
+  DType dtype;         // of x and y
+  const void* x;       // [T, Hq, K + P]
+  const void* packed;  // [Hq] matrices, one after another, each from PackLinear without slices
+  void* y;             // [T, Hq, N], or where the others pass [T, Hq, N + P]
+};
+Error HeadLinear(const HeadLinearParams& p);
+
 // y[i] = row indices[i] of a packed matrix of integers, as numbers.
 struct GatherWeightRowsParams {
   int32_t num_rows_out;

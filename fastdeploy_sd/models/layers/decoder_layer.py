@@ -11,6 +11,7 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.layers.attention import Attention, AttentionInputs
+from fastdeploy_sd.models.layers.latent_attention import LatentAttention
 from fastdeploy_sd.models.layers.mlp import FeedForward
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
@@ -53,7 +54,7 @@ class DecoderLayer:
     def __init__(
         self,
         input_norm: InputNorm,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         feed_forward_norm: RmsNorm,
         feed_forward: FeedForward,
         output_norms: tuple[RmsNorm, RmsNorm] | None,

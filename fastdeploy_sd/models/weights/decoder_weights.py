@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseConfig,
+    LatentAttentionConfig,
+    MoeConfig,
+)
+from fastdeploy_sd.models.weights.latent_weights import LatentWeights
 from fastdeploy_sd.models.weights.source import Weights, WeightSource
 from fastdeploy_sd.models.weights.storages.registry import has_weight, read_weight
 from fastdeploy_sd.ops.bf16 import widen
@@ -58,7 +65,7 @@ class LayerWeights:
 
     def qkv(self, layer: int) -> tuple[WeightMatrix, Weights | None]:
         """Return [(Hq + 2 * Hkv) * D, H] and its bias f32[(Hq + 2 * Hkv) * D] or None."""
-        attention, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn"
+        attention, name = self._plain_attention(layer), f"{self._layer(layer)}.self_attn"
         sizes = {"q_proj": attention.q_size, "k_proj": attention.kv_size, "v_proj": attention.kv_size}
         return self._fused(name, ("qkv_proj",), sizes, attention.qkv_bias, self._attention_width(layer))
 
@@ -67,11 +74,12 @@ class LayerWeights:
         attention, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn.o_proj"
         hidden = self._config.hidden_size
         weight = self._matrix(name, hidden, attention.q_size)
-        return weight, self._vector(f"{name}.bias", hidden) if attention.output_bias else None
+        has_bias = isinstance(attention, AttentionConfig) and attention.output_bias
+        return weight, self._vector(f"{name}.bias", hidden) if has_bias else None
 
     def qk_norms(self, layer: int) -> tuple[Weights, Weights] | None:
         """Return the f32[D] norms of q and k heads, None when the layer has none."""
-        attention = self._config.layers[layer].attention
+        attention = self._plain_attention(layer)
         if not attention.qk_norm:
             return None
         name, dim = f"{self._layer(layer)}.self_attn", attention.head_dim
@@ -79,8 +87,14 @@ class LayerWeights:
 
     def sinks(self, layer: int) -> Weights | None:
         """Return the f32[Hq] scores that softmaxes count besides those of keys, None when the layer has none."""
-        attention = self._config.layers[layer].attention
+        attention = self._plain_attention(layer)
         return self._vector(f"{self._layer(layer)}.self_attn.sinks", attention.num_heads) if attention.sinks else None
+
+    def latent(self, layer: int) -> LatentWeights:
+        """Return what latent attention has besides its output projection."""
+        config, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn"
+        assert isinstance(config, LatentAttentionConfig)
+        return LatentWeights.read(config, name, self._config.hidden_size, self._matrix, self._vector)
 
     def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return gate | up, [2 * I, H], and its bias or None, of a feed-forward network inside the layer.
@@ -126,11 +140,10 @@ class LayerWeights:
 
     def verify_layer(self, layer: int) -> None:
         """Look up every tensor of a layer, before the long work, without reading large ones."""
+        is_latent = isinstance(self._config.layers[layer].attention, LatentAttentionConfig)
         for look_up in (
             *self.input_norms(layer),
-            self.qkv,
-            self.qk_norms,
-            self.sinks,
+            *((self.latent,) if is_latent else (self.qkv, self.qk_norms, self.sinks)),
             self.output,
             self.feed_forward_norm,
             self.output_norms,
@@ -155,6 +168,11 @@ class LayerWeights:
     def _has_mlp_bias(self, layer: int) -> bool:
         mlp = self._config.layers[layer].mlp
         return isinstance(mlp, DenseConfig) and mlp.bias
+
+    def _plain_attention(self, layer: int) -> AttentionConfig:
+        config = self._config.layers[layer].attention
+        assert isinstance(config, AttentionConfig)
+        return config
 
     def _attention_width(self, layer: int) -> int:
         """Return the width of the rows that q, k and v are made of."""

@@ -1,4 +1,4 @@
-"""Meaning of rope_store_kv_ and cascade_append_attention, and of the KV cache layout."""
+"""Meaning of rope_store_kv_, rope_store_latent_ and cascade_append_attention, and of the KV cache layout."""
 
 from __future__ import annotations
 
@@ -73,7 +73,23 @@ def rope_store_kv_(
     return narrow(q, qkv.dtype).reshape(tokens, q.shape[1] * head_dim)
 
 
-def _store(k: F32, v: F32, slot_mapping: I64, cache: KvCache[Array]) -> None:
+def rope_store_latent_(
+    heads: Array, latents: Array, cache: KvCache[Array], positions: I32, slot_mapping: I64, rotary: Rotary[F32]
+) -> Array:
+    """Rotate the last elements of heads and latent vectors, and store the latter; see ops.attention."""
+    tokens, head_dim = latents.shape
+    k = _rotate_last(widen(latents).reshape(tokens, 1, head_dim), positions, rotary)
+    _store(k, None, slot_mapping, cache)
+    q = _rotate_last(widen(heads).reshape(tokens, heads.shape[1] // head_dim, head_dim), positions, rotary)
+    return narrow(q, heads.dtype).reshape(heads.shape)
+
+
+def _rotate_last(x: F32, positions: I32, rotary: Rotary[F32]) -> F32:
+    first = x.shape[2] - rotary.cos_sin.shape[1]
+    return np.concatenate([x[..., :first], rotate(x[..., first:], positions, rotary)], axis=2)
+
+
+def _store(k: F32, v: F32 | None, slot_mapping: I64, cache: KvCache[Array]) -> None:
     """Write f32[T, Hkv, D] keys and values, rounded to the cache's type, to their slots."""
     s = 4 // cache.k.dtype.itemsize
     for token, slot in enumerate(slot_mapping):
@@ -81,13 +97,15 @@ def _store(k: F32, v: F32, slot_mapping: I64, cache: KvCache[Array]) -> None:
             continue
         block, offset = divmod(int(slot), cache.block_size)
         if cache.k_scale is None or cache.v_scale is None:
-            new_k, new_v = (narrow(x[token], cache.k.dtype) for x in (k, v))
+            new_k, new_v = narrow(k[token], cache.k.dtype), None if v is None else narrow(v[token], cache.k.dtype)
         else:
+            assert v is not None
             quantize = quantize_heads if cache.k.dtype == np.int8 else quantize_heads_float8
             new_k, cache.k_scale[block, :, offset] = quantize(k[token])
             new_v, cache.v_scale[block, :, offset] = quantize(v[token])
         cache.k[block, :, :, offset] = new_k.reshape(cache.num_kv_heads, -1, s)
-        cache.v[block, :, offset // s, :, offset % s] = new_v
+        if cache.v is not None and new_v is not None:
+            cache.v[block, :, offset // s, :, offset % s] = new_v
 
 
 def _norm_heads(x: F32, weight: F32, eps: float) -> F32:
@@ -196,7 +214,8 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
 
 def _unpacked(cache: KvCache[Array]) -> tuple[F32, F32]:
     """Return keys and values as f32[num_blocks, block_size, Hkv, D]."""
-    keys, values = unpack_k(cache.k), unpack_v(cache.v)
+    keys = unpack_k(cache.k)
+    values = keys if cache.v is None else unpack_v(cache.v)
     if cache.k_scale is None or cache.v_scale is None:
         return widen(keys), widen(values)
     return (

@@ -18,7 +18,8 @@ def compact_kv_(cache: KvCache[Array], paths: VerifiedPaths[I32], slot_mapping: 
     for source, target in _moves(paths):
         (from_block, i), (to_block, j) = divmod(slot_mapping[source], size), divmod(slot_mapping[target], size)
         cache.k[to_block, :, :, j] = cache.k[from_block, :, :, i]
-        cache.v[to_block, :, j // s, :, j % s] = cache.v[from_block, :, i // s, :, i % s]
+        if cache.v is not None:
+            cache.v[to_block, :, j // s, :, j % s] = cache.v[from_block, :, i // s, :, i % s]
         for scale in (cache.k_scale, cache.v_scale):
             if scale is not None:
                 scale[to_block, :, j] = scale[from_block, :, i]

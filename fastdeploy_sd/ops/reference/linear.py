@@ -1,4 +1,4 @@
-"""Meaning of pack_linear, linear and gather_columns: what each weight format stores and what is multiplied."""
+"""Meaning of pack_linear, linear, head_linear and gather_columns: what formats store and what is multiplied."""
 
 from __future__ import annotations
 
@@ -191,6 +191,15 @@ def linear(
     if bias is not None:
         y = y + bias
     return narrow(y.astype(np.float32), x.dtype if out_dtype is None else out_dtype)
+
+
+def head_linear(x: Array, weights: Array, fmt: LinearFormat, num_rest: int, *, passes: bool) -> Array:
+    """y[:, h] = x[:, h] . weight[h]^T of each head; see ops.linear. `weights`: [heads, N, K]."""
+    heads = x.reshape(len(x), len(weights), x.shape[1] // len(weights))
+    products = [linear(heads[:, h, : weight.shape[1]], weight, fmt) for h, weight in enumerate(weights)]
+    y = np.stack(products, axis=1)
+    y = np.concatenate([y, heads[:, :, -num_rest:]], axis=2) if passes and num_rest else y
+    return y.reshape(len(x), y.shape[1] * y.shape[2])
 
 
 def gather_columns(x: Array, columns: I32) -> Array:

@@ -266,7 +266,9 @@ def allocate(
 
 def _allocate_layer(layer: LayerKv, count: int, fmt: KvCacheFormat, zeros: Zeros) -> KvCache[Tensor]:
     geometry, kv_bytes = (count, fmt.block_size, layer.num_kv_heads), np.dtype(fmt.kv_storage).itemsize
-    k, v = (zeros(shape, fmt.kv_storage) for shape in kv_cache_shapes(*geometry, layer.head_dim, kv_bytes))
+    shapes = kv_cache_shapes(*geometry, layer.head_dim, kv_bytes)
+    k = zeros(shapes[0], fmt.kv_storage)
+    v = zeros(shapes[1], fmt.kv_storage) if layer.has_values else None
     if not fmt.has_scales:
         return KvCache(k, v, layer.first_key)
     k_scale, v_scale = (zeros(kv_scale_shape(*geometry), np.float32) for _ in range(2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, LatentAttentionConfig, LayerConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.types.kv_groups import KvGroup, most_blocks, most_tokens
@@ -69,7 +69,7 @@ class LayerKv:
     """What one layer keeps in every block. The layers of a model and its draft layers may differ.
 
     Attributes:
-        num_kv_heads, head_dim: of its keys and of its values.
+        num_kv_heads, head_dim: of its keys and, where `has_values`, of its values. Else the keys are the values.
         first_key: position of the first token with a key in this layer; no token before it is attended to.
         hidden_size: length of the kept hidden row of each block's last token; 0 = none is kept.
         window: see AttentionConfig.
@@ -80,12 +80,13 @@ class LayerKv:
     first_key: int = 0
     hidden_size: int = 0
     window: int | None = None
+    has_values: bool = True
 
     @staticmethod
     def of_decoder(config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> list[LayerKv]:
         """Return what the layers of a decoder keep on a rank."""
-        layers = [layer.attention for layer in config.layers]
-        return [LayerKv(*_geometry(config, layer, shard), window=layer.window) for layer in layers]
+        layers = [_plain(config, layer, shard) for layer in config.layers]
+        return [replace(kept, window=layer.attention.window) for kept, layer in zip(layers, config.layers, strict=True)]
 
     @staticmethod
     def of_draft_layers(
@@ -104,22 +105,26 @@ class LayerKv:
                 that none of their blocks can be given back.
             per_draft: layers that make a draft one after another; the first of them reads hidden rows.
         """
-        layers = [layer.attention for layer in config.layers[:num_layers]]
+        layers = config.layers[:num_layers]
+        plain = [_plain(config, layer, shard) for layer in layers]
         if not reads_hidden:
-            return [LayerKv(*_geometry(config, layer, shard)) for layer in layers]
+            return plain
         return [
-            LayerKv(
-                *_geometry(config, layer, shard),
-                j // per_draft + 1,
-                0 if j % per_draft else config.hidden_size,
-                layer.window,
+            replace(
+                kept,
+                first_key=j // per_draft + 1,
+                hidden_size=0 if j % per_draft else config.hidden_size,
+                window=layer.attention.window,
             )
-            for j, layer in enumerate(layers)
+            for j, (kept, layer) in enumerate(zip(plain, layers, strict=True))
         ]
 
 
-def _geometry(config: DecoderConfig, attention: AttentionConfig, shard: Shard) -> tuple[int, int]:
-    return len(DecoderShard(config, shard).kv_heads(attention)), attention.head_dim
+def _plain(config: DecoderConfig, layer: LayerConfig, shard: Shard) -> LayerKv:
+    """Return what a layer keeps on a rank, of all tokens."""
+    attention = layer.attention
+    num_kv_heads = len(DecoderShard(config, shard).kv_heads(attention))
+    return LayerKv(num_kv_heads, attention.head_dim, has_values=not isinstance(attention, LatentAttentionConfig))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,7 @@ def block_bytes(layers: Iterable[LayerKv], fmt: KvCacheFormat) -> int:
     kv_bytes, row_bytes = np.dtype(fmt.kv_storage).itemsize, np.dtype(fmt.row_storage).itemsize
     scale_bytes = _SCALE_BYTES if fmt.has_scales else 0
     return sum(
-        2 * layer.num_kv_heads * fmt.block_size * (layer.head_dim * kv_bytes + scale_bytes)
+        (1 + layer.has_values) * layer.num_kv_heads * fmt.block_size * (layer.head_dim * kv_bytes + scale_bytes)
         + layer.hidden_size * row_bytes
         for layer in layers
     )

@@ -17,7 +17,15 @@ from fastdeploy_sd.device.cuda.sizes import sizes_up_to
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
 from fastdeploy_sd.device.step_memory import StepLimits, max_prompt_rows
-from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import (
+    AnyAttention,
+    AttentionConfig,
+    DecoderConfig,
+    DenseConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MoeConfig,
+)
 from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM, DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.bf16 import storage
@@ -108,11 +116,28 @@ def step_bytes(
 def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: int) -> int:
     """Return the bytes of simultaneous activations, and of the logits."""
     widest = max(
-        (max(3 * _inner_size(layer), layer.attention.qkv_size + 2 * layer.attention.q_size) for layer in config.layers),
+        (max(3 * _inner_size(layer), _attention_width(layer.attention)) for layer in config.layers),
         default=0,
     )
     per_token = config.hidden_size * (4 + 3 * item) + widest * item
     return num_tokens * per_token + num_logits * (config.hidden_size * item + config.vocab_size * 4)
+
+
+def _attention_width(attention: AnyAttention) -> int:
+    """Return the elements of a token's simultaneous activations."""
+    if isinstance(attention, LatentAttentionConfig):
+        # Heads as projected, to be rotated and rotated, what attention makes of them, and values.
+        return attention.num_heads * (attention.query_dim + 3 * attention.head_dim + attention.value_dim)
+    return attention.qkv_size + 2 * attention.q_size
+
+
+def _projections(attention: AnyAttention, hidden: int) -> list[tuple[int, int]]:
+    """Return (K, N) of the linear layers."""
+    found = [(attention.q_size, hidden)]
+    if isinstance(attention, LatentAttentionConfig):
+        read = attention.query_latent_dim or hidden
+        return [*found, (read, attention.num_heads * attention.query_dim), (hidden, read), (hidden, attention.head_dim)]
+    return [*found, (hidden, attention.qkv_size)]
 
 
 def _inner_size(layer: LayerConfig) -> int:
@@ -140,8 +165,7 @@ def _calls(
     hidden, layers = decoder.hidden_size, dict.fromkeys(decoder.layers)
     shapes = [(num_logits, hidden, decoder.vocab_size, scheme.lm_head)]
     for layer in layers:
-        shapes.append((num_tokens, hidden, layer.attention.qkv_size, scheme.linear))
-        shapes.append((num_tokens, layer.attention.q_size, hidden, scheme.linear))
+        shapes += [(num_tokens, *shape, scheme.linear) for shape in _projections(layer.attention, hidden)]
         shapes.append((num_tokens, _inner_size(layer) or hidden, hidden, scheme.linear))
     for rows, inputs, outputs, fmt in shapes:
         params = struct_type("LinearParams")()
@@ -157,7 +181,18 @@ def _calls(
         params.num_tokens, params.num_heads = num_tokens, attention.num_heads
         params.max_blocks = -(-max_tokens // config.cache.block_size)
         params.group_rows = 1  # any address: requests may share prefixes
+        params.v = int(isinstance(attention, AttentionConfig))  # likewise: there are values
         yield "cascade_append_attention", params
+        if isinstance(attention, LatentAttentionConfig):
+            for inputs, outputs in (
+                (attention.key_dim, attention.latent_dim),
+                (attention.latent_dim, attention.value_dim),
+            ):
+                params = struct_type("HeadLinearParams")()
+                params.num_tokens, params.num_heads, params.num_rest = num_tokens, attention.num_heads, 0
+                params.in_features, params.out_features, params.dtype = inputs, outputs, dtype
+                params.format = format_code(scheme.dtype)
+                yield "head_linear", params
 
 
 def _expert_bytes(config: Config, decoder: DecoderConfig, num_tokens: int) -> int:

@@ -15,7 +15,7 @@ from fastdeploy_sd.config import Config, formats_of
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, LatentAttentionConfig
 from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM, DraftModel, DraftWeights, TargetParts
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -58,10 +58,11 @@ def load_model(
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
-        ConfigError: the folder of packed weights cannot be created, a model without experts has an expert format, or
-            the model cannot be split among so many ranks.
+        ConfigError: the folder of packed weights cannot be created, a model without experts has an expert format, a
+            model of latent attention has a KV cache of bytes, or the model cannot be split among so many ranks.
     """
     _verify_experts(config, decoder_config)
+    _verify_kv_format(config, decoder_config)
     folder, shard = config.model.packed_weights_folder, group.shard
     DecoderShard(decoder_config, shard).verify()
     own_drafts = parts_of_rank(config, draft_weights, shard)
@@ -104,6 +105,16 @@ def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:
             f"quantization.moe_quant_type: expected none or the dense_quant_type ({formats.dense}), as the checkpoint"
             f" has no experts, got {formats.moe} (what `quantization` says unless moe_quant_type is given)",
             param="quantization",
+        )
+
+
+def _verify_kv_format(config: Config, decoder_config: DecoderConfig) -> None:
+    """Refuse bytes with scales for latent vectors, whose kernels read numbers."""
+    found = config.cache.kv_cache_dtype
+    if found != "auto" and any(isinstance(layer.attention, LatentAttentionConfig) for layer in decoder_config.layers):
+        raise ConfigError(
+            f"kv_cache_dtype: expected auto, as layers keep latent vectors (config.json: kv_lora_rank), got {found}",
+            param="kv_cache_dtype",
         )
 
 

@@ -28,6 +28,7 @@ Quantize = Callable[[F32], tuple[np.ndarray, F32]]
 
 def copied(cache: KvCache[np.ndarray], copy: Callable[[np.ndarray], Any] = np.copy) -> KvCache[Any]:
     """The cache with every array of it copied."""
+    assert cache.v is not None
     assert cache.k_scale is not None
     assert cache.v_scale is not None
     return KvCache(copy(cache.k), copy(cache.v), cache.first_key, copy(cache.k_scale), copy(cache.v_scale))

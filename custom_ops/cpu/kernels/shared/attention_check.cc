@@ -28,7 +28,8 @@ Error CheckAttention(const CascadeAppendAttentionParams& p) {
   if (const Error error = CheckCpuKvCache(p.cache); error != nullptr) return error;
   if (p.num_heads <= 0 || p.num_heads % p.cache.num_kv_heads != 0)
     return "num_heads: expected a positive multiple of num_kv_heads";
-  if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize) return "num_heads: expected at most 16 per KV head, got more";
+  if (p.num_heads / p.cache.num_kv_heads > kMaxGroupSize)
+    return "num_heads: expected at most 256 per KV head, got more";
   if (p.num_requests < 0 || p.num_tokens < 0 || p.max_blocks < 0) return "sizes: expected no negative number";
   if (p.scores.first_key < 0 || p.scores.first_key > kMaxFirstKey)
     return "first_key: expected 0..63, got a number outside";

@@ -40,7 +40,10 @@ bool IsTree(const CascadeAppendAttentionParams& p, int32_t r) {
 class Planner {
  public:
   explicit Planner(const CascadeAppendAttentionParams& p)
-      : p_(p), group_(p.num_heads / p.cache.num_kv_heads), rows_per_tile_(kMaxTileVectors / group_) {
+      : p_(p),
+        heads_(HeadGroupsOf(p.num_heads, p.cache.num_kv_heads)),
+        group_(heads_.size),
+        rows_per_tile_(kMaxTileVectors / group_) {
     tiles_.clear();
     kept_.clear();
     before_.assign(static_cast<size_t>(p.num_requests), Before{});
@@ -183,7 +186,7 @@ class Planner {
   // are best read together: such tiles are split earlier, to have all threads busy to the end.
   void SplitTiles() {
     const int64_t threads = NumThreads();
-    const int64_t num_heads = p_.cache.num_kv_heads;
+    const int64_t num_heads = heads_.count;
     int64_t total = 0;
     for (const AttentionTile& tile : tiles_) total += Cost(tile);
     unit_ = 1 + total / kMaxUnits;
@@ -203,27 +206,27 @@ class Planner {
   AttentionPlan Number() {
     AttentionPlan plan{};
     plan.num_tiles = static_cast<int32_t>(tiles_.size());
-    plan.num_kv_heads = p_.cache.num_kv_heads;
+    plan.num_groups = heads_.count;
     plan.tiles = tiles_.data();
     plan.kept = kept_.data();
     for (KeptPartials& kept : kept_) {
       kept.first = plan.num_partials;
-      plan.num_partials += static_cast<int64_t>(plan.num_kv_heads) * kept.num_parts * kept.num_vectors;
+      plan.num_partials += static_cast<int64_t>(plan.num_groups) * kept.num_parts * kept.num_vectors;
     }
     int64_t longest = 0;  // of the runs of any tile
     for (AttentionTile& tile : tiles_) {
       tile.first_unit = plan.num_units;
       tile.first_merge = plan.num_merges;
-      tile.heads_per_run = std::min(plan.num_kv_heads, kMaxRunVectors / (tile.num_rows * group_));
+      tile.heads_per_run = std::min(plan.num_groups, kMaxRunVectors / (tile.num_rows * group_));
       const bool is_merged = tile.before.index >= 0 || (!tile.is_common && tile.kept.index >= 0);
-      if (is_merged) plan.num_merges += plan.num_kv_heads;
+      if (is_merged) plan.num_merges += plan.num_groups;
       if (tile.is_common) plan.num_trunk_merges = plan.num_merges;  // they come first
       if (is_merged && tile.kept.index < 0) {
         plan.computes_in_merges |= tile.first_partition < tile.end_partition;
         continue;
       }
       LayOut(&tile);
-      plan.num_units += plan.num_kv_heads * ((tile.num_parts - 1) * tile.part_units + tile.last_part_units);
+      plan.num_units += plan.num_groups * ((tile.num_parts - 1) * tile.part_units + tile.last_part_units);
       longest = std::max(longest, tile.heads_per_run * tile.part_units);
     }
     const int64_t threads = NumThreads();
@@ -246,6 +249,7 @@ class Planner {
   static thread_local std::vector<Before> before_;
 
   const CascadeAppendAttentionParams& p_;
+  const HeadGroups heads_;
   const int32_t group_;
   const int32_t rows_per_tile_;
   int64_t unit_ = 1;  // cost that is one unit

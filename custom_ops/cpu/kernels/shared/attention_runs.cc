@@ -8,7 +8,7 @@ AttentionRun RunAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
   const auto starts_after = [](int64_t unit, const AttentionTile& tile) { return unit < tile.first_unit; };
   const AttentionTile* const tiles_end = plan.tiles + plan.num_tiles;
   const AttentionTile* tile = std::upper_bound(plan.tiles, tiles_end, begin, starts_after) - 1;
-  const int64_t heads = plan.num_kv_heads;
+  const int64_t heads = plan.num_groups;
   for (; tile != tiles_end; ++tile) {
     if (tile->num_parts == 0) continue;
     const int64_t offset = std::max<int64_t>(begin - tile->first_unit, 0);
@@ -33,7 +33,7 @@ AttentionRun MergesAt(const AttentionPlan& plan, int64_t begin, int64_t end) {
   const auto starts_after = [](int64_t merge, const AttentionTile& tile) { return merge < tile.first_merge; };
   const AttentionTile* tile = std::upper_bound(plan.tiles, plan.tiles + plan.num_tiles, begin, starts_after) - 1;
   const int64_t head = begin - tile->first_merge;
-  const int64_t num_heads = std::min({end - begin, plan.num_kv_heads - head, int64_t{tile->heads_per_run}});
+  const int64_t num_heads = std::min({end - begin, plan.num_groups - head, int64_t{tile->heads_per_run}});
   return {tile, -1, static_cast<int32_t>(head), static_cast<int32_t>(num_heads), begin + num_heads};
 }
 

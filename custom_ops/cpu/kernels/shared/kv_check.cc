@@ -9,8 +9,11 @@ Error CheckKvStorage(const KvCache& cache) {
   if (cache.num_blocks < 0) return "num_blocks: expected no negative number";
   if (cache.num_kv_heads <= 0 || cache.num_kv_heads > kMaxKvHeads) return "num_kv_heads: expected 1 to 1024";
   if (cache.block_size <= 0 || cache.block_size % 16 != 0) return "block_size: expected a positive multiple of 16";
-  if (cache.head_dim <= 0 || cache.head_dim > kMaxHeadDim || cache.head_dim % 16 != 0)
-    return "head_dim: expected a multiple of 16 in 16..256";
+  const bool is_latent = cache.v == nullptr;
+  if (is_latent && is_scaled) return "v: expected values besides keys of int8 or float8, got none";
+  if (is_latent && cache.num_kv_heads != 1) return "num_kv_heads: expected 1 where keys are values too, got more";
+  if (cache.head_dim <= 0 || cache.head_dim > (is_latent ? kMaxLatentDim : kMaxHeadDim) || cache.head_dim % 16 != 0)
+    return "head_dim: expected a multiple of 16 in 16..256, or up to 640 where keys are values too";
   return nullptr;
 }
 

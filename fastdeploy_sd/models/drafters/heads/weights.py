@@ -177,6 +177,9 @@ class HydraWeights(HeadsWeights):
         self.prefix_layer: LayerWeights | None = None
         if "prefix_embeding_layer.layers.0.input_layernorm.weight" in checkpoint:
             attention = target.layers[0].attention
+            if not isinstance(attention, AttentionConfig):
+                wanted = "prefix_embeding_layer: expected none with a target of latent attention, got one"
+                raise CheckpointError(f"{checkpoint.path}: {wanted}")
             layer = LayerConfig(
                 AttentionConfig(attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.rope),
                 replace(target.dense, bias=False),

@@ -54,6 +54,7 @@ def with_drafts(pair: Pair) -> int:
         ("int8 KV", method("mtp"), method("mtp")),
         ("wint4", method("mtp"), method("mtp")),
         ("two MTP layers", method("mtp"), method("mtp")),
+        ("deepseek_v3-tiny", method("mtp"), method("mtp")),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

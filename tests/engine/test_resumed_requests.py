@@ -20,6 +20,8 @@ WAYS = [
     EngineVariant("roomy", max_num_seqs=9),
     replace(quick_variants()[1], name="tight", num_requests=None, must_hit=False),
 ]
+CELLS = [("demo", name) for name in ("naive", "ngram", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp")]
+CELLS += [("deepseek_v3-tiny", "mtp-ngram")]
 
 
 def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], dict[str, Answer]]:
@@ -41,9 +43,9 @@ def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], di
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-@pytest.mark.parametrize("name", ["naive", "ngram", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp"])
-def test_the_rest_of_an_output_is_the_same(references: References, name: str, way: EngineVariant) -> None:
-    reference = references.get("demo")
+@pytest.mark.parametrize(("model", "name"), CELLS)
+def test_the_rest_of_an_output_is_the_same(references: References, model: str, name: str, way: EngineVariant) -> None:
+    reference = references.get(model)
     requests, rest = resumed(reference, random.Random(f"{name} {way.name}"))
     [method] = standard_methods([name], [4], model_method="mtp")
     with open_engine(reference.base, way, method) as engine:

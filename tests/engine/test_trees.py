@@ -79,7 +79,9 @@ def check(reference: Reference, way: EngineVariant, method: Method) -> None:
     assert (cell.num_accepted > 0) == (not method.name.startswith("Wrong"))
 
 
-@pytest.mark.parametrize(("model", "num_drafts"), [("demo", 63), ("qwen3-tiny", 31), ("int8 KV", 15)])
+@pytest.mark.parametrize(
+    ("model", "num_drafts"), [("demo", 63), ("qwen3-tiny", 31), ("int8 KV", 15), ("deepseek_v3-tiny", 31)]
+)
 def test_same_tokens_with_large_trees(references: References, model: str, num_drafts: int) -> None:
     reference = first(references.get(model))
     check(reference, LARGE, trees(reference, num_drafts))

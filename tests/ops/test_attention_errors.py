@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.ops import attention as ops
-from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks
+from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary, kv_cache_shapes
 from fastdeploy_sd.ops.reference import attention as reference
 from fastdeploy_sd.ops.rope_table import (
     LinearScaling,
@@ -87,6 +87,32 @@ def test_attention_refuses_geometries() -> None:
     wide = KvCache(np.zeros((4, 1, 272, 16, 1), np.float32), np.zeros((4, 1, 16, 272, 1), np.float32))
     with pytest.raises(ValueError, match=r"head_dim: expected a multiple of 16 in 16\.\.256"):
         ops.cascade_append_attention(**{**args, "cache": wide, "q": np.zeros((1, 272), np.float32)})
+    for cache, message in (
+        (KvCache(np.zeros((4, 1, 656, 16, 1), np.float32), None), "head_dim: .* or up to 640 where keys are values"),
+        (KvCache(np.zeros((4, 2, 16, 16, 1), np.float32), None), "num_kv_heads: expected 1 where keys are values"),
+    ):
+        q = np.zeros((1, cache.head_dim * cache.num_kv_heads), np.float32)
+        with pytest.raises(ValueError, match=message):
+            ops.cascade_append_attention(**{**args, "cache": cache, "q": q})
+
+
+def test_storing_needs_the_cache_of_its_kind() -> None:
+    """Keys with values, or latent vectors alone; bytes with scales are no latent vectors."""
+    k, v = (np.zeros(shape, np.float32) for shape in kv_cache_shapes(2, 16, 1, 16, 4))
+    maps = {
+        "positions": np.zeros(1, I32),
+        "slot_mapping": np.zeros(1, np.int64),
+        "rotary": Rotary(rope_table(4, 16, 1e4)),
+    }
+    with pytest.raises(ValueError, match="v: expected values besides the keys, got none"):
+        ops.rope_store_kv_(np.zeros((1, 48), np.float32), KvCache(k, None), **maps)
+    x = np.zeros((1, 16), np.float32)
+    with pytest.raises(ValueError, match="v: expected none, as keys are the values, got some"):
+        ops.rope_store_latent_(x, x, KvCache(k, v), **maps)
+    scale = np.zeros((2, 1, 16), np.float32)
+    bytes_alone = KvCache(np.zeros((2, 1, 4, 16, 4), np.int8), None, k_scale=scale, v_scale=scale)
+    with pytest.raises(ValueError, match="v: expected values besides keys of int8 or float8, got none"):
+        ops.rope_store_latent_(x, x, bytes_alone, **maps)
 
 
 @pytest.mark.parametrize(

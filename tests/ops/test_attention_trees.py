@@ -5,6 +5,7 @@ Whoever shares its blocks, in company or alone, on any number of threads, and wh
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,11 @@ from fastdeploy_sd.ops.reference import attention as reference
 from tests.ops.backends import LEVELS, isa, threads
 from tests.ops.cases.attention import Geometry, batch, own_blocks, select, share, with_prefixes
 from tests.ops.cases.attention_int8 import quantized
+from tests.ops.cases.latent import as_latents
 from tests.ops.cases.trees import as_chain, path_of, random_tree
 
 CACHES = ["bf16", "float32", "int8"]
+LATENTS: list[tuple[Geometry, int]] = [((4, 1, 48, 16), 0), ((128, 1, 80, 64), 2)]
 GEOMETRIES: list[tuple[Geometry, int]] = [((4, 2, 32, 16), 0), ((5, 1, 48, 64), 5), ((16, 2, 16, 48), 63)]
 # Tokens before and new ones: trees that begin at a partition, a panel or within one, that reach over a partition's end,
 # of the largest size, without anything before, behind more partitions than are shared; one row; one row too many.
@@ -30,10 +33,12 @@ REQUESTS = [(300, 12), (250, 9), (512, 5), (0, 20), (63, 2), (780, 64), (30, 1),
 
 
 def call(cache: str, geometry: Geometry, first_key: int) -> dict[str, Any]:
-    args = batch(REQUESTS, *geometry, np.float32 if cache == "float32" else np.uint16)
+    args = batch(REQUESTS, *geometry, np.float32 if "float32" in cache else np.uint16)
     args["cache"] = replace(args["cache"], first_key=first_key)
     if cache == "int8":
         args = quantized(args, first_key)
+    if cache.endswith("latents"):
+        args = as_latents(args)
     return share(args, [2, 5, 8, 9], 512)
 
 
@@ -41,8 +46,13 @@ def trees(rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([random_tree(rng, count) for _, count in REQUESTS])
 
 
-@pytest.mark.parametrize(("geometry", "first_key"), GEOMETRIES, ids=str)
-@pytest.mark.parametrize("cache", CACHES)
+CELLS = [
+    *itertools.product(CACHES, GEOMETRIES),
+    *itertools.product(["bf16 latents", "float32 latents"], LATENTS),
+]
+
+
+@pytest.mark.parametrize(("cache", "geometry", "first_key"), [(cache, *rest) for cache, rest in CELLS], ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_of_a_tree_has_the_bits_of_its_path(level: str, cache: str, geometry: Geometry, first_key: int) -> None:
     """In float32, where nothing is rounded, it is also checked against the definition."""
@@ -64,7 +74,7 @@ def test_a_row_of_a_tree_has_the_bits_of_its_path(level: str, cache: str, geomet
     for count, way in ((1, with_prefixes(args)), (2, args), (16, with_prefixes(args))):
         with isa(level), threads(count):
             np.testing.assert_array_equal(ops.cascade_append_attention(**way, tree_mask=masks), y)
-    if cache == "float32":
+    if "float32" in cache:
         want = reference.cascade_append_attention(**args, tree_mask=masks)
         np.testing.assert_allclose(widen(y), widen(want), rtol=2e-5, atol=4e-5)
 

@@ -32,7 +32,8 @@ def as_chain(args: dict[str, Any], r: int, path: list[int]) -> dict[str, Any]:
     starts, cache = args["query_start_loc"], args["cache"]
     before = int(args["seq_lens"][r] - (starts[r + 1] - starts[r]))
     alone = select(args, [r])
-    k, v = reference.unpack_k(cache.k).copy(), reference.unpack_v(cache.v).copy()
+    k = reference.unpack_k(cache.k).copy()
+    v = None if cache.v is None else reference.unpack_v(cache.v).copy()
     scales = [None if scale is None else scale.transpose(0, 2, 1).copy() for scale in (cache.k_scale, cache.v_scale)]
     table = own_blocks(args, r)
     for array in (k, v, *scales):
@@ -49,7 +50,9 @@ def as_chain(args: dict[str, Any], r: int, path: list[int]) -> dict[str, Any]:
     return {
         **alone,
         "q": args["q"][starts[r] + np.array(path)],
-        "cache": KvCache(reference.pack_k(k), reference.pack_v(v), cache.first_key, k_scale, v_scale),
+        "cache": KvCache(
+            reference.pack_k(k), None if v is None else reference.pack_v(v), cache.first_key, k_scale, v_scale
+        ),
         "query_start_loc": np.array([0, len(path)], np.int32),
         "seq_lens": np.array([before + len(path)], np.int32),
     }

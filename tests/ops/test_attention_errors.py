@@ -99,20 +99,16 @@ def test_attention_refuses_geometries() -> None:
 def test_storing_needs_the_cache_of_its_kind() -> None:
     """Keys with values, or latent vectors alone; bytes with scales are no latent vectors."""
     k, v = (np.zeros(shape, np.float32) for shape in kv_cache_shapes(2, 16, 1, 16, 4))
-    maps = {
-        "positions": np.zeros(1, I32),
-        "slot_mapping": np.zeros(1, np.int64),
-        "rotary": Rotary(rope_table(4, 16, 1e4)),
-    }
+    maps: tuple[Any, Any, Rotary[Any]] = np.zeros(1, I32), np.zeros(1, np.int64), Rotary(rope_table(4, 16, 1e4))
     with pytest.raises(ValueError, match="v: expected values besides the keys, got none"):
-        ops.rope_store_kv_(np.zeros((1, 48), np.float32), KvCache(k, None), **maps)
+        ops.rope_store_kv_(np.zeros((1, 48), np.float32), KvCache(k, None), *maps)
     x = np.zeros((1, 16), np.float32)
     with pytest.raises(ValueError, match="v: expected none, as keys are the values, got some"):
-        ops.rope_store_latent_(x, x, KvCache(k, v), **maps)
+        ops.rope_store_latent_(x, x, KvCache(k, v), *maps)
     scale = np.zeros((2, 1, 16), np.float32)
     bytes_alone = KvCache(np.zeros((2, 1, 4, 16, 4), np.int8), None, k_scale=scale, v_scale=scale)
     with pytest.raises(ValueError, match="v: expected values besides keys of int8 or float8, got none"):
-        ops.rope_store_latent_(x, x, bytes_alone, **maps)
+        ops.rope_store_latent_(x, x, bytes_alone, *maps)
 
 
 @pytest.mark.parametrize(

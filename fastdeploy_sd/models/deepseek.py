@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastdeploy_sd.models.checkpoint.fields import FieldReader
-from fastdeploy_sd.models.decoder_config import (
+from fastdeploy_sd.models.attention_config import (
     HEAD_DIM_MULTIPLE,
     MAX_LATENT_DIM,
     MAX_LATENT_HEADS,
-    DecoderConfig,
     LatentAttentionConfig,
-    MoeConfig,
-    read_decoder,
-    verify_top_k,
 )
+from fastdeploy_sd.models.checkpoint.fields import FieldReader
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_decoder, verify_top_k
 from fastdeploy_sd.models.rope_config import read_rope, score_factor
 
 # What a config.json may leave out; the published modelling code's own values.

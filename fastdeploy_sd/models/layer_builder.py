@@ -8,14 +8,9 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
+from fastdeploy_sd.models.attention_config import AttentionConfig, LatentAttentionConfig
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import (
-    AttentionConfig,
-    DecoderConfig,
-    DenseConfig,
-    LatentAttentionConfig,
-    MoeConfig,
-)
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm
 from fastdeploy_sd.models.layers.latent_attention import LatentAttention

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Field, FieldReader, Integer, Number
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, read_decoder
+from fastdeploy_sd.models.decoder_config import DecoderConfig, read_decoder
 from fastdeploy_sd.models.layer_windows import every_layer, read_windows
 from fastdeploy_sd.ops.rope_table import QueryScaling
 

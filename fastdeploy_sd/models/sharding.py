@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder_config import AnyAttention, AttentionConfig, DecoderConfig, DenseConfig, MoeConfig
+from fastdeploy_sd.models.attention_config import AnyAttention, AttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.types.ranges import COUNTS, SliceRule, halved
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastdeploy_sd.models.decoder_config import (
-    AnyAttention,
-    DecoderConfig,
-    DenseConfig,
-    LatentAttentionConfig,
-    LayerConfig,
-    MoeConfig,
-)
+from fastdeploy_sd.models.attention_config import AnyAttention, LatentAttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LatentAttentionConfig, MoeConfig
+from fastdeploy_sd.models.attention_config import LatentAttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.rope_table import YarnScaling
 

@@ -9,8 +9,9 @@ import re
 import pytest
 
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.checkpoint import read_config
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.rope_config import RopeConfig
 from tests.models.published_configs import REFUSED, SERVED

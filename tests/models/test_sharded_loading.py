@@ -12,8 +12,9 @@ from threading import Barrier
 import numpy as np
 import pytest
 
+from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config

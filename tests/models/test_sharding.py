@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, DenseConfig, LayerConfig, MoeConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, expert_slices, feed_forward_slices
 from fastdeploy_sd.types.ranges import SliceRule

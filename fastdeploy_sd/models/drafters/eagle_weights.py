@@ -16,8 +16,9 @@ from dataclasses import replace
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
+from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.drafters.drafter_kind import P_EAGLE, drafter_kind, open_drafter
 from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3, read_p_eagle
 from fastdeploy_sd.models.quant_scheme import QuantScheme

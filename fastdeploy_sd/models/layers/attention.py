@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paddle import Tensor
 
-from fastdeploy_sd.models.decoder_config import AttentionConfig
+from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.layers.linear import Linear, LinearLayer
 from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.attention import cascade_append_attention, find_shared_prefixes, rope_store_kv_

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from paddle import Tensor
 
-from fastdeploy_sd.models.decoder_config import LatentAttentionConfig
+from fastdeploy_sd.models.attention_config import LatentAttentionConfig
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.linear import LinearLayer
 from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_latent_

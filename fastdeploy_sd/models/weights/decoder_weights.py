@@ -12,13 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, shown
-from fastdeploy_sd.models.decoder_config import (
-    AttentionConfig,
-    DecoderConfig,
-    DenseConfig,
-    LatentAttentionConfig,
-    MoeConfig,
-)
+from fastdeploy_sd.models.attention_config import AttentionConfig, LatentAttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.weights.latent_weights import LatentWeights
 from fastdeploy_sd.models.weights.source import Weights, WeightSource
 from fastdeploy_sd.models.weights.storages.registry import has_weight, read_weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastdeploy_sd.models.decoder_config import LatentAttentionConfig
+from fastdeploy_sd.models.attention_config import LatentAttentionConfig
 from fastdeploy_sd.models.weights.source import Weights
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.decoder_config import DecoderConfig, LatentAttentionConfig, LayerConfig
+from fastdeploy_sd.models.attention_config import LatentAttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.types.kv_groups import KvGroup, most_blocks, most_tokens

@@ -17,15 +17,8 @@ from fastdeploy_sd.device.cuda.sizes import sizes_up_to
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
 from fastdeploy_sd.device.step_memory import StepLimits, max_prompt_rows
-from fastdeploy_sd.models.decoder_config import (
-    AnyAttention,
-    AttentionConfig,
-    DecoderConfig,
-    DenseConfig,
-    LatentAttentionConfig,
-    LayerConfig,
-    MoeConfig,
-)
+from fastdeploy_sd.models.attention_config import AnyAttention, AttentionConfig, LatentAttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM, DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.ops.bf16 import storage

@@ -14,8 +14,9 @@ from tqdm import tqdm
 from fastdeploy_sd.config import Config, formats_of
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.attention_config import LatentAttentionConfig
 from fastdeploy_sd.models.decoder import Decoder
-from fastdeploy_sd.models.decoder_config import DecoderConfig, LatentAttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM, DraftModel, DraftWeights, TargetParts
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
+from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig
 from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM
 from fastdeploy_sd.models.drafters.drafter_kind import open_drafter
 from fastdeploy_sd.models.quant_scheme import QuantScheme

@@ -94,11 +94,9 @@ struct HeadCall {
   Error Run(Stream stream) const {
     const int32_t tile_rows = TileRowsOf(p.format, p.num_tokens);
     const auto tiles_per_head = static_cast<int32_t>(DivideUp(p.num_tokens, tile_rows));
-    const DevicePtr<int32_t> firsts(first);
-    const DevicePtr<int32_t> first_tiles(first_tile);
     const LaunchShape one{dim3(1), dim3(kCopyThreads)};
-    if (Error error =
-            Launch<NumberHeadsKernel>(one, stream, p.num_heads, p.num_tokens, tiles_per_head, firsts, first_tiles))
+    if (Error error = Launch<NumberHeadsKernel>(one, stream, p.num_heads, p.num_tokens, tiles_per_head,
+                                                DevicePtr<int32_t>(first), DevicePtr<int32_t>(first_tile)))
       return error;
     const int64_t element = ElementBytes(p.dtype);
     const void* const arrays[] = {p.x, p.y, rows, products};

@@ -19,7 +19,7 @@ from fastdeploy_sd.process.files import describe, replacing
 from fastdeploy_sd.types.folders import cache_folder
 
 # Raised whenever the same file would be written as other JSON.
-_VERSION = 1
+_VERSION = 2
 
 
 def gguf_files(model: Path) -> list[Path]:

@@ -27,6 +27,7 @@ _HALVES = {
 _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
     "mistral": "llama",
     "qwen3_moe": "qwen3moe",
@@ -78,12 +79,7 @@ def write(
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-    if "n_routed_experts" in config:
-        _add_deepseek_router(writer, config, num_layers)
-    if "moe_intermediate_size" in config:
-        writer.add_expert_count(config.get("num_local_experts", config.get("n_routed_experts")))
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    _add_experts(writer, config, num_layers)
     for key, name in _SCALES.items():
         if config.get(key) is not None:
             getattr(writer, f"add_{name}")(config[key])
@@ -91,12 +87,16 @@ def write(
     _add_rope(writer, config)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, num_layers)
-    for name, bits in _stacked(tensors).items():
+    for name, bits in _stacked(_split_experts(tensors)).items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
-        numbers, stored = widen(bits), names.get_name(renamed, (".weight", ".bias"))
+        stored = names.get_name(renamed, (".weight", ".bias"))
         assert stored is not None
+        if bits.dtype == np.uint8:
+            writer.add_tensor(stored, bits, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+            continue
+        numbers = widen(bits)
         if architecture in _PAIRED and (".attn_q." in stored or ".attn_k." in stored):
             heads = config["num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"]
             numbers = _pairs(numbers, heads)
@@ -112,6 +112,15 @@ def write(
     return path
 
 
+def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any], num_layers: int) -> None:
+    if "n_routed_experts" in config:
+        _add_deepseek_router(writer, config, num_layers)
+    if "num_experts_per_tok" in config:
+        writer.add_expert_count(config["num_local_experts" if "num_local_experts" in config else "n_routed_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+
+
 def _add_deepseek_router(writer: gguf.GGUFWriter, config: dict[str, Any], num_layers: int) -> None:
     writer.add_expert_shared_count(config["n_shared_experts"])
     writer.add_expert_weights_norm(config["norm_topk_prob"])
@@ -123,12 +132,38 @@ def _add_deepseek_router(writer: gguf.GGUFWriter, config: dict[str, Any], num_la
     writer.add_nextn_predict_layers(num_layers - config["num_hidden_layers"])
 
 
+def _split_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors with gpt-oss's experts as its converter has them: gate and up apart, as [E, N, K] or as blocks."""
+    found: dict[str, Any] = {}
+    for name, data in tensors.items():
+        stack = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj(_bias|_blocks|)", name)
+        if name.endswith("_scales"):
+            continue
+        if stack is None:
+            found[name + ".weight" * name.endswith("sinks")] = data
+            continue
+        kind = "bias" if stack[3] == "_bias" else "weight"
+        own = data if stack[3] else data.swapaxes(1, 2)
+        if stack[3] == "_blocks":
+            own = _blocks(data, tensors[name.replace("_blocks", "_scales")])
+        parts = {"down": own} if stack[2] == "down" else {"gate": own[:, ::2], "up": own[:, 1::2]}
+        found |= {f"{stack[1]}.{part}_proj.{kind}": np.ascontiguousarray(half) for part, half in parts.items()}
+    return found
+
+
+def _blocks(pairs: U8, scales: U8) -> U8:
+    """Blocks u8[E, N, B, 16], neighbours in a byte, and scales u8[E, N, B] -> u8[E, N, B * 17], i and i + 16 in one."""
+    nibbles = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:3], 2, 16)
+    halves = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
+    return np.concatenate([scales[..., None], halves], axis=-1).reshape(*pairs.shape[:2], -1)
+
+
 def _stacked(tensors: Mapping[str, U16]) -> dict[str, U16]:
     """Return tensors with those of all experts as one."""
     found: dict[str, list[U16]] = {}
     for name, bits in tensors.items():
         found.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(bits)
-    return {name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
+    return {name: np.stack(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -155,8 +190,9 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_orig_ctx_len(original)
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
-        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        if "llama_4_scaling_beta" in rope:
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def _add(writer: gguf.GGUFWriter, name: str, numbers: F32, kind: str) -> None:

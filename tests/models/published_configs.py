@@ -1,4 +1,4 @@
-"""config.json of the published ERNIE 4.5 releases: their keys and values, written down as facts.
+"""config.json of published releases of ERNIE 4.5, GLM and gpt-oss: their keys and values, written down as facts.
 
 `-PT` releases are in Hugging Face's layout, `-Paddle` ones in Paddle's, whose files keep more of the training.
 Sources: the releases of `baidu` on Hugging Face; PaddlePaddle/ERNIE (its converter of releases and its configurations
@@ -99,3 +99,79 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "biases of experts": (_21B | {"use_bias": True}, "use_bias: expected false .*got true"),
     "experts of a dense one": (_03B | {"moe_num_experts": 64}, r"moe_num_experts: expected 0 .*got 64"),
 }  # fmt: skip
+
+# Sources: the releases of `zai-org` and `openai` on Hugging Face; transformers (configuration classes).
+_GLM: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": [151329, 151336, 151338], "pad_token_id": 151329, "head_dim": 128, "hidden_act": "silu",
+    "partial_rotary_factor": 0.5, "initializer_range": 0.02, "hidden_size": 5120, "intermediate_size": 12288,
+    "max_position_embeddings": 131072, "moe_intermediate_size": 1536, "norm_topk_prob": True,
+    "num_attention_heads": 96, "num_key_value_heads": 8, "n_group": 1, "topk_group": 1, "n_routed_experts": 160,
+    "n_shared_experts": 1, "routed_scaling_factor": 2.5, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "num_hidden_layers": 92, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+    "num_nextn_predict_layers": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "use_qk_norm": True, "vocab_size": 151552, "transformers_version": "4.54.0",
+}  # fmt: skip
+_GLM_AIR: dict[str, Any] = _GLM | {
+    "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+    "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "num_hidden_layers": 46, "use_qk_norm": False,
+}  # fmt: skip
+_GLM_46 = _GLM | {"max_position_embeddings": 202752}
+_OBSERVED: dict[str, Any] = {
+    "actorder": None, "block_structure": None, "group_size": None, "num_bits": 8, "symmetric": True, "type": "float",
+}  # fmt: skip
+
+
+def _float8(num_layers: int) -> dict[str, Any]:
+    """Float8 per channel, inputs per token; routers, embeddings and the head stay bfloat16."""
+    inputs = _OBSERVED | {"dynamic": True, "observer": None, "observer_kwargs": {}, "strategy": "token"}
+    weights = _OBSERVED | {"dynamic": False, "observer": "minmax", "observer_kwargs": {}, "strategy": "channel"}
+    group = {"input_activations": inputs, "output_activations": None, "targets": ["Linear"], "weights": weights}
+    ignored = [f"model.layers.{i}.mlp.gate" for i in range(num_layers)]
+    return {
+        "quantization_config": {
+            "config_groups": {"group_0": group}, "format": "float-quantized", "global_compression_ratio": None,
+            "ignore": ["lm_head", *ignored, f"model.layers.{num_layers}.eh_proj"], "kv_cache_scheme": None,
+            "quant_method": "compressed-tensors", "quantization_status": "compressed", "sparsity_config": {},
+            "transform_config": {}, "version": "0.10.3.dev47",
+        }
+    }  # fmt: skip
+
+
+GLM: dict[str, dict[str, Any]] = {
+    "GLM-4.5": _GLM,
+    "GLM-4.5-FP8": _GLM | _float8(92),
+    "GLM-4.5-Air": _GLM_AIR,
+    "GLM-4.5-Air-FP8": _GLM_AIR | _float8(46),
+    "GLM-4.6": _GLM_46,
+    "GLM-4.6-FP8": _GLM_46 | _float8(92),
+    "GLM-4.7": {key: value for key, value in _GLM_46.items() if key != "torch_dtype"} | {"dtype": "bfloat16"},
+    "GLM-4.7-FP8": _GLM_46 | _float8(92),
+}
+
+
+def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
+    return {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True,
+        "attention_dropout": 0.0, "eos_token_id": 200002, "pad_token_id": 199999, "experts_per_token": 4,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+        "initializer_range": 0.02, "intermediate_size": 2880, "max_position_embeddings": 131072,
+        "layer_types": ["sliding_attention", "full_attention"] * (num_layers // 2), "num_attention_heads": 64,
+        "num_experts_per_tok": 4, "num_hidden_layers": num_layers, "num_key_value_heads": 8,
+        "num_local_experts": num_experts, "output_router_logits": False, "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        },
+        "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+        "tie_word_embeddings": False, "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        },
+    }  # fmt: skip
+
+
+GPT_OSS = {"gpt-oss-20b": _gpt_oss(24, 32), "gpt-oss-120b": _gpt_oss(36, 128)}

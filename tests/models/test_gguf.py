@@ -20,6 +20,7 @@ from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.hub.gguf import checkpoint_folder, gguf_files
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.drafters.mtp_weights import open_mtp_weights
+from fastdeploy_sd.models.gguf.config import generation_config
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.tokenizer import Vocabulary, tokenizer_json
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -41,6 +42,7 @@ FAMILIES = [
     "gemma2-tiny",
     "gemma3-tiny",
     "glm4_moe-tiny",
+    "gpt_oss-tiny",
     "granite-tiny",
     "mistral-tiny",
     "ministral3-tiny",
@@ -169,6 +171,36 @@ def test_byte_pairs_have_the_ids_of_the_original(model: str, tmp_path: pathlib.P
         assert own.encode(text).ids == original.encode(text).ids, repr(text)
     want = json.loads((golden.ROOT / model / "generation_config.json").read_text())["eos_token_id"]
     assert set(want if isinstance(want, list) else [want]) <= set(Checkpoint(folder).eos_token_ids())
+
+
+def test_words_of_gpt_4o_and_gpt_oss_are_cut_at_case_and_after_three_digits() -> None:
+    """As o200k cuts them: 13,335 texts had the ids of tiktoken with the whole vocabulary when this was written."""
+    tokens = [*"abcdefghij", "<|start|>"]
+    values: dict[str, Any] = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-4o"}
+    values |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * 10 + [3]}
+    spec = tokenizer_json(Vocabulary.read("here", values | {"tokenizer.ggml.merges": []}))
+    cut = tokenizers.Tokenizer.from_str(json.dumps(spec)).pre_tokenizer.pre_tokenize_str
+    for words in (
+        ["Hello", "World's", " HTTPServer'RE", "x"],
+        ["12", "a"],
+        ["123", "45", " ", "6"],
+        ["a", " //\n", "b", "/c"],
+        ["x", "\n\n", " ", " y", "  "],
+        ["日本", " éé\u0301x'LL"],
+    ):
+        text, begins = "".join(words), [0]
+        for word in words:
+            begins.append(begins[-1] + len(word))
+        assert [span[0] for _, span in cut(text)] == begins[:-1], words
+
+
+def test_the_end_of_a_message_in_a_channel_ends_no_answer() -> None:
+    tokens = ["a", "<|return|>", "<|call|>", "<|end|>", "<|channel|>"]
+    values: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1, 3, 3, 3, 3]}
+    values["tokenizer.ggml.eos_token_id"] = 1
+    assert generation_config(Vocabulary.read("here", values)) == {"eos_token_id": [1, 2]}
+    values["tokenizer.ggml.token_type"] = [1, 3, 3, 3, 1]  # as Phi-3's, without channels
+    assert generation_config(Vocabulary.read("here", values)) == {"eos_token_id": [1, 2, 3]}
 
 
 @pytest.mark.parametrize("prefix", [True, False])

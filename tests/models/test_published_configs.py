@@ -1,4 +1,4 @@
-"""Every key of the published ERNIE 4.5 releases is understood, or refused by its name; no weights are needed."""
+"""Every key of published releases is understood, or refused by its name; no weights are needed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.checkpoint import read_config
+from fastdeploy_sd.models.checkpoint.quantization import read_storages
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.rope_config import RopeConfig
-from tests.models.published_configs import REFUSED, SERVED
+from fastdeploy_sd.ops.rope_table import YarnScaling
+from tests.models.published_configs import GLM, GPT_OSS, REFUSED, SERVED
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +55,49 @@ def test_a_release_is_read_from_its_config_alone(tmp_path: pathlib.Path, release
     assert (config.moe.num_experts, config.moe.top_k) == (64, 8 if large else 6)
     assert (config.moe.intermediate_size, config.moe.shared_intermediate_size) == ((3584, 0) if large else (1536, 3072))
     assert (config.moe.normalize, config.moe.norm_min, config.moe.selection_bias) == (True, 1e-12, True)
+
+
+@pytest.mark.parametrize("release", GLM)
+def test_a_release_of_glm_is_read(tmp_path: pathlib.Path, release: str) -> None:
+    values, is_air = GLM[release], "Air" in release
+    config = read(tmp_path, values)
+    attention, moe = config.layers[-1].attention, config.moe
+    assert (config.vocab_size, config.max_position) == (151552, values["max_position_embeddings"])
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (96, 8, 128)
+    assert (attention.qkv_bias, attention.output_bias, attention.qk_norm) == (True, False, not is_air)
+    assert attention.rope == RopeConfig(1e6, 64)
+    assert moe is not None
+    assert expert_layers(config) == list(range(1, 46) if is_air else range(3, 92))
+    assert (moe.num_experts, moe.top_k, moe.scale) == ((128, 8, 1.0) if is_air else (160, 8, 2.5))
+    assert moe.intermediate_size == moe.shared_intermediate_size == (1408 if is_air else 1536)
+    assert (moe.sigmoid, moe.selection_bias, moe.normalize) == (True, True, True)
+    names = [storage.name for storage in read_storages(tmp_path, values)]
+    assert names == (["compressed-tensors, with a scale per group, output or tensor"] if "FP8" in release else [])
+
+
+@pytest.mark.parametrize("release", GPT_OSS)
+def test_a_release_of_gpt_oss_is_read(tmp_path: pathlib.Path, release: str) -> None:
+    config = read(tmp_path, GPT_OSS[release])
+    num_experts = 32 if release == "gpt-oss-20b" else 128
+    moe = config.moe
+    assert moe is not None
+    assert (config.num_layers, config.vocab_size, config.max_position) == (
+        36 if num_experts == 128 else 24,
+        201088,
+        131072,
+    )
+    assert [layer.attention.window for layer in config.layers] == [128, None] * (config.num_layers // 2)
+    assert all(layer.attention.sinks and layer.attention.output_bias for layer in config.layers)
+    assert (moe.num_experts, moe.top_k, moe.intermediate_size) == (num_experts, 4, 2880)
+    assert (moe.biases, moe.gate_limit, moe.normalize, moe.sigmoid) == (True, 7.0, True, False)
+    [storage] = read_storages(tmp_path, GPT_OSS[release])
+    assert storage.name == "MXFP4 of stacked experts"
+    rope = config.layers[0].attention.rope
+    assert rope is not None
+    scaling = rope.scaling
+    assert isinstance(scaling, YarnScaling)
+    assert (scaling.factor, scaling.truncate) == (32.0, False)
+    assert expert_layers(config) == list(range(config.num_layers))
 
 
 @pytest.mark.parametrize("release", REFUSED)

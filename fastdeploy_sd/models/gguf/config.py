@@ -8,6 +8,7 @@ from typing import Any
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.tokenizer import Vocabulary
+from fastdeploy_sd.text import channels
 
 # Texts of control tokens that end an answer, whichever of them the file names.
 _END_TEXTS = frozenset({
@@ -106,7 +107,10 @@ def config_json(file: GgufFile) -> dict[str, Any]:
 def generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return generation_config.json: the ids that end an answer."""
     named = [vocabulary.token_id(role) for role in ("eos", "eot", "eom")]
-    by_text = [i for i, kind in enumerate(vocabulary.types) if kind == 3 and vocabulary.tokens[i] in _END_TEXTS]  # noqa: PLR2004
+    controls = {vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == 3}  # noqa: PLR2004
+    # In a vocabulary with channels, <|end|> ends a message, after which the answer goes on.
+    messages = {channels.END} if channels.CHANNEL in controls else set()
+    by_text = [i for text, i in controls.items() if text in _END_TEXTS - messages]
     return {"eos_token_id": list(dict.fromkeys(i for i in [*named, *by_text] if i is not None))}
 
 
@@ -190,6 +194,16 @@ def _add_gemma(data: Metadata, config: dict[str, Any]) -> None:
     config["query_pre_attn_scalar"] = hidden // heads if is_27b else data.integer("attention.key_length")
 
 
+def _add_gpt_oss(data: Metadata, config: dict[str, Any]) -> None:
+    _add_window(data, config)
+    config["num_local_experts"], config["num_experts_per_tok"] = (
+        data.integer(key) for key in ("expert_count", "expert_used_count")
+    )
+    config["intermediate_size"] = data.integer("expert_feed_forward_length")
+    if "rope_scaling" in config:
+        config["rope_scaling"]["truncate"] = False  # as published; the file does not tell
+
+
 def _add_qwen3_experts(data: Metadata, config: dict[str, Any]) -> None:
     config |= {key: data.integer(stored) for stored, key in _EXPERT_SIZES.items()}
     config["norm_topk_prob"] = True
@@ -222,6 +236,7 @@ _ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Metadata, dict[str, Any]]
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _add_gemma),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _add_gemma),
     "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", _add_glm_experts),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss", _add_gpt_oss),
     "granite": ("GraniteForCausalLM", "granite", _add_multipliers),
     "llama": ("LlamaForCausalLM", "llama", _add_biases),
     "mistral3": ("Ministral3ForCausalLM", "ministral3", _add_query_scaling),

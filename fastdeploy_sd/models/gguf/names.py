@@ -46,11 +46,16 @@ _GLM: Mapping[str, str] = {
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
+_GPT_OSS: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+}
 # What an architecture stores under other names.
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "glm4moe": _GLM,
+    "gpt-oss": _GPT_OSS,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
 # Those whose converter moves the rows of q and k for kernels that rotate neighbours.
@@ -61,6 +66,11 @@ _OF_EXPERTS: Mapping[str, str] = {
     "ffn_up_exps": "up_proj",
     "ffn_down_exps": "down_proj",
 }
+# Those that are no module's weight or bias there.
+_BARE: Mapping[str, str] = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+} | {f"{stored}.bias": f"mlp.experts.{name}_bias" for stored, name in _OF_EXPERTS.items()}
 # Read with the configuration, or of no use when a model runs.
 _OF_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
@@ -104,8 +114,8 @@ def name_tensors(
         elif match is not None and match[2] == "exp_probs_b" and architecture == "ernie4_5-moe":
             name = f"model.layers.{match[1]}.mlp.moe_statics.e_score_correction_bias"
             yield Named(name, replace(entry, shape=(1, *entry.shape)))
-        elif match is not None and match[2] == "exp_probs_b":
-            yield Named(f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias", entry)
+        elif match is not None and f"{match[2]}.{kind}" in _BARE:
+            yield Named(f"model.layers.{match[1]}.{_BARE[f'{match[2]}.{kind}']}", entry)
         else:
             raise CheckpointError(f"{entry.path}: tensor {shown(stored)}: expected one of a known name, got another")
 

@@ -127,11 +127,17 @@ class LayerWeights:
         if not moe.biases:
             return None
         name, experts, size = f"{self._layer(layer)}.mlp", moe.num_experts, moe.intermediate_size
-        # As the rows of the matrices, those of gate and up take turns.
-        gate_up = widen(self._source.tensor(f"{name}.experts.gate_up_proj_bias", (experts, 2 * size)))
-        gate_up = np.concatenate([gate_up[:, ::2], gate_up[:, 1::2]], axis=1)
-        down = widen(self._source.tensor(f"{name}.experts.down_proj_bias", (experts, self._config.hidden_size)))
-        return self._vector(f"{name}.router.bias", experts), gate_up, down
+
+        def read(role: str, width: int) -> Weights:
+            return widen(self._source.tensor(f"{name}.experts.{role}_bias", (experts, width)))
+
+        if f"{name}.experts.gate_proj_bias" in self._source:  # GGUF's
+            parts = [read("gate_proj", size), read("up_proj", size)]
+        else:  # as the rows of the matrices, those of gate and up take turns
+            gate_up = read("gate_up_proj", 2 * size)
+            parts = [gate_up[:, ::2], gate_up[:, 1::2]]
+        down = read("down_proj", self._config.hidden_size)
+        return self._vector(f"{name}.router.bias", experts), np.concatenate(parts, axis=1), down
 
     def verify_layer(self, layer: int) -> None:
         """Look up every tensor of a layer, before the long work, without reading large ones."""

@@ -19,7 +19,7 @@ _INT8_ZERO = 128
 class CompressedTensors:
     """The Storage: words [N, K / n] or int8 [N, K] of integers, scales [N, G], [N, 1] or one, and zero points."""
 
-    name = "compressed-tensors, integers with a scale per group, output or tensor"
+    name = "compressed-tensors, with a scale per group, output or tensor"
 
     def described(self, where: str, description: Mapping[str, Any]) -> CompressedTensors | None:
         if description.get("quant_method") != "compressed-tensors" or description.get("format") == "dense":

@@ -25,7 +25,7 @@ from fastdeploy_sd.cli.verify import (
 )
 from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
 from tests.engine.gpu import gpu_device
-from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, MODELS, References
+from tests.engine.models import DOUBLES, DOUBLES_WITH_DRAFT_KV, MODELS, References, fitted
 from tests.models import golden
 from tests.ops.backends import LEVELS, isa
 from tests.ops.cuda_device import GPU
@@ -100,7 +100,7 @@ def test_the_requests_exercise_what_they_claim(references: References) -> None:
 def test_same_tokens_whatever_the_way(references: References, model: str) -> None:
     """The first ways meet every model with a method too; here each does with the one that few methods may leave out."""
     quick = in_turn(QUICK_WAYS, MODEL_NAMES.index(model), 3)
-    check(run_matrix(references.get(model), [quick, *OTHER_WAYS], [PLAIN]))
+    check(run_matrix(references.get(model), [fitted(way, model) for way in (quick, *OTHER_WAYS)], [PLAIN]))
 
 
 @pytest.mark.parametrize(("model", "method"), COLUMNS)
@@ -110,7 +110,7 @@ def test_same_tokens_whatever_the_method(references: References, model: str, met
     [column] = standard_methods([method], [k], model_method="mtp")
     assert model != "two MTP layers" or column.speculative.num_model_steps == 2
     indices = MODEL_NAMES.index(model), METHODS.index(method)
-    ways = [in_turn(QUICK_WAYS, *indices), in_turn(QUICK_WAYS, *indices, 2)]
+    ways = [fitted(in_turn(QUICK_WAYS, *indices, turn), model) for turn in (0, 2)]
     matrix = run_matrix(references.get(model), ways, [column])
     check(matrix)
     # What random weights say is hardly ever guessed; there the doubles stand in for right drafts.
@@ -134,7 +134,7 @@ def test_same_tokens_in_every_family(name: str) -> None:
 @pytest.mark.parametrize("double", DOUBLES)
 @pytest.mark.parametrize("model", MODELS)
 def test_same_tokens_whatever_is_drafted(references: References, model: str, double: str) -> None:
-    way = in_turn(TIGHT_WAYS, MODEL_NAMES.index(model), list(DOUBLES).index(double))
+    way = fitted(in_turn(TIGHT_WAYS, MODEL_NAMES.index(model), list(DOUBLES).index(double)), model)
     reference = references.get(model)
     cell = run_cell(reference.base, way, references.double(model, double, 4), reference.requests, reference.answers)
     assert (cell.difference, cell.missing) == (None, None)

@@ -54,7 +54,7 @@ def with_drafts(pair: Pair) -> int:
         ("int8 KV", method("mtp"), method("mtp")),
         ("wint4", method("mtp"), method("mtp")),
         ("two MTP layers", method("mtp"), method("mtp")),
-        ("deepseek_v3-tiny", method("mtp"), method("mtp")),
+        *((model, method("mtp"), method("mtp")) for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny")),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

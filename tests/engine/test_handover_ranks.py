@@ -30,6 +30,7 @@ NUM_REQUESTS = 12
         ("demo", "mtp", (2, 4)),
         ("int8 KV", "mtp", (4, 1)),  # two KV heads, so that each is on two ranks
         ("two MTP layers", "mtp", (2, 1)),
+        ("gpt_oss-tiny", "mtp", (2, 1)),
     ],
 )
 def test_pages_of_any_number_of_ranks_fit_any_other(

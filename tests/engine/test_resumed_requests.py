@@ -12,7 +12,7 @@ from fastdeploy_sd.cli.verify import EngineVariant, Reference, compare, quick_va
 from fastdeploy_sd.cli.verify.answers import Answer
 from fastdeploy_sd.cli.verify.runs import open_engine, run
 from fastdeploy_sd.types import Request
-from tests.engine.models import References
+from tests.engine.models import References, fitted
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ WAYS = [
     replace(quick_variants()[1], name="tight", num_requests=None, must_hit=False),
 ]
 CELLS = [("demo", name) for name in ("naive", "ngram", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp")]
-CELLS += [("deepseek_v3-tiny", "mtp-ngram")]
+CELLS += [(model, "mtp-ngram") for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny")]
 
 
 def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], dict[str, Answer]]:
@@ -48,7 +48,7 @@ def test_the_rest_of_an_output_is_the_same(references: References, model: str, n
     reference = references.get(model)
     requests, rest = resumed(reference, random.Random(f"{name} {way.name}"))
     [method] = standard_methods([name], [4], model_method="mtp")
-    with open_engine(reference.base, way, method) as engine:
+    with open_engine(reference.base, fitted(way, model), method) as engine:
         got = run(engine, requests, arrivals_per_step=3)
         assert compare(rest, got) is None
         assert engine.stats().num_generated_tokens == sum(len(answer.token_ids) for answer in rest.values())

@@ -88,7 +88,12 @@ CELLS = [(model, method) for model in ("demo", "int8 KV") for method in METHODS]
 
 @pytest.mark.parametrize(
     ("model", "method"),
-    [*CELLS, ("two MTP layers", "mtp"), ("two MTP layers", "mixed"), ("deepseek_v3-tiny", "mtp-ngram")],
+    [
+        *CELLS,
+        ("two MTP layers", "mtp"),
+        ("two MTP layers", "mixed"),
+        *((model, "mtp-ngram") for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny")),
+    ],
 )
 def test_same_tokens_whatever_the_method(references: References, model: str, method: str) -> None:
     k = 2 if model == "two MTP layers" else 4
@@ -101,7 +106,9 @@ def test_same_tokens_whatever_the_method(references: References, model: str, met
         assert model != "demo" or stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize(("model", "num_ranks"), [("demo", 2), ("int8 KV", 4), ("deepseek_v3-tiny", 2)])
+@pytest.mark.parametrize(
+    ("model", "num_ranks"), [("demo", 2), ("int8 KV", 4), ("deepseek_v3-tiny", 2), ("gpt_oss-tiny", 2)]
+)
 def test_same_tokens_on_several_ranks(references: References, model: str, num_ranks: int) -> None:
     """The second model has two KV heads, so that with four ranks each is on two."""
     reference, [column] = references.get(model), standard_methods(["mtp-ngram"], [4], model_method="mtp")

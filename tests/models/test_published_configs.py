@@ -62,6 +62,7 @@ def test_a_release_of_glm_is_read(tmp_path: pathlib.Path, release: str) -> None:
     values, is_air = GLM[release], "Air" in release
     config = read(tmp_path, values)
     attention, moe = config.layers[-1].attention, config.moe
+    assert isinstance(attention, AttentionConfig)
     assert (config.vocab_size, config.max_position) == (151552, values["max_position_embeddings"])
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (96, 8, 128)
     assert (attention.qkv_bias, attention.output_bias, attention.qk_norm) == (True, False, not is_air)
@@ -87,7 +88,8 @@ def test_a_release_of_gpt_oss_is_read(tmp_path: pathlib.Path, release: str) -> N
         131072,
     )
     assert [layer.attention.window for layer in config.layers] == [128, None] * (config.num_layers // 2)
-    assert all(layer.attention.sinks and layer.attention.output_bias for layer in config.layers)
+    attentions = [layer.attention for layer in config.layers]
+    assert all(isinstance(own, AttentionConfig) and own.sinks and own.output_bias for own in attentions)
     assert (moe.num_experts, moe.top_k, moe.intermediate_size) == (num_experts, 4, 2880)
     assert (moe.biases, moe.gate_limit, moe.normalize, moe.sigmoid) == (True, 7.0, True, False)
     [storage] = read_storages(tmp_path, GPT_OSS[release])

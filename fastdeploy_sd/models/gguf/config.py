@@ -8,7 +8,6 @@ from typing import Any
 from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.tokenizer import Vocabulary
-from fastdeploy_sd.text import channels
 
 # Texts of control tokens that end an answer, whichever of them the file names.
 _END_TEXTS = frozenset({
@@ -109,7 +108,7 @@ def generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
     named = [vocabulary.token_id(role) for role in ("eos", "eot", "eom")]
     controls = {vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == 3}  # noqa: PLR2004
     # In a vocabulary with channels, <|end|> ends a message, after which the answer goes on.
-    messages = {channels.END} if channels.CHANNEL in controls else set()
+    messages = {"<|end|>"} if "<|channel|>" in controls else set()
     by_text = [i for text, i in controls.items() if text in _END_TEXTS - messages]
     return {"eos_token_id": list(dict.fromkeys(i for i in [*named, *by_text] if i is not None))}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,10 @@ from fastdeploy_sd.config.quantization import formats_of
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.errors import ConfigError
+
+
+_GIB = 1 << 30
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,20 @@ def _verify_cache_size(config: Config) -> None:
             f"num_gpu_blocks_override: expected room for max_model_len ({max_model_len} tokens), got"
             f" {cache.num_blocks} blocks of {cache.block_size}",
             param="num_gpu_blocks_override",
+        )
+
+
+def _verify_cache_memory(config: Config) -> None:
+    """Refuse a KV cache that no use of it could fit into main memory; a GPU has its own."""
+    wanted = config.cache.kv_cache_memory_gb
+    has_gpu = config.device == "auto" and any(map(os.path.exists, _GPU_DRIVERS))
+    if wanted is None or config.device == "gpu" or has_gpu:
+        return
+    has = config.parallel.num_nodes * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    if wanted > has:
+        raise ConfigError(
+            f"kv_cache_memory_gb: expected at most {has:.1f}, the memory of this machine in GiB, got {wanted:g}",
+            param="kv_cache_memory_gb",
         )
 
 
@@ -195,6 +214,7 @@ RULES = (
     Rule(_verify_draft_ranks, (SPECULATIVE_OPTION, "tensor_parallel_size")),
     Rule(_verify_threshold, ("long_prefill_token_threshold", "enable_chunked_prefill")),
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
+    Rule(_verify_cache_memory, ("kv_cache_memory_gb", "device", "ips")),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
     Rule(_verify_router_secret, ("router", "pd_secret")),

@@ -171,9 +171,9 @@ class CacheConfig:
     kv_cache_memory_gb: float | None = option(
         None,
         Spec(
-            "Memory for KV blocks, in GiB, of all ranks together; none: what `max_num_seqs` requests of full length"
-            " need, at most half of what is free when the weights are loaded; on a GPU what `gpu_memory_utilization`"
-            " leaves.",
+            "Memory for KV blocks, in GiB, of all ranks together, at most what the machine has; none: what"
+            " `max_num_seqs` requests of full length need, at most half of what is free when the weights are loaded;"
+            " on a GPU what `gpu_memory_utilization` leaves.",
             minimum=0.001,
         ),
     )

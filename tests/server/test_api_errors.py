@@ -317,6 +317,20 @@ async def test_an_unknown_route_names_the_one_that_was_meant(served: Served, pat
     assert message == f"route: expected one of those that GET / lists, got {sent}{question}"
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/api/chat", "of Ollama; here: POST /v1/chat/completions"),
+        ("/api/tags/", "of Ollama; here: GET /v1/models"),
+        ("/completion", "of llama.cpp; here: POST /v1/completions"),
+        ("/generate", "of SGLang; here: POST /v1/completions"),
+    ],
+)
+async def test_a_route_of_another_server_names_ours(served: Served, path: str, hint: str) -> None:
+    message = error_of(await served.http.post(path, json=HELLO))["message"]
+    assert message == f"route: expected one of those that GET / lists, got POST {path} ({hint})"
+
+
 async def test_unknown_model_is_404_for_generation(served: Served) -> None:
     response = await served.http.post(CHAT, json=HELLO | {"model": "other"})
     assert response.status_code == 404

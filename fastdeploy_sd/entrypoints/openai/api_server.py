@@ -7,9 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdeploy_sd.config import load_config, verify_keys_are_known
-from fastdeploy_sd.entrypoints import launch
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.child import configure_logging
 
 _EXIT_USAGE = 2
@@ -25,6 +23,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
         configure_logging("server")  # before the configuration, which logs what has no effect
         config = load_config(sys.argv[1:] if argv is None else argv, prog)
         verify_keys_are_known(os.environ, bool(config.server.api_key))
+        from fastdeploy_sd.entrypoints import launch  # only now: --help and wrong options are answered at once
+        from fastdeploy_sd.hub import located
+
         config = located(config)
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)

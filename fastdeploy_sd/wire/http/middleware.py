@@ -22,6 +22,16 @@ from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 _MIN_LIKENESS = 0.9
+# Routes of other servers' own APIs -> whose they are, and the end of the one that does the same here.
+_FOREIGN = {
+    "/api/chat": ("Ollama", "/chat/completions"),
+    "/api/generate": ("Ollama", "/completions"),
+    "/api/tags": ("Ollama", "/models"),
+    "/completion": ("llama.cpp", "/completions"),
+    "/infill": ("llama.cpp", "/completions"),
+    "/generate": ("SGLang", "/completions"),
+    "/server_info": ("SGLang", "/config-info"),
+}
 
 
 def add_middleware(app: FastAPI, server: ServerConfig, stats: HttpStats, open_paths: Collection[str] = ()) -> None:
@@ -70,7 +80,11 @@ def _nearest(path: str, routes: Sequence[str]) -> str:
     The commonest mistakes are a base URL without its /v1, with two of them or with another prefix.
     """
     ends = {route.partition(" ")[2].removeprefix("/v1"): route for route in routes}
-    path = path[:MAX_SHOWN_CHARS].rstrip("/").removeprefix("/v1")
+    path = path[:MAX_SHOWN_CHARS].rstrip("/")
+    program, meant = _FOREIGN.get(path, ("", ""))
+    if meant in ends:
+        return f" (of {program}; here: {ends[meant]})"
+    path = path.removeprefix("/v1")
     same = [end for end in ends if len(end) > 1 and path.endswith(end)]
     near = max(same, key=len, default=None) or next(iter(get_close_matches(path, ends, 1, _MIN_LIKENESS)), None)
     return "" if near is None else f": did you mean {ends[near]}?"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -217,6 +219,43 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
         main([command, "--help"])
     assert caught.value.code == 0
     assert f"usage: fastdeploy-sd {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argument", ["--help", "--no-such-option"])
+def test_a_server_that_does_not_start_loads_nothing_for_it(argument: str) -> None:
+    code = "import sys; from fastdeploy_sd.cli import main\ntry: main(sys.argv[1:])\n"
+    code += "finally: print(*sys.modules.keys() & {'fastapi', 'uvicorn', 'llguidance', 'paddle'})"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "serve", argument], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == ""
+    assert "usage: fastdeploy-sd serve" in done.stdout or "no_such_option: unknown option" in done.stderr
+
+
+def test_help_of_a_checkout_builds_and_installs_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "scripts" / "dev"
+    script.parent.mkdir()
+    shutil.copy(Path(__file__).resolve().parents[3] / "scripts" / "dev", script)
+    for arguments in (["--help"], ["--port", "8001", "-h"]):
+        done = subprocess.run([script, "serve", *arguments], capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.startswith("usage: scripts/dev serve ")
+    assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
+
+
+def test_code_of_a_checkpoint_is_refused_with_what_is_served(
+    tmp_path: Path, golden_dir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(golden_dir / "qwen3-tiny", tmp_path / "m")
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}
+    (folder / "config.json").write_text(json.dumps(values))
+    (folder / "modeling_own.py").write_text("raise SystemExit('this code has run')")
+    assert main(["explain-config", str(folder), "--trust-remote-code"]) == 2
+    assert "architectures: expected one of " in capsys.readouterr().err
+    assert caplog.messages == [
+        "trust_remote_code: accepted without effect: code of a checkpoint is never run; a model that needs its own is"
+        " refused"
+    ]
 
 
 def test_explain_config_names_values_and_origins(

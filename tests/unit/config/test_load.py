@@ -214,6 +214,29 @@ def test_the_longest_request_must_fit_the_cache(model: str) -> None:
     assert load_config([*flags, "16"]).cache.num_blocks == 16
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_cache_beyond_the_memory_of_the_machine_is_an_error_for_every_model(
+    model: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastdeploy_sd.config.rules._GPU_DRIVERS", ())
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 24 << 18, "SC_PAGE_SIZE": 4096}.__getitem__)
+    flags = ["--model", model, "--device", device, "--kv-cache-memory-gb"]
+    assert refusal([*flags, "500"]) == (
+        "kv_cache_memory_gb: expected at most 24.0, the memory of this machine in GiB, got 500 (command line)"
+    )
+    assert load_config([*flags, "24"]).cache.kv_cache_memory_gb == 24
+
+
+def test_the_memory_of_a_gpu_and_of_other_hosts_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdeploy_sd.config.rules._GPU_DRIVERS", ("/dev/null",))
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 24 << 18, "SC_PAGE_SIZE": 4096}.__getitem__)
+    flags = ["--model", model, "--kv-cache-memory-gb", "48"]
+    for device in ("auto", "gpu"):
+        assert load_config([*flags, "--device", device]).cache.kv_cache_memory_gb == 48
+    hosts = ["--device", "cpu", "--tensor-parallel-size", "2", "--ips", "127.0.0.1,127.0.0.2", "--node-rank", "0"]
+    assert load_config([*flags, *hosts]).cache.kv_cache_memory_gb == 48
+
+
 @pytest.mark.parametrize(("value", "num_bytes"), [("1.5", 3 << 29), ("0", 0), ("none", 0)])
 def test_swap_space_is_in_gib(model: str, value: str, num_bytes: int) -> None:
     assert load_config(["--model", model, "--swap-space", value]).cache.swap_bytes == num_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from fastdeploy_sd.text.chat_template import Message
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import DraftCounts, Request, Speculation
-from fastdeploy_sd.types.draft_methods import FOLDER_METHODS
+from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.loading.drafter_readings import DrafterReadings, Reading
 
 _PROG = "fastdeploy-sd drafter check"
@@ -40,6 +41,8 @@ _QUESTIONS = (
 _PROMPT_TOKENS, _NUM_PROMPTS = 128, 4  # of a text
 # A first draft that is right less often is no better than a guess.
 _LEAST_ACCEPTANCE = 0.1
+# Another reading is better if it leads by more than this many standard errors of the difference.
+_CLEAR_ERRORS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,14 @@ class _Result:
 
     Attributes:
         acceptance: by position, of drafts verified after right ones.
-        tokens_per_step: of steps with drafts.
+        tokens_per_step, error: of steps with drafts, and the standard error of it.
         speed, plain_speed: tokens per second with and without drafts, in turns.
     """
 
     reading: Reading
     acceptance: tuple[float, ...]
     tokens_per_step: float
+    error: float
     speed: float
     plain_speed: float
 
@@ -62,7 +66,13 @@ class _Result:
         """Return a row of the table."""
         acceptance = " ".join(f"{share:4.2f}" for share in self.acceptance)
         speed = f"{self.speed:.1f} ({self.speed / self.plain_speed:.2f}x)"
-        return f"| {self.reading.text} | {acceptance} | {self.tokens_per_step:.2f} | {speed} |"
+        per_step = f"{self.tokens_per_step:.2f} \u00b1 {self.error:.2f}"
+        return f"| {self.reading.text} | {acceptance} | {per_step} | {speed} |"
+
+    def is_clearly_better(self, other: _Result) -> bool:
+        """Return whether the lead over another result is more than chance."""
+        margin = _CLEAR_ERRORS * math.hypot(self.error, other.error)
+        return self.tokens_per_step - other.tokens_per_step > margin
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,8 +91,9 @@ def main(argv: Sequence[str]) -> int:
     with worker_lines_from(logging.ERROR):
         base = located(given)
         readings = DrafterReadings(demo_drafter(str(args.folder)) or args.folder, base.model.path)
-        if readings.method not in FOLDER_METHODS:
-            wanted = " or ".join(FOLDER_METHODS)
+        methods = [method.name for method in METHODS.values() if method.needs_model]
+        if readings.method not in methods:
+            wanted = " or ".join(methods)
             raise ConfigError(f"folder: expected a drafter of {wanted}, got {readings.kind_text}", param="folder")
         print(f"{args.folder}: {readings.kind_text}, method {readings.method}\n")
         print("| Reading | Accepted, by position | Tokens per step | Tokens/s (to plain decoding) |\n|---|---|---|---|")
@@ -97,11 +108,13 @@ def _parser() -> argparse.ArgumentParser:
         prog=_PROG,
         description="Say what a drafter's folder holds, run it with a model, and print how many drafts are accepted "
         "and what that brings. The same is done for other readings of its config.json where programs differ, one key "
-        "after the other: rows of the layer before or after, norms, rotary base.",
+        "after the other: rows of the layer before or after, norms, rotary base, what MTP layers read.",
         epilog="Every engine option is accepted too (--model, --quantization, --num-threads, ...). Requests run one at "
         "a time and greedily, in turns with and without drafts.",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the drafter")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="the drafter; the model's own folder for MTP layers in it"
+    )
     text = "a file with UTF-8 text that is continued at several places (default: questions are answered)"
     parser.add_argument("--text", type=Path, metavar="FILE", help=text)
     text = "drafts per step (default: %(default)s)"
@@ -176,7 +189,17 @@ class _Checker:
         acceptance = tuple(a / r for a, r in zip(counts.accepted, counts.reached, strict=True) if r)
         speed, plain = (num_tokens[drafts] / seconds[drafts] for drafts in (True, False))
         per_step = counts.num_emitted / counts.num_verifications if counts.num_verifications else 1.0
-        return _Result(reading, acceptance, per_step, speed, plain)
+        return _Result(reading, acceptance, per_step, _standard_error(counts), speed, plain)
+
+
+def _standard_error(counts: DraftCounts) -> float:
+    """Return that of the tokens per step: steps of one text count as independent."""
+    steps = counts.num_verifications
+    if steps == 0:
+        return 0.0
+    mean = sum(counts.accepted) / steps
+    square = sum((2 * i + 1) * count for i, count in enumerate(counts.accepted)) / steps
+    return math.sqrt(max(square - mean * mean, 0.0) / steps)
 
 
 def _search(checker: _Checker, readings: DrafterReadings) -> _Result:
@@ -185,7 +208,7 @@ def _search(checker: _Checker, readings: DrafterReadings) -> _Result:
     for key in readings.as_is.values:
         for other in [*readings.others(key, best.reading.values)]:
             result = checker.check(other)
-            if result.tokens_per_step > best.tokens_per_step:
+            if result.is_clearly_better(best):
                 best = result
     return best
 
@@ -198,7 +221,11 @@ def _conclude(best: _Result, readings: DrafterReadings, output: Path | None) -> 
     elif changed:
         print(f"Best: {', '.join(f'{key} = {value}' for key, value in changed.items())}, and not as config.json says.")
     else:
-        print("config.json is read as it fits best.")
+        print("No other reading is clearly better than that of config.json.")
+    print(
+        f"Clearly better is what has more tokens per step by over {_CLEAR_ERRORS:g} standard errors of the difference;"
+        " more text (--max-tokens) tells smaller ones."
+    )
     if output is not None:
         with new_folder(output, readings.num_bytes):
             readings.write(best.reading, output, copies=True)

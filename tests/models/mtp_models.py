@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastdeploy_sd.models.drafters.mtp_weights import HIDDEN_KEY, REFEED_KEY
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.reference.linear import read_input, stored_weight
@@ -152,7 +153,10 @@ class MtpReference:
 
     Attributes:
         path: the model's directory.
+        hidden_rows, refeed: see MtpWeights.
     """
+
+    hidden_rows, refeed = "post_norm", "post_norm"
 
     def __init__(
         self, path: pathlib.Path, blocks: pathlib.Path, layers: list[MtpParts], config: dict[str, object]
@@ -173,8 +177,14 @@ class MtpReference:
         return stored_weight(self._head if own is None else own, head_format)
 
     def hidden(self, token_ids: I32) -> F32:
-        """Return the target's rows f32[T, H] after its final norm."""
-        return self._target.hidden(token_ids)
+        """Return the target's rows f32[T, H], after its final norm unless read otherwise."""
+        return (self._target.stream if self.hidden_rows == "pre_norm" else self._target.hidden)(token_ids)
+
+    def read_as(self, hidden_rows: str, refeed: str) -> None:
+        """Have the model's config.json, and this, say another reading of the layers."""
+        self.hidden_rows, self.refeed = hidden_rows, refeed
+        config = json.loads((self.path / "config.json").read_text())
+        (self.path / "config.json").write_text(json.dumps(config | {HIDDEN_KEY: hidden_rows, REFEED_KEY: refeed}))
 
     def drafts(self, text: I32, count: int, hidden: F32, head_format: LinearFormat = "float32") -> Draft:
         """Return the first `count` drafts after a text of at least two tokens; computed once per text.
@@ -218,8 +228,6 @@ class MtpReference:
             normalize(hidden, layer.hidden_norm, self._eps),
         ]
         output = self._blocks.layer(np.concatenate(parts, axis=1) @ layer.projection.T, j)
-        if layer.output_norm is None:
-            normed = normalize(output, self._final_norm, self._eps)
-            return normed, normed
-        normed = normalize(output, layer.output_norm, self._eps)
-        return normed, normed
+        norm = self._final_norm if layer.output_norm is None else layer.output_norm
+        normed = normalize(output, norm, self._eps)
+        return normed, {"post_norm": normed, "pre_norm": output, "target": hidden}[self.refeed]

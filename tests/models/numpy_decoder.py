@@ -71,11 +71,14 @@ class NumpyDecoder:
 
     def hidden(self, token_ids: I32) -> F32:
         """Return f32[T, H], the rows after the final norm."""
-        c, w = self._config, self.weights
-        x = widen(w.embedding().data)[token_ids] * np.float32(c.embedding_scale)
-        for i in range(c.num_layers):
+        return normalize(self.stream(token_ids), self.weights.final_norm(), self._config.norm_eps)
+
+    def stream(self, token_ids: I32) -> F32:
+        """Return f32[T, H], the rows before the final norm."""
+        x = widen(self.weights.embedding().data)[token_ids] * np.float32(self._config.embedding_scale)
+        for i in range(self._config.num_layers):
             x = self.layer(x, i)
-        return normalize(x, w.final_norm(), c.norm_eps)
+        return x
 
     def layer(self, x: F32, i: int) -> F32:
         """Return layer i's output f32[T, H] over the residual stream x, whose rows stand at positions 0, 1, ..."""

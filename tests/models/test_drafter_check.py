@@ -1,24 +1,32 @@
-"""`fastdeploy-sd drafter check` finds the reading of an EAGLE head that drafts best, and writes it."""
+"""`fastdeploy-sd drafter check` finds the reading of a drafter that drafts clearly best, and writes it."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fastdeploy_sd
 from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.cli import main
+from fastdeploy_sd.cli.drafter_check import _Result, _standard_error
 from fastdeploy_sd.models.checkpoint import Checkpoint, SafetensorsFile
 from fastdeploy_sd.models.drafters.eagle_config import read_eagle3
+from fastdeploy_sd.models.drafters.mtp_weights import HIDDEN_KEY, REFEED_KEY
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.text.tokenizer import load_tokenizer
+from fastdeploy_sd.types import DraftCounts
+from fastdeploy_sd.worker.loading.drafter_readings import DrafterReadings, Reading
 from tests.models import rewrite
 from tests.models.eagle_heads import EAGLE3, EagleHead, Head, normed, target_path
+from tests.models.mtp_models import make_model
 
 pytestmark = pytest.mark.slow
 
+DEMO = Path(fastdeploy_sd.__file__).parent / "demo_model"
 TAPS = (1, 1, 2)
 NUM_TOKENS = 12
 TEXT = "".join(f"The {i}th line of a text is about {chr(97 + i % 26)}.\n" for i in range(60))
@@ -72,6 +80,38 @@ def test_the_reading_that_fits_is_found(
     values = Checkpoint(Path(target_path())).config
     assert read_eagle3(Checkpoint(target), read_decoder_config(values, "")).reads == TAPS
     assert (target / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_the_rows_that_mtp_layers_read_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The demo model's layer, whose config.json is made to say that all drafts of a step read the target's row."""
+    folder = shutil.copytree(DEMO / "mtp", tmp_path / "mtp")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {REFEED_KEY: "target"}))
+    arguments = ["--model", "demo", "--max-tokens", "256", "--output", str(tmp_path / "written")]
+    assert main(["drafter", "check", str(folder), *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder}: multi-token prediction (MTP) layers, method mtp"
+    readings = [line.split("|")[1].strip() for line in lines if line.startswith("|")][2:]
+    assert readings == ["as config.json says", "mtp_hidden pre_norm", "mtp_refeed post_norm", "mtp_refeed pre_norm"]
+    assert "Best: mtp_refeed = post_norm, and not as config.json says." in lines
+    assert json.loads((tmp_path / "written" / "config.json").read_text())[REFEED_KEY] == "post_norm"
+
+
+def test_layers_among_a_model_s_own_are_read_too(tmp_path: Path) -> None:
+    path = make_model(tmp_path, "glm4_moe-tiny", "numbered").path
+    readings = DrafterReadings(path, path)
+    assert (readings.method, readings.as_is.values) == ("mtp", {HIDDEN_KEY: "post_norm", REFEED_KEY: "post_norm"})
+    others = [other.values[REFEED_KEY] for other in readings.others(REFEED_KEY, readings.as_is.values)]
+    assert others == ["pre_norm", "target"]
+
+
+def test_a_lead_that_may_be_chance_does_not_count() -> None:
+    """Twice the standard error of the difference; that of 100 steps of 0 or 1 right draft is 0.05 for each."""
+    counts = DraftCounts(100, 150, (100,), (100,), (50,))
+    error = _standard_error(counts)
+    assert error == pytest.approx(0.05)
+    results = [_Result(Reading("", {}), (), 1.5 + lead, error, 1.0, 1.0) for lead in (0.0, 0.13, 0.15)]
+    assert [result.is_clearly_better(results[0]) for result in results] == [False, False, True]
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

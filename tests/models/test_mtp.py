@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.types import I32, RequestId
 from tests.models import golden
 from tests.models.mtp_models import LAYOUTS, MtpReference, make_model
@@ -66,6 +67,28 @@ def test_several_layers_draft_what_plain_attention_does(name: str, layout: str, 
     engine, recorder = make_engine(str(reference.path), 3)
     run(engine, make_requests(prompts((1, 2, 3, 17, 33)), 5))
     verify(reference, recorder.events, 3, at_least=20)
+
+
+READINGS = [("pre_norm", "post_norm"), ("post_norm", "pre_norm"), ("pre_norm", "target"), ("post_norm", "target")]
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize(("hidden", "refeed"), READINGS)
+def test_layers_read_the_rows_that_config_json_says(
+    tmp_path: pathlib.Path, hidden: str, refeed: str, num_layers: int
+) -> None:
+    reference = make_model(tmp_path, "glm4_moe-tiny", "numbered", num_layers)
+    reference.read_as(hidden, refeed)
+    engine, recorder = make_engine(str(reference.path), 3)
+    run(engine, make_requests(prompts((2, 33)), 8))
+    verify(reference, recorder.events, 3, at_least=8)
+
+
+def test_an_unknown_reading_is_refused(tmp_path: pathlib.Path) -> None:
+    reference = make_model(tmp_path, "qwen3-tiny", "numbered")
+    reference.read_as("post_norm", "none")
+    with pytest.raises(CheckpointError, match=r"mtp_refeed: expected one of post_norm, pre_norm, target, got 'none'"):
+        make_engine(str(reference.path), 3)
 
 
 MODELS = [("ernie4_5-tiny", "ernie-folder", 1), ("llama-tiny", "numbered-own", 3)]

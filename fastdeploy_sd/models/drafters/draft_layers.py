@@ -14,6 +14,7 @@ from paddle import Tensor
 from fastdeploy_sd.models.drafters.draft_model import CombineHidden, DraftBlock, DraftInputs, DraftOutput
 from fastdeploy_sd.models.drafters.draft_parts import Embed, Head
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, RmsNorm, run_before_last
+from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.rowwise import cast
 
@@ -24,13 +25,18 @@ Output = Callable[[Tensor, Tensor], DraftOutput]  # what decoder layers return -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftLayer:
-    """One draft layer, of one or several decoder layers; parts may be the target's."""
+    """One draft layer, of one or several decoder layers; parts may be the target's.
+
+    Attributes:
+        feeds_hidden: the next draft reads the hidden rows that this one read.
+    """
 
     embed: Embed
     combine: Combine
     blocks: Sequence[DecoderLayer]
     output: Output
     head: Head
+    feeds_hidden: bool = False
 
 
 class DraftLayers:
@@ -53,7 +59,13 @@ class DraftLayers:
     def forward(self, step: int, rows: DraftInputs) -> DraftOutput:
         part, caches = self._of(step, rows)
         before = self._before_last(part, caches, rows)
-        return part.output(*part.blocks[-1](*before, caches[-1], rows.maps))
+        output = part.output(*part.blocks[-1](*before, caches[-1], rows.maps))
+        if not part.feeds_hidden:
+            return output
+        wanted = rows.maps.outputs
+        return output._replace(
+            chained=rows.hidden if wanted is None else gather_output_rows(rows.hidden, wanted.indices)
+        )
 
     def store_kv(self, step: int, rows: DraftInputs) -> None:
         part, caches = self._of(step, rows)

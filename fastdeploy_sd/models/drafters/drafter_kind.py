@@ -15,11 +15,11 @@ from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.weights.source import ModelSource
 
 _PARAM = "speculative_config"
-DRAFT_MODEL, P_EAGLE = "draft_model", "p_eagle"
+DRAFT_MODEL, MTP, P_EAGLE = "draft_model", "mtp", "p_eagle"
 # What a kind is, for errors.
 KINDS: Mapping[str, str] = {
     DRAFT_MODEL: "a whole model",
-    "mtp": "multi-token prediction (MTP) layers",
+    MTP: "multi-token prediction (MTP) layers",
     "eagle": "an EAGLE-1 or EAGLE-2 head",
     "eagle3": "an EAGLE-3 head",
     P_EAGLE: "a P-EAGLE head",
@@ -71,7 +71,7 @@ _COARSER = {
 }
 
 # Kinds whose tensors a whole model may have in the same files.
-_IN_WHOLE_MODELS = ("mtp",)
+_IN_WHOLE_MODELS = (MTP,)
 
 
 def open_drafter(place: str | None, method: str) -> Checkpoint:

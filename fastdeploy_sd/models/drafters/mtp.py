@@ -2,7 +2,8 @@
 
 A layer computes block(projection(norm(embedding of token q) | norm(hidden row of position q - 1))) and, after an output
 norm, the target's head or its own makes logits for position q + 1. An only layer reads its own output after that norm
-in the next step: drafts of released models are accepted more often than with the rows before it.
+in the next step: drafts of released models are accepted more often than with the rows before it. config.json may say
+otherwise, see MtpRows.
 
 Source: arXiv:2412.19437, section 2.2.
 """
@@ -14,7 +15,7 @@ from paddle import Tensor
 from fastdeploy_sd.models.drafters.draft_layers import Combine, DraftLayer, DraftLayers, normed_output
 from fastdeploy_sd.models.drafters.draft_model import TargetParts
 from fastdeploy_sd.models.drafters.draft_parts import DraftParts
-from fastdeploy_sd.models.drafters.mtp_weights import MtpWeights
+from fastdeploy_sd.models.drafters.mtp_weights import MtpRows, MtpWeights
 from fastdeploy_sd.models.layers.decoder_layer import ConcatRmsNorm, RmsNorm
 from fastdeploy_sd.models.layers.linear import ALONE, LinearLayer, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -41,7 +42,8 @@ def build_mtp_model(
             embed=parts.embed(weights.embedding(j)),
             combine=_projected(input_norm, builder.projection(weights.projection(j))),
             blocks=(builder.layer(weights, j),),
-            output=normed_output(output_norm, feeds_normed=True),
+            output=normed_output(output_norm, feeds_normed=weights.refeed is MtpRows.POST_NORM),
+            feeds_hidden=weights.refeed is MtpRows.TARGET,
             head=parts.head(weights.head(j)),
         )
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from fastdeploy_sd.errors import CheckpointError, ConfigError, shown
 from fastdeploy_sd.models.checkpoint import Checkpoint, Weights
@@ -34,6 +36,19 @@ _PARAM = "speculative_config"
 _ERNIE_NAME = re.compile(r"(model|ernie)\.mtp_emb_norm\.(\d+)\.weight")
 _NUMBERED_NAME = re.compile(r"(model|ernie)\.layers\.(\d+)\.eh_proj\.weight")
 _WANTED = "tensors like ernie.mtp_emb_norm.0.weight or model.layers.<n>.eh_proj.weight"
+
+
+class MtpRows(StrEnum):
+    """Rows that an MTP layer reads: after a final norm or before it; or those that the first draft read."""
+
+    POST_NORM = "post_norm"
+    PRE_NORM = "pre_norm"
+    TARGET = "target"
+
+
+# Keys of config.json that no release has, and their values, of which the first is the default.
+HIDDEN_KEY, HIDDEN = "mtp_hidden", (MtpRows.POST_NORM, MtpRows.PRE_NORM)
+REFEED_KEY, REFEED = "mtp_refeed", (*HIDDEN, MtpRows.TARGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +108,19 @@ def _numbers(checkpoint: ModelSource, pattern: re.Pattern[str]) -> tuple[str, tu
 
 
 class MtpWeights(LayerWeights):
-    """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0. Raises as LayerWeights."""
+    """DraftWeights of MTP layers, by role; layer j is the j-th of them, from 0. Raises as LayerWeights.
+
+    Attributes:
+        hidden: which rows of the target are read, one of HIDDEN.
+        refeed: what the draft after one reads, one of REFEED: this one's rows, or again the target's.
+    """
 
     drafts_at_once = False
 
-    def __init__(self, checkpoint: ModelSource, config: DecoderConfig, names: MtpNames) -> None:
+    def __init__(self, checkpoint: ModelSource, config: DecoderConfig, names: MtpNames, num_target_layers: int) -> None:
         super().__init__(checkpoint, config, names.block)
+        self.hidden, self.refeed = _choice(checkpoint, HIDDEN_KEY, HIDDEN), _choice(checkpoint, REFEED_KEY, REFEED)
+        self._num_target_layers = num_target_layers
         self.checkpoint, self.path = checkpoint, checkpoint.path
         self.num_layers, self._names = len(names.numbers), names
         layer = LayerConfig(config.layers[0].attention, config.dense)
@@ -110,7 +132,7 @@ class MtpWeights(LayerWeights):
 
     @property
     def reads(self) -> tuple[int, ...]:
-        return (FINAL_NORM,)
+        return (self._num_target_layers if self.hidden is MtpRows.PRE_NORM else FINAL_NORM,)
 
     def num_kv_layers(self, num_steps: int) -> int:
         """See DraftWeights: an only layer makes all drafts, several make one each."""
@@ -191,6 +213,17 @@ class MtpWeights(LayerWeights):
         return super()._layer(self._names.numbers[layer])
 
 
+def _choice(checkpoint: ModelSource, key: str, options: Sequence[MtpRows]) -> MtpRows:
+    value = checkpoint.config.get(key)
+    if value is None:
+        return options[0]
+    if value not in [*options]:
+        raise CheckpointError(
+            f"{checkpoint.config_path}: {key}: expected one of {', '.join(options)}, got {shown(value)}"
+        )
+    return MtpRows(value)
+
+
 def open_mtp_weights(target: ModelSource, target_config: DecoderConfig, directory: str | None) -> MtpWeights:
     """Open the MTP weights that belong to a target.
 
@@ -208,7 +241,7 @@ def open_mtp_weights(target: ModelSource, target_config: DecoderConfig, director
         target_config if checkpoint is target else read_draft_config(checkpoint.config, str(checkpoint.config_path))
     )
     _verify_fits(checkpoint.path, config, target.path, target_config)
-    return MtpWeights(checkpoint, config, names)
+    return MtpWeights(checkpoint, config, names, target_config.num_layers)
 
 
 def _choose(target: ModelSource, directory: str | None) -> tuple[ModelSource, str]:

@@ -1,6 +1,6 @@
-"""What is doubtful in the config.json of a drafter: programs write the same words for other computations.
+"""What is doubtful in the config.json of a drafter: programs write the same words for other computations, or none.
 
-Knows EAGLE heads; other drafters leave nothing open. Needs no Paddle.
+Knows EAGLE heads and MTP layers; other drafters leave nothing open. Needs no Paddle.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.drafters.drafter_kind import KINDS, P_EAGLE, drafter_kind, method_of
+from fastdeploy_sd.models.drafters.drafter_kind import DRAFT_MODEL, KINDS, MTP, P_EAGLE, drafter_kind, method_of
 from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, read_eagle3, read_p_eagle
+from fastdeploy_sd.models.drafters.mtp_weights import (
+    HIDDEN,
+    HIDDEN_KEY,
+    REFEED,
+    REFEED_KEY,
+    find_names,
+    open_mtp_weights,
+)
 from fastdeploy_sd.models.registry import read_decoder_config
 
 _TAPS, _NESTED, _LAYERS = "eagle_aux_hidden_state_layer_ids", "eagle_config", "transformer_layer_config"
 _POST_NORM, _RESIDUAL, _THETA = "norm_output", "norm_before_residual", "rope_theta"
+_OPTIONS = {HIDDEN_KEY: HIDDEN, REFEED_KEY: REFEED}
 _ROPE_MAPS = ("rope_parameters", "rope_scaling")
 _THETA_OF_HEADS = 10_000.0
 # Kind -> what reads its config.json, and the keys that are doubtful.
@@ -50,10 +59,15 @@ class DrafterReadings:
     def __init__(self, folder: Path, model: Path) -> None:
         self._source = Checkpoint(folder)
         kind = drafter_kind(self._source)
+        if kind == DRAFT_MODEL and folder.resolve() == model.resolve() and find_names(self._source) is not None:
+            kind = MTP
         self.method, self.kind_text = method_of(kind), KINDS[kind]
         target = Checkpoint(model)
         self._target = read_decoder_config(target.config, str(target.config_path))
         values: Mapping[str, Any] = {}
+        if kind == MTP:
+            weights = open_mtp_weights(target, self._target, str(folder))
+            values = {HIDDEN_KEY: str(weights.hidden), REFEED_KEY: str(weights.refeed)}
         if kind in _DOUBTFUL:
             read_config, keys = _DOUBTFUL[kind]
             read = read_config(self._source, self._target)
@@ -70,6 +84,10 @@ class DrafterReadings:
                 taps = [layer + step for layer in now]
                 if min(taps) >= 0 and max(taps) <= self._target.num_layers:
                     yield Reading(f"rows of the layers {text}: {taps}", {**values, key: taps})
+        elif key in _OPTIONS:
+            yield from (
+                Reading(f"{key} {other}", {**values, key: str(other)}) for other in _OPTIONS[key] if other != now
+            )
         elif key == _THETA:
             rope = self._target.layers[0].attention.rope
             for theta in dict.fromkeys((_THETA_OF_HEADS, *(() if rope is None else (rope.theta,)))):
@@ -97,6 +115,8 @@ class DrafterReadings:
         config, values = dict(self._source.config), dict(reading.values)
         if not values:
             return config
+        if _THETA not in values:
+            return config | values
         theta = values.pop(_THETA)
         if isinstance(nested := config.get(_NESTED), Mapping):  # it goes before what the top level says
             config[_NESTED] = {k: v for k, v in nested.items() if k not in (_TAPS, _RESIDUAL, _POST_NORM)}

@@ -13,7 +13,6 @@ from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.errors import ConfigError
 
-
 _GIB = 1 << 30
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 

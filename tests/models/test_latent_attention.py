@@ -26,8 +26,9 @@ _YARN = {
     "mscale": 1.0, "mscale_all_dim": 0.7,
 }  # fmt: skip
 _V2 = {
-    "architectures": ["DeepseekV2ForCausalLM"], "topk_method": "greedy", "scoring_func": "softmax",
-    "norm_topk_prob": False, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "n_shared_experts": 2,
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": "greedy",
+    "scoring_func": "softmax", "norm_topk_prob": False, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+    "n_shared_experts": 2,
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": _YARN},

@@ -71,6 +71,51 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(Attentio
   merged.template Write<T>(shape, a, tile);
 }
 
+// The same for latent vectors, whose scores are long sums: block (tile, KV head, partition) has all parts of the
+// values.
+template <typename T, typename Cached, int kColumnTiles, int kSlots>
+__global__ __launch_bounds__(kAttentionThreads, 2) void LatentAttentionKernel(AttentionShape shape, AttentionArrays a,
+                                                                              DevicePtr<float> partials,
+                                                                              DevicePtr<const float> shared) {
+  using Result = Partial<kColumnTiles>;
+  TilePlace tile;
+  if (!tile.Find(shape, a)) return;
+  const auto own = static_cast<int>(blockIdx.z);
+  const bool is_split = gridDim.z > 1;
+  if (is_split && (own < tile.first_partition || own >= tile.NumPartitions())) return;
+  Arrivals arrivals;
+  LoadQueries<T, Cached>(shape, a, tile, DynamicShared<uint8_t>());
+  const auto merged = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged);
+  const auto merged_at = [&](const TilePlace& part) {
+    return merged + part.first_column / kPartColumns * kTileRows * (kPartColumns + 2);
+  };
+  if (!is_split) {
+    TilePlace part = tile;
+    for (int i = 0; i < shape.NumParts(); ++i) {
+      part.FindPart(shape, tile.kv_head * shape.NumParts() + i);
+      Result before;
+      before.LoadShared(shape, part, shared);
+      before.Store(merged_at(part), part.num_columns);
+    }
+  }
+  __syncthreads();
+  const int begin = is_split ? own : tile.first_partition;
+  const int end = is_split ? own + 1 : tile.NumPartitions();
+  for (int partition = begin; partition < end; ++partition) {
+    ComputeParts<Cached, kColumnTiles, kSlots, true>(shape, a, tile, partition, &arrivals,
+                                                     [&](const TilePlace& part, const Result& result) {
+                                                       if (is_split) return result.StoreOwn(shape, part, own, partials);
+                                                       Result all;
+                                                       all.Load(merged_at(part), part.num_columns);
+                                                       all.Merge(result);
+                                                       if (partition + 1 == end)
+                                                         return all.template Write<T>(shape, a, part);
+                                                       __syncwarp();
+                                                       all.Store(merged_at(part), part.num_columns);
+                                                     });
+  }
+}
+
 // Block (tile, part of a KV head): the partitions that blocks of their own have left.
 template <typename T, int kColumnTiles>
 __global__ __launch_bounds__(kAttentionThreads) void MergePartitionsKernel(AttentionShape shape, AttentionArrays a,
@@ -130,8 +175,8 @@ struct AttentionCall {
 
   // The tiles' own partitions, by blocks of so many threads.
   template <auto kernel>
-  Error LaunchTiles(int num_threads, int32_t dynamic_bytes) const {
-    const LaunchShape launch{dim3(grid.num_tiles, grid.num_parts, grid.num_partitions),
+  Error LaunchTiles(int num_threads, int32_t dynamic_bytes, unsigned num_parts) const {
+    const LaunchShape launch{dim3(grid.num_tiles, num_parts, grid.num_partitions),
                              dim3(static_cast<unsigned>(num_threads)), dynamic_bytes};
     return Launch<kernel>(launch, stream, shape, arrays, partials, DevicePtr<const float>(shared));
   }
@@ -158,12 +203,28 @@ struct AttentionCall {
   }
 };
 
-template <typename T, typename Cached, int kColumnTiles, int kSlots = kStages<Cached>>
+template <typename T, typename Cached, int kColumnTiles>
 Error LaunchAttention(const AttentionCall& call) {
+  constexpr int kSlots = kStages<Cached>;
   const int32_t bytes = PartsOf<Cached, kSlots>(call.shape).num_bytes;
   Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes);
   if (error == nullptr)
-    error = call.LaunchTiles<AttentionKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes);
+    error = call.LaunchTiles<AttentionKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes,
+                                                                               call.grid.num_parts);
+  return error == nullptr ? call.LaunchMerge<T, kColumnTiles>() : error;
+}
+
+template <typename T, typename Cached>
+Error LaunchLatent(const AttentionCall& call) {
+  constexpr int kColumnTiles = kPartColumns / kMatrixColumns;
+  constexpr int kSlots = kLatentStages;
+  const int32_t bytes = PartsOf<Cached, kSlots>(call.shape).num_bytes;
+  Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes);
+  if (error == nullptr) {
+    const auto num_heads = static_cast<unsigned>(call.p.cache.num_kv_heads);
+    error =
+        call.LaunchTiles<LatentAttentionKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes, num_heads);
+  }
   return error == nullptr ? call.LaunchMerge<T, kColumnTiles>() : error;
 }
 
@@ -175,10 +236,11 @@ Error LaunchWide(const AttentionCall& call) {
   if (error != nullptr) return error;
   if (call.grid.tile_rows == One::kRows) {
     const bool has_one = call.grid.num_partitions > 1;
-    error = call.LaunchTiles<WideAttentionKernel<One>>(One::kThreads, has_one ? One::kBytesOfOne : One::kBytes);
+    error = call.LaunchTiles<WideAttentionKernel<One>>(One::kThreads, has_one ? One::kBytesOfOne : One::kBytes,
+                                                       call.grid.num_parts);
   } else {
     using Two = WideBlock<Cached, kHead, 2>;
-    error = call.LaunchTiles<WideAttentionKernel<Two>>(Two::kThreads, Two::kBytes);
+    error = call.LaunchTiles<WideAttentionKernel<Two>>(Two::kThreads, Two::kBytes, call.grid.num_parts);
   }
   if (error != nullptr) return error;
   constexpr int kColumnTiles = One::kColumnTiles;
@@ -187,7 +249,9 @@ Error LaunchWide(const AttentionCall& call) {
 
 template <typename T, typename Cached>
 Error LaunchHeads(const AttentionCall& call) {
-  if (call.p.cache.head_dim > kMaxHeadDim) return LaunchAttention<T, Cached, 16, kLatentStages>(call);
+  if constexpr (!kIsScaled<Cached>) {
+    if (call.p.cache.head_dim > kMaxHeadDim) return LaunchLatent<T, Cached>(call);
+  }
   if (call.p.cache.head_dim <= 64) return LaunchAttention<T, Cached, 8>(call);
   return LaunchAttention<T, Cached, 16>(call);
 }

@@ -30,36 +30,18 @@ __device__ __host__ SharedParts PartsOf(const AttentionShape& shape) {
   parts.units = kTileRows * QueryRowBytes<Cached>(head_dim);
   parts.staged = parts.units + (units > kAttentionWarps * result ? units : kAttentionWarps * result);
   parts.merged = parts.staged + kAttentionWarps * StagedBytes<Cached>(shape.cache);
-  parts.num_bytes = parts.merged + result;
+  // Where a block has all parts of the values, one after the other.
+  const bool has_all_parts = head_dim > kMaxHeadDim;
+  parts.num_bytes = parts.merged + result * (has_all_parts ? shape.NumParts() : 1);
   return parts;
 }
 
-// The result of one partition, spread over the block. All threads of the block.
-template <typename Cached, int kColumnTiles, int kSlots>
-__device__ void ComputePartition(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
-                                 int partition, Arrivals* arrivals, Partial<kColumnTiles>* result) {
-  using Units = UnitStream<Cached, kSlots>;
-  const int head_dim = shape.cache.head_dim;
+// The results of a partition's keys, which the block's warps have summed, in `results`: merged in order. All threads.
+template <int kColumnTiles>
+__device__ __forceinline__ void MergeWarps(const float (*sums)[4], const float* max, const float* total,
+                                           int num_columns, DevicePtr<float> results, Partial<kColumnTiles>* result) {
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  const SharedParts parts = PartsOf<Cached, kSlots>(shape);
-  const DevicePtr<uint8_t> shared = DynamicShared<uint8_t>();
-  const DevicePtr<float> results = ViewAs<float>(shared + parts.units);
-  const DevicePtr<uint8_t> staged = shared + parts.staged + warp * StagedBytes<Cached>(shape.cache);
-  const int first_key = partition * kPartitionKeys + warp * kWarpKeys;
-  float scores[kKeyTiles][4] = {};
-  float max[2];
-  float total[2];
-  const DevicePtr<uint8_t> slots = shared + parts.units + warp * kSlots * kUnitKeys * Units::RowBytes(head_dim);
-  const Units units(shape, a, tile, first_key, slots, arrivals);
-  ScoreKeys<Cached, kSlots>(shape, a, tile, units, shared, scores);
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    WeighKeys<Cached>(shape, a, tile, first_key, half, scores, &max[half], &total[half]);
-  float sums[kColumnTiles][4] = {};
-  const Weights<Cached> weights(scores, staged);
-  AddValues<Cached, kSlots, kColumnTiles>(shape, a, tile, units, weights, staged, sums);
-  const int num_columns = tile.num_columns;
   const int stride = num_columns + 2;
   __syncthreads();
 #pragma unroll
@@ -85,6 +67,52 @@ __device__ void ComputePartition(const AttentionShape& shape, const AttentionArr
   }
   FenceBulkWrites();
   __syncthreads();
+}
+
+// take(tile, result) with the result of one partition, spread over the block: of the tile's part of the values or,
+// kAllParts, of each part of them after the other, with the same weights. All threads of the block.
+template <typename Cached, int kColumnTiles, int kSlots, bool kAllParts, typename Take>
+__device__ __forceinline__ void ComputeParts(const AttentionShape& shape, const AttentionArrays& a,
+                                             const TilePlace& whole, int partition, Arrivals* arrivals, Take&& take) {
+  using Units = UnitStream<Cached, kSlots>;
+  const int head_dim = shape.cache.head_dim;
+  const int warp = threadIdx.x / kWarpSize;
+  const SharedParts parts = PartsOf<Cached, kSlots>(shape);
+  const DevicePtr<uint8_t> shared = DynamicShared<uint8_t>();
+  const DevicePtr<float> results = ViewAs<float>(shared + parts.units);
+  const DevicePtr<uint8_t> staged = shared + parts.staged + warp * StagedBytes<Cached>(shape.cache);
+  const int first_key = partition * kPartitionKeys + warp * kWarpKeys;
+  TilePlace tile = whole;
+  float scores[kKeyTiles][4] = {};
+  float max[2];
+  float total[2];
+  const DevicePtr<uint8_t> slots = shared + parts.units + warp * kSlots * kUnitKeys * Units::RowBytes(head_dim);
+  const Units units(shape, a, tile, first_key, slots, arrivals);
+  ScoreKeys<Cached, kSlots>(shape, a, tile, units, shared, scores);
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    WeighKeys<Cached>(shape, a, tile, first_key, half, scores, &max[half], &total[half]);
+  const Weights<Cached> weights(scores, staged);
+  const int num_parts = kAllParts ? shape.NumParts() : 1;
+#pragma unroll 1
+  for (int part = 0; part < num_parts; ++part) {
+    if constexpr (kAllParts) tile.FindPart(shape, whole.kv_head * shape.NumParts() + part);
+    if (part > 0) units.BeginValues();
+    float sums[kColumnTiles][4] = {};
+    AddValues<Cached, kSlots, kColumnTiles>(shape, a, tile, units, weights, staged, sums);
+    Partial<kColumnTiles> result;
+    MergeWarps<kColumnTiles>(sums, max, total, tile.num_columns, results, &result);
+    take(tile, result);
+  }
+}
+
+// The result of one partition, spread over the block. All threads of the block.
+template <typename Cached, int kColumnTiles, int kSlots>
+__device__ void ComputePartition(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
+                                 int partition, Arrivals* arrivals, Partial<kColumnTiles>* result) {
+  ComputeParts<Cached, kColumnTiles, kSlots, false>(
+      shape, a, tile, partition, arrivals,
+      [&](const TilePlace&, const Partial<kColumnTiles>& found) { *result = found; });
 }
 
 // The tile's partitions [begin, end) onto those before, whose result is in shared memory.

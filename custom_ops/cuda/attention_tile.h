@@ -214,7 +214,8 @@ struct TilePlace {
 
   // Where the results of the tile's rows over one of its own partitions begin; a row's follow those of all rows before.
   __device__ __forceinline__ int64_t PartialOffset(const AttentionShape& shape, int64_t partition) const {
-    const int64_t slot = int64_t{blockIdx.y} * shape.num_partitions + partition;
+    const int64_t part = int64_t{kv_head} * shape.NumParts() + first_column / kPartColumns;
+    const int64_t slot = part * shape.num_partitions + partition;
     const int64_t row = int64_t{first_token} * shape.GroupSize() + first_row;
     return slot * shape.num_rows * shape.PartialSize() + row * (num_columns + 2);
   }

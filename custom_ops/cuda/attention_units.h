@@ -107,6 +107,12 @@ class UnitStream {
            first + kUnitKeys > tile_.num_before + tile_.FirstToken(shape_) + 1;
   }
 
+  // Begin with the values again, of another part of the tile: what came before has been released.
+  __device__ __forceinline__ void BeginValues() const {
+#pragma unroll 1
+    for (int stage = 0; stage < kSlots; ++stage) Begin(num_units_ + stage);
+  }
+
   // The slot of a stage, when it has arrived. Stages are waited for in order.
   __device__ __forceinline__ DevicePtr<uint8_t> Wait(int stage) const {
     if (HasBulkCopies()) {

@@ -34,6 +34,7 @@ from fastdeploy_sd.text.output_processor import Completion
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.prompt_logprobs import Logprob, prompt_logprobs
 from fastdeploy_sd.text.request_builder import RequestBuilder, RequestGroup
+from fastdeploy_sd.text.request_defaults import logged_defaults
 from fastdeploy_sd.text.speculation import SpeculationOptions, may_change_tokens
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import RequestMetrics
@@ -97,6 +98,7 @@ class LLM:
         self._engine, self._free = _start(self, config)
         self._failure: str | None = None
         self._builder = RequestBuilder(self._encoder, self._engine.model_info, config.model.seed)
+        self._defaults = logged_defaults(config.model.generation_config, config.model.path)
         self._speculation = self._engine.model_info.speculation
         self._rule = config.speculative
         self._conversations = Conversations(self._encoder, config, self._builder.eos_token_ids, self._grammars.verify)
@@ -117,7 +119,7 @@ class LLM:
 
         Args:
             prompts: one text or several.
-            sampling_params: for all prompts, or one per prompt; None = defaults.
+            sampling_params: for all prompts, or one per prompt; None = get_default_sampling_params().
             prompt_token_ids: int[P] or several of those, instead of `prompts`.
             use_tqdm: show progress (tokens, their rate, drafts accepted), if stderr is a terminal.
             speculation: of all prompts, a Speculation or some of its fields by name, e.g. {"method": "ngram"};
@@ -171,7 +173,7 @@ class LLM:
         Args:
             messages: one conversation ({"role": ..., "content": ...} each) or several. `as_turn` of an answer's
                 `messages` is the turn to go on with, {"role": "tool", "tool_call_id": ..., "content": ...} after it.
-            sampling_params: for all conversations, or one for each; None = defaults.
+            sampling_params: for all conversations, or one for each; None = get_default_sampling_params().
             use_tqdm: as for generate.
             chat_template_kwargs: extra variables of the checkpoint's chat template.
             speculation, predictions, structured_outputs: as for generate. The form begins after what the model thinks.
@@ -196,6 +198,10 @@ class LLM:
         return self._run(
             inputs, sampling_params, use_tqdm, _GenerateOptions(speculation, predictions, structured_outputs)
         )
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what a call without `sampling_params` takes: the values that the checkpoint recommends."""
+        return self._defaults.params(self._builder.max_prompt_tokens)
 
     def close(self) -> None:
         """Free the model; every later call but `close` raises Unavailable."""
@@ -225,6 +231,9 @@ class LLM:
             raise Unavailable("this LLM is closed")
         if self._failure is not None:
             raise Unavailable(f"this LLM is unusable, make another: a step of an earlier call raised {self._failure}")
+        if sampling_params is None:
+            most = self._builder.max_prompt_tokens + 1
+            sampling_params = [self._defaults.params(most - len(prompt.token_ids)) for prompt in prompts]
         params = params_per_prompt(sampling_params, len(prompts))
         predicted = texts_per_prompt("predictions", options.predictions, len(prompts))
         grammars = self._grammars.per_prompt(options.structured_outputs, params)

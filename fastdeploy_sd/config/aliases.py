@@ -75,6 +75,7 @@ OTHER_MEANING: Mapping[str, ForeignOption] = {
     "default_chat_template_kwargs": ForeignOption(VLLM, "chat_template_kwargs, a field of the request"),
     "no_enable_log_requests": ForeignOption(VLLM, "nothing: the text of requests is never logged"),
     "disable_log_requests": ForeignOption(VLLM, "nothing: the text of requests is never logged"),
+    "override_generation_config": ForeignOption(VLLM, "generation_config: a folder with a generation_config.json"),
     "ssl_keyfile": ForeignOption(VLLM, _TLS),
     "ssl_certfile": ForeignOption(VLLM, _TLS),
     "mem_fraction_static": ForeignOption(SGLANG, "kv_cache_memory_gb"),

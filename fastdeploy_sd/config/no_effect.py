@@ -81,7 +81,6 @@ NO_EFFECT: Mapping[str, Option] = {
         # vLLM's
         _option("trust_remote_code", bool, "code of a checkpoint is never run; a model that needs its own is refused"),
         _option("enable_auto_tool_choice", bool, "tool_call_parser is auto by default"),
-        _option("generation_config", str, "defaults of requests are OpenAI's", ("vllm",)),
     )
 }
 

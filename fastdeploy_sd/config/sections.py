@@ -87,6 +87,14 @@ class ModelConfig:
             " with it; none: requests may offer no functions."
         ),
     )
+    generation_config: str = option(
+        "auto",
+        Spec(
+            "Defaults of `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` and `max_tokens`"
+            " (`max_new_tokens`) for requests that leave them open. auto: of the checkpoint's generation_config.json;"
+            " `vllm`: none, so OpenAI's; or a folder with such a file."
+        ),
+    )
     dtype: Activations = option(  # noqa: RUF009 (makes a field)
         "bfloat16",
         Spec("Type of weights, activations and, unless `kv_cache_dtype` says otherwise, KV cache. float16: GPUs only."),

@@ -89,6 +89,7 @@ class HttpServer:
             self.close()
 
         logger.info("%s", self._preparer.parsers)
+        logger.info("%s", self._preparer.defaults)
         # What is loaded stays: a full collection must not take longer than a small body may.
         settle_heap()
         apps: list[ASGIApp] = [self._app, MonitoringOnly(self._app)]

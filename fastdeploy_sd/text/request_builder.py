@@ -112,9 +112,19 @@ _PRIORITY_LIMIT = 1 << 31
 class RequestBuilder:
     """Builds Requests for one loaded model; `eos_token_ids` are the model's and the tokenizer's."""
 
-    def __init__(self, encoder: PromptEncoder, model_info: ModelInfo, default_seed: int | None = None) -> None:
-        """Build for `model_info`; `default_seed` is the seed of requests that name none, None = a random one each."""
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        model_info: ModelInfo,
+        default_seed: int | None = None,
+        default_max_tokens: int | None = None,
+    ) -> None:
+        """Build for `model_info`; the defaults are for requests without a seed and a `max_tokens`.
+
+        None: a random seed each, and an output of all tokens that fit.
+        """
         self._default_seed = default_seed
+        self._default_max_tokens = default_max_tokens
         self._encoder = encoder
         self._info = model_info
         own_eos = producible_eos("tokenizer", encoder.tokenizer.eos_token_ids, model_info.vocab_size)
@@ -140,7 +150,7 @@ class RequestBuilder:
         cache_salt: str = "",
         speculation: SpeculationOptions = None,
     ) -> RequestGroup:
-        """Return the requests for `params.n` sequences of every prompt int[P]; `max_tokens` None means all that fits.
+        """Return the requests for `params.n` sequences of every prompt int[P]; `max_tokens` None means the default.
 
         Raises BadRequest where a token, a length or an option is beyond the model or the server; nothing is cut to fit.
         """
@@ -208,7 +218,12 @@ class RequestBuilder:
     def _resolve_max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         self.verify_prompt_length(num_prompt_tokens)
         limit, source = context_limit(self._info)
-        max_tokens = limit - num_prompt_tokens if params.max_tokens is None else max(params.max_tokens, 1)
+        max_tokens, default = params.max_tokens, self._default_max_tokens
+        if max_tokens is None:
+            max_tokens = limit - num_prompt_tokens
+            if default is not None:
+                max_tokens = min(max_tokens, max(default, params.min_tokens))
+        max_tokens = max(max_tokens, 1)
         verify_fits(num_prompt_tokens, max_tokens, limit, source)
         if params.min_tokens > max_tokens:
             raise BadRequest(

@@ -22,6 +22,7 @@ from fastdeploy_sd.text.guidance.grammar import grammar_of
 from fastdeploy_sd.text.output_processor import OutputProcessor
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.request_builder import RequestBuilder, RequestGroup
+from fastdeploy_sd.text.request_defaults import read_request_defaults
 from fastdeploy_sd.text.speculation import may_change_tokens, verify_has_draft_logprobs
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import KvSource, ModelInfo, TokenLogprob
@@ -162,8 +163,9 @@ class JobBuilder:
     ) -> None:
         """Prepare jobs; `verify_grammar` gets a grammar and the field that asks for it, and raises BadRequest."""
         self._encoder = encoder
+        self._defaults = read_request_defaults(config.model.generation_config, config.model.path)
         self._verify_grammar = verify_grammar
-        self._requests = RequestBuilder(encoder, model_info, config.model.seed)
+        self._requests = RequestBuilder(encoder, model_info, config.model.seed, self._defaults.max_tokens)
         self._speculation = model_info.speculation
         self._served_names = config.model.served_names
         self._rule = config.speculative
@@ -174,7 +176,7 @@ class JobBuilder:
 
         Raises BadRequest: the conversation cannot be rendered, or a check against the model's sizes fails.
         """
-        params = body.sampling_params()
+        params = body.sampling_params(self._defaults.sampling)
         max_tokens = self._requests.max_prompt_tokens
         if body.prompt_token_ids is not None:
             token_ids = body.prompt_token_ids
@@ -193,7 +195,7 @@ class JobBuilder:
 
         Raises BadRequest: there are more sequences than a job may have, or a check against the model's sizes fails.
         """
-        params = body.sampling_params()
+        params = body.sampling_params(self._defaults.sampling)
         num_sequences = len(body.prompts) * params.n
         if num_sequences > MAX_SEQUENCES:
             raise BadRequest(
@@ -207,7 +209,8 @@ class JobBuilder:
         """Return the job of a Response. Raises BadRequest: as build_chat."""
         offered, max_tokens = offered_tools(body.tool_use), self._requests.max_prompt_tokens
         token_ids = self._encoder.encode_chat(body.turns, body.template_variables(), max_tokens, offered)
-        return self._build(body, body.sampling_params(), _job_id(body, "resp_"), [token_ids])
+        params = body.sampling_params(self._defaults.sampling)
+        return self._build(body, params, _job_id(body, "resp_"), [token_ids])
 
     def _build(
         self,

@@ -25,6 +25,7 @@ from fastdeploy_sd.errors import BadRequest, FdsdError
 from fastdeploy_sd.process.sandbox_worker import Handle, Note, Setup, memory_limit
 from fastdeploy_sd.text.guidance.checker import GrammarChecker
 from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.text.request_defaults import read_request_defaults
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.wire.codec import pack, unpack
@@ -138,13 +139,14 @@ def load(config: str) -> Setup:
     """Load what workers share; see `sandbox_worker.Loader`.
 
     Raises:
-        CheckpointError: the tokenizer's files or the chat template are not valid.
+        CheckpointError: the tokenizer's files, the chat template or generation_config.json are not valid.
         ConfigError: the tokenizer backend is not installed.
     """
     parsed = from_json(config)
     tokenizer = load_tokenizer(parsed.model.tokenizer_path, parsed.model.tokenizer_backend)
     encoder = PromptEncoder(tokenizer)
     checker = GrammarChecker.of(tokenizer)
+    read_request_defaults(parsed.model.generation_config, parsed.model.path)  # for workers to find it read
 
     def setup(model_info: bytes, note: Note) -> Handle:
         preparation = Preparation(encoder, parsed, unpack(ModelInfo, model_info), memory_limit, checker.verify, note)

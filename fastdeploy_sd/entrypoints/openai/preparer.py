@@ -26,6 +26,7 @@ from fastdeploy_sd.process.sandbox import EXCESS, Sandbox, SandboxEndedError, Wo
 from fastdeploy_sd.process.sandbox_worker import WorkerLimits
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.reasoning_formats import find_format
+from fastdeploy_sd.text.request_defaults import describe_defaults
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.text.tool_calls.formats import find_format as find_call_format
 from fastdeploy_sd.types import ModelInfo
@@ -71,6 +72,7 @@ class Preparer:
 
     Attributes:
         parsers: what takes answers apart, in words for the log.
+        defaults: of what requests leave open, in such words.
         local_cpu_s: how long a small body may compute in a thread.
 
     Raises:
@@ -89,6 +91,7 @@ class Preparer:
         if config.model.tool_call_parser == "auto":
             calls += ", and bare JSON"
         self.parsers = f"reasoning parser: {reasoning.name if reasoning else 'none'}; tool call parser: {calls}"
+        self.defaults = describe_defaults(config.model.generation_config, config.model.path)
         self._config = config
         self._model_info = model_info
         self._sandbox = Sandbox(_LOADER, "text", to_json(config))

@@ -43,7 +43,6 @@ def test_ports_are_a_number_a_text_or_a_list(model: str, value: object) -> None:
         ("kv_cache_ratio", "much", "expected a number in 0..1, or none, got 'much'"),
         ("kv_cache_ratio", 90, "expected a number in 0..1, or none, got 90"),
         ("scheduler_load_shards_num", "x", "expected an integer, or none, got 'x'"),
-        ("generation_config", "auto", "expected one of vllm, or none, got 'auto'"),
         ("cache_queue_port", True, "expected a non-empty string, or none, got true"),
         ("graph_optimization_config", True, "expected a map, got true"),
         ("graph_optimization_config", '{"use_cudagraph": true', "expected a JSON object, got text that is none"),
@@ -78,11 +77,10 @@ def test_vllms_usual_flags_start_with_a_line_each(model: str, caplog: pytest.Log
         "--enable-auto-tool-choice --tool-call-parser hermes --dtype auto --trust-remote-code --generation-config vllm"
     )
     config = load_config(["--model", model, *flags.split()])
-    assert config == load_config(["--model", model, "--tool-call-parser", "hermes"])
+    assert config == load_config(["--model", model, "--tool-call-parser", "hermes", "--generation-config", "vllm"])
     assert "dtype" not in config.origins
     assert sorted(line.partition(":")[0] for line in caplog.messages) == [
         "dtype",
         "enable_auto_tool_choice",
-        "generation_config",
         "trust_remote_code",
     ]

@@ -4,7 +4,7 @@ This and SamplingParams are where a request is validated: here shapes and combin
 sampling option, so that the server and LLM say the same about a wrong value. What depends on the loaded model is
 checked in text/request_builder.py. All faults of a body come in one report.
 
-Defaults are OpenAI's (temperature 1, top_p 1); a checkpoint's generation_config does not change them.
+Defaults are those of the checkpoint (text/request_defaults.py), else OpenAI's: temperature 1, top_p 1.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field
@@ -221,9 +222,9 @@ class ChatCompletionBody(PromptEndFields, GenerationBody):
             names["reasoning_max_tokens"] = "thinking_token_budget"
         return names
 
-    def sampling_params(self) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._build_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        return self._build_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, defaults)
 
     def template_variables(self) -> dict[str, Any]:
         """Return the variables for the chat template; chat_template_kwargs counts before the fields."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
@@ -79,8 +80,8 @@ class CompletionBody(GenerationBody):
             faults.append(Fault(f"prompt: expected either prompt or prompt_token_ids, got {got}", "prompt"))
         return faults
 
-    def sampling_params(self) -> SamplingParams:
-        params = self._build_sampling_params(self.max_tokens, self.logprobs)
+    def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        params = self._build_sampling_params(self.max_tokens, self.logprobs, defaults)
         if not self.echo or params.logprobs is None:
             return params
         return replace(params, prompt_logprobs=max(params.logprobs, params.prompt_logprobs or 0))

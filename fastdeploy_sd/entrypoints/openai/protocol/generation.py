@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -183,8 +184,11 @@ class GenerationBody(StructuredFields, SamplingFields):
         text = re.sub(rf"^{error.param}(?=[:.\[])", name, error.message)
         return BadRequest(text, param=name, code=error.code)
 
-    def sampling_params(self) -> SamplingParams:
-        """Return the sampling options. Raises BadRequest: two of them contradict each other."""
+    def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        """Return the sampling options, `defaults` where the body leaves one open.
+
+        Raises BadRequest: two of them contradict each other.
+        """
         raise NotImplementedError
 
     def contradictions(self) -> list[Fault]:

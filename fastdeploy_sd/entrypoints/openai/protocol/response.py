@@ -6,6 +6,7 @@ Nothing is stored here, so what refers to something stored is refused, and `stor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
@@ -191,8 +192,9 @@ class ResponseBody(GenerationBody):
             "logprobs": "top_logprobs",
         }
 
-    def sampling_params(self) -> SamplingParams:
-        return self._build_sampling_params(self.max_output_tokens, (self.top_logprobs or 0) if self.include else None)
+    def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        logprobs = (self.top_logprobs or 0) if self.include else None
+        return self._build_sampling_params(self.max_output_tokens, logprobs, defaults)
 
     def template_variables(self) -> dict[str, Any]:
         """Return the variables for the chat template."""

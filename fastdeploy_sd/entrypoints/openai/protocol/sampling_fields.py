@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Sampling
@@ -67,7 +68,9 @@ class SamplingFields(Body):
     prompt_logprobs: Annotated[Any, Sampling("prompt_logprobs", _number("prompt_logprobs"))] = None
     seed: Annotated[Any, Sampling("seed", _number("seed"), unset=_UNSET)] = None
 
-    def _build_sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Return the options together. Raises BadRequest: two of them contradict each other."""
+    def _build_sampling_params(
+        self, max_tokens: int | None, logprobs: int | None, defaults: Mapping[str, Any]
+    ) -> SamplingParams:
+        """Return the options together, over `defaults`. Raises BadRequest: two of them contradict each other."""
         given = {name: value for name in SamplingFields.model_fields if (value := getattr(self, name)) is not None}
-        return SamplingParams.from_dict({**given, "max_tokens": max_tokens, "logprobs": logprobs})
+        return SamplingParams.from_dict({**defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs})

@@ -33,6 +33,7 @@ class PromptEncoder:
             self._template = kind(source, tokenizer.files.special_tokens, tokenizer.control_tokens)
             self._knows_tools, self._knows_calls = reads_tools(source), "tool_calls" in source
             self._reads_one_call = "tool_calls[0]" in source
+            self._joins_descriptions = "+ tool.description" in source
             tokenizer.encode_segments([])  # what the first conversation would have to build, forked processes share
 
     def encode_text(self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
@@ -69,6 +70,8 @@ class PromptEncoder:
             turns = with_single_calls(turns)
         if tools and not self._knows_tools:
             turns, tools = with_offer(turns, tools), ()
+        if self._joins_descriptions:
+            tools = [_described(tool) for tool in tools]
         segments = self._template.render(turns, kwargs, max_tokens, tools, end)
         self._verify_may_fit([segment.text for segment in segments], max_tokens)
         return self.tokenizer.encode_segments(segments)
@@ -116,6 +119,12 @@ def with_offer(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
 def with_written_calls(messages: Sequence[Message]) -> list[Message]:
     """Return the turns with calls as a part of their text, and with the results of calls in turns of the user."""
     return [_written_turn(message) for message in messages]
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a function with a description, be it empty: a template that joins it with text fails without one."""
+    function = tool["function"]
+    return {**tool, "function": {**function, "description": function.get("description", "")}}
 
 
 def with_single_calls(messages: Sequence[Message]) -> list[Message]:

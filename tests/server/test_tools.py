@@ -44,6 +44,7 @@ ASK: dict[str, Any] = {
     "parallel_tool_calls": False,
     "logit_bias": {str(token_id): bias for token_id, bias in BIAS.items()},
 }
+CLOSED = PARAMETERS | {"additionalProperties": False}
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
@@ -94,6 +95,21 @@ def test_wanted_calls_are_valid_and_a_stream_adds_up_to_them(server: RunningServ
         with server.api.chat.completions.stream(**ask) as stream:
             [told] = stream.get_final_completion().choices[0].message.tool_calls or []
         assert (told.function.name, told.function.arguments) == (call.function.name, call.function.arguments)
+
+
+def test_a_guided_text_is_the_content(server: RunningServer) -> None:
+    """With functions that may be called too: then it is either."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": CLOSED}}
+    for tools in ([], TOOLS):
+        for seed in range(3):
+            ask = {key: ASK[key] for key in ("model", "messages", "max_tokens", "logit_bias")}
+            ask |= {"response_format": form, "seed": seed, "temperature": 1.5}
+            ask |= {"tools": tools, "parallel_tool_calls": False} if tools else {}
+            message = server.api.chat.completions.create(**ask).choices[0].message
+            if not message.tool_calls:
+                verify(message.content or "")
+            pieces = server.api.chat.completions.create(**ask, stream=True)
+            assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == (message.content or "")
 
 
 def test_a_repeated_call_ends_the_answer_whoever_drafts(server: RunningServer) -> None:

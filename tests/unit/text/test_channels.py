@@ -243,6 +243,15 @@ def test_wanted_and_possible_calls_are_guided(guided: Guided) -> None:
         assert not guided.takes(possible, front + ' to=functions.get<|channel|>commentary json<|message|>{"a": "1"}')
 
 
+def test_functions_without_a_description_are_offered_too(tmp_path: Path) -> None:
+    tokenizer(tmp_path, is_special=True)
+    (tmp_path / "chat_template.jinja").write_text(CHANNEL_TEMPLATE)
+    own = FastTokenizer(tmp_path)
+    tools = [Tool("now").definition, Tool("get", "Gets.").definition]
+    text = own.decode(PromptEncoder(own).encode_chat([Message("user", "Hi")], {}, tools=tools), skip_hidden=False)
+    assert text.startswith("<|start|>developer<|message|>//  type now;// Gets. type get;<|end|><|start|>user")
+
+
 def test_earlier_calls_and_their_results_stand_in_the_prompt(tmp_path: Path) -> None:
     tokenizer(tmp_path, is_special=True)
     (tmp_path / "chat_template.jinja").write_text(CHANNEL_TEMPLATE)

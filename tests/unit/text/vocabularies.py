@@ -15,7 +15,9 @@ from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "qwen3-tiny"
 # As gpt-oss's: what was thought has a name of its own, and a turn has one call.
 CHANNEL_TEMPLATE = """{%- set ns = namespace(last='') %}
-{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- if tools %}<|start|>developer<|message|>
+{%- for tool in tools %}{%- set tool = tool.function %}{{- '// ' + tool.description + ' type ' + tool.name + ';' }}
+{%- endfor %}<|end|>{% endif %}
 {%- for message in messages %}
 {%- if message.tool_calls %}{%- set call = message.tool_calls[0].function %}{%- set ns.last = call.name %}
 {%- if message.content and message.thinking %}{{ raise_exception('both') }}{% endif %}

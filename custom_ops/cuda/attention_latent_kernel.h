@@ -5,8 +5,7 @@
 
 namespace fdsd::cuda {
 
-// The same for latent vectors, whose scores are long sums: block (tile, KV head, partition) has all parts of the
-// values.
+// Block (tile, KV head, partition): as AttentionKernel, with all parts of the values.
 template <typename T, typename Cached, int kColumnTiles, int kSlots>
 __global__ __launch_bounds__(kAttentionThreads, 2) void LatentAttentionKernel(AttentionShape shape, AttentionArrays a,
                                                                               DevicePtr<float> partials,

@@ -25,6 +25,8 @@ _HALVES = {
 }  # fmt: skip
 # model_type in config.json -> general.architecture, where they differ.
 _ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
@@ -74,9 +76,11 @@ def write(
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(1 if "kv_lora_rank" in config else config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if config.get("head_dim"):
+    if "kv_lora_rank" in config:
+        _add_latents(writer, config)
+    elif config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     _add_experts(writer, config, num_layers)
@@ -87,7 +91,7 @@ def write(
     _add_rope(writer, config)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, num_layers)
-    for name, bits in _stacked(_split_experts(tensors)).items():
+    for name, bits in _stacked(_split_experts(_split_latents(tensors, config))).items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
@@ -127,9 +131,36 @@ def _add_deepseek_router(writer: gguf.GGUFWriter, config: dict[str, Any], num_la
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     writer.add_expert_group_count(config["n_group"])
     writer.add_expert_group_used_count(config["topk_group"])
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    is_softmax = config.get("scoring_func") == "softmax"
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SOFTMAX if is_softmax else kinds.SIGMOID)
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     writer.add_nextn_predict_layers(num_layers - config["num_hidden_layers"])
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    latent, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(latent)
+    writer.add_key_length(latent + rotary)
+    writer.add_value_length(latent)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotary)
+    writer.add_value_length_mla(config["v_head_dim"])
+
+
+def _split_latents(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors with what latent vectors are multiplied with, head by head: [heads, latent, key] and values."""
+    found: dict[str, Any] = {}
+    for name, data in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = data
+            continue
+        by_head = data.reshape(config["num_attention_heads"], -1, data.shape[1])
+        keys, values = np.split(by_head, [config["qk_nope_head_dim"]], axis=1)
+        found[name.replace("kv_b", "k_b")] = np.ascontiguousarray(keys.swapaxes(1, 2))
+        found[name.replace("kv_b", "v_b")] = np.ascontiguousarray(values)
+    return found
 
 
 def _split_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +200,11 @@ def _stacked(tensors: Mapping[str, U16]) -> dict[str, U16]:
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config.get("rope_parameters", config)
     rope = rope.get("full_attention", rope)
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = (
+        config.get("qk_rope_head_dim")
+        or config.get("head_dim")
+        or config["hidden_size"] // config["num_attention_heads"]
+    )
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
@@ -188,8 +223,10 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(original)
-        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
+        writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
+        if "kv_lora_rank" in config:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
         if "llama_4_scaling_beta" in rope:
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = ["llama-tiny", "qwen2-tiny", "qwen3-tiny"]
 FAMILIES = [
+    "deepseek_v3-tiny",
     "gemma2-tiny",
     "gemma3-tiny",
     "glm4_moe-tiny",

@@ -11,10 +11,15 @@ import pytest
 from fastdeploy_sd import LLM
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.hub.gguf import checkpoint_folder
 from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.gguf.config import config_json
+from fastdeploy_sd.models.gguf.container import GgufFile
+from fastdeploy_sd.models.gguf.names import name_tensors
 from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.models.weights.source import TensorInfo
 from fastdeploy_sd.worker.kv.kv_sizing import KvCacheFormat, LayerKv, block_bytes
-from tests.models import golden, quantized_files, rewrite
+from tests.models import gguf_files, golden, quantized_files, rewrite
 from tests.models.harness import SingleSequence
 from tests.models.numpy_decoder import NumpyDecoder
 
@@ -99,3 +104,41 @@ def test_the_cache_has_one_vector_per_token_and_no_values() -> None:
 def test_a_cache_of_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_dtype: expected auto, as layers keep latent vectors .*, got int8"):
         LLM(model=str(golden.ROOT / NAME), kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize("variant", ["V2", "no latent query", "one group"])
+def test_a_gguf_file_is_the_model_it_was_made_of(
+    variant: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With YaRN and both routers: llama.cpp's names, keys and values apart and head by head."""
+    monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path / "cache"))
+    path = write(tmp_path, variant)
+    folder = checkpoint_folder([gguf_files.write(tmp_path / "m.gguf", str(path), "F32")])
+    tokens = golden.cases(NAME)[3].prompt
+    got, want = (SingleSequence(model, "float32").logits(tokens) for model in (folder, path))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_gguf_files_of_before_may_have_one_matrix_and_no_groups(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are then as long as they are made; with as many experts as DeepSeek-V3 the groups are as published."""
+    monkeypatch.setenv("FDSD_CACHE_DIR", str(tmp_path / "cache"))
+    values: dict[str, object] = {
+        "attention.key_length": 192, "attention.value_length": 128, "attention.kv_lora_rank": 512, "expert_count": 256,
+        "expert_used_count": 8, "rope.dimension_count": 64, "expert_gating_func": 2, "attention.head_count": 128,
+        "attention.head_count_kv": 128, "embedding_length": 7168, "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 40.0, "rope.scaling.original_context_length": 4096,
+        "rope.scaling.yarn_log_multiplier": float(np.float32(0.1)),
+    }  # fmt: skip
+    file = GgufFile(gguf_files.write(tmp_path / "m.gguf", NAME, "F32"))
+    metadata = {f"deepseek2.{key}": value for key, value in values.items()} | {"general.architecture": "deepseek2"}
+    monkeypatch.setattr(file, "metadata", metadata)
+    found = config_json(file)
+    wanted = {"qk_nope_head_dim": 128, "v_head_dim": 128, "qk_rope_head_dim": 64, "n_group": 8, "topk_group": 4}
+    assert {key: found[key] for key in wanted} == wanted
+    assert (found["rope_scaling"]["mscale"], found["rope_scaling"]["mscale_all_dim"]) == (1.0, 1.0)
+    assert "partial_rotary_factor" not in found
+    names = {"blk.3.attn_kv_b.weight": TensorInfo(file.path, "F32", (32768, 512), 0, 0)}
+    [named] = name_tensors(names, "deepseek2", 128, 128)
+    assert (named.name, named.entry.shape) == ("model.layers.3.self_attn.kv_b_proj.weight", (32768, 512))

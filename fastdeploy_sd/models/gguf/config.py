@@ -229,9 +229,39 @@ def _add_glm_experts(data: Metadata, config: dict[str, Any]) -> None:
         config["num_hidden_layers"] = data.integer("block_count") - drafting
 
 
+def _add_deepseek(data: Metadata, config: dict[str, Any]) -> None:
+    # What the cache keeps is one head; these are those that make it.
+    config.pop("head_dim", None)
+    config.pop("partial_rotary_factor", None)
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config["qk_rope_head_dim"] = rotary = data.integer("rope.dimension_count")
+    key, value = (
+        data.get(f"attention.{part}_length_mla") or data.integer(f"attention.{part}_length") for part in _PARTS
+    )
+    config["qk_nope_head_dim"], config["v_head_dim"] = key - rotary if isinstance(key, int) else key, value
+    config["kv_lora_rank"] = data.integer("attention.kv_lora_rank")
+    config["q_lora_rank"] = data.get("attention.q_lora_rank")
+    config |= {name: value for stored, name in _DEEPSEEK_ROUTER.items() if (value := data.get(stored)) is not None}
+    config["norm_topk_prob"] = bool(data.get("expert_weights_norm"))
+    gating = data.get("expert_gating_func")
+    config["scoring_func"] = _GATINGS.get(gating, gating) or "softmax"
+    if config["scoring_func"] == "softmax":
+        config["architectures"], config["model_type"] = ["DeepseekV2ForCausalLM"], "deepseek_v2"
+        config["topk_method"] = "greedy" if config.get("n_group", 1) == 1 else "group_limited_greedy"
+    elif "n_group" not in config and config.get("n_routed_experts") == _EXPERTS_OF_V3:
+        config["n_group"], config["topk_group"] = 8, 4  # as published; files of before do not tell
+    weight = data.get("rope.scaling.yarn_log_multiplier")
+    if isinstance(weight, float) and "rope_scaling" in config:
+        # This architecture's is a tenth of it, and has no other for the table.
+        config["rope_scaling"]["mscale"] = config["rope_scaling"]["mscale_all_dim"] = round(10 * weight, 6)
+
+
+_PARTS = "key", "value"
+_EXPERTS_OF_V3 = 256
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 # general.architecture -> architecture and model type in config.json, and what else it needs.
 _ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Metadata, dict[str, Any]], None]]] = {
+    "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3", _add_deepseek),
     "gemma2": ("Gemma2ForCausalLM", "gemma2", _add_gemma),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", _add_gemma),
     "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe", _add_glm_experts),

@@ -46,12 +46,21 @@ _GLM: Mapping[str, str] = {
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
+_DEEPSEEK: Mapping[str, str] = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
 _GPT_OSS: Mapping[str, str] = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
 }
 # What an architecture stores under other names.
 _OF_ARCHITECTURE: Mapping[str, Mapping[str, str]] = {
+    "deepseek2": _DEEPSEEK,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "glm4moe": _GLM,
@@ -66,6 +75,12 @@ _OF_EXPERTS: Mapping[str, str] = {
     "ffn_up_exps": "up_proj",
     "ffn_down_exps": "down_proj",
 }
+# Stacked over heads: what latent vectors are multiplied with, see LatentWeights.
+_OF_HEADS: Mapping[str, str] = {
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+_STACKED = 3  # dimensions
 # Those that are no module's weight or bias there.
 _BARE: Mapping[str, str] = {
     "attn_sinks.weight": "self_attn.sinks",
@@ -108,9 +123,13 @@ def name_tensors(
             yield Named(f"{_WHOLE[base]}.{kind}", entry)
         elif match is not None and match[2] in of_layer:
             yield Named(f"model.layers.{match[1]}.{of_layer[match[2]]}.{kind}", entry, halves.get(match[2], 0))
-        elif match is not None and match[2] in _OF_EXPERTS and len(entry.shape) == 3:  # noqa: PLR2004 (E, N, K)
+        elif match is not None and match[2] in _OF_EXPERTS and len(entry.shape) == _STACKED:
             for e, part in enumerate(_experts(entry)):
                 yield Named(f"model.layers.{match[1]}.mlp.experts.{e}.{_OF_EXPERTS[match[2]]}.{kind}", part)
+        elif match is not None and match[2] in _OF_HEADS and len(entry.shape) == _STACKED:
+            heads, rows, columns = entry.shape
+            name = f"model.layers.{match[1]}.{_OF_HEADS[match[2]]}.{kind}"
+            yield Named(name, replace(entry, shape=(heads * rows, columns)))
         elif match is not None and match[2] == "exp_probs_b" and architecture == "ernie4_5-moe":
             name = f"model.layers.{match[1]}.mlp.moe_statics.e_score_correction_bias"
             yield Named(name, replace(entry, shape=(1, *entry.shape)))

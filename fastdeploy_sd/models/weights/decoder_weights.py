@@ -89,7 +89,10 @@ class LayerWeights:
         """Return what latent attention has besides its output projection."""
         config, name = self._config.layers[layer].attention, f"{self._layer(layer)}.self_attn"
         assert isinstance(config, LatentAttentionConfig)
-        return LatentWeights.read(config, name, self._config.hidden_size, self._matrix, self._vector)
+        hidden, source = self._config.hidden_size, self._source
+        return LatentWeights.read(
+            config, name, hidden, self._matrix, self._vector, lambda stored: has_weight(source, stored)
+        )
 
     def gate_up(self, layer: int, part: str = "mlp", size: int | None = None) -> tuple[WeightMatrix, Weights | None]:
         """Return gate | up, [2 * I, H], and its bias or None, of a feed-forward network inside the layer.

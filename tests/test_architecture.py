@@ -91,7 +91,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 # What the meanings of ops may know: values and NumPy's number formats, and nothing of how ops are implemented.
 REFERENCE = PACKAGE / "ops" / "reference"
 REFERENCES_MAY_IMPORT = {"types", "errors", "device.arrays", "ops.reference"} | {
-    f"ops.{values}" for values in ("bf16", "candidates", "kv_cache", "linear_format", "mtp_batch", "ngram_texts")
+    f"ops.{values}"
+    for values in ("bf16", "candidates", "delta_memory", "kv_cache", "linear_format", "mtp_batch", "ngram_texts")
 }
 PADDLE_FREE = [part for part in MAY_IMPORT if part not in ONLY_IN["paddle"]]
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "marshal", "shelve"}

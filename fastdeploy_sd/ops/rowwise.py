@@ -1,4 +1,4 @@
-"""Ops on single rows: norms, concat_columns, swiglu, geglu, add_silu, bias_gelu, softcap and cast."""
+"""Ops on single rows: norms, concat_columns, swiglu, geglu, add_silu, bias_gelu, sigmoid_gate, softcap and cast."""
 
 from __future__ import annotations
 
@@ -62,6 +62,14 @@ BIAS_GELU = Op(
     "num_rows",
     x=In(ACTIVATIONS, "num_rows, num_columns"),
     bias=In(F32, "num_columns"),
+    dtype=DTypeOf("x"),
+    y=Out("x", "num_rows, num_columns"),
+)
+SIGMOID_GATE = Op(
+    "sigmoid_gate",
+    "num_rows",
+    x=In(ACTIVATIONS, "num_rows, num_columns"),
+    gate=In("x", "num_rows, num_gates"),
     dtype=DTypeOf("x"),
     y=Out("x", "num_rows, num_columns"),
 )
@@ -129,6 +137,15 @@ def add_silu(residual: A, x: A) -> A:
 def bias_gelu(x: A, bias: A) -> A:
     """Return gelu(x + bias), x f32, bf16 or f16 [T, N] and bias f32[N]. Computed in float32."""
     y: A = BIAS_GELU(x=x, bias=bias)
+    return y
+
+
+def sigmoid_gate(x: A, gate: A) -> A:
+    """Return x * sigmoid(gate), x f32, bf16 or f16 [T, N] and gate the same dtype [T, G]. Computed in float32.
+
+    G divides N, and gate g is for the columns from g * N / G on, N / G of them.
+    """
+    y: A = SIGMOID_GATE(x=x, gate=gate)
     return y
 
 

@@ -1,5 +1,6 @@
 #include "fdsd/activation.h"
 
+#include "silu.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -7,12 +8,7 @@ namespace fdsd {
 namespace FDSD_ISA {
 namespace {
 
-// x / (1 + e^-z). Exp clamps its argument, so no finite x overflows.
-FDSD_INLINE F32x16 Gated(F32x16 x, F32x16 z) { return Div(x, Add(Set1(1.0f), Exp(Sub(Set1(0.0f), z)))); }
-
 constexpr float kClampedSlope = 1.702f;
-
-FDSD_INLINE F32x16 Silu(F32x16 x) { return Gated(x, x); }
 
 // x / 2 * (1 + tanh(u)) = x / (1 + e^-2u) with u = sqrt(2 / pi) * (x + 0.044715 * x^3).
 FDSD_INLINE F32x16 GeluTanh(F32x16 x) {
@@ -113,6 +109,27 @@ Error BiasGelu(const BiasGeluParams& p) {
     const int64_t i = row * p.num_columns;
     MapRow(static_cast<const T*>(p.x) + i, p.bias, p.num_columns, static_cast<T*>(p.y) + i,
            [](F32x16 x, F32x16 bias) { return Gelu(Add(x, bias)); });
+  });
+}
+
+Error SigmoidGate(const SigmoidGateParams& p) {
+  if (p.num_gates <= 0) return "num_gates: expected a positive number";
+  if (p.num_columns <= 0 || p.num_columns % p.num_gates != 0)
+    return "num_columns: expected a positive multiple of num_gates";
+  const int32_t width = p.num_columns / p.num_gates;
+  return ForRows(p, p.num_columns, [&]<typename T>(T, int64_t row) {
+    const T* const x = static_cast<const T*>(p.x) + row * p.num_columns;
+    const T* const gate = static_cast<const T*>(p.gate) + row * p.num_gates;
+    T* const y = static_cast<T*>(p.y) + row * p.num_columns;
+    if (width == 1) {
+      MapRow(x, gate, p.num_columns, y, [](F32x16 v, F32x16 g) { return Gated(v, g); });
+      return;
+    }
+    for (int32_t g = 0; g < p.num_gates; ++g) {
+      const F32x16 z = Set1(ToFloat(gate[g]));
+      const int64_t first = int64_t{g} * width;
+      MapRow(x + first, x + first, width, y + first, [&](F32x16 v, F32x16) { return Gated(v, z); });
+    }
   });
 }
 

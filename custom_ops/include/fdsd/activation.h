@@ -45,6 +45,18 @@ struct BiasGeluParams {
 };
 Error BiasGelu(const BiasGeluParams& p);
 
+// y = x * sigmoid(gate), where each gate is for N / G neighbouring columns.
+struct SigmoidGateParams {
+  int32_t num_rows;     // T
+  int32_t num_columns;  // N
+  int32_t num_gates;    // G, divides N
+  DType dtype;
+  const void* x;     // [T, N]
+  const void* gate;  // [T, G]
+  void* y;           // [T, N]
+};
+Error SigmoidGate(const SigmoidGateParams& p);
+
 // y = cap * tanh(x / cap).
 struct SoftcapParams {
   int32_t num_rows;     // T

@@ -1,4 +1,4 @@
-"""Meaning of rms_norm, concat_rms_norm, concat_columns, swiglu, geglu, add_silu, bias_gelu, softcap and cast."""
+"""Meaning of the ops on single rows: norms, concat_columns, activations, softcap and cast."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ def bias_gelu(x: Array, bias: F32) -> Array:
     biased = (widen(x) + bias).astype(np.float64)
     erf = np.array([math.erf(value) for value in (biased / math.sqrt(2)).flat]).reshape(biased.shape)
     return narrow((0.5 * biased * (1 + erf)).astype(np.float32), x.dtype)
+
+
+def sigmoid_gate(x: Array, gate: Array) -> Array:
+    """Return x * sigmoid(gate), each gate for as many neighbouring columns. Source: arXiv:2505.06708, section 2.2."""
+    sigmoid = np.exp(-np.logaddexp(0.0, -widen(gate).astype(np.float64)))
+    y = widen(x) * np.repeat(sigmoid, x.shape[1] // gate.shape[1], axis=1)
+    return narrow(y.astype(np.float32), x.dtype)
 
 
 def softcap(x: F32, cap: float) -> F32:

@@ -1,4 +1,4 @@
-"""Cases of swiglu, geglu, add_silu, bias_gelu and softcap."""
+"""Cases of swiglu, geglu, add_silu, bias_gelu, sigmoid_gate and softcap."""
 
 from __future__ import annotations
 
@@ -39,6 +39,16 @@ def added(names: tuple[str, str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def gates() -> dict[str, dict[str, Any]]:
+    """The halves of the same as values and gates, all of these and fewer: one for several columns, one for all."""
+    found: dict[str, dict[str, Any]] = {}
+    for case, values in inputs().items():
+        gate, x = (half.copy() for half in np.split(values["gate_up"], 2, axis=1))
+        widths = {1, x.shape[1]} | ({x.shape[1] // 16} if x.shape[1] % 16 == 0 else set())
+        found |= {f"{case}-{n}": {"x": x, "gate": np.ascontiguousarray(gate[:, :n])} for n in sorted(widths)}
+    return found
+
+
 def logits() -> dict[str, dict[str, Any]]:
     """The same shapes; values far below and above the cap."""
     rng = np.random.default_rng(0)
@@ -55,5 +65,8 @@ GEGLU = OpCases("geglu", ops.geglu, reference.geglu, inputs(), ops.GEGLU, rtol=5
 ADD_SILU = OpCases("add_silu", ops.add_silu, reference.add_silu, added(("x", "residual")), ops.ADD_SILU)
 # The error function is within 1.5e-7, and x up to 200.
 BIAS_GELU = OpCases("bias_gelu", ops.bias_gelu, reference.bias_gelu, added(("x", "bias")), ops.BIAS_GELU)
+SIGMOID_GATE = OpCases(
+    "sigmoid_gate", ops.sigmoid_gate, reference.sigmoid_gate, gates(), ops.SIGMOID_GATE, rtol=5e-7, atol=1e-30
+)
 # Three roundings of up to 30.
 SOFTCAP = OpCases("softcap", ops.softcap, reference.softcap, logits(), ops.SOFTCAP, rtol=5e-7, atol=8e-6)

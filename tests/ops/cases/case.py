@@ -69,7 +69,7 @@ class OpCases:
         if self.op is None or self.op.declaration.per_row is None:
             return 0
         found = [len(array) for name in self._per_row() for array in arrays(kwargs.get(name))]
-        return found[0] if found else len(next(arrays(kwargs["batch"]), ()))
+        return found[0] if found else len(next(arrays(kwargs["batch" if "batch" in kwargs else "states"]), ()))
 
     def run_rows(self, kwargs: Kwargs, rows: Sequence[int]) -> list[np.ndarray]:
         """Outputs of some rows, but for offsets; the arguments are changed in place."""

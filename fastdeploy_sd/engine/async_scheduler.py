@@ -29,8 +29,8 @@ class AsyncScheduler:
 
     Where more is needed, there is no plan: where drafts are made that the executor does not keep for itself, or
     a request has rules that read the text (a grammar, bad words, min_tokens), or wants log-probabilities, which are
-    read from what the step left; and where a request may have to be preempted, which could not keep the tokens that it
-    is about to get.
+    read from what the step left; where a model has recurrent states, which tokens that are taken back would spoil;
+    and where a request may have to be preempted, which could not keep the tokens that it is about to get.
     """
 
     def __init__(self, scheduler: Scheduler, *, drafts_async: bool) -> None:
@@ -42,7 +42,7 @@ class AsyncScheduler:
         rests = pool.speculation.max_draft_tokens == 0 or (
             pool.drafts.skip_draft_steps > 0 and not len(plan.draft.token_ids)
         )
-        return (rests or self._drafts_async) and pool.num_text_bound == 0
+        return (rests or self._drafts_async) and pool.num_text_bound == 0 and pool.kv.states is None
 
     def schedule(self, plan: SchedulerOutput, states: Sequence[RequestState]) -> SchedulerOutput | None:
         """Plan the step after one that is in flight, whose rows all run; None = there is none.

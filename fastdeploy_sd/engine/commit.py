@@ -124,6 +124,8 @@ class _Commit:
         for r, (now, then) in enumerate(zip(num_computed, before, strict=True)):
             if now // block_size > then // block_size:
                 kv.publish(self._states[r].table, self._states[r].token_ids, now)
+            if kv.states is not None:
+                kv.states.publish(self._states[r].table, self._states[r].token_ids, now)
             if kv.has_windows:
                 kv.free_before_windows(self._states[r].table, now)
 

@@ -67,7 +67,10 @@ class Scheduler:
         num_drafts, text = self._speculation.max_draft_tokens, f"a step of {limits.max_num_batched_tokens} tokens"
         assert num_drafts < limits.rows_of_request(1), f"{num_drafts} drafts do not fit into {text}"
         self._kv = KVCacheManager(
-            model_info.num_blocks, model_info.groups, enable_prefix_caching=config.cache.enable_prefix_caching
+            model_info.num_blocks,
+            model_info.groups,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            num_snapshots=model_info.num_state_snapshots,
         )
         is_alone = isinstance(connector, NoKVConnector)
         self._swap = None if store is None else SwapSpace(self._kv, store)
@@ -124,6 +127,10 @@ class Scheduler:
             max_draft_len = step.max_draft_len(pool.counters, max_num_drafts(self._limits, pool))
         if self._speculation.num_lookahead_slots:
             reserve_lookahead(pool, step, max_draft_len)
+        num_computed_tokens, states = pool.counters.num_computed_tokens.take(step.counter_rows), None
+        if self._kv.states is not None:
+            tables = [state.table for state in step.states]
+            states = self._kv.states.plan(tables, num_computed_tokens.tolist(), step.num_new)
         new, deltas = pool.take_block_changes()
         ids = pool.running_ids if step.states == pool.running else tuple([s.request_id for s in step.states])
         return SchedulerOutput(
@@ -131,13 +138,14 @@ class Scheduler:
             request_ids=ids,
             new=new,
             deltas=deltas,
-            num_computed_tokens=pool.counters.num_computed_tokens.take(step.counter_rows),
+            num_computed_tokens=num_computed_tokens,
             num_new_tokens=num_new,
             draft=draft,
             max_draft_len=max_draft_len,
             finished_ids=finished_ids,
             preempted_ids=preempted_ids,
             num_prompt_tokens_ahead=num_ahead,
+            states=states,
         )
 
     def stats(self) -> EngineStats:

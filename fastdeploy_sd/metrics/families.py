@@ -176,6 +176,7 @@ GAUGES = (
         lambda s: s.num_waiting_for_kv,
     ),
     *CHOICE_GAUGES,
+    *kv_families.STATE_GAUGES,
     *kv_families.SWAP_GAUGES,
     *GRAMMAR_GAUGES,
 )

@@ -21,6 +21,15 @@ PREFIX_COUNTERS = (
     ),
 )
 
+STATE_GAUGES = (
+    Single(
+        "fastdeploy_sd:state_snapshots",
+        "Places for snapshots of recurrent states, from which prompts go on that start alike.",
+        lambda s: s.num_state_snapshots,
+    ),
+    Single("fastdeploy_sd:state_snapshots_used", "Of these, in use.", lambda s: s.num_used_state_snapshots),
+)
+
 SWAP_COUNTERS = (
     Single(
         "fastdeploy_sd:swap_lookups",

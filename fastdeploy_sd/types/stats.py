@@ -190,6 +190,8 @@ class EngineStats:
         num_waiting_tokens: prompt tokens of the waiting requests.
         num_blocks: total = free + cached + referenced by running requests.
         num_free_blocks: without content. num_cached_blocks: with reusable content.
+        num_state_snapshots: places for snapshots of recurrent states. num_used_state_snapshots: of these, with a
+            snapshot or about to get one.
         histograms: by the names of `HISTOGRAM_BOUNDS`. ttft_s arrival to first token; tpot_s mean time per output
             token after the first; e2e_s arrival to end; queue_s arrival to first schedule; inference_s first schedule
             to end; prefill_s first schedule to first token; decode_s first token to end; the others are token counts.
@@ -230,6 +232,8 @@ class EngineStats:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
+    num_state_snapshots: int = 0
+    num_used_state_snapshots: int = 0
     speculation: SpeculationInfo = field(default_factory=SpeculationInfo)
     histograms: dict[str, Histogram] = field(default_factory=_empty_histograms)
 

@@ -54,6 +54,7 @@ def toy_info(
     max_draft_tokens: int = 0,
     num_lookahead_slots: int = 0,
     kv_groups: tuple[KvGroup, ...] = (),
+    num_state_snapshots: int | None = None,
 ) -> ModelInfo:
     """Limits of a toy model and its cache; with look-ahead slots its method is one that keeps KV."""
     speculation = SpeculationInfo()
@@ -63,7 +64,8 @@ def toy_info(
             methods[-1], methods, max_draft_tokens, num_lookahead_slots, has_draft_logprobs=True
         )
     limits = vocab_size, max_model_len, (EOS,), block_size, num_blocks
-    return ModelInfo("toy", *limits, speculation, kv_groups=kv_groups)
+    states = num_state_snapshots
+    return ModelInfo("toy", *limits, speculation, kv_groups=kv_groups, num_state_snapshots=states)
 
 
 def toy_request(

@@ -28,6 +28,7 @@ from fastdeploy_sd.types import (
 from tests.doubles.toy_draft_layers import ToyDraftLayers, slot_of
 from tests.doubles.toy_logprobs import toy_logprobs
 from tests.doubles.toy_model import EMPTY_PREFIX, ToyModel, extend_prefix
+from tests.doubles.toy_states import ToyStates
 
 BEFORE, AFTER = "before", "after"
 ToySlots = tuple[tuple[int, int] | None, ...]
@@ -107,6 +108,8 @@ class ToyExecutor:
         self._arrived_drafts: dict[RequestId, list[tuple[int, int]]] = {}
         self._free_rows = list(range(512))
         self.draft_layers = ToyDraftLayers(model_info.speculation, model_info.block_size)
+        count = model_info.num_state_snapshots
+        self.states = None if count is None else ToyStates(count)
         self.is_shut_down = False
         self.step_ms: Callable[[SchedulerOutput], float] = lambda plan: 1.0  # what it says that a step took
         self.block_store: BlockStore | None = None
@@ -182,6 +185,7 @@ class ToyExecutor:
         self._apply_changes(plan)
         for r, request_id in enumerate(plan.request_ids):
             self._run_row(self._rows[request_id], plan, r)
+        self._run_states(plan)
         prompt_logprobs = self._prompt_logprobs(plan)
         outputs: list[list[int]] = []
         failed: dict[RequestId, tuple[str, str]] = {}
@@ -217,6 +221,8 @@ class ToyExecutor:
             assert request_id in self._rows, f"{request_id} is dropped, but was not known"
             dropped.append(self._rows.pop(request_id).table_row)
             self.draft_layers.forget(request_id)
+            if self.states is not None:
+                self.states.forget(request_id)
         self._free_rows += dropped
         computed = dict(zip(plan.request_ids, plan.num_computed_tokens.tolist(), strict=True))
         begun = [self._add(new, computed[new.request.request_id]) for new in plan.new]
@@ -296,6 +302,13 @@ class ToyExecutor:
                 self._kv[self._slot(row, position, g)] = (position, prefix + g)
         proposed = row.drafted[: len(drafts)]
         assert _rows_of(plan.draft)[r] == proposed, f"{row.request.request_id}: drafts {drafts}, not {proposed}"
+
+    def _run_states(self, plan: SchedulerOutput) -> None:
+        """Move the recurrent states on, where the model has some."""
+        if self.states is None:
+            assert plan.states is None, "states of a model without any"
+        else:
+            self.states.run(plan, {name: self._rows[name].token_ids for name in plan.request_ids})
 
     def _verify_row(self, plan: SchedulerOutput, r: int, failed: dict[RequestId, tuple[str, str]]) -> list[int]:
         """Sample the target at each logits row; keep drafts while they are the same token."""

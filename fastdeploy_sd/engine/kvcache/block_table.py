@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.engine.kvcache.prefix_cache import PrefixCache
-from fastdeploy_sd.types import RequestId
+from fastdeploy_sd.types import LIVE_STATE, NO_STATE, RequestId
+from fastdeploy_sd.types.kv_groups import KvGroup
 
 NO_BLOCK = -1
 """In place of a block that a group does not need: its tokens are outside of the window."""
@@ -50,6 +52,25 @@ class GroupBlocks:
 
 
 @dataclass(slots=True, eq=False)
+class RequestStates:
+    """What is kept of the recurrent states of one request; see `StateCache`.
+
+    Attributes:
+        source: where its next step begins, see StatePlan.initial.
+        num_given: tokens that it had when it was admitted.
+        branch: where it left the KV blocks of others, if it went on from a snapshot before that; 0 = it did not.
+        pending: how many tokens a snapshot will hold -> the snapshot; they rise.
+        latest: hash of what the last one holds that it published after the tokens that it was given; b"" = none.
+    """
+
+    source: int = LIVE_STATE
+    num_given: int = 0
+    branch: int = 0
+    pending: dict[int, int] = field(default_factory=dict)
+    latest: bytes = b""
+
+
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """The blocks of one request.
 
@@ -58,6 +79,7 @@ class BlockTable:
         groups: one per KV group; a table begins with the first one.
         num_slots: tokens that fit into the blocks of every group.
         failed_admission: the last one, None = it did not fail.
+        states: of a model with recurrent states.
     """
 
     request_id: RequestId
@@ -65,6 +87,7 @@ class BlockTable:
     groups: list[GroupBlocks] = field(default_factory=lambda: [GroupBlocks()])
     num_slots: int = 0
     failed_admission: FailedAdmission | None = None
+    states: RequestStates = field(default_factory=RequestStates)
 
     def add_groups(self, count: int) -> None:
         while len(self.groups) < count:
@@ -74,6 +97,26 @@ class BlockTable:
     def is_sent(self) -> bool:
         """Whether the executor knows blocks of the request."""
         return self.groups[0].num_sent > 0
+
+    def count_slots(self, groups: Sequence[KvGroup]) -> int:
+        """Return how many tokens fit into the blocks of every group."""
+        if len(groups) == 1:  # for speed, here and below
+            return len(self.groups[0].block_ids) * groups[0].block_size
+        return min(len(own.block_ids) * group.block_size for group, own in zip(groups, self.groups, strict=True))
+
+    def num_missing(self, groups: Sequence[KvGroup], num_tokens: int) -> list[int]:
+        """Return how many blocks more of each group hold so many tokens."""
+        if len(groups) == 1:
+            return [groups[0].num_blocks(num_tokens) - len(self.groups[0].block_ids)]
+        pairs = zip(groups, self.groups, strict=True)
+        return [max(group.num_blocks(num_tokens) - len(own.block_ids), 0) for group, own in pairs]
+
+    def verify(self, groups: Sequence[KvGroup], prefix_cache: PrefixCache) -> None:
+        """Verify that the blocks of every group agree with one another and with the cache."""
+        name = f"request {self.request_id}"
+        assert self.num_slots == self.count_slots(groups), f"{name}: wrong num_slots"
+        for g, own in enumerate(self.groups):
+            own.verify(name, prefix_cache, prefix_cache.root(self.salt, g))
 
     @property
     def block_ids(self) -> list[int]:
@@ -100,11 +143,23 @@ class PrefixMatch:
         block_ids: per group, NO_BLOCK where no later token attends to the block; () = nothing was found.
         missing_hash: of the first block that is not cached. None = more could not be matched, or there are several
             groups.
+        snapshot: of the recurrent state after these tokens; NO_STATE = there is none, or nothing was found.
+        num_kv_tokens: of a model with recurrent states, tokens whose blocks are cached, with a snapshot or not.
     """
 
     block_ids: tuple[tuple[int, ...], ...]
     num_tokens: int
     missing_hash: bytes | None = None
+    snapshot: int = NO_STATE
+    num_kv_tokens: int = 0
+
+    def num_missing(self, groups: Sequence[KvGroup], num_tokens: int) -> list[int]:
+        """Return how many blocks more of each group a request of so many tokens is admitted with."""
+        found = self.block_ids or ((),) * len(groups)
+        return [
+            max(group.num_blocks(group.admitted_tokens(self.num_tokens, num_tokens)) - len(own), 0)
+            for group, own in zip(groups, found, strict=True)
+        ]
 
     @property
     def shared_block_ids(self) -> list[int]:

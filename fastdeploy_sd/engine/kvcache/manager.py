@@ -16,6 +16,7 @@ from fastdeploy_sd.engine.kvcache.block_table import (
 )
 from fastdeploy_sd.engine.kvcache.prefix_cache import CacheListener, PrefixCache
 from fastdeploy_sd.engine.kvcache.prefix_matcher import PrefixMatcher, TokenIds
+from fastdeploy_sd.engine.kvcache.state_cache import StateCache
 from fastdeploy_sd.types import RequestId
 from fastdeploy_sd.types.kv_groups import KvGroup
 
@@ -30,16 +31,27 @@ class KVCacheManager:
 
     Attributes:
         block_size: tokens of the smallest block.
+        states: snapshots of recurrent states, None = the model has no such states.
     """
 
-    def __init__(self, num_blocks: int, groups: Sequence[KvGroup], *, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        groups: Sequence[KvGroup],
+        *,
+        enable_prefix_caching: bool,
+        num_snapshots: int | None = None,
+    ) -> None:
+        """Make an empty cache; `num_snapshots`: places for those of recurrent states, None = it has no such states."""
         self.groups = tuple(groups)
         self.block_size = min(group.block_size for group in groups)
         self.has_windows = any(group.window is not None for group in groups)
         self._enable_prefix_caching = enable_prefix_caching
         self._pool, self._prefix_cache = BlockPool(num_blocks), PrefixCache()
         self.prefixes = PrefixMatcher(self._prefix_cache, self.groups)
-        self._num_publications = 0
+        self.states: StateCache | None = None
+        if num_snapshots is not None:
+            self.states = StateCache(num_snapshots * enable_prefix_caching, self.prefixes, groups[0].block_size)
         self._tables: dict[RequestId, BlockTable] = {}
         self._held: dict[str, list[int]] = {}
         self.listener: CacheListener | None = None  # is told of every block that is published, lost or discarded
@@ -69,13 +81,15 @@ class KVCacheManager:
             tokens     [0 ................................ num_tokens)
             candidates [0 .. B) [B .. 2B) ... up to (num_tokens - 1) // B blocks
 
-        Of a group with a window only the blocks that the next token attends to need be cached.
+        Of a group with a window only the blocks that the next token attends to need be cached. A model with recurrent
+        states also needs a snapshot at the end of the prefix.
         """
         assert not table.num_slots, f"request {table.request_id} has blocks already"
         if not self._enable_prefix_caching:
             return NO_MATCH
         table.add_groups(len(self.groups))
-        return self.prefixes.match(table, token_ids, num_tokens)
+        matcher = self.prefixes if self.states is None else self.states
+        return matcher.match(table, token_ids, num_tokens)
 
     def num_unshared(self, match: PrefixMatch, salts: Sequence[str], token_ids: TokenIds) -> int:
         """Return how many more of these tokens than `match` found are cached for requests with one of these salts.
@@ -90,12 +104,12 @@ class KVCacheManager:
 
     def admit(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> bool:
         """Give a request its matched blocks and new ones for `num_tokens`; False, unchanged, if there are too few."""
-        counts, num_available = self._counts_of(match, num_tokens), self._pool.num_available_blocks
+        counts, num_available = match.num_missing(self.groups, num_tokens), self._pool.num_available_blocks
         shared = match.shared_block_ids
         num_idle_matched = sum(self._pool.ref_count(block_id) == 0 for block_id in shared)
         if sum(counts) > num_available - num_idle_matched:
-            num_releases, num_publications = self._pool.num_releases, self._num_publications
-            table.failed_admission = FailedAdmission(num_releases, num_publications, match.missing_hash)
+            num_releases, missing_hash = self._pool.num_releases, match.missing_hash
+            table.failed_admission = FailedAdmission(num_releases, self._num_publications, missing_hash)
             return False
         table.failed_admission = None
         self._pool.share(shared)  # first, so that the allocation cannot evict them
@@ -104,6 +118,8 @@ class KVCacheManager:
             own = table.groups[g]
             own.block_ids, own.num_published = list(ids), len(ids)
             own.num_freed = self.groups[g].first_block(match.num_tokens)
+        if self.states is not None:
+            self.states.begin(table, match, num_tokens)
         self._grow(table, counts)
         self._tables[table.request_id] = table
         return True
@@ -120,27 +136,28 @@ class KVCacheManager:
             self._pool.ref_count(block_id) == 0 or block_id in released for block_id in match.shared_block_ids
         )
         num_available = self._pool.num_available_blocks + len(released) - num_idle_matched
-        return sum(self._counts_of(match, num_tokens)) <= num_available
+        return sum(match.num_missing(self.groups, num_tokens)) <= num_available
 
     def is_still_refused(self, table: BlockTable) -> bool:
         """Whether the last admission failed and would fail again, whatever `match_prefix` finds now. O(1).
 
         Without a release no block has become available, and unless the next block of its prefix was published the match
-        is no longer than it was. With several groups any publication may have made it longer. A block that left the
-        match in between, or went to another request, is one more to allocate or one less to allocate from.
+        is no longer than it was. With several groups, or with states, any publication may have made it longer. A block
+        that left the match in between, or went to another request, is one more to allocate or one less to allocate
+        from.
         """
         failed = table.failed_admission
         if failed is None or failed.num_releases != self._pool.num_releases:
             return False
         if failed.missing_hash is None:
-            return self.prefixes.is_plain or failed.num_publications == self._num_publications
+            return (self.prefixes.is_plain and self.states is None) or failed.num_publications == self._num_publications
         return not self._prefix_cache.has_hash(failed.missing_hash)
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Grow a table to hold `num_tokens` tokens; False, with nothing changed, when there are not enough blocks."""
         if num_tokens <= table.num_slots:
             return True
-        counts = self._counts_for(table, num_tokens)
+        counts = table.num_missing(self.groups, num_tokens)
         if sum(counts) > self._pool.num_available_blocks:
             return False
         self._grow(table, counts)
@@ -150,7 +167,7 @@ class KVCacheManager:
         """Grow a table towards `num_tokens` tokens with the blocks there are; `num_slots` says how far it got."""
         num_available = self._pool.num_available_blocks
         while num_tokens > table.num_slots:
-            counts = self._counts_for(table, num_tokens)
+            counts = table.num_missing(self.groups, num_tokens)
             num_missing = sum(counts) - num_available
             if num_missing <= 0:
                 self._grow(table, counts)
@@ -187,10 +204,9 @@ class KVCacheManager:
                 continue
             for i in range(own.num_published, num_full):
                 content = self.prefixes.describe_block(table, token_ids, i, g)
-                if own.block_ids[i] != NO_BLOCK and self._prefix_cache.insert(own.block_ids[i], content):
-                    self._num_publications += 1
-                    if self.listener is not None:
-                        self.listener.published(own.block_ids[i], content)
+                is_new = own.block_ids[i] != NO_BLOCK and self._prefix_cache.insert(own.block_ids[i], content)
+                if is_new and self.listener is not None:
+                    self.listener.published(own.block_ids[i], content)
             own.num_published = num_full
 
     def free_before_windows(self, table: BlockTable, num_computed_tokens: int) -> None:
@@ -206,6 +222,8 @@ class KVCacheManager:
 
         `discard`: the KV is suspect, and none may find its blocks from now on, those it shares or gave back included.
         """
+        if self.states is not None:
+            self.states.free(table, discard=discard)
         for own in table.groups:
             if discard:
                 self._discard(own)
@@ -232,41 +250,24 @@ class KVCacheManager:
         owned = [own.block_ids[own.num_freed :] for table in self._tables.values() for own in table.groups]
         self._pool.check_integrity([block_id for blocks in (*owned, *self._held.values()) for block_id in blocks])
         self._prefix_cache.check_integrity({group.block_size for group in self.groups})
+        if self.states is not None:
+            self.states.check_integrity(self._tables.values())
         idle = {block_id for block_id in self._prefix_cache if self._pool.ref_count(block_id) == 0}
         wrong = sorted(idle.symmetric_difference(self._pool.cached_block_ids))
         assert not wrong, f"{len(wrong)} blocks are kept for reuse and unknown, or known and not kept: {wrong[:9]}"
         for table in self._tables.values():
-            num_slots = [
-                len(own.block_ids) * group.block_size for group, own in zip(self.groups, table.groups, strict=True)
-            ]
-            assert table.num_slots == min(num_slots), f"request {table.request_id}: wrong num_slots"
-            for g, own in enumerate(table.groups):
-                own.verify(f"request {table.request_id}", self._prefix_cache, self._prefix_cache.root(table.salt, g))
+            table.verify(self.groups, self._prefix_cache)
 
-    def _counts_of(self, match: PrefixMatch, num_tokens: int) -> list[int]:
-        ids, known = match.block_ids or ((),) * len(self.groups), match.num_tokens
-        return [
-            max(group.num_blocks(group.admitted_tokens(known, num_tokens)) - len(matched), 0)
-            for group, matched in zip(self.groups, ids, strict=True)
-        ]
-
-    def _counts_for(self, table: BlockTable, num_tokens: int) -> list[int]:
-        if len(self.groups) == 1:  # for speed, here and below
-            return [-(-num_tokens // self.block_size) - len(table.groups[0].block_ids)]
-        groups = zip(self.groups, table.groups, strict=True)
-        return [max(group.num_blocks(num_tokens) - len(own.block_ids), 0) for group, own in groups]
+    @property
+    def _num_publications(self) -> int:
+        return self._prefix_cache.num_inserted + (0 if self.states is None else self.states.num_publications)
 
     def _grow(self, table: BlockTable, counts: Sequence[int]) -> None:
-        block_ids, num_slots, begin = self._allocate(sum(counts)), list[int](), 0
-        if len(counts) == 1:
-            table.groups[0].block_ids += block_ids
-            table.num_slots = len(table.groups[0].block_ids) * self.block_size
-            return
-        for group, own, count in zip(self.groups, table.groups, counts, strict=True):
+        block_ids, begin = self._allocate(sum(counts)), 0
+        for own, count in zip(table.groups, counts, strict=True):
             own.block_ids += block_ids[begin : begin + count]
-            num_slots.append(len(own.block_ids) * group.block_size)
             begin += count
-        table.num_slots = min(num_slots)
+        table.num_slots = table.count_slots(self.groups)
 
     def _allocate(self, count: int) -> list[int]:
         block_ids = self._pool.allocate(count)

@@ -44,6 +44,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self._block_of_hash: dict[bytes, int] = {}
         self._content: dict[int, CachedBlock] = {}
+        self.num_inserted = 0
 
     def __len__(self) -> int:
         return len(self._content)
@@ -85,6 +86,7 @@ class PrefixCache:
             return False
         self._block_of_hash[content.hash] = block_id
         self._content[block_id] = content
+        self.num_inserted += 1
         return True
 
     def remove(self, block_id: int) -> None:

@@ -19,12 +19,15 @@ Find: TypeAlias = "Callable[[int, int, CachedBlock], int | None]"
 
 
 class PrefixMatcher:
-    """Walks the chains of a request's block hashes, one per KV group; `is_plain`: one group, of full attention."""
+    """Walks the chains of a request's block hashes, one per KV group; `is_plain`: one group, of full attention.
+
+    `alignment`: tokens between the ends that a match may have.
+    """
 
     def __init__(self, prefix_cache: PrefixCache, groups: Sequence[KvGroup]) -> None:
         self._prefix_cache, self._groups = prefix_cache, groups
         self.is_plain = len(groups) == 1 and groups[0].window is None
-        self._alignment = math.lcm(*(group.block_size for group in groups))
+        self.alignment = math.lcm(*(group.block_size for group in groups))
 
     def describe_block(self, table: BlockTable, token_ids: TokenIds, i: int, g: int = 0) -> CachedBlock:
         """Return the content of the request's i-th full block in group g; it is hashed once in the request's life."""
@@ -43,7 +46,7 @@ class PrefixMatcher:
         """Return the longest prefix of fewer than `num_tokens` tokens whose blocks are found, and what was found."""
         if not self.is_plain:
             return self._longest_of_groups(table, token_ids, num_tokens, find)
-        block_ids, missing_hash, block_size = [], None, self._alignment
+        block_ids, missing_hash, block_size = [], None, self.alignment
         for i in range((num_tokens - 1) // block_size):
             content = self.describe_block(table, token_ids, i)
             block_id = find(0, i, content)
@@ -57,7 +60,7 @@ class PrefixMatcher:
         return self._prefix_cache.find(content.hash, content.parent, content.tokens)
 
     def _longest_of_groups(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, find: Find) -> PrefixMatch:
-        end = (num_tokens - 1) // self._alignment * self._alignment
+        end = (num_tokens - 1) // self.alignment * self.alignment
         found: list[list[int]] = []  # per group and block, NO_BLOCK = it is not found
         runs: list[list[int]] = []  # per group and number of blocks: how many before it are found in a row
         for g, group in enumerate(self._groups):
@@ -66,7 +69,7 @@ class PrefixMatcher:
             for i in range(end // group.block_size):
                 block_id = find(g, i, self.describe_block(table, token_ids, i, g))
                 if block_id is None and group.window is None:
-                    end = i * group.block_size // self._alignment * self._alignment
+                    end = i * group.block_size // self.alignment * self.alignment
                     break
                 found[g].append(NO_BLOCK if block_id is None else block_id)
                 runs[g].append(0 if block_id is None else runs[g][-1] + 1)
@@ -74,7 +77,7 @@ class PrefixMatcher:
             runs[g][end // group.block_size] < end // group.block_size - group.first_block(end)
             for g, group in enumerate(self._groups)
         ):
-            end -= self._alignment
+            end -= self.alignment
         block_ids = []
         for group, ids in zip(self._groups, found, strict=True):
             first = group.first_block(end)

@@ -10,6 +10,7 @@ from fastdeploy_sd.types.stats import EngineStats
 
 
 def snapshot_of(pool: RequestPool) -> EngineStats:
+    states = pool.kv.states
     return replace(
         pool.stats.snapshot((state.method, state.drafts) for state in pool.states.values()),
         speculation=pool.speculation,
@@ -25,6 +26,8 @@ def snapshot_of(pool: RequestPool) -> EngineStats:
         num_blocks=pool.kv.num_blocks,
         num_free_blocks=pool.kv.num_free_blocks,
         num_cached_blocks=pool.kv.num_cached_blocks,
+        num_state_snapshots=0 if states is None else states.num_snapshots,
+        num_used_state_snapshots=0 if states is None else states.num_used_snapshots,
     )
 
 

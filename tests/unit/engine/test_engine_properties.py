@@ -12,6 +12,7 @@ import pytest
 
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP
+from fastdeploy_sd.engine.kvcache import state_cache
 from fastdeploy_sd.engine.stats_recorder import DraftCounter
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.proposer import Proposer
@@ -67,6 +68,7 @@ def build_scenario(
     launches: bool = False,
     drafts_async: bool = False,
     has_windows: bool = False,
+    has_states: bool = False,
 ) -> Scenario:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
@@ -103,6 +105,7 @@ def build_scenario(
             max_draft_tokens=max_draft_tokens,
             num_lookahead_slots=num_lookahead_slots,
             kv_groups=groups,
+            num_state_snapshots=rng.choice([0, 1, 3, 9, 60]) if has_states else None,
         ),
         _proposer(proposer_name, known, seed),
         model=model,
@@ -129,7 +132,7 @@ def build_scenario(
         executor.block_store = ToyStore(
             executor, rng.randint(1, 3 * num_blocks), seed, damage_rate=damage_rate, failure_rate=failure_rate
         )
-    engine = Engine(config, executor, None if has_windows else connector)
+    engine = Engine(config, executor, None if has_windows or has_states else connector)
     return Scenario(engine, executor, model, requests, known, failing, plans, connector)
 
 
@@ -433,6 +436,35 @@ def test_layers_with_windows_read_what_they_need(proposer: str, *, launches: boo
     if proposer in ("none", "oracle"):
         del seen["rejected"]
     assert len(seen) == {"none": 3, "random": 5}.get(proposer, 4)
+    assert min(seen.values()) >= 5, seen
+
+
+@pytest.mark.parametrize("launches", [False, True])
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_recurrent_states_begin_where_requests_do(
+    proposer: str, monkeypatch: pytest.MonkeyPatch, *, launches: bool
+) -> None:
+    """The toy executor verifies each row's state, with few snapshots or many, preemption, aborts, rejected drafts."""
+    monkeypatch.setattr(state_cache, "_INTERVAL", 5)
+    monkeypatch.setattr(state_cache, "_MOST_INTERVALS", 2)
+    seen = Counter[str]()
+    for seed in range(80):
+        scenario = build_scenario(seed, proposer, has_states=True, launches=launches)
+        rng, states = random.Random(seed + 1), scenario.executor.states
+        assert states is not None
+        transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.1]))
+        check_outcome(scenario, transcript, aborted)
+        stats = scenario.engine.stats()
+        assert stats.num_used_state_snapshots <= stats.num_state_snapshots
+        seen += Counter(
+            preempted=stats.num_preemptions, hits=stats.num_prefix_hits, accepted=stats.num_accepted_tokens,
+            rejected=stats.num_draft_tokens - stats.num_accepted_tokens, taken=states.num_taken,
+            written=states.num_written, full=stats.num_used_state_snapshots == stats.num_state_snapshots > 0,
+        )  # fmt: skip
+    if proposer in ("none", "wrong"):
+        del seen["accepted"]
+    if proposer in ("none", "oracle"):
+        del seen["rejected"]
     assert min(seen.values()) >= 5, seen
 
 

@@ -90,6 +90,8 @@ STATS = EngineStats(
     num_blocks=100,
     num_free_blocks=50,
     num_cached_blocks=30,
+    num_state_snapshots=16,
+    num_used_state_snapshots=11,
 )
 
 
@@ -111,6 +113,8 @@ STATS = EngineStats(
         ("fastdeploy:prefix_cpu_cache_token_num_total", 20),
         ("fastdeploy:gpu_hit_token_rate", 0.2),
         ("fastdeploy:cpu_hit_token_rate", 0.05),
+        ("fastdeploy_sd:state_snapshots", 16),
+        ("fastdeploy_sd:state_snapshots_used", 11),
         ("fastdeploy_sd:swap_slots", 40),
         ("fastdeploy_sd:swap_used_slots", 7),
         ("fastdeploy_sd:swap_lookups_total", 6),

@@ -1,0 +1,174 @@
+"""Snapshots of recurrent states, so that prompts can go on after a prefix: where they are taken, found, overwritten.
+
+A state holds all tokens before it, so a prefix hit needs one of exactly its end, besides the KV blocks. Of a request
+these ends get a snapshot, all at block borders:
+
+    prompt            [0 ....... I ....... 2I ... K ...... L . num_given)
+    answer                                                           [..... B ..... 2B ..... latest]
+
+    I, 2I ..    a few in equal distances, for prompts that leave this one early
+    K           where KV blocks were found further than a snapshot was: what comes here a third time finds both
+    L           the last border before the prompt's end, for the same prompt
+    latest      the last border so far, for the next turn of a conversation; it replaces the one before
+
+A place depends on the text alone, not on how many tokens a step runs or drafts. A step writes the ones that it reaches,
+after drafts as well; one counts when all its tokens are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from fastdeploy_sd.engine.kvcache.block_pool import BlockPool
+from fastdeploy_sd.engine.kvcache.block_table import BlockTable, PrefixMatch, RequestStates
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
+from fastdeploy_sd.engine.kvcache.prefix_matcher import PrefixMatcher, TokenIds
+from fastdeploy_sd.types import LIVE_STATE, NO_STATE, StatePlan
+
+# Tokens between snapshots inside a prompt, and how many of them it gets: beyond these the distance doubles.
+_INTERVAL, _MOST_INTERVALS = 1024, 8
+
+
+class StateCache:
+    """Which prefix each snapshot holds. One that nothing uses is kept, and overwritten least recently used first.
+
+    A snapshot is known by the chain hash of the block of the first KV group that ends where it does. Snapshots are
+    taken while there is a place for them; no request waits for one, or is preempted.
+    """
+
+    def __init__(self, num_snapshots: int, prefixes: PrefixMatcher, block_size: int) -> None:
+        """Make a cache without snapshots; `block_size`: of the first KV group."""
+        self._pool, self._contents = BlockPool(num_snapshots), PrefixCache()
+        self._prefixes, self._block_size = prefixes, block_size
+
+    @property
+    def num_snapshots(self) -> int:
+        """Places for snapshots; constant."""
+        return self._pool.num_blocks
+
+    @property
+    def num_used_snapshots(self) -> int:
+        """Places with a snapshot that can be found, or that a request is about to write."""
+        return self._pool.num_blocks - self._pool.num_free_blocks
+
+    @property
+    def num_publications(self) -> int:
+        """Snapshots that could be found from then on."""
+        return self._contents.num_inserted
+
+    def match(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> PrefixMatch:
+        """Return the longest prefix of fewer than `num_tokens` tokens with cached blocks and a snapshot of its end."""
+        match = self._prefixes.match(table, token_ids, num_tokens)
+        num_kv_tokens = match.num_tokens
+        while True:
+            end, snapshot = self._latest(table, token_ids, match.num_tokens)
+            if end == match.num_tokens:
+                return replace(match, missing_hash=None, snapshot=snapshot, num_kv_tokens=num_kv_tokens)
+            match = self._prefixes.match(table, token_ids, end + 1)
+
+    def begin(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> None:
+        """Let a request with so many tokens begin where its match ends, whose snapshot stays until a step is over."""
+        branch = match.num_kv_tokens if match.num_kv_tokens > match.num_tokens else 0
+        table.states = RequestStates(match.snapshot, num_tokens, branch)
+        if match.snapshot != NO_STATE:
+            self._pool.share([match.snapshot])
+
+    def plan(self, tables: Iterable[BlockTable], num_computed: Sequence[int], num_new: Sequence[int]) -> StatePlan:
+        """Return where the rows of a step begin, and which snapshots they write; one not reached is written later."""
+        size = self._prefixes.alignment
+        initial, counts, ends, ids = list[int](), list[int](), list[int](), list[int]()
+        for table, begin, count in zip(tables, num_computed, num_new, strict=True):
+            own = table.states
+            if begin // size < (begin + count) // size:
+                self._reserve(own, begin, begin + count)
+            initial.append(own.source)
+            counts.append(len(own.pending))
+            ends += own.pending
+            ids += own.pending.values()
+        cu_snapshots = np.array([0, *accumulate(counts)], np.int32)
+        return StatePlan(np.array(initial, np.int32), cu_snapshots, np.array(ends, np.int32), np.array(ids, np.int32))
+
+    def publish(self, table: BlockTable, token_ids: TokenIds, num_computed_tokens: int) -> None:
+        """Note that a step is over: snapshots up to the computed, committed tokens can be found.
+
+        Comes after the blocks up to there were published.
+        """
+        own = table.states
+        if own.source != LIVE_STATE:
+            self._release_source(own)
+            own.source = LIVE_STATE
+        for end in [end for end in own.pending if end <= num_computed_tokens]:
+            snapshot, content = own.pending.pop(end), self._describe(table, token_ids, end)
+            is_new = self._contents.insert(snapshot, content)
+            self._pool.release(snapshot, keep=is_new)
+            if end >= own.num_given:
+                self._forget(own.latest)
+                own.latest = content.hash if is_new else b""
+
+    def free(self, table: BlockTable, *, discard: bool) -> None:
+        """Take back what a request has not published, or reads; `discard`: none may find its prefixes from now on."""
+        own, table.states = table.states, RequestStates()
+        for block_hash in table.groups[0].hashes if discard else ():
+            self._forget(block_hash, is_used=True)
+        for snapshot in own.pending.values():
+            self._pool.release(snapshot, keep=False)
+        self._release_source(own)
+
+    def check_integrity(self, tables: Iterable[BlockTable]) -> None:
+        """Verify every place and hash. O(snapshots); for tests and the end of a server."""
+        all_states = [table.states for table in tables]
+        pending = [snapshot for own in all_states for snapshot in own.pending.values()]
+        self._pool.check_integrity([*pending, *(own.source for own in all_states if own.source >= 0)])
+        self._contents.check_integrity({self._block_size})
+        idle = {snapshot for snapshot in self._contents if self._pool.ref_count(snapshot) == 0}
+        assert idle == set(self._pool.cached_block_ids), "snapshots are kept and unknown, or known and not kept"
+        assert not any(snapshot in self._contents for snapshot in pending), "a snapshot was published too early"
+        for own in all_states:
+            assert list(own.pending) == sorted(own.pending), f"ends of snapshots out of order: {list(own.pending)}"
+
+    def _latest(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> tuple[int, int]:
+        """Return the latest end, at `num_tokens` at most, that has a snapshot, and this; (0, NO_STATE) = none has."""
+        hashes = table.groups[0].hashes
+        for end in range(num_tokens, 0, -self._prefixes.alignment):
+            if self._contents.has_hash(hashes[end // self._block_size - 1]):
+                content = self._describe(table, token_ids, end)
+                snapshot = self._contents.find(content.hash, content.parent, content.tokens)
+                if snapshot is not None:
+                    return end, snapshot
+        return 0, NO_STATE
+
+    def _reserve(self, own: RequestStates, begin: int, end: int) -> None:
+        """Find places for the snapshots after `begin` tokens, up to `end`, while there are any."""
+        for place in self._ends(own, begin, end):
+            if place not in own.pending and self._pool.num_available_blocks:
+                [own.pending[place]] = self._pool.allocate(1)
+                self._contents.remove(own.pending[place])
+
+    def _ends(self, own: RequestStates, begin: int, end: int) -> list[int]:
+        size = self._prefixes.alignment
+        last = (own.num_given - 1) // size * size
+        interval = -(-_INTERVAL // size) * size
+        while own.num_given > _MOST_INTERVALS * interval:
+            interval *= 2
+        ends = {own.branch, last, *range((begin // interval + 1) * interval, min(end, last) + 1, interval)}
+        ends.update(range(max(begin // size * size, last) + size, end + 1, size))
+        return sorted(place for place in ends if begin < place <= end)
+
+    def _describe(self, table: BlockTable, token_ids: TokenIds, end: int) -> CachedBlock:
+        return self._prefixes.describe_block(table, token_ids, end // self._block_size - 1)
+
+    def _forget(self, block_hash: bytes, *, is_used: bool = False) -> None:
+        """Let a snapshot not be found any more, unless a request reads it; `is_used`: even then."""
+        snapshot = self._contents.block_of(block_hash)
+        if snapshot is not None and (is_used or self._pool.ref_count(snapshot) == 0):
+            self._contents.remove(snapshot)
+            self._pool.share([snapshot])
+            self._pool.release(snapshot, keep=False)
+
+    def _release_source(self, own: RequestStates) -> None:
+        if own.source >= 0:
+            self._pool.release(own.source, keep=own.source in self._contents)

@@ -92,6 +92,17 @@ def test_a_response_has_the_form_too(server: RunningServer) -> None:
     assert answer.text.format.to_dict() == form["format"]
 
 
+@pytest.mark.parametrize("extra", [{}, {"disable_additional_properties": True}])
+def test_answers_have_no_keys_that_nobody_asked_for(server: RunningServer, extra: dict[str, Any]) -> None:
+    schema = {name: value for name, value in PERSON.items() if name != "additionalProperties"}
+    body = {"prompt": "x", "n": 8, "seed": 1, "temperature": 2, "max_tokens": 90}
+    fields: dict[str, Any] = {"structured_outputs": {"json": schema} | extra}
+    choices = httpx.post(f"{server.url}/v1/completions", json=body | fields, timeout=120).json()["choices"]
+    ended = [json.loads(choice["text"]) for choice in choices if choice["finish_reason"] == "stop"]
+    assert ended
+    assert {tuple(value) for value in ended} == {("name", "age")}
+
+
 def test_a_wrong_grammar_is_refused_and_the_others_go_on(server: RunningServer) -> None:
     async def run() -> list[Any]:
         api = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.guidance.closed_schema import closed
 from fastdeploy_sd.text.guidance.limits import TEXT_OR_COMMENT, check_repeats
 from fastdeploy_sd.text.guidance.schema_rules import check_schema
 
@@ -42,7 +43,8 @@ _REGEX = re.compile(r"(?<=/)(?:\\.|[^/\\\n])+(?=/)")
 class StructuredOutputs:
     """The form that an output must have: exactly one of the first five; `grammar` is in Lark's syntax or GBNF.
 
-    A regex matches the whole output. `whitespace_pattern` may stand between the parts of JSON; None = one space after
+    A regex matches the whole output. Objects of a schema have the members that it describes, see `closed`.
+    `whitespace_pattern` may stand between the parts of JSON; None = one space after
     each comma and colon, or none with `disable_any_whitespace`.
     """
 
@@ -82,7 +84,7 @@ def grammar_of(outputs: StructuredOutputs, field: str) -> str:
     value = getattr(outputs, kind)
     match kind:
         case "json":
-            return json_grammar(_schema(value, name), name, outputs)
+            return _closed_grammar(_schema(value, name), name, outputs)
         case "json_object":
             if value is not True:
                 raise _wrong(name, "true", value)
@@ -101,15 +103,40 @@ _FIELDS_OF_ONE = ("response_format", "schema", "format", "parameters", *(f"guide
 
 def json_grammar(schema: Mapping[str, Any], field: str, outputs: StructuredOutputs | None = None) -> str:
     """Return the grammar of the JSON values of a schema; raises BadRequest where it cannot be kept word for word."""
-    verify_schema(schema, field)
+    _verify_is_json(schema, field)
+    return _json_grammar(schema, field, outputs)
+
+
+def _json_grammar(schema: Mapping[str, Any], field: str, outputs: StructuredOutputs | None) -> str:
+    _verify_words(schema, field)
     text = json.dumps({**schema, _OPTIONS: _spaces(outputs)}, allow_nan=False)
     return f"start: %json {text}"
 
 
+def _closed_grammar(schema: Mapping[str, Any], field: str, outputs: StructuredOutputs) -> str:
+    """Return the grammar of a client's schema, which is read as other servers read it; see `closed`."""
+    _verify_is_json(schema, field)
+    return _json_grammar(closed(schema), field, outputs)
+
+
 def verify_schema(schema: Mapping[str, Any], field: str) -> None:
     """Refuse a schema that the grammar library must not get, in whatever grammar; raises BadRequest."""
+    _verify_is_json(schema, field)
+    _verify_words(schema, field)
+
+
+def _verify_words(schema: Mapping[str, Any], field: str) -> None:
     if _OPTIONS in schema:
         raise BadRequest(f"{field}: expected no {_OPTIONS}, got one", param=_param(field))
+    try:
+        check_schema(schema)
+    except ValueError as error:
+        raise BadRequest(f"{field}{error}", param=_param(field)) from None  # it begins with the place inside
+    _verify_repeats(_patterns_in(schema), field)
+
+
+def _verify_is_json(schema: Mapping[str, Any], field: str) -> None:
+    """Refuse what is no JSON or too large; raises BadRequest."""
     try:
         num_chars = len(json.dumps(schema, allow_nan=False))
     except (ValueError, RecursionError, TypeError) as error:
@@ -118,11 +145,6 @@ def verify_schema(schema: Mapping[str, Any], field: str) -> None:
         raise BadRequest(
             f"{field}: expected at most {MAX_SCHEMA_CHARS} characters of JSON, got {num_chars}", param=_param(field)
         )
-    try:
-        check_schema(schema)
-    except ValueError as error:
-        raise BadRequest(f"{field}{error}", param=_param(field)) from None  # it begins with the place inside
-    _verify_repeats(_patterns_in(schema), field)
 
 
 def against_grammar(params: SamplingParams) -> list[BadRequest]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastdeploy_sd.errors import BadRequest, shown
+from fastdeploy_sd.text.guidance.closed_schema import closed
 from fastdeploy_sd.text.tool_calls.call_format import CallFormat, ParameterText
 from fastdeploy_sd.text.tool_calls.tools import Tool
 
@@ -71,9 +72,6 @@ ANY_TEXT = r"/(.|\n)*/"
 _ANY_OBJECT = {"type": "object"}
 _NAME_IN_TAG = re.compile(r"[^<>\n]{1,200}")
 _DEFINITIONS = ("$defs", "definitions")
-# Where the schemas are that one holds, as long as all of what it says is said by one of them alone.
-_MAPS = ("properties", *_DEFINITIONS)
-_LISTS = ("anyOf", "prefixItems")
 _COMBINED = ("allOf", "oneOf", "not", "if", "patternProperties", "dependentSchemas", "unevaluatedProperties")
 
 
@@ -86,25 +84,6 @@ def parameters_rule(rules: GrammarRules, form: CallFormat, tool: Tool, *, has_sc
         return rules.json(_ANY_OBJECT, is_lenient=True)
     schema = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
     return rules.json(closed({"type": "object", **schema}), is_lenient=not tool.strict)
-
-
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have only the members that it describes, unless it says otherwise: a signature."""
-    result = dict(schema)
-    for key in _MAPS:
-        if isinstance(schema.get(key), Mapping):
-            result[key] = {name: _closed_inner(inner) for name, inner in schema[key].items()}
-    for key in _LISTS:
-        if isinstance(schema.get(key), list):
-            result[key] = [_closed_inner(inner) for inner in schema[key]]
-    if "items" in schema:
-        result["items"] = _closed_inner(schema["items"])
-    is_described = "properties" in schema and not any(key in schema for key in (*_COMBINED, "anyOf", "$ref"))
-    return {"additionalProperties": False, **result} if is_described else result
-
-
-def _closed_inner(schema: Any) -> Any:
-    return closed(schema) if isinstance(schema, Mapping) else schema
 
 
 def _between_tags(rules: GrammarRules, text: ParameterText, tool: Tool) -> str:

@@ -73,8 +73,9 @@ _SCHEMAS_OF_KINDS: dict[str, dict[str, Any]] = {
     "grammar": _TEXT,
 }
 _ATTRIBUTES = {**_SCHEMAS_OF_KINDS, "whitespace_pattern": _TEXT, "disable_any_whitespace": _FLAG}
+_CLOSED = "disable_additional_properties"  # of vLLM; it is always so
 _NULLABLE: dict[str, Any] = {name: {"anyOf": [schema, {"type": "null"}]} for name, schema in _ATTRIBUTES.items()}
-_NULLABLE |= {"structural_tag": {"type": "null"}, "disable_additional_properties": {"enum": [False, None]}}
+_NULLABLE |= {"structural_tag": {"type": "null"}, _CLOSED: {"anyOf": [_FLAG, {"type": "null"}]}}
 _TYPES: dict[str, tuple[str, type | tuple[type, ...]]] = {
     "json": ("a JSON schema (an object, or its text)", (str, dict)),
     "json_object": ("true or false", bool),
@@ -171,8 +172,8 @@ class _Outputs(FieldKind):
                 raise fault("below", unknown_field(name, _ATTRIBUTES))
             if name == "structural_tag" and item is not None:
                 raise fault("not_supported", _TAG)
-            if name == "disable_additional_properties" and item is not None and item is not False:
-                raise fault("not_supported", "additionalProperties in the schema says it")
+            if name == _CLOSED and item is not None and not isinstance(item, bool):
+                raise fault("inside", f".{name}: expected true or false, got {shown(item)}")
             if name in _ATTRIBUTES and item is not None:
                 _verify_type(name, item, f".{name}")
                 given[name] = item

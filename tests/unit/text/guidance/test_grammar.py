@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -157,6 +158,63 @@ def test_what_cannot_be_kept_is_refused_by_name(field: str, asked: StructuredOut
         grammar_of(asked, field)
     assert message in caught.value.message
     assert caught.value.param == field
+
+
+INT = {"type": "integer"}
+A_AND_B: dict[str, Any] = {"properties": {"a": INT, "b": INT}, "required": ["a"]}
+NESTED: dict[str, Any] = {
+    "$defs": {"P": {"type": "object", "properties": {"x": INT}}},
+    "type": "object",
+    "properties": {"p": {"$ref": "#/$defs/P"}, "l": {"type": "array", "items": {"$ref": "#/$defs/P"}}},
+}
+UNION = {"oneOf": [{"properties": {"k": {"const": kind}}, "required": ["k"]} for kind in ("a", "b")]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "object"} | A_AND_B, ['{"a": 1}', '{"a": 1, "b": 2}'], ['{"a": 1, "c": 2}', "{}"]),
+        ({"type": "object", "additionalProperties": True} | A_AND_B, ['{"a": 1, "c": [2]}'], ['{"c": 1}']),
+        ({"type": "object", "additionalProperties": INT} | A_AND_B, ['{"a": 1, "c": 2}'], ['{"a": 1, "c": "d"}']),
+        (NESTED, ['{"p": {"x": 1}, "l": [{}]}', "{}"], ['{"p": {"y": 1}}', '{"l": [{"x": 1, "y": 2}]}', '{"q": 1}']),
+        (UNION | {"type": "object"}, ['{"k": "a"}', '{"k": "b"}'], ['{"k": "a", "c": 1}']),
+        (
+            {"allOf": [{"$ref": "#/$defs/P"}], "$defs": {"P": A_AND_B | {"type": "object"}}},
+            ['{"a": 1}'],
+            ['{"a": 1, "c": 2}'],
+        ),
+        ({"type": "object", "minProperties": 2} | A_AND_B, ['{"a": 1, "b": 2}'], ['{"a": 1}', '{"a": 1, "c": 2}']),
+        # Objects that say nothing of their names, and those that several places describe, stay open.
+        ({"type": "object"}, ['{"a": 1}', "{}"], ["1"]),
+        ({"type": "object", "required": ["z"]} | {"properties": {"a": INT}}, ['{"a": 1, "z": 2}'], ['{"a": 1}']),
+        (
+            {"allOf": [{"type": "object"} | A_AND_B, {"type": "object", "properties": {"c": INT}, "required": ["c"]}]},
+            ['{"a": 1, "b": 2, "c": 3}'],
+            ['{"a": 1}'],
+        ),
+        (
+            {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {"a": INT, "b": INT}},
+            ['{"a": 1}', '{"b": 1}'],
+            ["{}"],
+        ),
+    ],
+)
+def test_objects_have_the_members_that_are_described(
+    derives: Callable[[str, str], bool], schema: dict[str, Any], right: list[str], wrong: list[str]
+) -> None:
+    for given in (schema, json.dumps(schema)):
+        grammar = grammar_of(outputs(json=given), FIELD)
+        assert [text for text in right if not derives(grammar, text)] == []
+        assert [text for text in wrong if derives(grammar, text)] == []
+
+
+def test_closing_leaves_the_schema_of_the_caller_alone() -> None:
+    before = json.dumps(NESTED)
+    grammar_of(outputs(json=NESTED), FIELD)
+    assert json.dumps(NESTED) == before
+    many: dict[str, Any] = {"type": "object", "properties": {}, "description": ""}
+    many["description"] = "x" * (MAX_SCHEMA_CHARS - len(json.dumps(many)))
+    assert "additionalProperties" in grammar_of(outputs(json=many), FIELD)  # its own size counts
 
 
 @pytest.mark.parametrize("given", [{"json_schema": {}}, {"json_object": True, "x": 1}, [], "json"])

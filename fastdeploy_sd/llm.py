@@ -91,7 +91,7 @@ class LLM:
         show_lines("llm")
         verify_offline(config := config_from_kwargs(model=model, **engine_args))
         config = located(config)
-        self._tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
+        self._tokenizer = load_tokenizer(*config.model.tokenizer_source)
         self._encoder = PromptEncoder(self._tokenizer, isolates_template=True)
         self._grammars = OfflineGrammars(self._tokenizer)
         self._engine: Engine | None

@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
 def _requests(config: Config, text: Path | None, max_tokens: int) -> list[Request]:
     if max_tokens < 1:
         raise ConfigError(f"max_tokens: expected at least 1, got {max_tokens}", param="max_tokens")
-    encoder = PromptEncoder(load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend))
+    encoder = PromptEncoder(load_tokenizer(*config.model.tokenizer_source))
     if text is not None:
         prompts = _cuts(encoder, text)
     elif encoder.tokenizer.files.chat_template is None:

@@ -18,19 +18,13 @@ from fastdeploy_sd.config.build import (
 )
 from fastdeploy_sd.config.environment import verify_keys_are_known
 from fastdeploy_sd.config.model_names import hub_name
+from fastdeploy_sd.config.model_section import DEMO_MODEL, ModelConfig, demo_drafter
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.quantization import Activations, Quantization, QuantizationFormats, formats_of
 from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.rules import cpu_only, gpu_only, verify_rules
 from fastdeploy_sd.config.scheduler_section import SchedulerConfig
-from fastdeploy_sd.config.sections import (
-    DEMO_MODEL,
-    CacheConfig,
-    Config,
-    ModelConfig,
-    demo_drafter,
-    drafter_advice,
-)
+from fastdeploy_sd.config.sections import CacheConfig, Config, drafter_advice
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
 from fastdeploy_sd.config.splitwise_section import PROTOCOLS, SplitwiseConfig

@@ -16,12 +16,13 @@ from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import unread_variables
 from fastdeploy_sd.config.faults import LAST, Faults
 from fastdeploy_sd.config.model_names import advice, hub_name, is_gguf
+from fastdeploy_sd.config.model_section import DEMO_MODEL
 from fastdeploy_sd.config.no_effect import NO_EFFECT, means_default, no_effect_notes, verify_value
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.quantization import QuantizationFormats
 from fastdeploy_sd.config.redis_section import idle_notes
 from fastdeploy_sd.config.rules import RULES
-from fastdeploy_sd.config.sections import DEMO_MODEL, Config
+from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.sources import CONFIG_OPTION, Settings, read_command_line, read_kwargs
 from fastdeploy_sd.config.speculative import SPECULATIVE_FIELDS, SPECULATIVE_KEYS, SPECULATIVE_OPTION
 from fastdeploy_sd.config.speculative_map import SpeculativeMap, fit_defaults, read_speculative

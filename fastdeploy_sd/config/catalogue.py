@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fastdeploy_sd.config.aliases import SAME_MEANING
+from fastdeploy_sd.config.model_section import ModelConfig
 from fastdeploy_sd.config.option import Option, options_of
 from fastdeploy_sd.config.parallel_section import ParallelConfig
 from fastdeploy_sd.config.redis_section import RedisConfig
 from fastdeploy_sd.config.scheduler_section import SchedulerConfig
-from fastdeploy_sd.config.sections import CacheConfig, Config, ModelConfig
+from fastdeploy_sd.config.sections import CacheConfig, Config
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.config.splitwise_section import SplitwiseConfig

@@ -22,8 +22,8 @@ class ServerConfig:
     metrics_port: int | None = option(
         None,
         Spec(
-            "A second port, which answers /metrics, /config-info, /health and /ping only; none: these are on `port`"
-            " alone, where they always are.",
+            "A second port, which answers /metrics, /config-info, /health, /ping, /live and /ready only; none: these"
+            " are on `port` alone, where they always are.",
             minimum=0,
             maximum=65535,
         ),

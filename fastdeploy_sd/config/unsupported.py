@@ -23,7 +23,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "mm_processor_kwargs": (None,),
     "enable_mm": (False,),
     "enable_mm_output": (False,),
-    "chat_template": (None,),
     "tool_parser_plugin": (None,),
     "dynamic_load_weight": (False,),
     "load_strategy": ("normal",),

@@ -33,7 +33,7 @@ from fastdeploy_sd.wire.http.error_format import error_response
 from fastdeploy_sd.wire.http.listeners import Listeners
 from fastdeploy_sd.wire.http.service import serve_http
 
-MONITORING_PATHS = ("/metrics", "/config-info", "/health", "/ping")
+MONITORING_PATHS = ("/metrics", "/config-info", "/health", "/ping", "/live", "/ready")
 
 
 class MonitoringOnly:

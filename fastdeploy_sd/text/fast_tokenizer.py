@@ -40,9 +40,9 @@ _QWEN2_WORDS = (
 class FastTokenizer:
     """A vocabulary with the tokens that other files add; see Tokenizer. Raises CheckpointError."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, chat_template: str | None = None) -> None:
         path = directory / "tokenizer.json"
-        self.files = read_tokenizer_files(directory)
+        self.files = read_tokenizer_files(directory, chat_template)
         self._tokenizer, spec = _load(path, self.files.tokenizer_class)
         _add_missing(path, self._tokenizer, self.files.added_tokens)
         added = _added_tokens(self._tokenizer, self.files.special_tokens.values())

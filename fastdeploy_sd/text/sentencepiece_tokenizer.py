@@ -129,8 +129,8 @@ def model_path(directory: Path) -> Path | None:
 class SentencePieceTokenizer:
     """A tokenizer.model with the tokens added to it; see Tokenizer. Raises CheckpointError."""
 
-    def __init__(self, directory: Path) -> None:
-        self.files = read_tokenizer_files(directory)
+    def __init__(self, directory: Path, chat_template: str | None = None) -> None:
+        self.files = read_tokenizer_files(directory, chat_template)
         self._rules = _rules_of(directory / "tokenizer_config.json", self.files)
         self._model = SentencePieceModel(model_path(directory) or directory / "tokenizer.model")
         self._added = _with_ids(self.files, self._model.pieces)

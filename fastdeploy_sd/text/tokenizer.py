@@ -75,10 +75,12 @@ def output_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     return lambda text: tokenizer.encode_segments([Segment(*part) for part in cut(shown, text)])
 
 
-def load_tokenizer(directory: Path, backend: str = "auto") -> Tokenizer:
+def load_tokenizer(directory: Path, backend: str = "auto", chat_template: str | None = None) -> Tokenizer:
     """Load a checkpoint's tokenizer with a backend, "auto" for the first file that it has.
 
-    Raises CheckpointError of a missing or malformed file, ConfigError of an unknown backend.
+    `chat_template`: a file or a text in place of the checkpoint's, None = that one.
+
+    Raises CheckpointError of a missing or malformed file, ConfigError of an unknown backend or no such template.
     """
     if backend not in ("auto", "tokenizers", "sentencepiece"):
         raise ConfigError(
@@ -89,7 +91,7 @@ def load_tokenizer(directory: Path, backend: str = "auto") -> Tokenizer:
         from fastdeploy_sd.text.sentencepiece_tokenizer import SentencePieceTokenizer, model_path
 
         if backend == "sentencepiece" or model_path(directory) is not None:
-            return SentencePieceTokenizer(directory)
+            return SentencePieceTokenizer(directory, chat_template)
     from fastdeploy_sd.text.fast_tokenizer import FastTokenizer
 
-    return FastTokenizer(directory)
+    return FastTokenizer(directory, chat_template)

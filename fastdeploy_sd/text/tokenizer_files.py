@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.process.files import describe, read_json, read_text
 from fastdeploy_sd.text.added_tokens import AddedToken
 
@@ -37,8 +37,11 @@ class TokenizerFiles:
     switches: Mapping[str, bool] = field(default_factory=dict)
 
 
-def read_tokenizer_files(directory: Path) -> TokenizerFiles:
-    """Read the small files, each of which may be missing; raises CheckpointError of a malformed one."""
+def read_tokenizer_files(directory: Path, chat_template: str | None = None) -> TokenizerFiles:
+    """Read the small files, each of which may be missing.
+
+    `chat_template`: see load_tokenizer. Raises CheckpointError of a malformed file, ConfigError of another template.
+    """
     reader = _Reader(directory)
     special = reader.special_tokens()
     named = [*special.values(), *reader.additional_tokens()]
@@ -46,7 +49,9 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     return TokenizerFiles(
         special_tokens={name: token.content for name, token in special.items()},
         eos_token_ids=eos,
-        chat_template=_read_chat_template(directory, reader.config),
+        chat_template=_read_chat_template(directory, reader.config)
+        if chat_template is None
+        else _own_chat_template(chat_template),
         added_tokens=tuple(reader.added_tokens(named)),
         named_tokens=frozenset(token.content for token in named),
         tokenizer_class=_optional_text(directory / "tokenizer_config.json", reader.config, "tokenizer_class"),
@@ -174,6 +179,19 @@ def _eos_ids(path: Path) -> tuple[int, ...]:
     value = read_json(path, missing_ok=True).get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(_token_id(f"{path}: eos_token_id", token_id) for token_id in ids)
+
+
+def _own_chat_template(given: str) -> str:
+    if any(sign in given for sign in ("{{", "{%")):
+        return given
+    try:
+        return read_text(Path(given), MAX_TEMPLATE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template: expected a text file, or a template with {{{{ or {{%, got {given!r:.200}:"
+            f" {describe(error)}",
+            param="chat_template",
+        ) from None
 
 
 def _read_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:

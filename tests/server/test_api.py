@@ -272,6 +272,7 @@ async def test_information_routes(served: Served) -> None:
     get = served.http.get
     assert (await get("/health")).status_code == 200
     assert (await get("/ping")).status_code == (await served.http.post("/ping")).status_code == 200
+    assert (await get("/ready")).status_code == (await get("/live")).status_code == 200
     card = (await get("/v1/models")).json()["data"][0]
     assert (card["id"], card["max_model_len"]) == (MODEL, 512)
     load = (await get("/load")).json()

@@ -351,8 +351,8 @@ async def test_api_keys_guard_everything_but_the_probes() -> None:
             assert response.headers["WWW-Authenticate"] == "Bearer"
         for path in ("/metrics", "/load", "/config-info", "/nowhere"):
             assert (await s.http.get(path)).status_code == 401
-        assert (await s.http.get("/health")).status_code == 200
-        assert (await s.http.get("/ping")).status_code == 200
+        for path in ("/health", "/ping", "/ready", "/live"):
+            assert (await s.http.get(path)).status_code == 200
         for key in ("right", "other"):
             assert (await s.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status_code == 200
         info = await s.http.get("/config-info", headers={"Authorization": "Bearer right"})
@@ -434,8 +434,9 @@ async def test_an_engine_that_dies_answers_who_waits(error: Any) -> None:
         response = await task
         assert response.status_code == error.status
         assert error_of(response)["message"] == error.message
-        for path in ("/health", "/ping", "/load"):
+        for path in ("/health", "/ping", "/ready", "/load"):
             assert (await s.http.get(path)).status_code == 503
+        assert (await s.http.get("/live")).status_code == 200
         assert "fastdeploy_sd:engine_silence_seconds" in (await s.http.get("/metrics")).text, "also then"
         assert (await s.http.post(COMPLETION, json=PROMPT)).status_code == 503
 

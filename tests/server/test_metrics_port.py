@@ -33,7 +33,10 @@ def test_the_second_port_answers_monitoring_and_nothing_else(workers: str) -> No
         assert httpx.get(f"{url}/health", timeout=TIMEOUT_S).status_code == 200
         refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers=headers, timeout=TIMEOUT_S)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "route_not_found")
-        assert "/metrics, /config-info, /health, /ping on metrics_port" in refused.json()["error"]["message"]
+        assert (
+            "/metrics, /config-info, /health, /ping, /live, /ready on metrics_port"
+            in refused.json()["error"]["message"]
+        )
         assert server.stop() == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health", timeout=TIMEOUT_S)

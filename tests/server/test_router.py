@@ -149,7 +149,8 @@ def test_a_server_takes_no_routes_from_clients(toy_fleet: tuple[Fleet, Any, Serv
 
 def test_without_an_instance_there_is_a_503_that_says_when_to_try_again(fleet: Fleet) -> None:
     router = fleet.router()
-    assert router.get("/health").status_code == 503
+    assert router.get("/health").status_code == router.get("/ready").status_code == 503
+    assert router.get("/live").status_code == 200
     answer = httpx.post(f"{router.url}{COMPLETIONS}", json=stream_body({"prompt": "a"}), timeout=WAIT_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_instance")
     assert int(answer.headers["retry-after"]) >= 1

@@ -22,7 +22,7 @@ from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Una
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
 from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
-from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, routes_of
+from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, answer_live, routes_of
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http_client import Ask
 
@@ -61,6 +61,8 @@ class RouterApp:
         self.app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         self.app.add_api_route("/health", self.health, methods=["GET"])
         self.app.add_api_route("/ping", self.health, methods=["GET", "POST"])
+        self.app.add_api_route("/ready", self.health, methods=["GET"])
+        self.app.add_api_route("/live", answer_live, methods=["GET"])
         self.app.add_api_route("/metrics", self.metrics, methods=["GET"])
         self.app.add_api_route("/instances", self.instances, methods=["GET"])
         self.app.add_api_route(m.CHALLENGE, self.challenge, methods=["GET"])

@@ -21,7 +21,7 @@ from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse
-from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, routes_of
+from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, answer_live, routes_of
 from fastdeploy_sd.wire.http.model_names import resolve_model
 
 
@@ -69,6 +69,8 @@ class _Info:
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/ping", self.health, methods=["GET", "POST"])
+        app.add_api_route("/ready", self.health, methods=["GET"])
+        app.add_api_route("/live", answer_live, methods=["GET"])
         app.add_api_route("/load", self.load, methods=["GET"])
         app.add_api_route("/metrics", self.metrics, methods=["GET"])
         app.add_api_route("/config-info", self.config_info, methods=["GET"])

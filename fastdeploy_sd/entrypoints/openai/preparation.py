@@ -143,7 +143,7 @@ def load(config: str) -> Setup:
         ConfigError: the tokenizer backend is not installed.
     """
     parsed = from_json(config)
-    tokenizer = load_tokenizer(parsed.model.tokenizer_path, parsed.model.tokenizer_backend)
+    tokenizer = load_tokenizer(*parsed.model.tokenizer_source)
     encoder = PromptEncoder(tokenizer)
     checker = GrammarChecker.of(tokenizer)
     read_request_defaults(parsed.model.generation_config, parsed.model.path)  # for workers to find it read

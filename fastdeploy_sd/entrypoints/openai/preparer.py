@@ -83,7 +83,7 @@ class Preparer:
     local_cpu_s = LOCAL_CPU_S
 
     def __init__(self, config: Config, model_info: Callable[[], ModelInfo]) -> None:
-        self.tokenizer = load_tokenizer(config.model.tokenizer_path, config.model.tokenizer_backend)
+        self.tokenizer = load_tokenizer(*config.model.tokenizer_source)
         self._encoder = PromptEncoder(self.tokenizer)
         template = self.tokenizer.files.chat_template
         reasoning = find_format(config.model.reasoning_parser, template)

@@ -15,7 +15,7 @@ BY_KEY = "key "
 _KEY_INDEX = "fastdeploy_sd.key_index"  # entry of the scope: which of several keys a request carried
 
 # Probes of load balancers carry no key and learn nothing but "up" or "down".
-_OPEN_PATHS = frozenset({"/health", "/ping"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/live", "/ready"})
 
 
 def client_of(scope: Scope) -> str:

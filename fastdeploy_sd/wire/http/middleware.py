@@ -95,6 +95,11 @@ def routes_of(app: FastAPI) -> list[str]:
     return [f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in sorted(r.methods or ())]
 
 
+async def answer_live() -> Response:
+    """200 while the process answers, also while it drains: for probes whose failure restarts it."""
+    return Response(status_code=200)
+
+
 def add_refused_routes(app: FastAPI) -> None:
     """Add them: each is a 400 or 404, which no client tries again, and says why."""
     app.add_api_route("/v1/embeddings", _embeddings, methods=["POST"], name="embeddings")

@@ -39,6 +39,20 @@ def test_control_tokens_and_eos_come_from_the_checkpoint() -> None:
     assert TOKENIZER.eos_token_ids == (2,)
 
 
+def test_another_chat_template_stands_in_for_the_checkpoints(tmp_path: Path) -> None:
+    own = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    file = tmp_path / "own.jinja"
+    file.write_text(own)
+    assert TOKENIZER.files.chat_template not in (None, own)
+    for source in (own, str(file)):
+        tokenizer = load_tokenizer(GOLDEN, "auto", source)
+        assert tokenizer.files.chat_template == own
+        ids = PromptEncoder(tokenizer).encode_chat([Message("user", "hi")], {})
+        assert tokenizer.decode(ids, skip_hidden=False) == "user: hi\n"
+    with pytest.raises(ConfigError, match=r"chat_template: expected a text file, or a template with .* got 'nowhere'"):
+        load_tokenizer(GOLDEN, "auto", "nowhere")
+
+
 @pytest.mark.parametrize("token", CONTROL)
 def test_control_token_acts_in_raw_text_and_is_spelled_out_in_plain_text(token: str) -> None:
     token_id = TOKENIZER.control_tokens[token]

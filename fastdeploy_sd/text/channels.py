@@ -27,6 +27,8 @@ ENDS = (END, *TURN_ENDS)
 FUNCTIONS = "functions."
 
 _MAX_HEADER_CHARS = 256
+# Text is taken in pieces of so many characters: each mark looks through what is left of its piece.
+_PIECE_CHARS = 1024
 _HEADER = re.compile(r"(?:<\|(?:start|channel|constrain)\|>|[\w .=\n-])*")
 _HEADER_MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE)
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
@@ -74,6 +76,11 @@ class ChannelSplitter:
 
     def pieces(self, text: str) -> list[tuple[str, str]]:
         """Take more text; return pieces (thought, said) as far as they are certain, in order."""
+        for begin in range(0, len(text), _PIECE_CHARS):
+            self._push(text[begin : begin + _PIECE_CHARS])
+        return self._take()
+
+    def _push(self, text: str) -> None:
         self._num_chars += len(text)
         rest, self._held = self._held + text, ""
         while rest:
@@ -83,10 +90,11 @@ class ChannelSplitter:
                 rest = self._read_header(rest)
             else:
                 rest = self._read_outside(rest)
-        return self._take()
 
     def end_pieces(self) -> list[tuple[str, str]]:
-        """Return what was held back at the end of the text."""
+        """Return what was held back at the end of the text; a header that a limit cuts off says nothing."""
+        if self._is_in_header and self._held.startswith((START, CHANNEL)):
+            self._held = ""
         is_empty = self._kind is None and not self._told
         rest = ("".join(self._blanks) if is_empty or self._held else "") + self._held
         self._held = ""

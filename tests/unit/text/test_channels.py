@@ -56,7 +56,8 @@ CASES: list[tuple[Start, str, str, str, list[tuple[str | None, str]]]] = [
     (MAYBE, "", "", "", []),
     (MAYBE, "to", "", "to", []),
     (MAYBE, "to=me", "", "to=me", []),
-    (MAYBE, "<|channel|>fin", "", "<|channel|>fin", []),
+    (MAYBE, "<|channel|>fin", "", "", []),
+    (MAYBE, f"{ANALYSIS}a{NEXT}", "a", "", []),
     (MAYBE, f"<|channel|>!{FINAL}a", "", "<|channel|>!\na", []),
     (MAYBE, f"<|channel|>{'x' * 300}<|message|>a", "", f"<|channel|>{'x' * 300}\na", []),
     (MAYBE, "<|channel|>commentary to=functions.put<|message|>{}<|call|>", "", "<|channel|>commentary to=functions.put"
@@ -150,6 +151,13 @@ def test_long_runs_of_blanks_take_linear_time() -> None:
     for _ in range(100_000):
         answer.push("   ")
     assert PartsDelta.of(answer.finish()).content == " " * 300_000
+
+
+def test_a_long_answer_of_marks_takes_linear_time() -> None:
+    """Quadratic, it would copy 4 GB."""
+    text = "<|channel|>!" * 25_000
+    assert PartsDelta.of(parsed(MAYBE, [text])).content == text
+    assert parsed(MAYBE, [f"{ANALYSIS}a{NEXT}" * 20_000]) == [Reasoning("\n".join("a" * 20_000))]
 
 
 def test_thinking_is_shown_at_once_or_not_at_all() -> None:

@@ -1,4 +1,5 @@
 #include "fdsd/activation.h"
+#include "logistic.h"
 #include "numbers.h"
 #include "ops.h"
 #include "swiglu_rows.h"
@@ -8,17 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// x / (1 + e^-z)
-__device__ __forceinline__ float Gated(float x, float z) {
-  constexpr float kMaxExponent = 88.0f;  // e^88 is finite: no finite x overflows
-  return x / (1.0f + expf(fminf(-z, kMaxExponent)));
-}
-
 constexpr float kClampedSlope = 1.702f;
-
-struct Silu {
-  __device__ float operator()(float x) const { return Gated(x, x); }
-};
 
 // x / 2 * (1 + tanh(u)) = x / (1 + e^-2u) with u = sqrt(2 / pi) * (x + 0.044715 * x^3).
 struct GeluTanh {
@@ -118,6 +109,19 @@ __global__ __launch_bounds__(kThreads) void BiasGeluKernel(int32_t num_columns, 
   y[i] = FromFloat<T>(Gelu(LoadFloat<T>(x, i) + bias[column]));
 }
 
+// Block (row, part): kThreads neighbouring elements of a row.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void SigmoidGateKernel(int32_t num_columns, int32_t num_gates,
+                                                              DevicePtr<const T> x, DevicePtr<const T> gate,
+                                                              DevicePtr<T> y) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (column >= num_columns) return;
+  const int64_t row = blockIdx.x;
+  const int64_t i = row * num_columns + column;
+  y[i] =
+      FromFloat<T>(Gated(LoadFloat<T>(x, i), LoadFloat<T>(gate, row * num_gates + column / (num_columns / num_gates))));
+}
+
 // launch(T{}, shape) with blocks (row, part) of kThreads threads, where y has elements of type T.
 template <typename Params, typename F>
 Error WithRowParts(const Params& p, const F& launch) {
@@ -170,6 +174,15 @@ Error BiasGelu(const BiasGeluParams& p, Stream stream) {
   return WithRowParts(p, [&]<typename T>(T, const LaunchShape& shape) {
     return Launch<BiasGeluKernel<T>>(shape, stream, p.num_columns, DevicePtr<const T>(p.x),
                                      DevicePtr<const float>(p.bias), DevicePtr<T>(p.y));
+  });
+}
+
+Error SigmoidGate(const SigmoidGateParams& p, Stream stream) {
+  if (p.num_gates <= 0) return "num_gates: expected a positive number";
+  if (p.num_columns % p.num_gates != 0) return "num_columns: expected a positive multiple of num_gates";
+  return WithRowParts(p, [&]<typename T>(T, const LaunchShape& shape) {
+    return Launch<SigmoidGateKernel<T>>(shape, stream, p.num_columns, p.num_gates, DevicePtr<const T>(p.x),
+                                        DevicePtr<const T>(p.gate), DevicePtr<T>(p.y));
   });
 }
 

@@ -16,6 +16,7 @@
 #include "fdsd/batch.h"
 #include "fdsd/cast.h"
 #include "fdsd/collective.h"
+#include "fdsd/gated_delta.h"
 #include "fdsd/linear.h"
 #include "fdsd/moe.h"
 #include "fdsd/mtp.h"
@@ -38,6 +39,7 @@ Error CompactRows(const CompactRowsParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
 Error Geglu(const GegluParams& p, Stream stream);
+Error GatedDeltaNet(const GatedDeltaNetParams& p, Stream stream);
 Error GatherColumns(const GatherColumnsParams& p, Stream stream);
 Error GatherOutputRows(const GatherOutputRowsParams& p, Stream stream);
 Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream);
@@ -60,6 +62,7 @@ Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream);
 Error RopeStoreLatent(const RopeStoreLatentParams& p, Stream stream);
 Error Sample(const SampleParams& p, void* workspace, Stream stream);
 Error SettleStep(const SettleStepParams& p, Stream stream);
+Error SigmoidGate(const SigmoidGateParams& p, Stream stream);
 Error Softcap(const SoftcapParams& p, Stream stream);
 Error Swiglu(const SwigluParams& p, Stream stream);
 Error TargetStep(const TargetStepParams& p, Stream stream);

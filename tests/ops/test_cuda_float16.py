@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 NAMES = (
     "cast", "rms_norm", "concat_rms_norm", "swiglu", "linear", "moe_ffn", "all_reduce", "all_gather",
     "rope_store_kv", "rope_store_kv to int8", "cascade_append_attention", "cascade_append_attention over int8",
+    "gated_delta_net", "sigmoid_gate",
 )  # fmt: skip
 # Chips have products of their own, and so have these ops; the others are the same on all.
 ON_EVERY_CHIP = ("linear", "moe_ffn")

@@ -11,6 +11,7 @@ from fastdeploy_sd.types import offsets
 from tests.ops.backends import isa, threads
 from tests.ops.cases.case import OpCases, arrays, mapped
 from tests.ops.cases.gated_delta import DeltaRequest, DeltaShape, delta_case
+from tests.ops.cuda_device import OpRunner
 from tests.ops.delta_texts import DeltaServer
 
 SHAPES = [DeltaShape(), DeltaShape(1, 4, 8, 48, 2), DeltaShape(2, 2, 5, 19, 8)]
@@ -27,6 +28,15 @@ def test_a_text_has_the_same_bits_however_steps_cut_it(shape: DeltaShape, dtype:
             texts = [server.text(count) for count in (1, 40, 150)]
             with threads((1, 2, 7)[seed % 3]):
                 server.serve(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "uint16", "float16"])
+def test_a_text_has_the_same_bits_on_a_gpu(dtype: str, device: OpRunner) -> None:
+    for seed, shape in enumerate(SHAPES):
+        server = DeltaServer(seed, shape, dtype, max_drafts=4, num_rows=4)
+        with device.runs_ops():
+            server.serve([server.text(count) for count in (3, 50)])
 
 
 def test_a_head_has_the_same_bits_whatever_heads_there_are() -> None:
@@ -121,6 +131,12 @@ def test_contradictions_are_refused_and_then_nothing_is_written(name: str, value
 def test_sizes_that_no_kernel_has_are_refused(shape: DeltaShape, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gated_delta_net_(**delta_case(2, shape, "float32", TWO))
+
+
+def test_a_head_larger_than_a_gpu_has_registers_for_is_refused(device: OpRunner) -> None:
+    case = delta_case(2, DeltaShape(key_dim=136), "float32", TWO)
+    with device.runs_ops(), pytest.raises(ValueError, match="state: expected heads of at most 128 rows and columns"):
+        gated_delta_net_(**case)
 
 
 def test_a_request_without_rows_has_no_snapshot() -> None:

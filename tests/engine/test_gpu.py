@@ -68,7 +68,7 @@ def test_answers_depend_on_nothing_but_the_request(kind: str, way: EngineVariant
     assert method != "oracle" or cell.num_accepted > 20
 
 
-@pytest.mark.parametrize(("model", "num_drafts"), [("ernie4_5-tiny", 3)])
+@pytest.mark.parametrize(("model", "num_drafts"), [("ernie4_5-tiny", 3), ("deepseek_v3-tiny", 2)])
 def test_draft_layers_run_on_the_device(model: str, num_drafts: int, tmp_path: pathlib.Path) -> None:
     config, requests = tiny_config(model_with_layers(tmp_path, model)), short_requests()[:6]
     alone = run_alone(config, requests)

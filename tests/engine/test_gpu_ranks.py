@@ -62,9 +62,10 @@ def test_two_ranks_give_the_bytes_of_one(kind: str) -> None:
     assert cell.num_drafts > 0
 
 
-def test_draft_layers_run_on_both(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["ernie4_5-tiny", "deepseek_v3-tiny"])
+def test_draft_layers_run_on_both(model: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And draft what one GPU drafts: the layers' KV after every token is the same."""
-    config, requests = tiny_config(model_with_layers(tmp_path, "ernie4_5-tiny")), REQUESTS[:2]
+    config, requests = tiny_config(model_with_layers(tmp_path, model)), REQUESTS[:2]
     [method] = standard_methods(["mtp"], [3])
     answers, drafts = [], []
     for ranks_config in (in_order(config), on_gpus(config)):

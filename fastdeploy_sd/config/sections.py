@@ -60,6 +60,15 @@ class CacheConfig:
         ),
     )
     enable_prefix_caching: bool = option(True, Spec("Reuse the KV blocks of prompts that start alike."))
+    num_state_snapshots: int | None = option(
+        None,
+        Spec(
+            "Of models with recurrent states: copies of states that prompts may go on from, besides their KV blocks. A"
+            " prompt reuses tokens up to one of them only. none: four for each of `max_num_seqs` requests, at most a"
+            " quarter of the memory that KV blocks could take.",
+            minimum=0,
+        ),
+    )
     swap_space: float | None = option(
         None,
         Spec(

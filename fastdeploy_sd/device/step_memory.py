@@ -69,12 +69,17 @@ class StepMemory:
         num_failed: i32[1], requests without a valid distribution.
         num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.
         num_valid, num_kv_slots: i32[R]; see `spec_decode.proposer.TargetStep`. Of steps that a method looks at.
+        state_source .. snapshot_slots: of models with recurrent states only; see `ops.delta_memory.DeltaStates`.
         made_drafts: i32[R, k], by table row: drafts of the step before that the host does not know; see
             `types.MADE_ON_DEVICE`. Written on the device alone.
     """
 
-    def __init__(self, limits: StepLimits, vocab_size: int) -> None:
-        self.limits = limits
+    def __init__(self, limits: StepLimits, vocab_size: int, num_snapshots: int | None = None) -> None:
+        """Make the memory; `num_snapshots`: most that a step of a model with recurrent states takes, None = no states.
+
+        A step takes one into each place of the pool at most.
+        """
+        self.limits, self.has_states = limits, num_snapshots is not None
         self.num_requests = self.num_tokens = self.num_logits = self.num_allowed = 0
         requests, tokens, logits = limits.num_requests, limits.num_tokens, limits.num_logits
 
@@ -89,6 +94,7 @@ class StepMemory:
                 "logits_indices": logits, "cu_num_logits": requests + 1, "batch_id_per_output": logits,
                 "output_positions": logits, "parent_rows": logits, "cu_mask": logits + 1, "input_ids": tokens,
                 "positions": tokens, "slot_mapping": tokens, "tree_mask": tokens,
+                **_state_columns(requests, num_snapshots),
             },
             wide=("slot_mapping", "tree_mask"),
         )  # fmt: skip
@@ -103,6 +109,10 @@ class StepMemory:
         self.draft_token_ids, self.cu_num_draft = read["draft_token_ids"], read["cu_num_draft"]
         self.input_ids, self.positions = read["input_ids"], read["positions"]
         self.draft_parents = column(limits.num_drafts)
+        if num_snapshots is not None:
+            self.state_source, self.cu_snapshots = read["state_source"], read["cu_snapshots"]
+            self.num_replayed, self.num_certain = read["num_replayed"], read["num_certain"]
+            self.snapshot_ends, self.snapshot_slots = read["snapshot_ends"], read["snapshot_slots"]
         self.slot_mapping, self.tree_mask = read["slot_mapping"], read["tree_mask"]
         self.parent_rows = read["parent_rows"]
         self.query_start_loc, self.seq_lens = read["query_start_loc"], read["seq_lens"]
@@ -118,6 +128,18 @@ class StepMemory:
         self.num_committed, self.max_draft_len = column(requests), column(requests)
         self.num_valid, self.num_kv_slots = column(requests), column(requests)
         self.made_drafts = np.zeros((requests, max(limits.num_request_drafts, 1)), np.int32)
+
+
+def _state_columns(num_requests: int, num_snapshots: int | None) -> Mapping[str, int]:
+    """Return the lengths of the columns of recurrent states."""
+    if num_snapshots is None:
+        return {}
+    of_requests = dict.fromkeys(("state_source", "num_replayed", "num_certain"), num_requests)
+    return {
+        **of_requests,
+        "cu_snapshots": num_requests + 1,
+        **dict.fromkeys(("snapshot_ends", "snapshot_slots"), max(num_snapshots, 1)),
+    }
 
 
 def _piece(

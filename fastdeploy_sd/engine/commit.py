@@ -106,7 +106,7 @@ class _Commit:
 
         The last output has no KV yet. Accepted drafts have theirs; that of rejected ones lies past num_tokens - 1 and
         is overwritten before it is read. A row without output has run a part of its prompt, or failed, or its
-        request is held and runs the same tokens again.
+        request is held and runs its newest token again.
         """
         pool, kv, block_size = self._pool, self._pool.kv, self._pool.kv.block_size
         before = self._plan.num_computed_tokens.tolist()
@@ -117,8 +117,10 @@ class _Commit:
         for name in self._failed.keys() | self._result.held:
             row = self._plan.request_ids.index(name)
             is_early = not rows.num_output[row] and rows.ends[row] >= num_tokens[row]
-            if name in self._failed or is_early:
+            if name in self._failed:
                 num_computed[row] = before[row]  # nothing that failed is published
+            elif is_early:
+                num_computed[row] = num_tokens[row] - 1
         pool.counters.num_tokens[self._counter_rows] = num_tokens
         pool.counters.num_computed_tokens[self._counter_rows] = num_computed
         for r, (now, then) in enumerate(zip(num_computed, before, strict=True)):

@@ -9,6 +9,7 @@ from fastdeploy_sd.models.rope_config import RopeConfig
 
 MAX_HEAD_DIM, HEAD_DIM_MULTIPLE, MAX_GROUP_SIZE = 256, 16, 16
 MAX_LATENT_DIM, MAX_LATENT_HEADS = 640, 256
+MAX_DELTA_DIM, DELTA_DIM_MULTIPLE, MAX_CONV_WIDTH = 256, 16, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class AttentionConfig:
         softcap: c: scores become c * tanh(score / c); None = they stay.
         scale: of scores; None = head_dim^-0.5.
         sinks: each head's softmax counts a score of its own besides those of keys.
+        output_gate: what heads return is multiplied by the sigmoid of a projection of the layer's input.
     """
 
     num_heads: int
@@ -34,6 +36,7 @@ class AttentionConfig:
     softcap: float | None = None
     scale: float | None = None
     sinks: bool = False
+    output_gate: bool = False
 
     @property
     def q_size(self) -> int:
@@ -88,5 +91,47 @@ class LatentAttentionConfig:
         return self.num_heads * self.value_dim
 
 
+@dataclass(frozen=True, slots=True)
+class GatedDeltaConfig:
+    """A gated delta net in the place of self-attention: each value head keeps a matrix of fixed size, not every token.
+
+    Source: arXiv:2412.06464, sections 3.1 and 3.4.
+
+    Attributes:
+        num_value_heads: a multiple of num_key_heads; neighbours share a key head.
+        conv_width: tokens that the convolution over q, k and v sees.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    # What attention has under these names: what ranks share out, and what the output projection reads.
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_value_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_key_heads
+
+    @property
+    def q_size(self) -> int:
+        return self.value_size
+
+
 # The kinds of attention that a layer may have.
 AnyAttention = AttentionConfig | LatentAttentionConfig
+# And what may be in its place.
+AnyMixer = AnyAttention | GatedDeltaConfig

@@ -14,7 +14,7 @@ from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
 from fastdeploy_sd.models.layers.attention import AttentionInputs
-from fastdeploy_sd.models.layers.decoder_layer import OnStream, RmsNorm, run_before_last
+from fastdeploy_sd.models.layers.decoder_layer import LayerMemory, OnStream, RmsNorm, run_before_last
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
@@ -23,7 +23,6 @@ from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
-from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.linear import gather_weight_rows
 from fastdeploy_sd.ops.rowwise import softcap
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix, WeightPart
@@ -107,7 +106,7 @@ class Decoder:
     def forward(
         self,
         input_ids: Tensor | I32,
-        caches: Sequence[KvCache[Tensor]],
+        caches: Sequence[LayerMemory],
         inputs: AttentionInputs,
         on_stream: OnStream | None = None,
     ) -> Tensor:
@@ -124,7 +123,7 @@ class Decoder:
             on_stream(len(self._layers), end)
         return hidden
 
-    def store_kv(self, input_ids: Tensor | I32, caches: Sequence[KvCache[Tensor]], inputs: AttentionInputs) -> None:
+    def store_kv(self, input_ids: Tensor | I32, caches: Sequence[LayerMemory], inputs: AttentionInputs) -> None:
         """Only store the KV of the step's tokens i32[T]."""
         before = run_before_last(self._layers, self.embed(input_ids), None, caches, inputs)
         self._layers[-1].store_kv(*before, caches[-1], inputs)

@@ -9,17 +9,16 @@ from typing import Literal
 from fastdeploy_sd.models.attention_config import (
     HEAD_DIM_MULTIPLE,
     MAX_GROUP_SIZE,
-    MAX_HEAD_DIM,
-    MAX_LATENT_DIM,
     AnyAttention,
+    AnyMixer,
     AttentionConfig,
+    GatedDeltaConfig,
     LatentAttentionConfig,
 )
-from fastdeploy_sd.models.checkpoint.fields import MAX_I32, Boolean, Field, FieldReader, Integer, Number
+from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.layer_windows import read_windows
-from fastdeploy_sd.models.rope_config import THETA, RopeConfig, read_rope, scaled_context
+from fastdeploy_sd.models.rope_config import RopeConfig, read_rope, scaled_context
 
-MAX_EXPERTS, MAX_GROUPS = 65_536, 32
 # Of the gate in a feed-forward network; gelu_tanh is GELU approximated by a hyperbolic tangent.
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -44,6 +43,7 @@ class MoeConfig:
         selection_bias: a bias is added to the probabilities for choosing experts only.
         biases: the router and the experts have biases.
         gate_limit: c: the gate of the experts is clamped, see ops.moe; None = it is SwiGLU's.
+        shared_gate: what the shared experts return is multiplied by the sigmoid of a product of the token.
         num_groups, num_chosen_groups: experts are chosen from some of the ranges of equal length; see ops.moe.
     """
 
@@ -51,6 +51,7 @@ class MoeConfig:
     top_k: int
     intermediate_size: int
     shared_intermediate_size: int = 0
+    shared_gate: bool = False
     normalize: bool = True
     norm_min: float = 0.0
     scale: float = 1.0
@@ -71,7 +72,7 @@ class LayerConfig:
         output_norms: what attention and feed-forward network return is normalised too.
     """
 
-    attention: AnyAttention
+    attention: AnyMixer
     mlp: DenseConfig | MoeConfig
     output_norms: bool = False
 
@@ -108,9 +109,19 @@ class DecoderConfig:
         return len(self.layers)
 
     @property
+    def attentions(self) -> tuple[AnyAttention, ...]:
+        """The attention of the layers that have a KV cache."""
+        return tuple([layer.attention for layer in self.layers if not isinstance(layer.attention, GatedDeltaConfig)])
+
+    @property
+    def delta_nets(self) -> tuple[GatedDeltaConfig, ...]:
+        """Those of the layers that have a recurrent state in place of a KV cache."""
+        return tuple([layer.attention for layer in self.layers if isinstance(layer.attention, GatedDeltaConfig)])
+
+    @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The rotary embeddings of its layers, each once."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+        return tuple(dict.fromkeys(attention.rope for attention in self.attentions))
 
     def with_experts(self, moe: MoeConfig, layers: Collection[int]) -> DecoderConfig:
         """Return the decoder whose layers of these numbers are mixtures of experts."""
@@ -131,68 +142,6 @@ class DecoderConfig:
         return self.with_layers(changed)
 
 
-def integer_fields(low: int, high: int, *names: str) -> dict[str, Integer]:
-    return dict.fromkeys(names, Integer(low, high))
-
-
-GRANITE_MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-# Every key that is read, of all families. Bounds are far beyond any model, and small enough to count up to.
-FIELDS: Mapping[str, Field] = {
-    **integer_fields(1, MAX_I32, "vocab_size"),
-    **integer_fields(1, 1 << 24, "hidden_size", "intermediate_size", "moe_intermediate_size"),
-    **integer_fields(1, 10_000, "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    "head_dim": Integer(1, MAX_HEAD_DIM),
-    "max_position_embeddings": Integer(2, MAX_I32),
-    "rms_norm_eps": Number(1e-30, 1),
-    "rope_theta": THETA,
-    "tie_word_embeddings": Boolean(),
-    "attention_bias": Boolean(),
-    "mlp_bias": Boolean(),
-    "use_bias": Boolean(),
-    **integer_fields(1, MAX_I32, "sliding_window"),
-    "use_sliding_window": Boolean(),
-    "max_window_layers": Integer(0, 10_000, 28),
-    # Qwen3
-    "num_experts": Integer(0, MAX_EXPERTS),
-    "num_local_experts": Integer(0, MAX_EXPERTS, 0),
-    "num_experts_per_tok": Integer(1, MAX_EXPERTS),
-    "norm_topk_prob": Boolean(),
-    "decoder_sparse_step": Integer(0, 10_000, 1),
-    # ERNIE 4.5
-    "moe_num_experts": Integer(1, MAX_EXPERTS),
-    "moe_k": Integer(1, MAX_EXPERTS),
-    "moe_num_shared_experts": Integer(0, MAX_EXPERTS, 0),
-    "moe_layer_interval": Integer(1, 10_000, 1),
-    "moe_norm_min": Number(0, 1, 1e-12),
-    "moe_use_aux_free": Boolean(default=True),
-    "moe_norm_gate_logits": Boolean(default=True),
-    # DeepSeek's router, as GLM has it
-    **integer_fields(1, MAX_EXPERTS, "n_routed_experts"),
-    "n_shared_experts": Integer(0, MAX_EXPERTS, 1),
-    **dict.fromkeys(("n_group", "topk_group"), Integer(1, MAX_GROUPS, 1)),
-    "routed_scaling_factor": Number(1e-6, 1e6, 1.0),
-    "first_k_dense_replace": Integer(0, 10_000, 1),
-    "use_qk_norm": Boolean(),
-    # DeepSeek's attention
-    **integer_fields(1, 1 << 24, "q_lora_rank"),
-    **integer_fields(1, MAX_LATENT_DIM, "kv_lora_rank", "qk_rope_head_dim"),
-    **integer_fields(1, 10_000, "qk_nope_head_dim", "v_head_dim"),
-    "rope_interleave": Boolean(default=True),
-    # gpt-oss
-    "swiglu_limit": Number(1e-3, 1e6),
-    # Several families
-    "partial_rotary_factor": Number(0, 1, 1.0),
-    # SmolLM3
-    "no_rope_layer_interval": Integer(1, 10_000, 4),
-    # Gemma
-    "query_pre_attn_scalar": Number(1, 1e6, 256.0),
-    "sliding_window_pattern": Integer(1, 10_000),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), Number(1e-3, 1e6)),
-    "rope_local_base_freq": THETA,
-    "rms_norm_offset": Number(0, 1, 1.0),
-    # Granite
-    **dict.fromkeys(GRANITE_MULTIPLIERS, Number(1e-6, 1e6, 1.0)),
-}
 # What some models of these shapes ask for and the layers do not do; see FieldReader.require_neutral.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1.0,),

@@ -46,7 +46,7 @@ def read_gemma3(reader: FieldReader) -> DecoderConfig:
 
 def _local_rope(reader: FieldReader, decoder: DecoderConfig) -> RopeConfig:
     """Return the rotary embedding of layers with a window."""
-    head_dim, theta = decoder.layers[0].attention.head_dim, reader.number("rope_local_base_freq")
+    head_dim, theta = decoder.attentions[0].head_dim, reader.number("rope_local_base_freq")
     parameters = reader.values.get("rope_parameters")
     if isinstance(parameters, dict) and SLIDING in parameters:
         return read_rope(reader, decoder.max_position, head_dim, layer_type=SLIDING)

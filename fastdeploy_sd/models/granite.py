@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from fastdeploy_sd.models import llama
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
-from fastdeploy_sd.models.decoder_config import GRANITE_MULTIPLIERS, DecoderConfig
+from fastdeploy_sd.models.config_fields import GRANITE_MULTIPLIERS
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 
 
 def read_config(reader: FieldReader) -> DecoderConfig:

@@ -8,19 +8,22 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
-from fastdeploy_sd.models.attention_config import AttentionConfig, LatentAttentionConfig
+from fastdeploy_sd.models.attention_config import AttentionConfig, GatedDeltaConfig, LatentAttentionConfig
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.models.layers.attention import Attention
-from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm
+from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm, TokenMixer
+from fastdeploy_sd.models.layers.delta_net import GatedDeltaNet
 from fastdeploy_sd.models.layers.latent_attention import LatentAttention
 from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
-from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, GatedMlp, MoeMlp, Router
+from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, GatedExpert, GatedMlp, MoeMlp, Router
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
-from fastdeploy_sd.models.weights.decoder_weights import LayerWeights, expert_parts
+from fastdeploy_sd.models.weights.delta_weights import DeltaNetWeights
 from fastdeploy_sd.models.weights.latent_weights import LATENT_EPS, LatentWeights
+from fastdeploy_sd.models.weights.layer_weights import SHARED_EXPERTS, LayerWeights, expert_parts
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.delta_memory import DeltaWeights
 from fastdeploy_sd.ops.kv_cache import QkNorm
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import PackedExperts
@@ -60,15 +63,18 @@ class LayerBuilder:
         """Build a linear layer [H, K] over what every rank has, in the format of the dense layers."""
         return self._gathered(weight_and_bias, self._scheme.linear, self._shard.hidden())
 
-    def _attention(self, weights: LayerWeights, i: int) -> Attention | LatentAttention:
+    def _attention(self, weights: LayerWeights, i: int) -> TokenMixer:
         config, eps = self._config.layers[i].attention, self._config.norm_eps
         output = self._summed(weights.output(i), self._shard.attention(config))
+        if isinstance(config, GatedDeltaConfig):
+            return self._delta_net(weights.delta_net(i), config, output)
         if isinstance(config, LatentAttentionConfig):
             return self._latent_attention(weights.latent(i), config, output)
-        norms = weights.qk_norms(i)
+        norms, gate = weights.qk_norms(i), weights.output_gate(i)
         qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
         qkv = self._outputs(weights.qkv(i), self._shard.qkv(config))
-        return Attention(qkv, output, config, qk_norm, self._sinks(weights.sinks(i), config))
+        own_gate = None if gate is None else self._outputs((gate, None), [self._shard.attention(config).inputs])
+        return Attention(qkv, output, config, qk_norm, self._sinks(weights.sinks(i), config), own_gate)
 
     def _latent_attention(
         self, weights: LatentWeights, config: LatentAttentionConfig, output: LinearLayer
@@ -95,6 +101,22 @@ class LayerBuilder:
             config,
         )
 
+    def _delta_net(self, net: DeltaNetWeights, config: GatedDeltaConfig, output: LinearLayer) -> GatedDeltaNet:
+        qkvz, heads = self._shard.qkvz(config), self._shard.heads(config)
+        of_heads, first_a = slice(heads.start, heads.stop), config.num_value_heads
+        channels = np.concatenate([net.conv[part.start : part.stop] for part in qkvz[:3]])
+        weights = DeltaWeights(
+            conv=constant(np.ascontiguousarray(channels.T)),
+            a_log=constant(net.a_log[of_heads]),
+            dt_bias=constant(net.dt_bias[of_heads]),
+            norm=constant(net.norm),
+            eps=self._config.norm_eps,
+        )
+        # How strongly a state is written and decays is not quantised: an error would stay in it.
+        rows = [heads, range(first_a + heads.start, first_a + heads.stop)]
+        numbers = self._packer.linear(net.beta_and_decay.rows(rows), self._scheme.dtype)
+        return GatedDeltaNet(self._outputs((net.qkvz, None), qkvz), Linear(numbers, None), weights, output)
+
     def _sinks(self, sinks: Weights | None, config: AttentionConfig) -> Tensor | None:
         """Return those of the rank's heads."""
         heads = self._shard.heads(config)
@@ -105,10 +127,12 @@ class LayerBuilder:
         if isinstance(moe, DenseConfig):
             size = moe.intermediate_size
             return self._dense(weights, i, "mlp", size, self._shard.feed_forward(size))
-        shared = None
+        shared: FeedForward | None = None
         if moe.shared_intermediate_size > 0:
             size = moe.shared_intermediate_size
-            shared = self._dense(weights, i, "mlp.shared_experts", size, self._shard.shared_experts(moe))
+            shared = self._dense(weights, i, SHARED_EXPERTS, size, self._shard.shared_experts(moe))
+            if (gate := weights.shared_gate(i)) is not None:
+                shared = GatedExpert(shared, Linear(self._packer.linear(gate, self._scheme.dtype), None))
         weight, bias = weights.router(i, moe)
         biases = weights.moe_biases(i, moe)
         logit_bias = None if biases is None else constant(biases[0])

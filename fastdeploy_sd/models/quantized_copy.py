@@ -46,7 +46,8 @@ class QuantizedCopy:
         self._parts: dict[str, tuple[WeightPart, LinearFormat, SliceRule]] = {}
         read = set[str]()
         for matrix, fmt, slices in matrices(weights, config, scheme):
-            for part in matrix.parts if fmt in _BITS else ():
+            for found in matrix.parts if fmt in _BITS else ():
+                part = _whole(source, found)
                 is_tied = config.tie_word_embeddings and part.tensors == weights.embedding().tensors
                 self._parts["lm_head" if is_tied else part.name.removesuffix(".weight")] = part, fmt, slices
                 read.update(() if is_tied else part.tensors)
@@ -110,6 +111,14 @@ class QuantizedCopy:
             data = self._source.tensor(name, shape)
             return np.ascontiguousarray(data.T) if data.ndim == _MATRIX and self._source.is_transposed(name) else data
         return to_bf16(read_weight(self._source, name.removesuffix(".weight"), (shape[0], shape[1])).numbers().data)
+
+
+def _whole(source: ModelSource, part: WeightPart) -> WeightPart:
+    """Return the weight that some outputs of are a part; every output is quantised by itself."""
+    shape = source.shape(part.name) if part.place and part.name in source else ()
+    if len(shape) != _MATRIX or shape[1] != part.shape[1]:
+        return part
+    return read_weight(source, part.name.removesuffix(".weight"), (shape[0], shape[1]))
 
 
 def group_size(part: WeightPart, fmt: LinearFormat, slices: SliceRule) -> int:

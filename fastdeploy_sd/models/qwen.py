@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig, read_decoder, verify_top_k
 
@@ -22,7 +24,13 @@ def read_qwen3(reader: FieldReader) -> DecoderConfig:
 
 def read_qwen3_moe(reader: FieldReader) -> DecoderConfig:
     """Read config.json of Qwen3MoeForCausalLM; raises as read_decoder."""
-    dense = read_qwen3(reader)
+    return read_experts(reader, read_qwen3(reader))
+
+
+def read_experts(
+    reader: FieldReader, dense: DecoderConfig, change: Callable[[MoeConfig], MoeConfig] = lambda moe: moe
+) -> DecoderConfig:
+    """Return a decoder with the experts that config.json tells of, as `change` makes them; raises as read_decoder."""
     step, without = reader.integer("decoder_sparse_step"), set(_layer_numbers(reader))
     num_experts = reader.integer("num_experts", reader.integer("num_local_experts"))
     layers = [i for i in range(dense.num_layers) if i not in without and step > 0 and (i + 1) % step == 0]
@@ -35,7 +43,7 @@ def read_qwen3_moe(reader: FieldReader) -> DecoderConfig:
         normalize=reader.boolean("norm_topk_prob"),
         num_experts_field="num_experts" if reader.values.get("num_experts") is not None else "num_local_experts",
     )
-    return dense.with_experts(moe, layers)
+    return dense.with_experts(change(moe), layers)
 
 
 def _layer_numbers(reader: FieldReader) -> list[int]:

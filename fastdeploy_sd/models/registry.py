@@ -17,10 +17,12 @@ from fastdeploy_sd.models import (
     mistral,
     phi3,
     qwen,
+    qwen_hybrid,
     smollm3,
 )
 from fastdeploy_sd.models.checkpoint.fields import FieldReader
-from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
+from fastdeploy_sd.models.config_fields import FIELDS
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 
 
 class Architecture(NamedTuple):
@@ -50,6 +52,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(qwen.read_qwen2),
     "Qwen3ForCausalLM": Architecture(qwen.read_qwen3, qwen.QWEN3_DEFAULTS),
     "Qwen3MoeForCausalLM": Architecture(qwen.read_qwen3_moe),
+    "Qwen3NextForCausalLM": Architecture(qwen_hybrid.read_moe, qwen_hybrid.DEFAULTS),
+    "Qwen3_5ForCausalLM": Architecture(qwen_hybrid.read_dense, qwen_hybrid.DEFAULTS),
+    "Qwen3_5ForConditionalGeneration": Architecture(qwen_hybrid.read_dense_wrapper, qwen_hybrid.DEFAULTS),
+    "Qwen3_5MoeForCausalLM": Architecture(qwen_hybrid.read_moe, qwen_hybrid.DEFAULTS),
+    "Qwen3_5MoeForConditionalGeneration": Architecture(qwen_hybrid.read_moe_wrapper, qwen_hybrid.DEFAULTS),
     "SmolLM3ForCausalLM": Architecture(smollm3.read_config, smollm3.DEFAULTS),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.attention_config import AnyAttention, AttentionConfig
+from fastdeploy_sd.models.attention_config import AnyMixer, AttentionConfig, GatedDeltaConfig
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
 from fastdeploy_sd.types.ranges import COUNTS, SliceRule, halved
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
@@ -30,8 +30,8 @@ class SumPart:
     slices: SliceRule
 
 
-def attention_slices(attention: AnyAttention) -> SliceRule:
-    """Return how the sum over the heads of the attention output projection is cut: at heads, KV heads with theirs."""
+def attention_slices(attention: AnyMixer) -> SliceRule:
+    """Return how the sum over the heads of the output projection is cut: at heads, KV or key heads with theirs."""
     heads, kv_heads = attention.num_heads, attention.num_kv_heads
     if heads % 4 == 0 and (kv_heads % 4 == 0 or kv_heads in (1, 2)):
         count = 4
@@ -79,20 +79,32 @@ class DecoderShard:
                 if layer.mlp.shared_intermediate_size > 0:
                     self.shared_experts(layer.mlp)
 
-    def attention(self, attention: AnyAttention) -> SumPart:
-        """Return the inputs Hq * D of the output projection that are the rank's heads."""
+    def attention(self, attention: AnyMixer) -> SumPart:
+        """Return the inputs of the output projection that are the rank's heads."""
         rule = attention_slices(attention)
-        heads = f"{attention.num_heads} query heads over {attention.num_kv_heads} KV heads"
-        self._verify(rule.count, "num_attention_heads, num_key_value_heads", heads)
+        fields, names = "num_attention_heads, num_key_value_heads", ("query", "KV")
+        if isinstance(attention, GatedDeltaConfig):
+            fields, names = "linear_num_value_heads, linear_num_key_heads", ("value", "key")
+        heads = f"{attention.num_heads} {names[0]} heads over {attention.num_kv_heads} {names[1]} heads"
+        self._verify(rule.count, fields, heads)
         return self._part(attention.q_size, rule)
 
-    def heads(self, attention: AnyAttention) -> range:
-        """Return the rank's query heads."""
+    def heads(self, attention: AnyMixer) -> range:
+        """Return the rank's query or value heads."""
         inputs, size = self.attention(attention).inputs, attention.q_size // attention.num_heads
         return range(inputs.start // size, inputs.stop // size)
 
-    def kv_heads(self, attention: AnyAttention) -> range:
-        """Return the KV heads that the rank's query heads read; where there are fewer than ranks, several have one."""
+    def qkvz(self, net: GatedDeltaConfig) -> tuple[range, range, range, range]:
+        """Return the rank's rows of the fused q, k, v, z projection of a gated delta net."""
+        heads, keys = self.heads(net), self.kv_heads(net)
+        q = range(keys.start * net.key_dim, keys.stop * net.key_dim)
+        k = range(q.start + net.key_size, q.stop + net.key_size)
+        first = 2 * net.key_size
+        v = range(first + heads.start * net.value_dim, first + heads.stop * net.value_dim)
+        return q, k, v, range(v.start + net.value_size, v.stop + net.value_size)
+
+    def kv_heads(self, attention: AnyMixer) -> range:
+        """Return the KV or key heads that the rank's heads read; where there are fewer than ranks, several have one."""
         num_kv_heads, rank, size = attention.num_kv_heads, self._shard.rank, self._shard.size
         begin = rank * num_kv_heads // size
         return range(begin, begin + max(num_kv_heads // size, 1))

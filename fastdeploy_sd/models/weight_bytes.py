@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastdeploy_sd.models.attention_config import AnyAttention, LatentAttentionConfig
+from fastdeploy_sd.models.attention_config import AnyMixer, GatedDeltaConfig, LatentAttentionConfig
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart, attention_slices, feed_forward_slices
-from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights, expert_parts
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.layer_weights import SHARED_EXPERTS, expert_parts
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
 from fastdeploy_sd.ops.group_packing import group_format, in_group_order, kept_format
@@ -60,7 +61,9 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
         if isinstance(mlp, DenseConfig):
             dense = [("mlp", mlp.intermediate_size)]
         else:
-            dense = [("mlp.shared_experts", mlp.shared_intermediate_size)] * (mlp.shared_intermediate_size > 0)
+            dense = [(SHARED_EXPERTS, mlp.shared_intermediate_size)] * (mlp.shared_intermediate_size > 0)
+            if (gate := weights.shared_gate(i)) is not None:
+                yield gate, scheme.dtype, WHOLE
             for part in expert_parts(mlp):
                 yield weights.gate_up(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
                 yield weights.down(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
@@ -69,12 +72,17 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
             yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
 
 
-def _attention_matrices(
-    weights: DecoderWeights, i: int, attention: AnyAttention, scheme: QuantScheme
-) -> Iterator[Matrix]:
+def _attention_matrices(weights: DecoderWeights, i: int, attention: AnyMixer, scheme: QuantScheme) -> Iterator[Matrix]:
     """Yield those before the output projection."""
+    if isinstance(attention, GatedDeltaConfig):
+        net = weights.delta_net(i)
+        yield net.qkvz, scheme.linear, WHOLE
+        yield net.beta_and_decay, scheme.dtype, WHOLE
+        return
     if not isinstance(attention, LatentAttentionConfig):
         yield weights.qkv(i)[0], scheme.linear, WHOLE
+        if (gate := weights.output_gate(i)) is not None:
+            yield gate, scheme.linear, WHOLE
         return
     own = weights.latent(i)
     if own.query_latent is not None:
@@ -136,16 +144,21 @@ def layer_bytes(
     `attention_width`: of the rows that q, k and v are made of; None = of hidden rows.
     """
     hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard)
-    attention = own.attention(layer.attention)
-    if isinstance(layer.attention, LatentAttentionConfig):
-        total = _latent_bytes(hidden, scheme, layer.attention, len(own.heads(layer.attention)))
+    attention, mixer = own.attention(layer.attention), layer.attention
+    if isinstance(mixer, LatentAttentionConfig):
+        total = _latent_bytes(hidden, scheme, mixer, len(own.heads(mixer)))
+    elif isinstance(mixer, GatedDeltaConfig):
+        total = packed_bytes(hidden, sum(map(len, own.qkvz(mixer))), scheme.linear)
+        total += packed_bytes(hidden, 2 * len(own.heads(mixer)), scheme.dtype)
     else:
-        total = packed_bytes(attention_width or hidden, sum(map(len, own.qkv(layer.attention))), scheme.linear)
+        total = packed_bytes(attention_width or hidden, sum(map(len, own.qkv(mixer))), scheme.linear)
+        total += packed_bytes(hidden, len(attention.inputs), scheme.linear) if mixer.output_gate else 0
     total += packed_bytes(len(attention.inputs), hidden, scheme.linear, attention.slices)
     if isinstance(mlp, DenseConfig):
         return total + _dense_bytes(hidden, scheme.linear, own.feed_forward(mlp.intermediate_size))
     if mlp.shared_intermediate_size > 0:
         total += _dense_bytes(hidden, scheme.linear, own.shared_experts(mlp))
+        total += packed_bytes(hidden, 1, scheme.dtype) if mlp.shared_gate else 0
     expert = packed_bytes(hidden, 2 * mlp.intermediate_size, scheme.experts)
     expert += packed_bytes(mlp.intermediate_size, hidden, scheme.experts)
     return total + len(own.experts(mlp).inputs) * expert + 4 * mlp.num_experts * hidden

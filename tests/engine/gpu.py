@@ -24,7 +24,7 @@ from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.types import DraftTokens, Request, RequestId
 from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.models import rewrite
-from tests.models.mtp_models import make_model
+from tests.models.mtp_models import layout_of, make_model
 from tests.ops.cuda_device import EMULATED, require
 
 _PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
@@ -99,7 +99,7 @@ def _tiny_model() -> pathlib.Path:
 
 def model_with_layers(folder: pathlib.Path, name: str = "qwen3-tiny", num_layers: int = 1) -> pathlib.Path:
     """The same with draft layers; the target of the default one is that of tiny_config."""
-    layout = "ernie-folder" if name.startswith("ernie") else "numbered"
+    layout = layout_of(name)
     return rewrite.cut(make_model(folder, name, layout, num_layers).path, _NUM_LAYERS, _NUM_TOKENS)
 
 

@@ -20,10 +20,11 @@ from tests.doubles.proposers import (
     WrongProposer,
 )
 from tests.models import golden
-from tests.models.mtp_models import make_model
+from tests.models.mtp_models import layout_of, make_model
 
 MODELS: dict[str, dict[str, Any]] = {
     **{name: {"dtype": "bfloat16"} for name in (*golden.FIRST, "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny")},
+    **{name: {"dtype": "bfloat16"} for name in ("qwen3_5-tiny", "qwen3_next-tiny")},
     "float32": {"dtype": "float32"},
     "wint8": {"dtype": "bfloat16", "quantization": "wint8"},
     "wint4": {"dtype": "bfloat16", "quantization": "wint4"},
@@ -78,7 +79,7 @@ class References:
         if model == "demo":
             return model
         name = CHECKPOINTS.get(model, model)
-        layout = "ernie-folder" if name.startswith("ernie") else "numbered"
+        layout = layout_of(name)
         num_layers = 2 if model == "two MTP layers" else 1
         folder = self._folder / model.replace(" ", "-")
         folder.mkdir()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.errors import CheckpointError
-from fastdeploy_sd.models.decoder_config import FIELDS
+from fastdeploy_sd.models.config_fields import FIELDS
 from fastdeploy_sd.process.files import read_json
 from tests.fuzz import gguf_mutations, quantized_mutations
 

@@ -35,6 +35,11 @@ def has_experts(name: str) -> bool:
     return "experts" in (ROOT / name / "config.json").read_text()
 
 
+def has_states(name: str) -> bool:
+    """Whether layers of a golden model have recurrent states."""
+    return "linear_attention" in (ROOT / name / "config.json").read_text()
+
+
 def cases(name: str) -> list[GoldenCase]:
     """Return the prompts of a golden model, lengths 1, 7, 63, 64, 65, 200."""
     with np.load(ROOT / name / "reference.npz") as r:

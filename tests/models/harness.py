@@ -5,22 +5,43 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
+from paddle import Tensor
 
-from fastdeploy_sd.config import QuantizationFormats
+from fastdeploy_sd.config import Config, ModelConfig, QuantizationFormats, SchedulerConfig
 from fastdeploy_sd.device.tensors import from_numpy
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.delta_memory import DeltaStates
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
 from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
+from fastdeploy_sd.worker.kv.state_memory import StateMemory, layer_memories
+from fastdeploy_sd.worker.kv.state_sizing import state_size
 from fastdeploy_sd.worker.loading.rotary import make_rotary
 from tests.models import golden
 
 BLOCK_SIZE = 64
+
+
+def allocate_states(config: DecoderConfig, dtype: str, num_rows: int, shard: Shard = WHOLE_MODEL) -> StateMemory | None:
+    """Recurrent states of so many requests, without snapshots; None = the model has none."""
+    scheduler = SchedulerConfig(max_num_seqs=num_rows)
+    options = Config(ModelConfig("unused", dtype=dtype), scheduler=scheduler)  # type: ignore[arg-type]
+    size = state_size(options, config, lambda: 0)
+    return None if size is None else StateMemory.allocate(options, config, size, shard)
+
+
+def first_step(num_tokens: int) -> DeltaStates[Tensor]:
+    """What a step does with states that is the first of its only request."""
+    columns = {"table_rows": [0], "source": [-1], "num_replayed": [0], "num_certain": [num_tokens]}
+    columns |= {"cu_snapshots": [0, 0], "snapshot_ends": [0], "snapshot_slots": [0]}
+    return DeltaStates(**{name: from_numpy(np.array(values, np.int32)) for name, values in columns.items()})
 
 
 class SingleSequence:
@@ -60,6 +81,9 @@ class SingleSequence:
                 from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(blocks, dtype=np.int32)[None].copy())
             ),
             rotary=make_rotary(c, n, c.max_position),
+            states=first_step(n) if c.delta_nets else None,
         )
-        hidden = self.decoder.forward(np.ascontiguousarray(token_ids, np.int32), caches, inputs)
+        states = allocate_states(c, self.dtype, 1)
+        memories = caches if states is None else layer_memories(c, caches, states.nets)
+        hidden = self.decoder.forward(np.ascontiguousarray(token_ids, np.int32), memories, inputs)
         return np.asarray(self.decoder.logits(hidden).numpy())

@@ -22,6 +22,7 @@ from fastdeploy_sd.types import F32, I32
 from tests.models import golden, rewrite
 from tests.models.numpy_decoder import NumpyDecoder, normalize
 
+HYBRIDS = ("qwen3_5-tiny", "qwen3_5_moe-tiny", "qwen3_next-tiny")
 LAYOUTS = ("ernie-folder", "ernie-inside", "numbered", "numbered-own")
 
 
@@ -67,6 +68,8 @@ def make_model(folder: pathlib.Path, name: str, layout: str, num_layers: int = 1
         rewrite.write_file(path / "mtp" / "model.safetensors", ernie_names(layers, "ernie"), {"format": "pt"})
     elif layout == "ernie-inside":
         tensors |= ernie_names(layers, "model")
+    elif layout == "qwen":
+        tensors |= qwen_names(layers)
     else:
         tensors |= numbered_names(layers, first)
         if layout == "numbered":  # as such checkpoints have it: a copy of the target's table
@@ -92,7 +95,7 @@ def random_layer(rng: np.random.Generator, tensors: rewrite.Tensors, template: i
         hidden_norm=random_like(rng, np.zeros(hidden)),
         projection=random_like(rng, np.zeros((hidden, 2 * hidden))),
         block=block,
-        output_norm=random_like(rng, np.zeros(hidden)) if layout.startswith("numbered") else None,
+        output_norm=None if layout.startswith("ernie") else random_like(rng, np.zeros(hidden)),
         embedding=random_like(rng, table) if is_own else None,
         head=random_like(rng, table) if is_own else None,
     )
@@ -131,12 +134,32 @@ def numbered_names(layers: list[MtpParts], first: int) -> rewrite.Tensors:
     return found
 
 
+def qwen_names(layers: list[MtpParts]) -> rewrite.Tensors:
+    """One layer; norms outside of the decoder layer are stored less 1, as everywhere in such a model."""
+    [layer] = layers
+    assert layer.output_norm is not None
+    found: rewrite.Tensors = {
+        "mtp.pre_fc_norm_embedding.weight": layer.embedding_norm - 1,
+        "mtp.pre_fc_norm_hidden.weight": layer.hidden_norm - 1,
+        "mtp.norm.weight": layer.output_norm - 1,
+        "mtp.fc.weight": layer.projection,
+    }
+    return found | {f"mtp.layers.0.{name}": value for name, value in layer.block.items()}
+
+
+def layout_of(name: str) -> str:
+    """The layout of a golden model's published relatives."""
+    if name.startswith("ernie"):
+        return "ernie-folder"
+    return "qwen" if name in HYBRIDS else "numbered"
+
+
 def write_blocks(path: pathlib.Path, name: str, layers: list[MtpParts]) -> pathlib.Path:
     """The MTP layers' decoder layers as the layers 0, 1, ... of a model, for NumpyDecoder."""
     is_moe = any("experts" in part for part in layers[0].block)
     config = {
         "num_hidden_layers": len(layers),
-        "layer_types": None,
+        "layer_types": ["full_attention"] * len(layers) if name in HYBRIDS else None,
         "moe_layer_start_index": 0 if is_moe else len(layers),
         "first_k_dense_replace": 0 if is_moe else len(layers),
     }

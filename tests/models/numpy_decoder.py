@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.models.attention_config import LatentAttentionConfig
+from fastdeploy_sd.models.attention_config import AttentionConfig, GatedDeltaConfig, LatentAttentionConfig
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DenseConfig
 from fastdeploy_sd.models.registry import read_decoder_config
@@ -35,6 +35,10 @@ def f32(array: npt.NDArray[Any]) -> F32:
     """The array, which is f32 where its maker only says that it is one of several types."""
     assert array.dtype == np.float32
     return array
+
+
+def sigmoid(x: F32) -> F32:
+    return f32(1 / (1 + np.exp(-x)))
 
 
 def normalize(x: F32, weight: npt.NDArray[Any], eps: float) -> F32:
@@ -84,7 +88,8 @@ class NumpyDecoder:
         """Return layer i's output f32[T, H] over the residual stream x, whose rows stand at positions 0, 1, ..."""
         c, w = self._config, self.weights
         norms, scale = w.output_norms(i), np.float32(c.residual_scale)
-        y = self._attention(normalize(x, w.input_norm(i), c.norm_eps), i)
+        mix = self._delta_net if isinstance(c.layers[i].attention, GatedDeltaConfig) else self._attention
+        y = mix(normalize(x, w.input_norm(i), c.norm_eps), i)
         x = x + scale * (y if norms is None else normalize(y, norms[0], c.norm_eps))
         y = self._feed_forward(normalize(x, w.feed_forward_norm(i), c.norm_eps), i)
         return x + scale * (y if norms is None else normalize(y, norms[1], c.norm_eps))
@@ -97,6 +102,7 @@ class NumpyDecoder:
         c, w, a, n = self._config, self.weights, self._config.layers[i].attention, len(x)
         if isinstance(a, LatentAttentionConfig):
             return self._latent_attention(x, i, a)
+        assert isinstance(a, AttentionConfig)
         heads = self._linear(x, self.weights.qkv(i)).reshape(n, -1, a.head_dim)
         q, k, v = np.split(heads, [a.num_heads, a.num_heads + a.num_kv_heads], axis=1)
         norms = self.weights.qk_norms(i)
@@ -125,6 +131,9 @@ class NumpyDecoder:
         p = np.exp(scores - scores.max(-1, keepdims=True))
         y = np.einsum("hqk,khd->qhd", (p / p.sum(-1, keepdims=True))[..., :n], v)
         rows = y.reshape(n, -1).astype(np.float32)
+        gate = w.output_gate(i)
+        if gate is not None:
+            rows = rows * sigmoid(self._linear(x, (gate, None)))
         return self._linear(rows, self.weights.output(i), attention_slices(a))
 
     def _latent_attention(self, x: F32, i: int, a: LatentAttentionConfig) -> F32:
@@ -152,6 +161,33 @@ class NumpyDecoder:
             y[:, h] = p / p.sum(-1, keepdims=True) @ v
         return self._linear(y.reshape(n, -1).astype(np.float32), self.weights.output(i), attention_slices(a))
 
+    def _delta_net(self, x: F32, i: int) -> F32:
+        """The recurrence in float64, token by token; q, k, v and z of a value head h are those of key head h // r."""
+        c, w, net, n = self._config, self.weights.delta_net(i), self._config.layers[i].attention, len(x)
+        assert isinstance(net, GatedDeltaConfig)
+        qkvz = self._linear(x, (w.qkvz, None)).astype(np.float64)
+        channels = 2 * net.key_size + net.value_size
+        beta, decay = np.split(f32(linear(x, w.beta_and_decay.to_array(), "float32")).astype(np.float64), 2, axis=1)
+        beta, a = 1 / (1 + np.exp(-beta)), decay + w.dt_bias.astype(np.float64)
+        decay = np.exp(-np.exp(w.a_log.astype(np.float64)) * np.log1p(np.exp(a)))
+        padded = np.concatenate([np.zeros((net.conv_width - 1, channels)), qkvz[:, :channels]])
+        mixed = sum(padded[j : j + n] * w.conv[:, j] for j in range(net.conv_width))
+        mixed = mixed / (1 + np.exp(-mixed))
+        q, k, v = np.split(mixed, [net.key_size, 2 * net.key_size], axis=1)
+        ratio = net.num_value_heads // net.num_key_heads
+        q, k = (np.repeat(part.reshape(n, net.num_key_heads, -1), ratio, axis=1) for part in (q, k))
+        q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (q, k))
+        v, z = (part.reshape(n, net.num_value_heads, -1) for part in (v, qkvz[:, channels:]))
+        state, out = np.zeros((net.num_value_heads, net.key_dim, net.value_dim)), np.zeros_like(v)
+        for t in range(n):
+            state *= decay[t][:, None, None]
+            update = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
+            state += k[t][:, :, None] * update[:, None]
+            out[t] = np.einsum("hkv,hk->hv", state, q[t]) * net.key_dim**-0.5
+        out /= np.sqrt((out**2).mean(-1, keepdims=True) + c.norm_eps)
+        rows = (out * f32(w.norm) * z / (1 + np.exp(-z))).reshape(n, -1).astype(np.float32)
+        return self._linear(rows, self.weights.output(i), attention_slices(net))
+
     def _feed_forward(self, x: F32, i: int) -> F32:
         moe, w = self._config.layers[i].mlp, self.weights
         if isinstance(moe, DenseConfig):
@@ -163,6 +199,9 @@ class NumpyDecoder:
         shared = None
         if moe.shared_intermediate_size > 0:
             shared = self._dense(x, i, "mlp.shared_experts", moe.shared_intermediate_size)
+            gate = w.shared_gate(i)
+            if gate is not None:
+                shared = shared * sigmoid(f32(linear(x, gate.to_array(), "float32")))
         biases = [None if b is None else f32(b) for b in w.moe_biases(i, moe) or (None, None, None)]
         bias = None if selection_bias is None else f32(selection_bias)
         y = moe_ffn(

@@ -18,9 +18,11 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.operators import declared_ops
 from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
+from fastdeploy_sd.worker.kv.state_memory import layer_memories
 from fastdeploy_sd.worker.loading.rotary import make_rotary
 from fastdeploy_sd.worker.step.forward import EagerForward, Forward, ForwardPass, RecordedForward
 from tests.models import golden
+from tests.models.harness import allocate_states
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 96, 256
 # Tokens that each request runs in a step, and whether all of their logits are wanted, else the last one's.
@@ -57,12 +59,17 @@ class Model:
         layers = kv_sizing.LayerKv.of_decoder(config, group.shard)
         self.eager_caches, self.caches = (kv_memory.allocate(layers, NUM_BLOCKS, kv_format) for _ in range(2))
         rotary = make_rotary(config, MAX_LEN, MAX_LEN)
-        self.memory = StepMemory(StepLimits(8, 256, 255), config.vocab_size)
+        self.memory = StepMemory(StepLimits(8, 256, 255), config.vocab_size, 0 if config.delta_nets else None)
+        states = [allocate_states(config, dtype, 8, group.shard) for _ in range(2)]
+        eager_memories, memories = (
+            () if own is None else layer_memories(config, caches, own.nets)
+            for own, caches in zip(states, (self.eager_caches, self.caches), strict=True)
+        )
         self.memory.tree_mask[:] = -1  # chains
         self.tables = np.full((8, NUM_BLOCKS), -1, np.int32)
         over = self.memory, [self.tables]
-        self.eager = EagerForward(ForwardPass(self.decoder, self.eager_caches, rotary), *over)
-        self.recorded = RecordedForward(ForwardPass(self.decoder, self.caches, rotary), *over)
+        self.eager = EagerForward(ForwardPass(self.decoder, self.eager_caches, rotary, memories=eager_memories), *over)
+        self.recorded = RecordedForward(ForwardPass(self.decoder, self.caches, rotary, memories=memories), *over)
 
     def load(self, step: Step) -> None:
         """Make it the step that the memory holds; request r is in table row 7 - r."""
@@ -73,6 +80,10 @@ class Model:
         for name in ("input_ids", "positions", "slot_mapping", "query_start_loc", "seq_lens", "logits_indices"):
             column = getattr(step, name)
             getattr(m, name)[: len(column)] = column
+        if m.has_states:
+            n, num_new = m.num_requests, np.diff(step.query_start_loc)
+            m.state_source[:n] = np.where(step.seq_lens > num_new, m.table_rows[:n], -1)
+            m.num_replayed[:n], m.num_certain[:n], m.cu_snapshots[: n + 1] = 0, num_new, 0
 
     def bits(self, forward: Forward) -> list[np.ndarray]:
         """Run the step; its hidden rows and logits."""

@@ -11,7 +11,8 @@ import pytest
 
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.decoder_config import FIELDS, DecoderConfig
+from fastdeploy_sd.models.config_fields import FIELDS
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.rope_table import FactorScaling, YarnScaling
 from tests.models import golden, rewrite
@@ -144,14 +145,14 @@ def test_yarn_reaches_as_far_as_its_factor_says() -> None:
         config = read("qwen2-tiny", rope_parameters=YARN, max_position_embeddings=claimed)
         assert config.max_position == expected
     config = read("qwen2-tiny", rope_parameters={"rope_type": "yarn", "factor": 4.0}, max_position_embeddings=1024)
-    rope = config.layers[0].attention.rope
+    rope = config.attentions[0].rope
     assert rope is not None
     assert isinstance(rope.scaling, YarnScaling)
     assert (rope.scaling.original_max_position, config.max_position) == (1024, 4096)
 
 
 def test_longrope_has_factors_of_long_and_short_servers() -> None:
-    rope = read("phi3-tiny").layers[0].attention.rope
+    rope = read("phi3-tiny").attentions[0].rope
     assert rope is not None
     assert rope.rotary_dim == 16
     long, short = rope.scaling_of_length(4097), rope.scaling_of_length(4096)
@@ -169,7 +170,7 @@ def test_longrope_has_factors_of_long_and_short_servers() -> None:
 
 def test_layers_without_rotary_embedding_are_named_or_counted() -> None:
     def rotates(**changed: object) -> list[bool]:
-        return [layer.attention.rope is not None for layer in read("smollm3-tiny", **changed).layers]
+        return [own.rope is not None for own in read("smollm3-tiny", **changed).attentions]
 
     assert rotates() == rotates(no_rope_layers=None) == [True, True, True, False]
     assert rotates(no_rope_layers=None, no_rope_layer_interval=2) == [True, False, True, False]
@@ -192,8 +193,7 @@ def test_layers_have_the_windows_of_their_types() -> None:
         ({"layer_types": None, **WINDOWS_FROM_1}, [None, 64, 64]),
         ({"layer_types": None, **WINDOWS_FROM_1, "use_sliding_window": False}, [None] * 3),
     ):
-        layers = read("qwen3-tiny", **config).layers
-        assert [layer.attention.window for layer in layers] == wanted
+        assert [own.window for own in read("qwen3-tiny", **config).attentions] == wanted
     with pytest.raises(CheckpointError, match="sliding_window: expected an integer from 1"):
         read("qwen3-tiny", layer_types=types)
 

@@ -49,7 +49,7 @@ def test_its_mtp_layer_has_the_names_and_shapes_of_ernies() -> None:
         ("ernie.mtp_hidden_norm.0.weight", (hidden,)),
         ("ernie.mtp_linear_proj.0.weight", (hidden, 2 * hidden)),
         (f"{block}.input_layernorm.weight", (hidden,)),
-        (f"{block}.self_attn.q_proj.weight", (config.layers[0].attention.q_size, hidden)),
+        (f"{block}.self_attn.q_proj.weight", (config.attentions[0].q_size, hidden)),
         (f"{block}.mlp.down_proj.weight", (hidden, config.dense.intermediate_size)),
     ):
         weight = mtp.tensor(name, shape)

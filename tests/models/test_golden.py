@@ -36,7 +36,7 @@ def test_bfloat16_follows_where_the_margin_is_clear(name: str) -> None:
     """Teacher-forced over the 48 steps: rounding may flip near ties, not clear decisions.
 
     A near tie between two experts is one more that may flip, and another expert moves the logits further: one clear
-    decision in twenty-five may then be another.
+    decision in twenty-five may then be another, and one in fifteen where recurrent states keep what that changed.
     """
     model = SingleSequence(name, "bfloat16")
     num_clear = num_other = 0
@@ -46,5 +46,6 @@ def test_bfloat16_follows_where_the_margin_is_clear(name: str) -> None:
         clear = case.margin > 0.25
         num_clear += int(clear.sum())
         num_other += int((chosen[clear] != case.greedy[clear]).sum())
-    assert num_other <= (num_clear // 25 if golden.has_experts(name) else 0)
+    one_in = 15 if golden.has_states(name) else 25
+    assert num_other <= (num_clear // one_in if golden.has_experts(name) else 0)
     assert num_clear > 10

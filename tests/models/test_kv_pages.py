@@ -29,7 +29,7 @@ def ranks_of(size: int, fmt: KvCacheFormat) -> list[RankKv]:
     ranks = []
     for shard in (Shard(rank, size) for rank in range(size)):
         draft = LayerKv.of_draft_layers(CONFIG, NUM_DRAFT_LAYERS, shard)
-        heads = DecoderShard(CONFIG, shard).kv_heads(CONFIG.layers[0].attention)
+        heads = DecoderShard(CONFIG, shard).kv_heads(CONFIG.attentions[0])
         caches = kv_memory.allocate(draft, NUM_BLOCKS, fmt)
         hidden = kv_memory.allocate_block_hidden(draft, NUM_BLOCKS, fmt)
         ranks.append(

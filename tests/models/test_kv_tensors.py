@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = read_decoder_config(Checkpoint(golden.ROOT / "qwen3-tiny").config)
 LAYERS = LayerKv.of_decoder(CONFIG)
-ATTENTION = CONFIG.layers[0].attention
+ATTENTION = CONFIG.attentions[0]
 # Of a draft model: one head of another size with a hidden row, and twice the target's heads without.
 OTHER_LAYERS = [LayerKv(1, 32, 1, 48), LayerKv(2 * ATTENTION.num_kv_heads, ATTENTION.head_dim)]
 FORMATS = [

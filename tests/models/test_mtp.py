@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 CLEAR_MARGIN = 1e-3
 Texts = dict[RequestId, list[int]]
 OTHER_LAYOUTS = [("ernie4_5_moe-tiny", "ernie-inside"), ("qwen3-tiny", "numbered-own"), ("glm4_moe-tiny", "numbered")]
+OTHER_LAYOUTS += [("qwen3_5-tiny", "qwen"), ("qwen3_next-tiny", "qwen")]
 OTHER_LAYOUTS += [("deepseek_v3-tiny", "numbered")]
 # Lengths around the borders of blocks; the first and the last share a prefix of two blocks.
 LENGTHS = (50, 1, 2, 15, 16, 40)

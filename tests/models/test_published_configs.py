@@ -35,7 +35,7 @@ def test_a_release_is_read_from_its_config_alone(tmp_path: pathlib.Path, release
     values = SERVED[release]
     config = read(tmp_path, values)
     assert (config.vocab_size, config.max_position) == (103424, 131072)
-    attention = config.layers[0].attention
+    attention = config.attentions[0]
     assert isinstance(attention, AttentionConfig)
     assert (attention.head_dim, config.norm_eps) == (128, 1e-5)
     assert attention.rope == RopeConfig(500000.0, 128, interleaved=True)
@@ -87,14 +87,14 @@ def test_a_release_of_gpt_oss_is_read(tmp_path: pathlib.Path, release: str) -> N
         201088,
         131072,
     )
-    assert [layer.attention.window for layer in config.layers] == [128, None] * (config.num_layers // 2)
+    assert [own.window for own in config.attentions] == [128, None] * (config.num_layers // 2)
     attentions = [layer.attention for layer in config.layers]
     assert all(isinstance(own, AttentionConfig) and own.sinks and own.output_bias for own in attentions)
     assert (moe.num_experts, moe.top_k, moe.intermediate_size) == (num_experts, 4, 2880)
     assert (moe.biases, moe.gate_limit, moe.normalize, moe.sigmoid) == (True, 7.0, True, False)
     [storage] = read_storages(tmp_path, GPT_OSS[release])
     assert storage.name == "MXFP4 of stacked experts"
-    rope = config.layers[0].attention.rope
+    rope = config.attentions[0].rope
     assert rope is not None
     scaling = rope.scaling
     assert isinstance(scaling, YarnScaling)

@@ -55,7 +55,7 @@ def assert_ranks_agree(
             for rows, wanted in zip(got.rows, want.rows, strict=True):
                 np.testing.assert_array_equal(rows, wanted)
             config = alone.decoder.config
-            heads = DecoderShard(config, rank.group.shard).kv_heads(config.layers[0].attention)
+            heads = DecoderShard(config, rank.group.shard).kv_heads(config.attentions[0])
             for kv_part, wanted in zip(got.kv, want.kv, strict=True):
                 np.testing.assert_array_equal(kv_part, wanted[:, heads.start : heads.stop])
 

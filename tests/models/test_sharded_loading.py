@@ -66,7 +66,7 @@ def test_ranks_read_every_byte_once(name: str, size: int) -> None:
     """But for KV heads that several ranks have; routers and norms are no packed matrices."""
     tensors, config = rewrite.read(name), read_decoder_config(Checkpoint(golden.ROOT / name).config)
     num_bytes = sum(t.nbytes for n, t in tensors.items() if t.ndim == 2 and not n.endswith((".gate.weight", "_bias")))
-    copies = max(size // config.layers[0].attention.num_kv_heads, 1)
+    copies = max(size // config.attentions[0].num_kv_heads, 1)
     kv_names = ("k_proj.weight", "v_proj.weight")
     num_bytes += (copies - 1) * sum(t.nbytes for n, t in tensors.items() if n.endswith(kv_names))
     assert sum(Loaded(golden.ROOT / name, Shard(rank, size)).num_bytes for rank in range(size)) == num_bytes
@@ -94,7 +94,7 @@ def expected_parts(
     config: DecoderConfig, shard: Shard
 ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray], range]:
     """Which rows and columns of matrices a rank of two has, written out for the two models here, and its experts."""
-    rank, attention = shard.rank, config.layers[0].attention
+    rank, attention = shard.rank, config.attentions[0]
     assert isinstance(attention, AttentionConfig)
 
     def half(count: int) -> np.ndarray:

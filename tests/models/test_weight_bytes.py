@@ -29,7 +29,7 @@ def test_counts_every_packed_matrix_once(golden_dir: Path, model: str, scheme: Q
     weights = DecoderWeights(checkpoint, config)
     parts = [
         (weights.qkv, WHOLE),
-        (weights.output, attention_slices(config.layers[0].attention)),
+        (weights.output, attention_slices(config.attentions[0])),
         (weights.gate_up, WHOLE),
         (weights.down, feed_forward_slices(config.dense.intermediate_size)),
     ]

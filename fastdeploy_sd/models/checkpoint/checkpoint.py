@@ -62,6 +62,8 @@ class Checkpoint(ModelSource):
         values = read_json(path, missing_ok=True)
         if "eos_token_id" not in values:
             path, values = self.config_path, self.config
+            text = values.get("text_config")  # of a model for text and pictures
+            values = text if "eos_token_id" not in values and isinstance(text, dict) else values
         value = values.get("eos_token_id")
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if len(ids) > MAX_EOS_TOKEN_IDS or not all(map(is_token_id, ids)):

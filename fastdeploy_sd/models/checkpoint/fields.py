@@ -106,6 +106,13 @@ class FieldReader:
         """Return a reader of the same object with other values of these keys."""
         return FieldReader({**self.values, **values}, self._fields, self.where, self._defaults)
 
+    def nested(self, name: str) -> FieldReader:
+        """Return a reader of the object under a key."""
+        values = self.values.get(name)
+        if not isinstance(values, Mapping):
+            raise self.error(name, "a map", values)
+        return FieldReader(values, self._fields, f"{self.where}: {name}", self._defaults)
+
     def error(self, name: str, expected: str, value: object) -> CheckpointError:
         got = "nothing" if value is None else shown(value)
         return CheckpointError(f"{self.where}: {name}: expected {expected}, got {got}")

@@ -95,7 +95,7 @@ def build_dflash(
     parts, read = DraftParts(target, weights.config, scheme, packer, group), weights.block
     assert read.mask_token is not None, "drafters of this kind have one"
     no_row = constant(np.zeros(weights.config.hidden_size, storage(scheme.dtype)))  # a block reads none
-    windows = [layer.attention.window for layer in weights.config.layers]
+    windows = [attention.window for attention in weights.config.attentions]
     return DFlash(
         embed=parts.embed(weights.embedding()),
         layers=[parts.builder.layer(weights, layer) for layer in range(weights.num_layers)],

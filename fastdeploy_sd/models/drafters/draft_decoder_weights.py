@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.drafters.drafter_kind import DRAFT_MODEL, open_drafter
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -111,8 +112,15 @@ def _rows(matrix: WeightMatrix, rows: I32) -> FloatPart:
 def open_draft_decoder(target: ModelSource, target_config: DecoderConfig, place: str | None) -> DraftDecoderWeights:
     """Return the weights of the model in `place`, a folder or a GGUF file; not read yet.
 
-    Raises ConfigError: no place is given, or another drafter is there; CheckpointError: there is no model of a served
-    architecture.
+    Raises:
+        ConfigError: no place is given, another drafter is there, or a model with recurrent states.
+        CheckpointError: there is no model of a served architecture.
     """
     checkpoint = open_drafter(place, DRAFT_MODEL)
-    return DraftDecoderWeights(checkpoint, read_decoder_config(checkpoint.config, str(checkpoint.config_path)))
+    config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    if config.delta_nets:
+        wanted = "a draft model without recurrent states (config.json: linear_num_value_heads)"
+        raise ConfigError(
+            f"speculative_config.model: expected {wanted}, got one in {checkpoint.path}", param="speculative_config"
+        )
+    return DraftDecoderWeights(checkpoint, config)

@@ -24,7 +24,7 @@ from fastdeploy_sd.models.drafters.eagle_config import EagleConfig, read_eagle, 
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_bytes import layer_bytes
-from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
+from fastdeploy_sd.models.weights.layer_weights import LayerWeights
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.bf16 import storage, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat

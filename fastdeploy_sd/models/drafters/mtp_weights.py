@@ -1,7 +1,8 @@
-"""Finds the multi-token prediction (MTP) layers of a checkpoint, under ERNIE's naming or GLM's and DeepSeek's.
+"""Finds the multi-token prediction (MTP) layers of a checkpoint, under the names of ERNIE, Qwen, GLM and DeepSeek.
 
 ERNIE keeps them in a directory of their own, `<model>/mtp`, or with the other weights: `ernie.mtp_emb_norm.<j>`,
 `ernie.mtp_hidden_norm.<j>`, `ernie.mtp_linear_proj.<j>` and `ernie.mtp_block.<j>.*`, or the same under `model.`.
+Qwen3-Next and Qwen3.5 have `mtp.fc`, `mtp.pre_fc_norm_{embedding,hidden}`, `mtp.norm` and `mtp.layers.<j>`.
 GLM and DeepSeek number them as layers that follow the decoder's: `model.layers.<n + j>.{enorm,hnorm,eh_proj}`,
 `shared_head.{norm,head}`, `embed_tokens` and a decoder layer. Knows names and shapes, not layers.
 
@@ -25,7 +26,7 @@ from fastdeploy_sd.models.drafters.drafter_kind import DRAFT_MODEL, KINDS, draft
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_draft_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes
-from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
+from fastdeploy_sd.models.weights.layer_weights import LayerWeights
 from fastdeploy_sd.models.weights.source import FLOATS, ModelSource
 from fastdeploy_sd.models.weights.storages.registry import read_weight
 from fastdeploy_sd.ops.linear_format import LinearFormat
@@ -35,7 +36,8 @@ from fastdeploy_sd.types.shard import Shard
 _PARAM = "speculative_config"
 _ERNIE_NAME = re.compile(r"(model|ernie)\.mtp_emb_norm\.(\d+)\.weight")
 _NUMBERED_NAME = re.compile(r"(model|ernie)\.layers\.(\d+)\.eh_proj\.weight")
-_WANTED = "tensors like ernie.mtp_emb_norm.0.weight or model.layers.<n>.eh_proj.weight"
+_QWEN_NAME = re.compile(r"(mtp)\.layers\.(\d+)\.input_layernorm\.weight")
+_WANTED = "tensors like ernie.mtp_emb_norm.0.weight, mtp.fc.weight or model.layers.<n>.eh_proj.weight"
 
 
 class MtpRows(StrEnum):
@@ -78,6 +80,10 @@ def find_names(checkpoint: ModelSource) -> MtpNames | None:
         root, numbers = ernie
         parts = [f"{root}.mtp_{part}.{{}}" for part in ("emb_norm", "hidden_norm", "linear_proj")]
         return MtpNames(numbers, f"{root}.mtp_block", *parts)
+    qwen = _numbers(checkpoint, _QWEN_NAME)
+    if qwen is not None:
+        norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
+        return MtpNames(qwen[1], "mtp.layers", *norms, "mtp.fc", "mtp.norm")
     numbered = _numbers(checkpoint, _NUMBERED_NAME)
     if numbered is None:
         return None
@@ -123,7 +129,7 @@ class MtpWeights(LayerWeights):
         self._num_target_layers = num_target_layers
         self.checkpoint, self.path = checkpoint, checkpoint.path
         self.num_layers, self._names = len(names.numbers), names
-        layer = LayerConfig(config.layers[0].attention, config.dense)
+        layer = LayerConfig(config.attentions[-1], config.dense)
         own = replace(config, layers=(layer,) * self.num_layers)
         has_router = [j for j in range(self.num_layers) if self.has_router(j)]
         if has_router and config.moe is None:
@@ -204,7 +210,7 @@ class MtpWeights(LayerWeights):
         return FloatPart(name, self._source.tensor(name, shape), is_transposed)
 
     def _norm(self, pattern: str, j: int) -> Weights:
-        return self._vector(f"{self._name(pattern, j)}.weight", self.config.hidden_size)
+        return self._norm_weight(self._name(pattern, j), self.config.hidden_size)
 
     def _name(self, pattern: str, j: int) -> str:
         return pattern.format(self._names.numbers[j])
@@ -262,7 +268,7 @@ def _choose(target: ModelSource, directory: str | None) -> tuple[ModelSource, st
 def _verify_fits(path: pathlib.Path, draft: DecoderConfig, target_path: pathlib.Path, target: DecoderConfig) -> None:
     for name in ("hidden_size", "vocab_size", "num_kv_heads", "head_dim"):
         is_attention = name in ("num_kv_heads", "head_dim")
-        got, wanted = (getattr(c.layers[0].attention if is_attention else c, name) for c in (draft, target))
+        got, wanted = (getattr(c.attentions[-1] if is_attention else c, name) for c in (draft, target))
         if got != wanted:
             raise CheckpointError(
                 f"{path}: {name}: expected {wanted} as in the target {target_path}, whose KV blocks, embedding and "

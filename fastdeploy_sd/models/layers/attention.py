@@ -13,7 +13,9 @@ from fastdeploy_sd.models.layers.linear import Linear, LinearLayer
 from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.attention import cascade_append_attention, find_shared_prefixes, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.delta_memory import DeltaStates
 from fastdeploy_sd.ops.kv_cache import KvCache, QkNorm, RequestBlocks, Rotary, SharedPrefixes
+from fastdeploy_sd.ops.rowwise import sigmoid_gate
 from fastdeploy_sd.types import I32
 
 
@@ -43,6 +45,7 @@ class AttentionInputs:
         slot_mapping, blocks: of the first KV group. more_groups: those of the others.
         rotary: of every kind of layer.
         tree_mask: which new tokens each one sees, where they may be trees of drafts; see `cascade_append_attention`.
+        states: what the step does with recurrent states; None = the model has none.
         outputs: None = every row's output is wanted.
         on_stored: called with a layer's cache once the step's tokens are in it, for calls that belong there; in a
             recording they stand between the layer's own.
@@ -58,6 +61,7 @@ class AttentionInputs:
     on_stored: Callable[[KvCache[Tensor], AttentionInputs], None] | None = None
     more_groups: Sequence[GroupMaps] = ()
     tree_mask: Tensor | None = None
+    states: DeltaStates[Tensor] | None = None
     _prefixes: dict[tuple[int, int], SharedPrefixes[Tensor]] = field(init=False, default_factory=dict)
 
     @property
@@ -88,16 +92,18 @@ class Attention:
         config: AttentionConfig,
         qk_norm: QkNorm[Tensor] | None,
         sinks: Tensor | None = None,
+        gate: Linear | None = None,
     ) -> None:
         self._qkv, self._output, self._rope, self._qk_norm = qkv, output, config.rope, qk_norm
         self._scale = config.head_dim**-0.5 if config.scale is None else config.scale
-        self._window, self._softcap, self._sinks = config.window, config.softcap, sinks
+        self._window, self._softcap, self._sinks, self._gate = config.window, config.softcap, sinks, gate
 
     def __call__(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> [T, H], or [n, H] of the wanted rows; writes the T new tokens' KV."""
         q = self.store_kv(x, cache, inputs)
         if inputs.outputs is not None:
             q = gather_output_rows(q, inputs.outputs.indices)
+            x = gather_output_rows(x, inputs.outputs.indices) if self._gate is not None else x
         group_size = q.shape[1] // (cache.head_dim * cache.num_kv_heads)
         y = cascade_append_attention(
             q,
@@ -112,7 +118,7 @@ class Attention:
             softcap=self._softcap,
             sinks=self._sinks,
         )
-        return self._output(y)
+        return self._output(y if self._gate is None else sigmoid_gate(y, self._gate(x)))
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> rotated q [T, Hq * D]; writes the T new tokens' KV."""

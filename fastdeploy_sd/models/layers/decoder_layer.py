@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.models.checkpoint import Weights
-from fastdeploy_sd.models.layers.attention import Attention, AttentionInputs
-from fastdeploy_sd.models.layers.latent_attention import LatentAttention
+from fastdeploy_sd.models.layers.attention import AttentionInputs
 from fastdeploy_sd.models.layers.mlp import FeedForward
 from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.delta_memory import DeltaMemory
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.ops.rowwise import concat_rms_norm, rms_norm
 
@@ -45,6 +45,22 @@ class ConcatRmsNorm:
         return concat_rms_norm(first, second, self._first, self._second, self._eps)
 
 
+# What a layer knows of the tokens before a step's.
+LayerMemory = KvCache[Tensor] | DeltaMemory[Tensor]
+
+
+class TokenMixer(Protocol):
+    """Attention, or what is in its place: reads the tokens before, by a memory of its kind."""
+
+    def __call__(self, x: Tensor, memory: Any, inputs: AttentionInputs, /) -> Tensor:
+        """x [T, H] -> [T, H], or [n, H] of the wanted rows; writes the T new tokens to the memory."""
+        ...
+
+    def store_kv(self, x: Tensor, memory: Any, inputs: AttentionInputs, /) -> object:
+        """Only write the T new tokens to the memory."""
+        ...
+
+
 class DecoderLayer:
     """h += attention(norm(h)); h += feed_forward(norm(h)); the additions happen inside the norms.
 
@@ -54,7 +70,7 @@ class DecoderLayer:
     def __init__(
         self,
         input_norm: InputNorm,
-        attention: Attention | LatentAttention,
+        attention: TokenMixer,
         feed_forward_norm: RmsNorm,
         feed_forward: FeedForward,
         output_norms: tuple[RmsNorm, RmsNorm] | None,
@@ -64,7 +80,7 @@ class DecoderLayer:
         self._output_norms = output_norms
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs
+        self, x: Tensor, residual: Tensor | None, cache: LayerMemory, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
         """x [T, H] still to be added to residual f32[T, H] (None: x is the embedding) -> the same pair.
 
@@ -73,7 +89,7 @@ class DecoderLayer:
         return self.run(*self.input_norm(x, residual), cache, inputs)
 
     def run(
-        self, normed: Tensor, residual: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs
+        self, normed: Tensor, residual: Tensor, cache: LayerMemory, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor]:
         """Run what follows after the input norm, which returned normed and residual; else as a call."""
         x = self._attention(normed, cache, inputs)
@@ -87,12 +103,12 @@ class DecoderLayer:
             x, _ = self._output_norms[1](x)
         return x, residual
 
-    def store_kv(self, x: Tensor, residual: Tensor | None, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
+    def store_kv(self, x: Tensor, residual: Tensor | None, cache: LayerMemory, inputs: AttentionInputs) -> None:
         """Only write the KV of x and residual as in a call."""
         normed, _ = self.input_norm(x, residual)
         self.store_kv_of(normed, cache, inputs)
 
-    def store_kv_of(self, normed: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> None:
+    def store_kv_of(self, normed: Tensor, cache: LayerMemory, inputs: AttentionInputs) -> None:
         """Only write the KV of what the input norm returned."""
         self._attention.store_kv(normed, cache, inputs)
 
@@ -105,7 +121,7 @@ def run_before_last(
     layers: Sequence[DecoderLayer],
     x: Tensor,
     residual: Tensor | None,
-    caches: Sequence[KvCache[Tensor]],
+    caches: Sequence[LayerMemory],
     inputs: AttentionInputs,
     on_stream: OnStream | None = None,
 ) -> tuple[Tensor, Tensor | None]:

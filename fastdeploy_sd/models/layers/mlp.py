@@ -13,7 +13,7 @@ from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
-from fastdeploy_sd.ops.rowwise import geglu, swiglu
+from fastdeploy_sd.ops.rowwise import geglu, sigmoid_gate, swiglu
 
 # Maps [T, H] to [T, H].
 FeedForward = Callable[[Tensor], Tensor]
@@ -28,6 +28,16 @@ class GatedMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(self._gate(self._gate_up(x)))
+
+
+class GatedExpert:
+    """expert(x) * sigmoid(gate(x)), of gates [T, 1]."""
+
+    def __init__(self, expert: FeedForward, gate: LinearLayer) -> None:
+        self._expert, self._gate = expert, gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return sigmoid_gate(self._expert(x), self._gate(x))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +76,7 @@ class Experts:
 class MoeMlp:
     """The chosen experts' weighted sum, plus the shared experts' output. A rank adds up those of its experts."""
 
-    def __init__(self, router: Router, experts: Experts, shared: GatedMlp | None, group: TpGroup) -> None:
+    def __init__(self, router: Router, experts: Experts, shared: FeedForward | None, group: TpGroup) -> None:
         self._router, self._experts, self._shared, self._group = router, experts, shared, group
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -9,12 +9,16 @@ import numpy as np
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import (
+    EMPTY_I32,
+    LIVE_STATE,
+    NO_STATE,
     DraftTokens,
     ModelInfo,
     NewRequest,
     Request,
     SchedulerOutput,
     Speculation,
+    StatePlan,
     StepResult,
     offsets,
 )
@@ -70,6 +74,7 @@ class SyntheticRequests:
         self._gone: tuple[str, ...] = ()
         self._num_tokens: list[int] = []
         self._context, self._method, self._num_steps = 0, "", 0
+        self._has_state = set[str]()  # requests whose recurrent states go on
 
     def in_blocks(self, num_tokens: int) -> int:
         """Return `num_tokens` rounded down to whole blocks."""
@@ -97,7 +102,10 @@ class SyntheticRequests:
 
     def run_prompt(self, num_rows: int) -> Mapping[str, float]:
         """Compute the first rows of the prompt again, in the first request."""
-        return self._plan([0], [num_rows], [0], [0]).timings_ms
+        self._has_state.discard(self._ids[0])
+        timings_ms = self._plan([0], [num_rows], [0], [0]).timings_ms
+        self._has_state.discard(self._ids[0])
+        return timings_ms
 
     def run(self, count: int, num_drafts: int, num_wanted: int = 0) -> Mapping[str, float]:
         """Run a step of the first `count` requests, and return the phases' times.
@@ -144,6 +152,7 @@ class SyntheticRequests:
             draft=DraftTokens(np.full(sum(num_drafts), _DRAFT_TOKEN_ID, np.int32), offsets(num_drafts)),
             max_draft_len=np.array(num_wanted, np.int32),
             finished_ids=self._gone,
+            states=self._states(self._ids[: len(num_new)]),
         )
         self._gone = ()
         result = self._execute(plan)
@@ -151,6 +160,14 @@ class SyntheticRequests:
             [(_, reason), *_] = result.failed.values()
             raise FailedStepError(f"measurement: expected steps that succeed, got: {reason}")
         return result
+
+    def _states(self, ids: Sequence[str]) -> StatePlan | None:
+        """Return where states begin. That of a context which another request has computed costs what none does."""
+        if self._info.num_state_snapshots is None:
+            return None
+        initial = np.array([LIVE_STATE if name in self._has_state else NO_STATE for name in ids], np.int32)
+        self._has_state.update(ids)
+        return StatePlan(initial, offsets([0] * len(ids)), EMPTY_I32, EMPTY_I32)
 
     def _new(self, i: int) -> NewRequest:
         num_tokens, size = self._context + 1, self._info.block_size

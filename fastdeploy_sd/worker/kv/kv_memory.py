@@ -110,10 +110,13 @@ def allocate_kv(
     drafts: Mapping[str, DraftWeights],
     max_model_len: int,
     group: RankGroup,
+    state_bytes: int = 0,
 ) -> KvMemory:
     """Allocate a rank's part of the KV, with as many blocks as configured or useful, and map the parts of others.
 
-    `drafts`: weights of the draft models, by method. Raises ConfigError: no block fits, or the system has no memory for
+    `drafts`: weights of the draft models, by method. state_bytes: that recurrent states will take of main memory.
+
+    Raises ConfigError: no block fits, or the system has no memory for
     them.
     """
     kv_format = KvCacheFormat.create(config)
@@ -122,7 +125,7 @@ def allocate_kv(
     if group.rank == 0 and layout.why_kept:
         _log.info("the KV blocks before a layer's window are kept: %s", layout.why_kept)
     one_block = layers.block_bytes(kv_format, alike=device().kind != "cpu")
-    room = partial(_room, config, target, drafts, group)
+    room = partial(room_for_kv, config, target, drafts, group, state_bytes)
     size = kv_sizing.choose_size(config, one_block, max_model_len, room, layout.groups)
     if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory())):
         _log.warning("%s", shortage)
@@ -141,13 +144,13 @@ def allocate_kv(
     )
 
 
-def _room(
-    config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], group: RankGroup
+def room_for_kv(
+    config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], group: RankGroup, state_bytes: int = 0
 ) -> kv_sizing.KvRoom:
     """Return the room in the ranks' memory: they share the host's, and have a GPU each."""
     found = device()
     if not isinstance(found, CudaDevice):
-        return kv_sizing.half_of(group.smallest(free_memory))
+        return kv_sizing.half_of(max(group.smallest(free_memory) - state_bytes, 0))
     max_tokens = kv_sizing.max_model_len(config, target)
     steps = gpu_memory.step_bytes(config, target, list(drafts.values()), max_tokens, found.library)
     memory = gpu_memory.GpuMemory(*found.library.memory_bytes(), steps)
@@ -206,15 +209,15 @@ class _Layers:
         caches = [of_layer[i] for i in range(len(targets) + len(of_drafts))]
         hidden = iter(allocate_block_hidden(of_drafts, num_blocks, fmt, zeros))
         own = DecoderShard(self._target, shard)
-        heads = [own.kv_heads(layer.attention) for layer in self._target.layers]
+        heads = [own.kv_heads(attention) for attention in self._target.attentions]
         left, drafts = iter(zip(caches[len(heads) :], of_drafts, strict=True)), dict[str, list[DraftLayerKv]]()
         for name, (weights, part) in self._drafts_of(rank).items():
             own = DecoderShard(weights.config, part)
             drafts[name] = []
-            for layer in weights.config.layers[: weights.num_kv_layers(self._num_steps)]:
+            for attention in weights.config.attentions[: weights.num_kv_layers(self._num_steps)]:
                 cache, kept = next(left)
                 rows = next(hidden) if kept.hidden_size else None
-                drafts[name].append(DraftLayerKv(own.kv_heads(layer.attention), cache, rows))
+                drafts[name].append(DraftLayerKv(own.kv_heads(attention), cache, rows))
         return RankKv(heads, caches[: len(heads)], drafts)
 
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.attention_config import LatentAttentionConfig
-from fastdeploy_sd.models.decoder_config import DecoderConfig, LayerConfig
+from fastdeploy_sd.models.attention_config import AnyAttention, LatentAttentionConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.types.kv_groups import KvGroup, most_blocks, most_tokens
@@ -85,9 +85,8 @@ class LayerKv:
 
     @staticmethod
     def of_decoder(config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> list[LayerKv]:
-        """Return what the layers of a decoder keep on a rank."""
-        layers = [_plain(config, layer, shard) for layer in config.layers]
-        return [replace(kept, window=layer.attention.window) for kept, layer in zip(layers, config.layers, strict=True)]
+        """Return what the layers of a decoder that have KV keep on a rank."""
+        return [replace(_plain(config, own, shard), window=own.window) for own in config.attentions]
 
     @staticmethod
     def of_draft_layers(
@@ -106,7 +105,7 @@ class LayerKv:
                 that none of their blocks can be given back.
             per_draft: layers that make a draft one after another; the first of them reads hidden rows.
         """
-        layers = config.layers[:num_layers]
+        layers = config.attentions[:num_layers]
         plain = [_plain(config, layer, shard) for layer in layers]
         if not reads_hidden:
             return plain
@@ -115,15 +114,14 @@ class LayerKv:
                 kept,
                 first_key=j // per_draft + 1,
                 hidden_size=0 if j % per_draft else config.hidden_size,
-                window=layer.attention.window,
+                window=layer.window,
             )
             for j, (kept, layer) in enumerate(zip(plain, layers, strict=True))
         ]
 
 
-def _plain(config: DecoderConfig, layer: LayerConfig, shard: Shard) -> LayerKv:
+def _plain(config: DecoderConfig, attention: AnyAttention, shard: Shard) -> LayerKv:
     """Return what a layer keeps on a rank, of all tokens."""
-    attention = layer.attention
     num_kv_heads = len(DecoderShard(config, shard).kv_heads(attention))
     return LayerKv(num_kv_heads, attention.head_dim, has_values=not isinstance(attention, LatentAttentionConfig))
 

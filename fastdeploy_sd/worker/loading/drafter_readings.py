@@ -89,7 +89,7 @@ class DrafterReadings:
                 Reading(f"{key} {other}", {**values, key: str(other)}) for other in _OPTIONS[key] if other != now
             )
         elif key == _THETA:
-            rope = self._target.layers[0].attention.rope
+            rope = self._target.attentions[0].rope
             for theta in dict.fromkeys((_THETA_OF_HEADS, *(() if rope is None else (rope.theta,)))):
                 if theta != now:
                     yield Reading(f"{key} {theta:g}", {**values, key: theta})
@@ -130,7 +130,7 @@ class DrafterReadings:
 
 
 def _theta(read: EagleConfig) -> float:
-    rope = read.decoder.layers[0].attention.rope
+    rope = read.decoder.attentions[0].rope
     assert rope is not None, "heads are Llama-shaped"
     return rope.theta
 

@@ -7,7 +7,7 @@ estimate unless it is configured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastdeploy_sd.config import Config, cpu_only
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
@@ -23,6 +23,7 @@ from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.kv.kv_layout import KvLayout
+from fastdeploy_sd.worker.kv.state_sizing import state_size, verify_state_options
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
 from fastdeploy_sd.worker.loading.free_memory import free_memory
@@ -66,6 +67,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     """
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    verify_state_options(config, decoder)
     max_model_len = kv_sizing.max_model_len(config, decoder)
     drafts = open_draft_weights(config, checkpoint, decoder)
     model = _Model(config, decoder, DecoderWeights(checkpoint, decoder), drafts, max_model_len)
@@ -81,12 +83,19 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     if gpu is None:
         taken = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
         taken += model.draft_bytes(WHOLE_MODEL)
+        states = state_size(config, decoder, lambda: kv_sizing.half_of(max(0, free() - taken)).num_bytes, shard.size)
+        taken += 0 if states is None else states.num_bytes
         size = kv_sizing.choose_size(
             config, one_block, max_model_len, lambda: kv_sizing.half_of(max(0, free() - taken)), layout.groups
         )
     else:
         memory = model.memory_with_weights(gpu, shard)
-        room = gpu_memory.room_for_kv(config, memory, memory.room(config.cache.gpu_memory_utilization), shard.size)
+        share = config.cache.gpu_memory_utilization
+        room = gpu_memory.room_for_kv(config, memory, memory.room(share), shard.size)
+        states = state_size(config, decoder, lambda: room.num_bytes, shard.size)
+        if states is not None:
+            memory = replace(memory, free=memory.free - states.num_bytes // shard.size)
+            room = gpu_memory.room_for_kv(config, memory, memory.room(share), shard.size)
         size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: room, layout.groups)
         rows |= _gpu_rows(gpu, memory, size, shard)
     longest = min(max_model_len, size.num_tokens + 1)
@@ -99,6 +108,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     return rows | {
         "weights": weights,
         "KV cache": size.describe(longest),
+        **({} if states is None else {"recurrent states": states.describe()}),
         "longest request": f"{longest} tokens, prompt and output{why}",
         "drafting": f"up to {speculative.num_speculative_tokens} by {speculative.label}"
         if speculative.num_speculative_tokens

@@ -17,7 +17,7 @@ from fastdeploy_sd.device.cuda.sizes import sizes_up_to
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
 from fastdeploy_sd.device.step_memory import StepLimits, max_prompt_rows
-from fastdeploy_sd.models.attention_config import AnyAttention, AttentionConfig, LatentAttentionConfig
+from fastdeploy_sd.models.attention_config import AnyMixer, AttentionConfig, GatedDeltaConfig, LatentAttentionConfig
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, LayerConfig, MoeConfig
 from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM, DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
@@ -116,17 +116,21 @@ def _pass_bytes(config: DecoderConfig, num_tokens: int, num_logits: int, item: i
     return num_tokens * per_token + num_logits * (config.hidden_size * item + config.vocab_size * 4)
 
 
-def _attention_width(attention: AnyAttention) -> int:
+def _attention_width(attention: AnyMixer) -> int:
     """Return the elements of a token's simultaneous activations."""
+    if isinstance(attention, GatedDeltaConfig):
+        return 2 * (attention.key_size + attention.value_size + attention.num_value_heads) + attention.value_size
     if isinstance(attention, LatentAttentionConfig):
         # Heads as projected, to be rotated and rotated, what attention makes of them, and values.
         return attention.num_heads * (attention.query_dim + 3 * attention.head_dim + attention.value_dim)
-    return attention.qkv_size + 2 * attention.q_size
+    return attention.qkv_size + (2 + attention.output_gate) * attention.q_size
 
 
-def _projections(attention: AnyAttention, hidden: int) -> list[tuple[int, int]]:
+def _projections(attention: AnyMixer, hidden: int) -> list[tuple[int, int]]:
     """Return (K, N) of the linear layers."""
     found = [(attention.q_size, hidden)]
+    if isinstance(attention, GatedDeltaConfig):
+        return [*found, (hidden, 2 * (attention.key_size + attention.value_size))]
     if isinstance(attention, LatentAttentionConfig):
         read = attention.query_latent_dim or hidden
         return [*found, (read, attention.num_heads * attention.query_dim), (hidden, read), (hidden, attention.head_dim)]
@@ -166,7 +170,7 @@ def _calls(
         params.format, params.num_slices, params.slice_unit = format_code(fmt), 1, 1
         params.x_dtype = params.y_dtype = dtype
         yield "linear", params
-    for attention in dict.fromkeys(layer.attention for layer in layers):
+    for attention in dict.fromkeys(decoder.attentions):
         params = struct_type("CascadeAppendAttentionParams")()
         params.num_blocks, params.num_kv_heads, params.head_dim = 1, attention.num_kv_heads, attention.head_dim
         params.block_size, params.dtype, params.kv_dtype = config.cache.block_size, dtype, dtype

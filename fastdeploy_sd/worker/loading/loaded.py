@@ -26,10 +26,13 @@ from fastdeploy_sd.rules.requests import producible_eos
 from fastdeploy_sd.spec_decode.model_based.loaded_model import LoadedDraftModel
 from fastdeploy_sd.spec_decode.proposer import OverRanks, ProposerContext, keep_local
 from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.autotune.linear_tuning import MEASURED_BYTES, tune_linear
 from fastdeploy_sd.worker.kv import kv_sizing
-from fastdeploy_sd.worker.kv.kv_memory import KvMemory, allocate_kv
+from fastdeploy_sd.worker.kv.kv_memory import KvMemory, allocate_kv, room_for_kv
+from fastdeploy_sd.worker.kv.state_memory import StateMemory, layer_memories
+from fastdeploy_sd.worker.kv.state_sizing import StateSize, state_size, verify_state_options
 from fastdeploy_sd.worker.loading.draft_weights import draft_scheme, open_draft_weights
 from fastdeploy_sd.worker.loading.loading_errors import asking_for_memory
 from fastdeploy_sd.worker.loading.model_loading import load_model
@@ -64,6 +67,7 @@ class Loaded:
     """The loaded model on any rank, 0 or other.
 
     Attributes:
+        states: of the layers with recurrent states; None = there are none.
         draft_weights, drafts, kept_hidden: of the draft models, by method.
         draft_rows: [T, H] of every draft model that reads hidden rows: those of the step, for the largest step.
         is_async: whether steps may begin after in-flight ones.
@@ -74,6 +78,7 @@ class Loaded:
     draft_weights: Mapping[str, DraftWeights]
     config: DecoderConfig
     kv: KvMemory
+    states: StateSize | None
     drafts: Mapping[str, DraftModel]
     kept_hidden: Mapping[str, Sequence[HiddenStateBuffer[Tensor]]]
     draft_rows: Mapping[str, Tensor]
@@ -141,6 +146,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         load_operators()
     checkpoint = Checkpoint(config.model.path)
     decoder_config = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    verify_state_options(config, decoder_config)
     max_model_len = kv_sizing.max_model_len(config, decoder_config)
     eos_token_ids = producible_eos("checkpoint", checkpoint.eos_token_ids(), decoder_config.vocab_size)
     # Opened first: an error about missing ones must come before the target is packed.
@@ -151,10 +157,12 @@ def load(config: Config, group: RankGroup) -> Loaded:
     is_host = device().kind == "cpu"
     if is_host:
         _tune_linear(config, group, model.weight_bytes, drafts=bool(draft_weights))
-    kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group)
+    states = _allocate_states(config, decoder_config, draft_weights, group, tp.shard)
+    state_bytes = 0 if states is None else states.size.num_bytes
+    kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group, state_bytes)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    memory = StepMemory(limits, vocab_size)
+    memory = StepMemory(limits, vocab_size, None if states is None else states.size.num_snapshots)
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size, len(kv.size.groups))
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens, max_model_len)
@@ -172,7 +180,8 @@ def load(config: Config, group: RankGroup) -> Loaded:
         for name, kept in kept_hidden.items()
         if kept
     }
-    forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, list(readers.values()))
+    memories = () if states is None else layer_memories(decoder_config, kv.own.caches, states.nets)
+    forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, list(readers.values()), memories)
     known = None
     if not is_host and group.size == 1:  # other ranks only follow the first
         known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
@@ -187,6 +196,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         draft_weights=draft_weights,
         config=decoder_config,
         kv=kv,
+        states=None if states is None else states.size,
         drafts=model.drafts,
         kept_hidden=kept_hidden,
         draft_rows=dict(zip(readers, forward.draft_rows, strict=True)),
@@ -201,6 +211,22 @@ def load(config: Config, group: RankGroup) -> Loaded:
         is_async=known is not None,
         has_whole_drafts=config.speculative.draft_tensor_parallel_size == 1,
     )
+
+
+def _allocate_states(
+    config: Config,
+    decoder_config: DecoderConfig,
+    draft_weights: Mapping[str, DraftWeights],
+    group: RankGroup,
+    shard: Shard,
+) -> StateMemory | None:
+    """Allocate this rank's recurrent states, if its layers have any. Raises ConfigError: as `StateMemory.allocate`."""
+
+    def room() -> int:
+        return room_for_kv(config, decoder_config, draft_weights, group).num_bytes
+
+    size = state_size(config, decoder_config, room, group.size)
+    return None if size is None else StateMemory.allocate(config, decoder_config, size, shard)
 
 
 def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts: bool) -> None:

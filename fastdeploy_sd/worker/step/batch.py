@@ -14,6 +14,7 @@ from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.types import I32, DraftTokens, SchedulerOutput, VerifyResult, offsets
 from fastdeploy_sd.worker.step.request_table import RequestTable
+from fastdeploy_sd.worker.step.state_rows import StateRows
 
 
 class PendingRows:
@@ -95,6 +96,7 @@ class BatchBuilder:
     def __init__(self, table: RequestTable, memory: StepMemory, buffers: DeviceBuffers = HOST_BUFFERS) -> None:
         m = self._memory = memory
         self._table = table
+        self._states = StateRows(table, memory) if memory.has_states else None
         is_host = buffers is HOST_BUFFERS
         # On a device: tokens of in-flight steps included.
         self._num_tokens = table.num_tokens if is_host else np.zeros_like(table.num_tokens)
@@ -145,7 +147,7 @@ class BatchBuilder:
         """Write a step's plan, maps and masks into the memory.
 
         `before`: of the step in flight, None = none. Raises ValueError: the plan is larger than the memory, or
-        contradicts the table (counts, blocks); the text names the array.
+        contradicts the table (counts, blocks, states); the text names the array.
         """
         m, draft = self._memory, plan.draft
         n, num_drafts = len(plan.request_ids), len(draft.token_ids)
@@ -177,6 +179,8 @@ class BatchBuilder:
         prepare.run()
         m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
         self._write_masks(draft)
+        if self._states is not None:
+            self._states.build(plan)
 
     def open(self, before: PendingRows | None = None) -> PendingRows:
         """Start to append the step's output where the device has the table, before the host knows it.
@@ -195,6 +199,8 @@ class BatchBuilder:
         """
         self._append.params.num_requests = self._memory.num_requests
         self._append.run()  # the host's first: it verifies its arguments
+        if self._states is not None:
+            self._states.commit()
         try:
             self._start_append()
         except Exception as error:

@@ -15,18 +15,19 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy_sd.device.arrays import Array
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS, DeviceBuffers, RowsOnDevice
-from fastdeploy_sd.device.program.program import Padding, Recording
-from fastdeploy_sd.device.program.recorder import Recorder, Size
+from fastdeploy_sd.device.program.program import Recording
+from fastdeploy_sd.device.program.recorder import Recorder
 from fastdeploy_sd.device.step_memory import StepMemory
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.drafters.draft_model import FINAL_NORM
 from fastdeploy_sd.models.layers.attention import AttentionInputs, GroupMaps
+from fastdeploy_sd.models.layers.decoder_layer import LayerMemory
 from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.batch import gather_output_rows, group_slots, settle_step_
 from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.ops.delta_memory import DeltaStates
 from fastdeploy_sd.ops.kv_cache import KvCache, RequestBlocks, Rotary
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.mtp import keep_hidden_
@@ -36,6 +37,16 @@ from fastdeploy_sd.worker.step.hidden_reader import HiddenReader
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.prompt_rows import PromptRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
+from fastdeploy_sd.worker.step.step_inputs import (
+    PADDING,
+    RESOLVED,
+    RESOLVED_SHAPES,
+    SHAPES,
+    STATE_SHAPES,
+    STATES,
+    block_table_names,
+    input_arrays,
+)
 
 OnStored = Callable[[KvCache[Tensor], AttentionInputs], None]
 
@@ -71,13 +82,19 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The computation of a forward pass, for both ways to run it. `readers` get the rows that they read."""
+    """The computation of a forward pass, for both ways to run it.
+
+    Attributes:
+        caches: of the layers that have one. memories: of every layer; () = they are the caches.
+        readers: they get the rows that they read.
+    """
 
     decoder: Decoder
     caches: Sequence[KvCache[Tensor]]
     rotary: Mapping[RopeConfig | None, Rotary[Tensor]]
     on_stored: OnStored | None = None
     readers: Sequence[HiddenReader] = ()
+    memories: Sequence[LayerMemory] = ()
 
     @property
     def num_groups(self) -> int:
@@ -104,6 +121,7 @@ class ForwardPass:
                 for blocks in others
             ],
             tree_mask=inputs.get("tree_mask"),
+            states=DeltaStates(rows, *(inputs[name] for name in STATES)) if STATES[0] in inputs else None,
         )
         streams: dict[int, Any] = {}
         wanted = {layer for reader in self.readers for layer in reader.reads} - {FINAL_NORM}
@@ -114,7 +132,9 @@ class ForwardPass:
                 streams[layer] = cast(stream, dtype)
 
         on_stream = note if wanted else None
-        hidden = streams[FINAL_NORM] = self.decoder.forward(inputs["input_ids"], self.caches, maps, on_stream)
+        hidden = streams[FINAL_NORM] = self.decoder.forward(
+            inputs["input_ids"], self.memories or self.caches, maps, on_stream
+        )
         rows = [reader.rows_of(streams) for reader in self.readers]
         for reader, own in zip(self.readers, rows, strict=True):
             keep_hidden_(maps.blocks, maps, own, reader.kept)
@@ -153,8 +173,8 @@ class EagerForward:
         m = self._memory
         counts = {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
         tensors = {}
-        for name, array in _inputs(m, self._block_tables).items():
-            dim = _SHAPES.get(name)
+        for name, array in input_arrays(m, self._block_tables).items():
+            dim = (SHAPES | STATE_SHAPES).get(name)
             tensors[name] = device().wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
         hidden, logits, *more = self._pass.run(tensors)
         for kept, rows in zip(self._rows, (hidden, *more), strict=True):
@@ -184,10 +204,10 @@ class RecordedForward:
         known: KnownTokens | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
-        arrays, shapes = _inputs(memory, block_tables), dict(_SHAPES)
+        arrays, shapes = input_arrays(memory, block_tables), SHAPES | STATE_SHAPES
         if known is not None:
-            shapes |= _RESOLVED_SHAPES
-            arrays |= {name: getattr(memory, name) for name in (*_RESOLVED_SHAPES, "draft_token_ids")}
+            shapes |= RESOLVED_SHAPES
+            arrays |= {name: getattr(memory, name) for name in (*RESOLVED_SHAPES, "draft_token_ids")}
             arrays |= {"token_table": known.tokens, "num_known": known.num_tokens, "made_drafts": known.made_drafts}
         inputs = {
             name: recorder.add_input(
@@ -207,7 +227,7 @@ class RecordedForward:
         }
         self._memory, self._buffers = memory, buffers
         self.program = device().program(
-            Recording(recorder, outputs, bounds, {name: value for name, value in _PADDING.items() if name in inputs}),
+            Recording(recorder, outputs, bounds, {name: value for name, value in PADDING.items() if name in inputs}),
             {name: buffers.of(array) for name, array in arrays.items()},
         )
         self.hidden, logits, *more = self.program.outputs
@@ -225,52 +245,11 @@ class RecordedForward:
         return {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
 
 
-_SHAPES = {
-    "input_ids": Size("num_tokens"),
-    "positions": Size("num_tokens"),
-    "slot_mapping": Size("num_tokens"),
-    "tree_mask": Size("num_tokens"),
-    "query_start_loc": Size("num_requests") + 1,
-    "seq_lens": Size("num_requests"),
-    "table_rows": Size("num_requests"),
-    "logits_indices": Size("num_logits"),
-}
-# Further inputs that are corrected where a step begins before the host knows the tokens of the one before it.
-_RESOLVED_SHAPES = {
-    "num_computed": Size("num_requests"),
-    "output_positions": Size("num_logits"),
-    "cu_num_logits": Size("num_requests") + 1,
-    "cu_num_draft": Size("num_requests") + 1,
-}
-_RESOLVED = (
-    "input_ids", "positions", "slot_mapping", "num_computed", "seq_lens", "output_positions", "draft_token_ids",
-)  # fmt: skip
-# Padding of rows after a step's own, where a device rounds sizes up: they belong to no request and write nothing.
-_PADDING: Padding = {
-    **dict.fromkeys(_SHAPES | _RESOLVED_SHAPES, 0),
-    **dict.fromkeys(("query_start_loc", "cu_num_logits", "cu_num_draft"), "last"),
-    "slot_mapping": -1,
-}
-
-
-def block_table_names(num_groups: int) -> list[str]:
-    """Return the input with each KV group's blocks."""
-    return ["block_tables", *(f"block_tables_{g}" for g in range(1, num_groups))]
-
-
-def _inputs(memory: StepMemory, block_tables: Sequence[I32]) -> dict[str, Array]:
-    """Return the whole input arrays of the pass."""
-    arrays: dict[str, Array] = {name: getattr(memory, name) for name in _SHAPES}
-    if memory.limits.num_request_drafts <= 1:
-        del arrays["tree_mask"]  # nothing branches
-    return arrays | dict(zip(block_table_names(len(block_tables)), block_tables, strict=True))
-
-
 def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
     """Correct the step's lengths and places; see ops.reference.batch.settle_step_."""
     tables = KnownTokens(*(inputs[name] for name in ("token_table", "num_known", "block_tables", "made_drafts")))
     offsets = inputs["query_start_loc"], inputs["cu_num_logits"], inputs["cu_num_draft"]
-    settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in _RESOLVED})
+    settle_step_(tables, block_size, inputs["table_rows"], offsets, **{name: inputs[name] for name in RESOLVED})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,8 @@ from fastdeploy_sd.ops.compaction import compact_kv_, compact_rows_
 from fastdeploy_sd.ops.kv_cache import RequestBlocks, VerifiedPaths
 from fastdeploy_sd.ops.mtp import keep_hidden_
 from fastdeploy_sd.types import I32
-from fastdeploy_sd.worker.step.forward import ForwardPass, block_table_names
+from fastdeploy_sd.worker.step.forward import ForwardPass
+from fastdeploy_sd.worker.step.step_inputs import block_table_names
 
 
 class PathCompaction:

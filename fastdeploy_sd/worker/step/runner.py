@@ -105,7 +105,7 @@ class ModelRunner:
     ) -> None:
         self._forward, self._memory, self._table, self._signals = step.forward, step.memory, step.table, step.signals
         self._logits, self.prompts, self._compact_paths = step.forward.logits, step.prompts, step.compact_paths
-        self._takes_trees = rule.takes_trees
+        self._takes_trees = rule.takes_trees and not step.memory.has_states  # a state follows one text
         self._drafting, self._guided, self._ranks = drafting, guided, ranks or SingleRank()
         self._step_stats, self._ended = drafting.step_stats, time.perf_counter()
         self._batches = BatchBuilder(step.table, step.memory, step.buffers)
@@ -243,8 +243,12 @@ class ModelRunner:
         return self._drafting.is_async
 
     def may_open(self, plan: SchedulerOutput) -> bool:
-        """Whether a step whose requests the table has can be open. What trees stored is moved at its end."""
-        return plan.draft.parents is None and self._drafting.allows_pending(plan.request_ids)
+        """Whether a step whose requests the table has can be open.
+
+        What trees stored is moved at its end. A recurrent state that moved on by wrong tokens could not be taken back.
+        """
+        is_fixed = self._memory.has_states or plan.draft.parents is not None
+        return not is_fixed and self._drafting.allows_pending(plan.request_ids)
 
     def restart(self) -> None:
         """Send the host's state to the device: launched steps have run on wrong tokens, or not at all."""

@@ -22,7 +22,7 @@ from fastdeploy_sd.models.drafters.drafter_kind import open_drafter
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_bytes import layer_bytes
-from fastdeploy_sd.models.weights.decoder_weights import LayerWeights
+from fastdeploy_sd.models.weights.layer_weights import LayerWeights
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.ops.bf16 import storage, widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
@@ -177,7 +177,7 @@ class HydraWeights(HeadsWeights):
         self.is_grounded = f"{self._block(0, 0)}.res_connection.weight" in checkpoint
         self.prefix_layer: LayerWeights | None = None
         if "prefix_embeding_layer.layers.0.input_layernorm.weight" in checkpoint:
-            attention = target.layers[0].attention
+            attention = target.attentions[0]
             if not isinstance(attention, AttentionConfig):
                 wanted = "prefix_embeding_layer: expected none with a target of latent attention, got one"
                 raise CheckpointError(f"{checkpoint.path}: {wanted}")

@@ -1,0 +1,123 @@
+"""The size of the memory of recurrent states. Needs no Paddle, so it works before a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.attention_config import GatedDeltaConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
+
+_GIB, _MIB = 1 << 30, 1 << 20
+# Of snapshots where no option sets their number: at most so many per request, and so much of the room for KV.
+_PER_REQUEST, _SHARE = 4, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class NetShape:
+    """One rank's part of a gated delta net's memory; see ops.delta_memory.
+
+    Attributes:
+        num_channels: of the convolution.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    num_channels: int
+    conv_width: int
+
+    @classmethod
+    def of_rank(cls, config: DecoderConfig, net: GatedDeltaConfig, shard: Shard) -> NetShape:
+        """Return the shape of what a rank has; raises ConfigError as DecoderShard."""
+        own = DecoderShard(config, shard)
+        q, k, v, _ = own.qkvz(net)
+        return cls(len(own.heads(net)), net.key_dim, net.value_dim, len(q) + len(k) + len(v), net.conv_width)
+
+    def slot_bytes(self, item: int) -> int:
+        """Bytes of a state with the rows that its convolution still reads; `item`: of an activation."""
+        state = self.num_heads * self.key_dim * self.value_dim * np.dtype(np.float32).itemsize
+        return state + (self.conv_width - 1) * self.num_channels * item
+
+    @property
+    def row_size(self) -> int:
+        """Elements that are kept of a draft."""
+        return self.num_channels + 2 * self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """How many states are kept.
+
+    Attributes:
+        num_rows: live states, one for each row of the request table.
+        num_drafts: rows that are kept of each request's last step.
+        request_bytes, snapshot_bytes: of a live state with its drafts, and of a snapshot, over all ranks.
+    """
+
+    num_rows: int
+    num_snapshots: int
+    num_drafts: int
+    request_bytes: int
+    snapshot_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.request_bytes + self.num_snapshots * self.snapshot_bytes
+
+    def describe(self) -> str:
+        """Return a line for users."""
+        return (
+            f"{self.num_rows} requests of {self.request_bytes / _MIB:.2f} MiB each and {self.num_snapshots} snapshots,"
+            f" {self.num_bytes / _GIB:.2f} GiB when all are in use"
+        )
+
+
+def state_size(config: Config, decoder: DecoderConfig, room: Callable[[], int], num_ranks: int = 1) -> StateSize | None:
+    """Return the size of the states of a decoder's layers, None where they have none.
+
+    `room`: bytes that KV could take. Raises ConfigError: as DecoderShard.
+    """
+    if not decoder.delta_nets:
+        return None
+    cache, num_rows, item = config.cache, config.scheduler.max_num_seqs, storage(config.model.dtype).itemsize
+    # The newest token is kept with the drafts where a step may have to be repeated.
+    num_drafts = config.speculative.num_speculative_tokens + 1
+    shapes = [
+        NetShape.of_rank(decoder, net, Shard(rank, num_ranks) if num_ranks > 1 else WHOLE_MODEL)
+        for net in decoder.delta_nets
+        for rank in range(num_ranks)
+    ]
+    slot = sum(shape.slot_bytes(item) for shape in shapes)
+    request = slot + num_drafts * item * sum(shape.row_size for shape in shapes)
+    count = cache.num_state_snapshots
+    if not cache.enable_prefix_caching:
+        count = 0
+    elif count is None:
+        count = min(_PER_REQUEST * num_rows, int(room() * _SHARE) // slot)
+    return StateSize(num_rows, count, num_drafts, request, slot)
+
+
+def verify_state_options(config: Config, decoder: DecoderConfig) -> None:
+    """Refuse what layers with recurrent states cannot do. Raises ConfigError: it names the option."""
+    if not decoder.delta_nets:
+        return
+    kind = "a model with recurrent states (config.json: linear_num_value_heads)"
+    if config.speculative.draft_trees:
+        raise ConfigError(
+            f"speculative_config.draft_trees: expected false, as a state follows one text, of {kind}, got true",
+            param="speculative_config",
+        )
+    if config.splitwise.splitwise_role != "mixed":
+        role = config.splitwise.splitwise_role
+        raise ConfigError(f"splitwise_role: expected mixed for {kind}, got {role}", param="splitwise_role")
+    if config.cache.swap_bytes:
+        swap = config.cache.swap_space
+        raise ConfigError(f"swap_space: expected none for {kind}, got {swap:g}", param="swap_space")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.device.device import choose
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.checkpoint import Checkpoint
@@ -27,6 +28,8 @@ from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.engine.gpu import gpu_device
 from tests.models import golden, quantized_files, rewrite
 from tests.models.harness import SingleSequence
+from tests.models.mtp_models import make_model
+from tests.models.published_configs import GLM
 from tests.ops.cuda_device import EMULATED, emulated
 
 pytestmark = pytest.mark.slow
@@ -158,6 +161,26 @@ def test_scales_of_tensors_outputs_and_blocks(kind: str, description: dict[str, 
     tokens = np.arange(3, 20, dtype=np.int32)
     coded = SingleSequence(path, "float32")
     np.testing.assert_array_equal(coded.logits(tokens), SingleSequence(plain, "float32").logits(tokens))
+
+
+def test_glm_with_a_draft_layer_is_read_as_released_in_float8(tmp_path: pathlib.Path) -> None:
+    """Experts, shared experts and the draft layer in codes with a scale per output; its eh_proj and routers plain."""
+    model = str(make_model(tmp_path / "m", "glm4_moe-tiny", "numbered").path)
+    method = quantized_files.float8("channel", GLM["GLM-4.5-FP8"]["quantization_config"])
+    path, plain = quantized_files.write(tmp_path, model, method, others={"eh_proj": None})
+    names = Checkpoint(path).names()
+    assert "model.layers.3.mlp.experts.0.up_proj.weight_scale" in names
+    assert "model.layers.3.eh_proj.weight_scale" not in names
+    tokens = np.arange(3, 20, dtype=np.int32)
+    coded = SingleSequence(path, "float32")
+    np.testing.assert_array_equal(coded.logits(tokens), SingleSequence(plain, "float32").logits(tokens))
+    answers = []
+    for speculative in ({"method": "mtp", "num_speculative_tokens": 2}, "naive"):
+        with LLM(str(path), num_gpu_blocks_override=64, speculative_config=speculative) as llm:
+            sampling = SamplingParams(temperature=0.0, max_tokens=24)
+            outputs = llm.generate(prompt_token_ids=[tokens.tolist()] * 2, sampling_params=sampling)
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("kind", ["tensor", "channel", "block"])

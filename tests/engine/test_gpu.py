@@ -5,6 +5,7 @@ Its bits are not the CPU's, but the promise is the same: what a request gets dep
 
 from __future__ import annotations
 
+import functools
 import gc
 import pathlib
 import weakref
@@ -28,6 +29,7 @@ from fastdeploy_sd.worker.loading import loaded
 from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.runner import _NOT_FINITE, LaunchedStep, ModelRunner
 from tests.doubles.engines import Transcript, most_blocks, run_to_end
+from tests.doubles.proposers import RandomLengthProposer
 from tests.engine.gpu import BATCH, TIGHT, answers_alone, model_with_layers, short_requests, tiny_config
 from tests.engine.models import double, double_with_draft_kv
 from tests.engine.test_failing_rows import Fault, note_requests, runner_of
@@ -105,6 +107,20 @@ def test_draft_layers_beside_other_drafts_change_no_answer(kind: str, drafts: st
     cell = run_cell(config, TIGHT, column, short_requests(), answers_alone(kind))
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_accepted > 0
+
+
+@pytest.mark.parametrize("drafts", ["none", "random"])
+def test_prompts_go_on_from_snapshots_of_recurrent_states(drafts: str) -> None:
+    config, requests = tiny_config(golden.ROOT / "qwen3_5-tiny"), short_requests()[:4]
+    alone = run_alone(config, requests)
+    known = {r.request_id: [*r.prompt_token_ids.tolist(), *alone[r.request_id].token_ids] for r in requests}
+    column = PLAIN
+    if drafts == "random":
+        make = functools.partial(RandomLengthProposer, known, 4096)
+        column = Method(drafts, SpeculativeConfig("ngram", NUM_DRAFTS), lambda *_: make())
+    cell = run_cell(config, TIGHT, column, requests, alone)
+    assert (cell.difference, cell.missing) == (None, None)
+    assert drafts == "none" or 0 < cell.num_accepted < cell.num_drafts
 
 
 def test_layers_with_a_window_give_blocks_back(kind: str, tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,162 @@
+"""Prefix hits of a model with recurrent states: the same bytes with and without, and as many whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.cli.verify import EngineVariant, Method, make_reference, run_cell, standard_methods
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig, SplitwiseConfig
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.spec_decode.dispatcher import create_proposer
+from fastdeploy_sd.types import Request
+from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.worker.executor import create_executor
+from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
+from tests.models.mtp_models import make_model
+
+pytestmark = pytest.mark.slow
+
+VOCAB, NUM_TOKENS = 4096, 40
+PLAIN = Method("naive", SpeculativeConfig(method="naive"), create_proposer)
+DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomLengthProposer}
+# Of the texts of `serve`: a conversation, then three prompts that share 52 tokens, and the end of the first again.
+HITS = [0, 80, 128, 0, 0, 48, 80]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of each text; `hits`: how much of the prompt was reused."""
+
+    hits: list[int]
+    prompts: list[list[int]]
+    answers: list[list[int]]
+    stats: EngineStats
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One with a random MTP layer."""
+    return str(make_model(tmp_path_factory.mktemp("model"), "qwen3_5-tiny", "qwen").path)
+
+
+def configure(model: str, num_snapshots: int | None = None, *, enable_prefix_caching: bool = True) -> Config:
+    cache = CacheConfig(
+        block_size=16,
+        num_blocks=64,
+        num_state_snapshots=num_snapshots,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64)
+    return Config(ModelConfig(model=model, dtype="bfloat16"), cache, scheduler)
+
+
+def serve(config: Config, method: Method = PLAIN) -> Served:
+    """Run a conversation and other texts, one after the other."""
+    executor = create_executor(replace(config, speculative=method.speculative), method.make_proposer)
+    engine, rng = Engine(config, executor), np.random.default_rng(1)
+    hits, prompts, answers = list[int](), list[list[int]](), list[list[int]]()
+
+    def run(prompt: Sequence[int], temperature: float = 0.0) -> list[int]:
+        sampling = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, ignore_eos=True)
+        engine.submit(Request(f"r{len(hits)}", np.array(prompt, np.int32), sampling, max_tokens=NUM_TOKENS, seed=5))
+        hits.append(0)
+        prompts.append(list(prompt))
+        answers.append([])
+        while engine.has_work():
+            for output in engine.step():
+                assert output.error is None
+                answers[-1] += output.token_ids
+                hits[-1] = max(hits[-1], output.num_cached_tokens)
+            engine.check_integrity()
+        return answers[-1]
+
+    def words(count: int) -> list[int]:
+        found: list[int] = rng.integers(4, VOCAB, count).tolist()
+        return found
+
+    first = words(44)
+    second = [*first, *run(first), *words(7)]
+    run([*second, *run(second, 1.0), *words(30)])
+    stem = words(52)
+    for _ in range(3):
+        run([*stem, *words(20)])
+    run(second[:90], 1.0)
+    stats = engine.stats()
+    executor.shutdown()
+    return Served(hits, prompts, answers, stats)
+
+
+@pytest.fixture(scope="module")
+def plain(model: str) -> Served:
+    """Without reuse of prefixes, and without drafts."""
+    return serve(configure(model, enable_prefix_caching=False))
+
+
+def method_of(name: str, plain: Served) -> Method:
+    if name not in DOUBLES:
+        return PLAIN if name == "naive" else standard_methods([name], [4])[0]
+    texts = zip(plain.prompts, plain.answers, strict=True)
+    known = {f"r{i}": [*prompt, *answer] for i, (prompt, answer) in enumerate(texts)}
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=7)
+    return Method(name, drafts, lambda *_: DOUBLES[name](known, VOCAB))
+
+
+@pytest.mark.parametrize("name", ["naive", "ngram", "auto", "mtp", *DOUBLES])
+def test_drafts_cost_no_hit_and_hits_change_no_byte(name: str, model: str, plain: Served) -> None:
+    served = serve(configure(model), method_of(name, plain))
+    assert plain.hits == [0] * len(HITS)
+    assert served.hits == HITS
+    assert served.answers == plain.answers
+    assert served.stats.num_prefix_lost_tokens == 0
+    assert served.stats.num_accepted_tokens >= {"oracle": 150, "random": 30}.get(name, 0)
+    assert served.stats.num_draft_tokens >= {"wrong": 150, "random": 30, "mtp": 30}.get(name, 0)
+    assert 0 < served.stats.num_used_state_snapshots <= served.stats.num_state_snapshots
+
+
+@pytest.mark.parametrize("num_snapshots", [0, 1, 2])
+@pytest.mark.parametrize("name", ["naive", "random"])
+def test_few_snapshots_cost_hits_and_change_no_byte(name: str, num_snapshots: int, model: str, plain: Served) -> None:
+    served = serve(configure(model, num_snapshots), method_of(name, plain))
+    assert served.answers == plain.answers
+    assert served.stats.num_state_snapshots == num_snapshots
+    assert sum(served.hits) < sum(HITS)
+
+
+WAYS = [
+    EngineVariant("prefix cache", 4, 64, enable_prefix_caching=True, num_passes=2, must_hit=True, arrivals_per_step=1),
+    EngineVariant(
+        "preemption, chunks, prefix cache", max_num_seqs=8, num_blocks=34, max_num_batched_tokens=24,
+        long_prefill_token_threshold=7, enable_prefix_caching=True, num_passes=2, must_preempt=True,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("name", ["naive", "ngram", "auto", "mtp"])
+def test_same_tokens_when_requests_share_states(way: EngineVariant, name: str, model: str) -> None:
+    base = Config(ModelConfig(model=model, dtype="bfloat16"))
+    reference = make_reference(base, seed=3, count=16)
+    method = PLAIN if name == "naive" else standard_methods([name], [4])[0]
+    cell = run_cell(reference.base, way, method, reference.requests, reference.answers)
+    assert (cell.difference, cell.missing) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        ("swap_space", {"cache": CacheConfig(swap_space=1.0)}),
+        ("splitwise_role", {"splitwise": SplitwiseConfig(splitwise_role="prefill")}),
+        ("splitwise_role", {"splitwise": SplitwiseConfig(splitwise_role="decode")}),
+    ],
+)
+def test_what_keeps_or_sends_blocks_alone_is_refused(option: str, change: dict[str, Any], model: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}: expected .* a model with recurrent states") as raised:
+        create_executor(replace(configure(model), **change))
+    assert raised.value.param == option

@@ -59,7 +59,7 @@ class Head {
   void Run() {
     const float* const source = rows_.source() < 0 ? nullptr : StateOf(rows_.source());
     for (int64_t t = 0; t < num_tiles_; ++t) {
-      Columns(t).Load(source, Tile(t));
+      source == nullptr ? Columns(t).Clear(Tile(t)) : Columns(t).Load(source, Tile(t));
       if (rows_.num_kept() == 0 && rows_.source() != rows_.table_row())
         Columns(t).Store(Tile(t), StateOf(rows_.table_row()));
     }

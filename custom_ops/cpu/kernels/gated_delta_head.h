@@ -1,6 +1,7 @@
 #pragma once
 // One head's state of a gated delta net, and what a row does to it.
 #include <algorithm>
+#include <cstring>
 
 #include "simd.h"
 
@@ -66,21 +67,36 @@ struct TileColumns {
   int64_t value_dim;  // of the state
   int64_t first;      // column of the state
 
-  void Load(const float* state, float* tile) const {
+  void Clear(float* tile) const {
     std::memset(tile, 0, static_cast<size_t>(PaddedTo(key_dim, 2)) * kTileColumns * sizeof(float));
-    if (state == nullptr) return;
-    for (int64_t i = 0; i < key_dim; ++i)
-      std::memcpy(tile + i * kTileColumns, state + i * value_dim + first, num_bytes());
+  }
+
+  void Load(const float* state, float* tile) const {
+    if (is_ragged()) Clear(tile);
+    EachVector([&](int64_t at, int64_t in_tile, int n) {
+      const F32x16 s = n == kLanes ? FDSD_ISA::Load(state + at) : LoadPartial(state + at, n);
+      FDSD_ISA::Store(s, tile + in_tile);
+    });
   }
 
   void Store(const float* tile, float* state) const {
-    for (int64_t i = 0; i < key_dim; ++i)
-      std::memcpy(state + i * value_dim + first, tile + i * kTileColumns, num_bytes());
+    EachVector([&](int64_t at, int64_t in_tile, int n) {
+      const F32x16 s = FDSD_ISA::Load(tile + in_tile);
+      n == kLanes ? FDSD_ISA::Store(s, state + at) : StorePartial(s, state + at, n);
+    });
   }
 
  private:
-  size_t num_bytes() const {
-    return static_cast<size_t>(std::min<int64_t>(kTileColumns, value_dim - first)) * sizeof(float);
+  bool is_ragged() const { return key_dim % 2 != 0 || value_dim - first < kTileColumns; }
+
+  // copy(place in the state, place in the tile, lanes) of all vectors.
+  template <typename Copy>
+  FDSD_INLINE void EachVector(const Copy& copy) const {
+    for (int64_t i = 0; i < key_dim; ++i) {
+      for (int c = 0; c < kTileColumns && first + c < value_dim; c += kLanes)
+        copy(i * value_dim + first + c, i * kTileColumns + c,
+             static_cast<int>(std::min<int64_t>(kLanes, value_dim - first - c)));
+    }
   }
 };
 

@@ -65,7 +65,10 @@ def test_same_tokens_where_improbable_drafts_end_a_chain(references: References)
     [
         ("demo", 4),  # two ranks are one of the methods above
         *itertools.product(["float32", "wint8", "wint4", "int8 KV", "two MTP layers"], [2, 4]),
-        *itertools.product(["deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny"], [2]),
+        *itertools.product(
+            ["deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny", "qwen3_5-tiny", "qwen3_next-tiny"], [2]
+        ),
+        ("qwen3_5-tiny", 4),
     ],
 )
 def test_same_tokens_whatever_the_number_of_ranks(references: References, model: str, size: int) -> None:

@@ -21,7 +21,10 @@ WAYS = [
     replace(quick_variants()[1], name="tight", num_requests=None, must_hit=False),
 ]
 CELLS = [("demo", name) for name in ("naive", "ngram", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp")]
-CELLS += [(model, "mtp-ngram") for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny")]
+CELLS += [
+    (model, "mtp-ngram")
+    for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny", "qwen3_5-tiny", "qwen3_next-tiny")
+]
 
 
 def resumed(reference: Reference, rng: random.Random) -> tuple[list[Request], dict[str, Answer]]:

@@ -74,6 +74,15 @@ def test_a_head_has_the_same_bits_whatever_heads_there_are() -> None:
 
 
 def test_rows_after_the_requests_become_zeros() -> None:
+    _assert_padding_is_cleared()
+
+
+def test_rows_after_the_requests_become_zeros_on_a_gpu(device: OpRunner) -> None:
+    with device.runs_ops():
+        _assert_padding_is_cleared()
+
+
+def _assert_padding_is_cleared() -> None:
     case = delta_case(1, DeltaShape(), "float32", [DeltaRequest(3, 3), DeltaRequest(2, 1, 1)], num_padding=4)
     y = gated_delta_net_(**case)
     assert np.abs(y[:5]).min() > 0

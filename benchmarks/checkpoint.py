@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedWriter
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.command import OUTPUT_DIR, Command, Progress
+from benchmarks.shapes import MTP_FOLDER_FAMILIES, SHAPES, TensorShape, mtp_folder_tensors, tensor_shapes
 from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sources import read_command_line
@@ -31,40 +33,8 @@ BLOCK_SIZE = 1_048_583
 _BLOCK_COPIES = 8
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _TOKEN_ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-_LLAMA3_SCALING = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-_COMMON = {"hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
-
-# config.json of published models, as far as it decides shapes and arithmetic.
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "qwen3-0.6b": _COMMON
-    | {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
-        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "head_dim": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
-        "attention_bias": False, "use_sliding_window": False,
-    },
-    "ernie4_5-0.3b": _COMMON
-    | {
-        "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 103424, "hidden_size": 1024,
-        "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 2,
-        "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-        "use_bias": False,
-    },
-    "llama-3.2-1b": _COMMON
-    | {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048,
-        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-        "rope_scaling": _LLAMA3_SCALING, "attention_bias": False, "mlp_bias": False,
-    },
-}  # fmt: skip
+# An MXFP4 scale is 2^(byte - 127); these make weights of about WEIGHT_STD.
+_MXFP4_SCALE = 120
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,7 +81,7 @@ def write_checkpoint(shape: str, folder: Path, seed: int = 0, tokenizer: Path | 
     _write_json(folder / "config.json", config)
     token_ids = {key: config[key] for key in _TOKEN_ID_KEYS if key in config}
     _write_json(folder / "generation_config.json", token_ids)
-    _write_weights(folder, dict(tensor_shapes(config)), np.random.default_rng(seed))
+    _write_weights(folder, list(tensor_shapes(config)), np.random.default_rng(seed))
 
 
 def add_mtp_layer(checkpoint: Path, seed: int = 1) -> None:
@@ -120,27 +90,31 @@ def add_mtp_layer(checkpoint: Path, seed: int = 1) -> None:
     Its drafts are right by chance only, but cost what such a layer costs.
 
     Raises:
-        ConfigError: there is no checkpoint, or it has an mtp folder.
+        ConfigError: there is no checkpoint, it has an mtp folder, or its family has its own names for such layers.
     """
     out = checkpoint / "mtp"
     if out.exists() or not (checkpoint / "config.json").is_file():
         raise ConfigError(f"checkpoint: expected a checkpoint without an mtp folder, got {checkpoint}")
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] not in MTP_FOLDER_FAMILIES:
+        expected = ", ".join(MTP_FOLDER_FAMILIES)
+        raise ConfigError(f"model_type: expected one of {expected} for an mtp folder, got {config['model_type']}")
     with complete_folder(out) as partial:
         _write_json(partial / "config.json", config | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1})
-        _write_weights(partial, dict(_mtp_tensors(config)), np.random.default_rng(seed))
+        _write_weights(partial, list(mtp_folder_tensors(config)), np.random.default_rng(seed))
 
 
 def ensure_checkpoint(engine_argv: Sequence[str]) -> None:
     """Write the random checkpoint that the engine's options name, `build/bench/checkpoints/<shape>`, if it is missing.
 
-    It has an MTP layer too; one that was written without gets it. A configuration that cannot be read names none.
+    Where its family may have an MTP folder, it gets one. A configuration that cannot be read names none.
     """
     setting = read_command_line(engine_argv, "python -m benchmarks", "", Faults()).get("model")
     path = Path(str(setting.value)) if setting is not None else Path()
     if path.parent != CHECKPOINT_DIR or path.name not in SHAPES:
         return
-    missing = [part for part in (path, path / "mtp") if not part.exists()]
+    wanted = [path, path / "mtp"] if SHAPES[path.name]["model_type"] in MTP_FOLDER_FAMILIES else [path]
+    missing = [part for part in wanted if not part.exists()]
     if missing:
         progress = Progress(len(missing), f"writing a random checkpoint: {path.name}")
     if path in missing:
@@ -180,58 +154,26 @@ def _copy_tokenizer(source: Path, target: Path) -> dict[str, Any]:
     return {key: config[key] for key in _TOKEN_ID_KEYS if config.get(key) is not None}
 
 
-def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every tensor."""
-    hidden = config["hidden_size"]
-    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        yield from _layer_tensors(f"model.layers.{layer}", config)
-    yield "model.norm.weight", (hidden,)
-
-
-def _mtp_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The same for one MTP layer, in ERNIE's names: it shares the target's embedding, final norm and head."""
-    hidden = config["hidden_size"]
-    yield "model.mtp_emb_norm.0.weight", (hidden,)
-    yield "model.mtp_hidden_norm.0.weight", (hidden,)
-    yield "model.mtp_linear_proj.0.weight", (hidden, 2 * hidden)
-    yield from _layer_tensors("model.mtp_block.0", config)
-
-
-def _layer_tensors(root: str, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A decoder layer; the three families name its tensors alike, Qwen3 adds the head norms."""
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_size, kv_size = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    yield f"{root}.input_layernorm.weight", (hidden,)
-    yield f"{root}.self_attn.q_proj.weight", (q_size, hidden)
-    yield f"{root}.self_attn.k_proj.weight", (kv_size, hidden)
-    yield f"{root}.self_attn.v_proj.weight", (kv_size, hidden)
-    yield f"{root}.self_attn.o_proj.weight", (hidden, q_size)
-    if config["model_type"] == "qwen3":
-        yield f"{root}.self_attn.q_norm.weight", (dim,)
-        yield f"{root}.self_attn.k_norm.weight", (dim,)
-    yield f"{root}.post_attention_layernorm.weight", (hidden,)
-    yield f"{root}.mlp.gate_proj.weight", (inner, hidden)
-    yield f"{root}.mlp.up_proj.weight", (inner, hidden)
-    yield f"{root}.mlp.down_proj.weight", (hidden, inner)
-
-
-def _write_weights(folder: Path, tensors: dict[str, tuple[int, ...]], rng: np.random.Generator) -> None:
+def _write_weights(folder: Path, tensors: Sequence[TensorShape], rng: np.random.Generator) -> None:
     values = _RandomValues(rng)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in tensors.items():
-        begin, end = end, end + 2 * int(np.prod(shape, dtype=np.int64))
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    for name, dims, dtype in tensors:
+        begin, end = end, end + (2 if dtype == "BF16" else 1) * prod(dims)
+        header[name] = {"dtype": dtype, "shape": list(dims), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
     with open(folder / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for shape in tensors.values():
-            if len(shape) == 1:
-                file.write(to_bf16(np.ones(shape, np.float32)).data)  # norms scale by 1
+        for name, dims, dtype in tensors:
+            if name.endswith("_scales"):
+                file.write(bytes([_MXFP4_SCALE]) * prod(dims))
+            elif dtype == "U8":
+                file.write(rng.bytes(prod(dims)))
+            elif len(dims) == 1 and not name.endswith(("bias", "sinks", "A_log")):
+                file.write(to_bf16(np.ones(dims, np.float32)).data)  # norms scale by 1
             else:
-                values.write(file, int(np.prod(shape, dtype=np.int64)))
+                values.write(file, prod(dims))
 
 
 class _RandomValues:

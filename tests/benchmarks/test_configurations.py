@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.checkpoint import CHECKPOINT_DIR, SHAPES
+from benchmarks.checkpoint import CHECKPOINT_DIR
+from benchmarks.shapes import SHAPES
 from fastdeploy_sd.config import DEMO_MODEL, load_config
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.sources import read_yaml

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from benchmarks.checkpoint import SHAPES
+from benchmarks.shapes import SHAPES
 from custom_ops import cuda_build
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config

@@ -175,3 +175,54 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
 
 
 GPT_OSS = {"gpt-oss-20b": _gpt_oss(24, 32), "gpt-oss-120b": _gpt_oss(36, 128)}
+
+# Releases for text and pictures; what they say of pictures is cut short.
+_HYBRID: dict[str, Any] = {
+    "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
+    "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+    "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144,
+    "mlp_only_layers": [], "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "rms_norm_eps": 1e-06,
+    "use_cache": True,
+    "vocab_size": 248320,
+    "rope_parameters": {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
+_PICTURES = {"image_token_id": 248056, "vision_start_token_id": 248053, "vision_config": {"depth": 12}}
+
+
+def _wrapper(architecture: str, num_layers: int, *, tied: bool, **text: Any) -> dict[str, Any]:
+    types = (["linear_attention"] * 3 + ["full_attention"]) * (num_layers // 4)
+    nested = _HYBRID | {"num_hidden_layers": num_layers, "layer_types": types} | text
+    return {"architectures": [architecture], "tie_word_embeddings": tied, "text_config": nested} | _PICTURES
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "Qwen3.5-0.8B": _wrapper(
+        "Qwen3_5ForConditionalGeneration", 24, tied=True, hidden_size=1024, intermediate_size=3584,
+        num_attention_heads=8, num_key_value_heads=2, linear_num_value_heads=16, tie_word_embeddings=True,
+    ),
+    "Qwen3.5-27B": _wrapper(
+        "Qwen3_5ForConditionalGeneration", 64, tied=False, hidden_size=5120, intermediate_size=17408,
+        num_attention_heads=24, num_key_value_heads=4, linear_num_value_heads=48,
+    ),
+    "Qwen3.5-35B-A3B": _wrapper(
+        "Qwen3_5MoeForConditionalGeneration", 40, tied=False, hidden_size=2048, num_attention_heads=16,
+        num_key_value_heads=2, linear_num_value_heads=32, num_experts=256, num_experts_per_tok=8,
+        moe_intermediate_size=512, shared_expert_intermediate_size=512, router_aux_loss_coef=0.001,
+    ),
+    "Qwen3-Next-80B-A3B": {
+        "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "bos_token_id": 151643,
+        "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+        "model_type": "qwen3_next", "moe_intermediate_size": 512, "norm_topk_prob": True, "num_attention_heads": 16,
+        "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2,
+        "output_router_logits": False, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 10000000, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False, "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
+}  # fmt: skip

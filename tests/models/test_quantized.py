@@ -22,7 +22,10 @@ NUM_STEPS = 24
 
 # Every format of every kind of layer, somewhere.
 CASES = [
-    *itertools.product((*golden.FIRST, "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny"), ("wint8", "wint4")),
+    *itertools.product(
+        (*golden.FIRST, "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny", "qwen3_5-tiny", "qwen3_next-tiny"),
+        ("wint8", "wint4"),
+    ),
     ("ernie4_5_moe-tiny", QuantizationFormats(dense="wint8", moe="wint4", lm_head="none")),
     ("qwen3_moe-tiny", QuantizationFormats(dense="none", moe="wint8", lm_head="wint4")),
     ("qwen3-tiny", QuantizationFormats(dense="wint4", moe="none", lm_head="wint4")),

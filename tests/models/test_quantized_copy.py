@@ -32,7 +32,13 @@ def answers(model: Path, quantization: str | None = None) -> list[Any]:
 
 # Sums cut within groups of 128; experts, and Paddle's names and order.
 @pytest.mark.parametrize(
-    ("name", "fmt"), [("qwen2-tiny", "wint4"), ("ernie4_5_moe-tiny", "wint4"), ("deepseek_v3-tiny", "wint4")]
+    ("name", "fmt"),
+    [
+        ("qwen2-tiny", "wint4"),
+        ("ernie4_5_moe-tiny", "wint4"),
+        ("deepseek_v3-tiny", "wint4"),
+        ("qwen3_next-tiny", "wint4"),
+    ],
 )
 def test_the_folder_gives_the_tokens_of_the_option(name: str, fmt: str, tmp_path: Path) -> None:
     target = tmp_path / "quantized"

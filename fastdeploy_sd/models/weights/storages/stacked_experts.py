@@ -1,4 +1,7 @@
-"""Experts of gpt-oss, stacked over experts: as numbers, or in blocks of MXFP4. Rows of gate and up take turns.
+"""Stacked experts: those of gpt-oss as numbers or in blocks of MXFP4, and those of Qwen3.5 as numbers.
+
+Rows of gate and up take turns in gpt-oss's, whose numbers are stored [E, in, out]. Qwen's are stored [E, out, in], all
+rows of gate before those of up. gpt-oss's have biases, which tells them apart.
 
 Source: openai/gpt-oss, gpt_oss/torch/weights.py (blocks); transformers, models/gpt_oss (names).
 """
@@ -90,8 +93,12 @@ class StackedExperts:
                 f"{source.path}: tensor {stack!r}: expected more than {expert} experts, got {num_experts}"
             )
         if blocks not in source:
-            numbers = source.tensor(stack, (num_experts, num_columns, total))
-            return ViewPart(stack, numbers[expert].T[rows], place=place)
+            if f"{stack}_bias" in source:
+                numbers = source.tensor(stack, (num_experts, num_columns, total))
+                return ViewPart(stack, numbers[expert].T[rows], place=place)
+            numbers = source.tensor(stack, (num_experts, total, num_columns))
+            begin = num_rows if role == "up_proj" else 0
+            return FloatPart(stack, numbers[expert][begin : begin + num_rows], place=place)
         if num_columns % _BLOCK.size:
             raise CheckpointError(
                 f"{source.path}: tensor {blocks!r}: expected blocks of {_BLOCK.size} of {num_columns}"

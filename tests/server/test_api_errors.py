@@ -353,6 +353,10 @@ async def test_api_keys_guard_everything_but_the_probes() -> None:
             assert (await s.http.get(path)).status_code == 401
         for path in ("/health", "/ping", "/ready", "/live"):
             assert (await s.http.get(path)).status_code == 200
+        assert (await s.http.get("/v1/models", headers={"x-api-key": "right"})).status_code == 200
+        refused = await s.http.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
+        assert (refused.status_code, refused.json()["type"]) == (401, "error")
+        assert refused.json()["error"]["type"] == "authentication_error"
         for key in ("right", "other"):
             assert (await s.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status_code == 200
         info = await s.http.get("/config-info", headers={"Authorization": "Bearer right"})

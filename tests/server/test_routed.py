@@ -22,10 +22,13 @@ pytestmark = pytest.mark.slow
 
 KEY, INSTANCE = b"r" * 32, "this one"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 USAGE = {"stream_options": {"include_usage": True}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 # Text of several tokens is held back for it, and comes after all.
 NEARLY = text_of(toy_tokens([5, 6], 12)[2:9]) + "but not quite"
+# Events that are about an item or a block of what was told before.
+WITHOUT_ID = (b"event: response.output_", b"event: content_block", b"event: message_")
 BODIES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [5, 6], "temperature": 0, "logprobs": 2, **USAGE}),
     (COMPLETIONS, {"prompt": [5, 6], "echo": True, "stop": ["zzz", " t\n"], "return_token_ids": True}),
@@ -33,6 +36,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream_options": {"continuous_usage_stats": True}}),
     (RESPONSES, {"input": "hi", "stop": ["zzz", " t\n"], "max_tokens": None, "max_output_tokens": 12}),
     (RESPONSES, {"input": "hi", "max_tokens": None, "max_output_tokens": 12, "stop": ["zzz", NEARLY], **LOGPROBS}),
+    (MESSAGES, {"messages": [{"role": "user", "content": "hi"}], "stop_sequences": ["zzz", NEARLY]}),
 ]
 
 
@@ -77,7 +81,7 @@ async def test_a_stream_goes_on_behind_any_of_its_events(served: Served, path: s
         record.take(event)
         progress = record.progress
         assert progress is not None
-        assert progress.job_id in event.data.decode() or event.data.startswith(b"event: response.output_text.delta")
+        assert progress.job_id in event.data.decode() or event.data.startswith(WITHOUT_ID)
         rest = list(EventSplitter().feed((await post(served, path, body, progress)).content))
         assert [event.data for event in rest] == [event.data for event in events[i + 1 :]]
     record.take(events[-1])

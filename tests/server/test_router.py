@@ -110,7 +110,16 @@ def test_bodies_that_make_no_sense_get_the_instances_own_words(
     toy_fleet: tuple[Fleet, Any, Server], content: bytes
 ) -> None:
     _, router, server = toy_fleet
-    for path in (CHAT, COMPLETIONS, RESPONSES, "/tokenize", "/detokenize", "/v1/embeddings"):
+    for path in (
+        CHAT,
+        COMPLETIONS,
+        RESPONSES,
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+        "/detokenize",
+        "/v1/embeddings",
+    ):
         answers = [httpx.post(f"{url}{path}", content=content, timeout=WAIT_S) for url in (router.url, server.url)]
         assert answers[0].status_code == answers[1].status_code >= 400
         assert answers[0].content == answers[1].content

@@ -20,14 +20,14 @@ from fastdeploy_sd.cluster.router.registry import Registry
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
-from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse
+from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH, JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
 from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, answer_live, routes_of
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http_client import Ask
 
-_GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH)
-_TEXT = ("/tokenize", "/detokenize")
+_GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH)
+_TEXT = ("/tokenize", "/detokenize", COUNT_TOKENS_PATH)
 _MAX_LARGEST_BODIES = 16  # they are held until their answers are complete
 # What an instance gets of a client's headers.
 _PASSED = ("accept", "content-type", "user-agent", "x-request-id", "traceparent", "tracestate")
@@ -98,7 +98,7 @@ class RouterApp:
         names = {name.encode("ascii") for name in _PASSED}
         key = self._config.routing.instance_api_key
         if key is None:
-            names.add(b"authorization")
+            names |= {b"authorization", b"x-api-key"}
         own = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
         return [*own, *((name, value) for name, value in request.headers.raw if name in names)]
 

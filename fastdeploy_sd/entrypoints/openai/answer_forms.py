@@ -54,7 +54,7 @@ class Thinking:
         if body.reasoning_display is None or (not grammar and max_tokens is None):
             return grammar
         if self._grammar is None:
-            if max_tokens is not None:
+            if max_tokens is not None and body.must_limit_reasoning:
                 raise no_limit("this server does not know how its model marks thinking (reasoning_parser)")
             return grammar
         return self._grammar.wrap(grammar, self._start(body, prompt), max_tokens)

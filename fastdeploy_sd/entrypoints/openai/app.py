@@ -20,7 +20,7 @@ from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 from fastdeploy_sd.types.stats import EngineStats
-from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse
+from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH, JsonResponse
 from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, answer_live, routes_of
 from fastdeploy_sd.wire.http.model_names import resolve_model
 
@@ -43,6 +43,8 @@ def create_app(
     app.add_api_route("/v1/chat/completions", handler.chat, methods=["POST"])
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
     app.add_api_route(RESPONSES_PATH, handler.response, methods=["POST"])
+    app.add_api_route(MESSAGES_PATH, handler.message, methods=["POST"])
+    app.add_api_route(COUNT_TOKENS_PATH, handler.count_tokens, methods=["POST"])
     add_refused_routes(app)
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])

@@ -18,7 +18,16 @@ from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, Completio
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
-from fastdeploy_sd.entrypoints.openai.preparation import CHAT, COMPLETION, DETOKENIZE, RESPONSE, TOKENIZE
+from fastdeploy_sd.entrypoints.openai.message_format import MessageFormat
+from fastdeploy_sd.entrypoints.openai.preparation import (
+    CHAT,
+    COMPLETION,
+    COUNT,
+    DETOKENIZE,
+    MESSAGE,
+    RESPONSE,
+    TOKENIZE,
+)
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamMetadata
@@ -28,7 +37,7 @@ from fastdeploy_sd.text.output_processor import CompletionCollector
 from fastdeploy_sd.wire.http.auth import client_of
 from fastdeploy_sd.wire.http.error_format import JsonResponse, json_pieces, to_fdsd_error
 from fastdeploy_sd.wire.http.event_stream import EventStream, until_disconnected
-from fastdeploy_sd.wire.http.middleware import LOSSY_HEADER
+from fastdeploy_sd.wire.http.middleware import LOSSY_HEADER, REQUEST_ID_HEADER
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http.request_record import record_of
 
@@ -62,6 +71,14 @@ class GenerationHandler:
     async def response(self, request: HttpRequest) -> Response:
         """POST /v1/responses."""
         return await self._respond(request, RESPONSE, ResponseFormat)
+
+    async def message(self, request: HttpRequest) -> Response:
+        """POST /v1/messages."""
+        return await self._respond(request, MESSAGE, MessageFormat)
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """POST /v1/messages/count_tokens."""
+        return await self._compute(request, COUNT)
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """POST /tokenize."""
@@ -99,7 +116,7 @@ class GenerationHandler:
         """Answer; where verification may change tokens the header says so, for every choice."""
         record_of(request.scope).request_id = job.job_id
         deltas = run_job(self._client, self._tokenizer, job, self._share)
-        headers = {LOSSY_HEADER: "true"} if job.is_lossy else {}
+        headers = {REQUEST_ID_HEADER: job.job_id} | ({LOSSY_HEADER: "true"} if job.is_lossy else {})
         try:
             if job.answer.stream:
                 # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.

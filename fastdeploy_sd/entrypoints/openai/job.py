@@ -14,7 +14,13 @@ from fastdeploy_sd.cluster.route import Progress
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
-from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, GenerationBody, ResponseBody
+from fastdeploy_sd.entrypoints.openai.protocol import (
+    ChatCompletionBody,
+    CompletionBody,
+    GenerationBody,
+    MessagesBody,
+    ResponseBody,
+)
 from fastdeploy_sd.entrypoints.openai.tool_calling import offered_tools
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
@@ -211,6 +217,16 @@ class JobBuilder:
         token_ids = self._encoder.encode_chat(body.turns, body.template_variables(), max_tokens, offered)
         params = body.sampling_params(self._defaults.sampling)
         return self._build(body, params, _job_id(body, "resp_"), [token_ids])
+
+    def build_message(self, body: MessagesBody) -> GenerationJob:
+        """Return the job of a Message. Raises BadRequest: as build_chat."""
+        params = body.sampling_params(self._defaults.sampling)
+        return self._build(body, params, _job_id(body, "msg_"), [self.message_prompt(body)])
+
+    def message_prompt(self, body: MessagesBody) -> list[int]:
+        """Return the prompt of a Message. Raises BadRequest: as build_chat."""
+        offered, max_tokens = offered_tools(body.tool_use), self._requests.max_prompt_tokens
+        return self._encoder.encode_chat(body.turns, body.template_variables(), max_tokens, offered, body.prompt_end)
 
     def _build(
         self,

@@ -13,16 +13,20 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     Body,
     ChatCompletionBody,
     CompletionBody,
+    CountTokensBody,
     DetokenizeBody,
+    MessagesBody,
     ResponseBody,
     TokenizeBody,
 )
-from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH
+from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 BODIES: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatCompletionBody,
     "/v1/completions": CompletionBody,
     RESPONSES_PATH: ResponseBody,
+    MESSAGES_PATH: MessagesBody,
+    COUNT_TOKENS_PATH: CountTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -16,7 +16,9 @@ from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder, Veri
 from fastdeploy_sd.entrypoints.openai.protocol import (
     ChatCompletionBody,
     CompletionBody,
+    CountTokensBody,
     GenerationBody,
+    MessagesBody,
     ResponseBody,
     parse_body,
 )
@@ -35,8 +37,8 @@ MemoryLimit = Callable[[int], AbstractContextManager[object]]
 
 BodyType = TypeVar("BodyType", bound=GenerationBody)
 
-CHAT, COMPLETION, RESPONSE = "chat", "completion", "response"
-TOKENIZE, DETOKENIZE = "tokenize", "detokenize"
+CHAT, COMPLETION, RESPONSE, MESSAGE = "chat", "completion", "response", "message"
+TOKENIZE, DETOKENIZE, COUNT = "tokenize", "detokenize", "count"
 # What reading a body may take, per byte: its bytes, its values, and the lists in which they are collected.
 _GROWTH = 20
 _MIN_GROWTH_BYTES = 64 << 20
@@ -94,6 +96,8 @@ class Preparation:
             CHAT: lambda content: self._prepare(ChatCompletionBody, content, jobs.build_chat),
             COMPLETION: lambda content: self._prepare(CompletionBody, content, jobs.build_completion),
             RESPONSE: lambda content: self._prepare(ResponseBody, content, jobs.build_response),
+            MESSAGE: lambda content: self._prepare(MessagesBody, content, jobs.build_message),
+            COUNT: lambda content: _counted(jobs, content),
             TOKENIZE: lambda content: Outcome(answer=to_json(texts.tokenize(content))),
             DETOKENIZE: lambda content: Outcome(answer=to_json(texts.detokenize(content))),
         }
@@ -125,6 +129,14 @@ class Preparation:
             return Outcome(job=build(body))
         except BadRequest as error:
             raise body.as_sent(error) from None
+
+
+def _counted(jobs: JobBuilder, content: bytes) -> Outcome:
+    body = parse_body(CountTokensBody, content)
+    try:
+        return Outcome(answer=to_json({"input_tokens": len(jobs.message_prompt(body))}))
+    except BadRequest as error:
+        raise body.as_sent(error) from None
 
 
 class _NeedsWorkerError(Exception):

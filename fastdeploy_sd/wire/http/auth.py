@@ -49,8 +49,11 @@ class BearerAuth:
         return scope["path"] in self._open_paths or self._is_authorized(scope)
 
     def _is_authorized(self, scope: Scope) -> bool:
-        given = Headers(scope=scope).get("authorization", "").encode("latin-1")  # the header's own bytes
+        headers = Headers(scope=scope)
+        given = headers.get("authorization", "").encode("latin-1")  # the header's own bytes
         scheme, _, token = given.partition(b" ")
+        if not given and "x-api-key" in headers:  # Anthropic's clients
+            scheme, token = b"bearer", headers["x-api-key"].encode("latin-1")
         matches = [hmac.compare_digest(token.strip(), key) for key in self._keys]
         if scheme.lower() != b"bearer" or not any(matches):
             return False

@@ -25,11 +25,20 @@ from fastdeploy_sd.wire.http.request_record import record_of
 logger = logging.getLogger(__name__)
 
 RESPONSES_PATH = "/v1/responses"
+MESSAGES_PATH = "/v1/messages"
+COUNT_TOKENS_PATH = f"{MESSAGES_PATH}/count_tokens"
+# Status -> Anthropic's word, where it is another one.
+_MESSAGE_ERRORS = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 StreamError = Callable[[FdsdError, int], str]
 
 
 def error_json(error: FdsdError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def message_error_json(error: FdsdError) -> dict[str, Any]:
+    """Return an error in Anthropic's form."""
+    return {"type": "error", "error": {"type": _MESSAGE_ERRORS.get(error.status, error.type), "message": error.message}}
 
 
 def error_response(error: FdsdError) -> Response:
@@ -102,10 +111,14 @@ class _ErrorResponse(JsonResponse):
     def __init__(self, error: FdsdError, headers: Mapping[str, str]) -> None:
         super().__init__(error_json(error), error.status, headers)
         self._reason = _reason(error)
+        self._as_message = JsonResponse(message_error_json(error), error.status, headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record_of(scope).reason = self._reason
-        await super().__call__(scope, receive, send)
+        if scope["path"] in (MESSAGES_PATH, COUNT_TOKENS_PATH):
+            await self._as_message(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def chunk_error(error: FdsdError, num_events: int) -> str:
@@ -119,8 +132,15 @@ def response_error(error: FdsdError, num_events: int) -> str:
     return f"event: error\ndata: {to_json(value | {'sequence_number': num_events})}\n\n"
 
 
+def message_error(error: FdsdError, num_events: int) -> str:
+    """Return the event of a stream of /v1/messages, whose events have no numbers."""
+    return f"event: error\ndata: {to_json(message_error_json(error))}\n\n"
+
+
 def failed_end(path: str) -> StreamError:
     """Return what makes the end of a failed stream of a route: the error, and what follows all events."""
     if path == RESPONSES_PATH:
         return response_error
+    if path == MESSAGES_PATH:
+        return message_error
     return lambda error, num_events: chunk_error(error, num_events) + DONE

@@ -21,6 +21,7 @@ from fastdeploy_sd.wire.http.origins import OriginGate
 from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
 
 LOSSY_HEADER = "X-Speculation-Lossy"
+REQUEST_ID_HEADER = "request-id"
 _MIN_LIKENESS = 0.9
 # Routes of other servers' own APIs -> whose they are, and the end of the one that does the same here.
 _FOREIGN = {
@@ -47,7 +48,7 @@ def add_middleware(app: FastAPI, server: ServerConfig, stats: HttpStats, open_pa
             allow_methods=server.allowed_methods,
             allow_headers=server.allowed_headers,
             allow_credentials=server.allow_credentials,
-            expose_headers=["Retry-After", LOSSY_HEADER],
+            expose_headers=["Retry-After", REQUEST_ID_HEADER, LOSSY_HEADER],
         )
     app.add_middleware(OriginGate, allowed=server.allowed_origins, is_open=not server.api_key, host=server.host)
     app.add_middleware(RequestMiddleware, stats=stats, has_log=server.access_log)

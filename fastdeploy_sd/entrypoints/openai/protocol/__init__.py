@@ -14,6 +14,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.chat import ChatCompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.completion import CompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
+from fastdeploy_sd.entrypoints.openai.protocol.messages import CountTokensBody, MessagesBody
 from fastdeploy_sd.entrypoints.openai.protocol.response import ResponseBody
 from fastdeploy_sd.entrypoints.openai.protocol.tokenization import DetokenizeBody, TokenizeBody
 
@@ -21,8 +22,10 @@ __all__ = [
     "Body",
     "ChatCompletionBody",
     "CompletionBody",
+    "CountTokensBody",
     "DetokenizeBody",
     "GenerationBody",
+    "MessagesBody",
     "ResponseBody",
     "TokenizeBody",
     "parse_body",

@@ -172,6 +172,11 @@ class GenerationBody(StructuredFields, SamplingFields):
         return None
 
     @property
+    def must_limit_reasoning(self) -> bool:
+        """Whether such a limit is refused where the server cannot hold it."""
+        return True
+
+    @property
     def sent_names(self) -> Mapping[str, str]:
         """The names under which the client sent what SamplingParams and RequestBuilder call otherwise."""
         return {}

@@ -18,7 +18,7 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 1 << 18  # of their JSON, all together
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_SCHEMA = {"type": "string", "pattern": f"^{_NAME.pattern}$"}
-_FUNCTION_SCHEMA = {
+FUNCTION_SCHEMA = {
     "type": "object",
     "properties": {
         "name": _NAME_SCHEMA,
@@ -36,12 +36,12 @@ _FUNCTION_SCHEMA = {
     "required": ["name"],
 }
 _FLAT_SCHEMA = {
-    **_FUNCTION_SCHEMA,
-    "properties": {"type": {"const": "function"}, **_FUNCTION_SCHEMA["properties"]},  # type: ignore[dict-item]
+    **FUNCTION_SCHEMA,
+    "properties": {"type": {"const": "function"}, **FUNCTION_SCHEMA["properties"]},  # type: ignore[dict-item]
 }
 _TOOL_SCHEMA = {
     "type": "object",
-    "properties": {"type": {"const": "function"}, "function": _FUNCTION_SCHEMA},
+    "properties": {"type": {"const": "function"}, "function": FUNCTION_SCHEMA},
     "required": ["function"],
 }
 _MODES = tuple(mode.value for mode in ToolMode)
@@ -82,7 +82,7 @@ class Tools(FieldKind):
 
     def __init__(self, *, is_flat: bool = False, is_bare: bool = False) -> None:
         self._is_flat, self._is_bare = is_flat, is_bare
-        item = _FUNCTION_SCHEMA if is_bare else _FLAT_SCHEMA if is_flat else _TOOL_SCHEMA
+        item = FUNCTION_SCHEMA if is_bare else _FLAT_SCHEMA if is_flat else _TOOL_SCHEMA
         self.schema = {"type": "array", "maxItems": MAX_TOOLS, "items": item}
 
     def convert(self, value: Any) -> tuple[Tool, ...]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fastdeploy_sd.cli.verify import EngineVariant, Method, make_reference, run_cell, standard_methods
-from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig, SplitwiseConfig
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.types import Request
@@ -146,17 +144,3 @@ def test_same_tokens_when_requests_share_states(way: EngineVariant, name: str, m
     method = PLAIN if name == "naive" else standard_methods([name], [4])[0]
     cell = run_cell(reference.base, way, method, reference.requests, reference.answers)
     assert (cell.difference, cell.missing) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("option", "change"),
-    [
-        ("swap_space", {"cache": CacheConfig(swap_space=1.0)}),
-        ("splitwise_role", {"splitwise": SplitwiseConfig(splitwise_role="prefill")}),
-        ("splitwise_role", {"splitwise": SplitwiseConfig(splitwise_role="decode")}),
-    ],
-)
-def test_what_keeps_or_sends_blocks_alone_is_refused(option: str, change: dict[str, Any], model: str) -> None:
-    with pytest.raises(ConfigError, match=f"{option}: expected .* a model with recurrent states") as raised:
-        create_executor(replace(configure(model), **change))
-    assert raised.value.param == option

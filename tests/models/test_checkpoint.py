@@ -135,11 +135,11 @@ def test_what_the_layers_cannot_do_is_refused(key: str) -> None:
         read_decoder_config(config)
 
 
-def test_a_checkpoint_of_neither_naming_is_refused(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_of_no_known_naming_is_refused(tmp_path: pathlib.Path) -> None:
     path = rewrite.write_folder(tmp_path / "m", "llama-tiny")
     rewrite.write_file(path / "model.safetensors", {"transformer.wte.weight": np.zeros((4, 4), np.uint16)})
     checkpoint = Checkpoint(path)
-    with pytest.raises(CheckpointError, match="found neither"):
+    with pytest.raises(CheckpointError, match="found none"):
         DecoderWeights(checkpoint, read_decoder_config(checkpoint.config))
 
 

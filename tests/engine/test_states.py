@@ -125,6 +125,20 @@ def test_what_states_cannot_do_is_refused_by_its_option(options: dict[str, objec
         assert raised.value.param in {"speculative_config", "swap_space", "splitwise_role"}
 
 
+def test_more_snapshots_than_memory_are_refused_by_their_option() -> None:
+    with pytest.raises(ConfigError, match="num_state_snapshots, max_num_seqs: expected what the") as raised:
+        create_executor(Config(ModelConfig(MODEL), cache=CacheConfig(num_state_snapshots=10**12)))
+    assert raised.value.param == "num_state_snapshots"
+
+
+def test_a_model_without_states_has_no_snapshots_to_set() -> None:
+    config = Config(ModelConfig(str(golden.ROOT / "qwen3-tiny")), cache=CacheConfig(num_state_snapshots=5))
+    for start in (forecast, create_executor):
+        with pytest.raises(ConfigError, match="expected none for a model without recurrent states, got 5") as raised:
+            start(config)
+        assert raised.value.param == "num_state_snapshots"
+
+
 def test_a_model_with_states_is_no_draft_model() -> None:
     speculative = SpeculativeConfig("draft_model", model=MODEL)
     config = Config(ModelConfig(str(golden.ROOT / "qwen3-tiny")), speculative=speculative)

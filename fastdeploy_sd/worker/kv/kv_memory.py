@@ -288,12 +288,11 @@ def allocate_block_hidden(
 
 
 @contextmanager
-def asking_for_memory() -> Iterator[None]:
-    """Turn a system's refusal into a ConfigError."""
+def asking_for_memory(options: str = "kv_cache_memory_gb, num_gpu_blocks_override") -> Iterator[None]:
+    """Turn a system's refusal into a ConfigError that names options."""
     try:
         yield
     except (MemoryError, OSError, OverflowError) as error:
         raise ConfigError(
-            f"kv_cache_memory_gb, num_gpu_blocks_override: expected what the system has memory for, got {error}",
-            param="kv_cache_memory_gb",
+            f"{options}: expected what the system has memory for, got {error}", param=options.partition(",")[0]
         ) from None

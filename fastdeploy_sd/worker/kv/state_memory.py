@@ -42,7 +42,7 @@ class StateMemory:
                 drafts=zeros((size.num_rows, size.num_drafts, own.row_size), dtype),
             )
 
-        with asking_for_memory():
+        with asking_for_memory("num_state_snapshots, max_num_seqs"):
             return cls(size, [memory(net) for net in decoder.delta_nets])
 
 

@@ -106,8 +106,15 @@ def state_size(config: Config, decoder: DecoderConfig, room: Callable[[], int], 
 
 
 def verify_state_options(config: Config, decoder: DecoderConfig) -> None:
-    """Refuse what layers with recurrent states cannot do. Raises ConfigError: it names the option."""
+    """Refuse what layers with recurrent states cannot do, and their option for models without such layers.
+
+    Raises ConfigError: it names the option.
+    """
     if not decoder.delta_nets:
+        count = config.cache.num_state_snapshots
+        if count is not None:
+            text = f"num_state_snapshots: expected none for a model without recurrent states, got {count}"
+            raise ConfigError(text, param="num_state_snapshots")
         return
     kind = "a model with recurrent states (config.json: linear_num_value_heads)"
     if config.speculative.draft_trees:

@@ -43,7 +43,7 @@ def read_dense(reader: FieldReader) -> DecoderConfig:
     )
     net, is_full = _read_delta_net(reader), _full_layers(reader, decoder.num_layers)
     mixed = decoder.with_layers(lambda i, layer: layer if is_full[i] else replace(layer, attention=net))
-    return replace(mixed, norm_offset=1.0)
+    return replace(mixed, norm_offset=reader.number("rms_norm_offset"))
 
 
 def read_moe(reader: FieldReader) -> DecoderConfig:

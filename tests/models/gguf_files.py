@@ -17,6 +17,7 @@ from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.rope_table import Llama3Scaling
 from fastdeploy_sd.types import F32, U8, U16
 from tests.models import golden, rewrite
+from tests.models.gguf_hybrids import add_delta_nets, as_hybrid, regrouped
 
 # Where the halves of a block lie.
 _HALVES = {
@@ -33,6 +34,9 @@ _ARCHITECTURES = {
     "ministral3": "mistral3",
     "mistral": "llama",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 _PAIRED = ("granite", "llama", "mistral3", "smollm3")
 _SCALES = {
@@ -70,7 +74,7 @@ def write(
     tensors = rewrite.read(model)
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
-    num_layers = config["num_hidden_layers"] + any("eh_proj" in name for name in tensors)
+    num_layers = config["num_hidden_layers"] + any("eh_proj" in name or name == "mtp.fc.weight" for name in tensors)
     writer.add_block_count(num_layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -84,28 +88,27 @@ def write(
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     _add_experts(writer, config, num_layers)
+    if "linear_num_key_heads" in config:
+        add_delta_nets(writer, config, num_layers)
     for key, name in _SCALES.items():
         if config.get(key) is not None:
             getattr(writer, f"add_{name}")(config[key])
     _add_tokenizer(writer, model)
     _add_rope(writer, config)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, num_layers)
-    for name, bits in _stacked(_split_experts(_split_latents(tensors, config))).items():
+    # The converter writes MTP layers of more architectures than the package knows to have them.
+    names, drafting = (gguf.get_tensor_name_map(own, num_layers) for own in (arch, gguf.MODEL_ARCH.GLM4_MOE))
+    named = regrouped(tensors, config)
+    for name, bits in _stacked(_split_experts(_split_latents(named, config))).items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         renamed = name.replace("e_score_correction_bias", "e_score_correction.bias")
-        stored = names.get_name(renamed, (".weight", ".bias"))
+        stored = names.get_name(renamed, (".weight", ".bias")) or drafting.get_name(renamed, (".weight", ".bias"))
         assert stored is not None
         if bits.dtype == np.uint8:
             writer.add_tensor(stored, bits, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
             continue
-        numbers = widen(bits)
-        if architecture in _PAIRED and (".attn_q." in stored or ".attn_k." in stored):
-            heads = config["num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"]
-            numbers = _pairs(numbers, heads)
-        if architecture.startswith("gemma") and stored.endswith("norm.weight"):
-            numbers = numbers + np.float32(1)
+        numbers = _as_stored(stored, widen(bits), config, architecture)
         kind = types if isinstance(types, str) else next((t for part, t in types.items() if part in stored), "F32")
         _add(writer, stored, numbers, kind if numbers.ndim > 1 else "F32")
     change(writer)
@@ -116,11 +119,20 @@ def write(
     return path
 
 
+def _as_stored(stored: str, numbers: F32, config: Mapping[str, Any], architecture: str) -> F32:
+    if architecture in _PAIRED and (".attn_q." in stored or ".attn_k." in stored):
+        return _pairs(numbers, config["num_attention_heads" if ".attn_q." in stored else "num_key_value_heads"])
+    if architecture.startswith("gemma") and stored.endswith("norm.weight"):
+        return numbers + np.float32(1)
+    return as_hybrid(stored, numbers, config, architecture) if "linear_num_key_heads" in config else numbers
+
+
 def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any], num_layers: int) -> None:
     if "n_routed_experts" in config:
         _add_deepseek_router(writer, config, num_layers)
     if "num_experts_per_tok" in config:
-        writer.add_expert_count(config["num_local_experts" if "num_local_experts" in config else "n_routed_experts"])
+        counts = "num_local_experts", "n_routed_experts", "num_experts"
+        writer.add_expert_count(next(config[key] for key in counts if key in config))
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
 

@@ -115,10 +115,11 @@ def test_quantised_weights_keep_the_numbers_of_the_file(model: str, tmp_path: pa
     np.testing.assert_array_equal(q.numbers().data, want)
 
 
-def test_mtp_layers_are_read_too(tmp_path: pathlib.Path) -> None:
-    reference = make_model(tmp_path, "glm4_moe-tiny", "numbered")
+@pytest.mark.parametrize(("model", "layout"), [("glm4_moe-tiny", "numbered"), ("qwen3_5-tiny", "qwen")])
+def test_mtp_layers_are_read_too(model: str, layout: str, tmp_path: pathlib.Path) -> None:
+    reference = make_model(tmp_path, model, layout)
     folders = [
-        checkpoint_folder([files.write(tmp_path / f"{kind}.gguf", str(reference.path), {"": kind, "gate_inp": "F32"})])
+        checkpoint_folder([files.write(tmp_path / f"{kind}.gguf", str(reference.path), {"conv1d": "F32", "": kind})])
         for kind in ("F32", "Q8_0")
     ]
     original, numbers, integers = (

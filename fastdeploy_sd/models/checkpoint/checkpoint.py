@@ -14,6 +14,7 @@ from fastdeploy_sd.models.checkpoint.fields import MAX_I32, FieldReader, Integer
 from fastdeploy_sd.models.checkpoint.quantization import read_storages
 from fastdeploy_sd.models.gguf.container import GgufFile
 from fastdeploy_sd.models.gguf.names import Named, name_tensors
+from fastdeploy_sd.models.gguf.order import DeltaHeads
 from fastdeploy_sd.models.weights.mapped_file import MappedFile
 from fastdeploy_sd.models.weights.safetensors import SafetensorsFile
 from fastdeploy_sd.models.weights.source import ModelSource, TensorInfo, Weights
@@ -24,7 +25,8 @@ from fastdeploy_sd.types import Bytes
 CONFIG_NAME = "config.json"
 MAX_FILES, MAX_NAME_CHARS = 10_000, 255
 MAX_EOS_TOKEN_IDS = 1024
-_HEADS = {name: Integer(1, MAX_I32) for name in ("num_attention_heads", "num_key_value_heads")}
+_DELTA_SIZES = "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"
+_HEADS = {name: Integer(1, MAX_I32) for name in ("num_attention_heads", "num_key_value_heads", *_DELTA_SIZES)}
 
 
 class Checkpoint(ModelSource):
@@ -36,7 +38,7 @@ class Checkpoint(ModelSource):
     def __init__(self, path: pathlib.Path) -> None:
         config, storages = _read_config(path)
         self._files: dict[str, MappedFile] = {}
-        self._halves_of: dict[str, int] = {}
+        self._renamed: dict[str, Named] = {}
         tensors: dict[str, TensorInfo] = {}
         paths = [] if any(path.glob("*.safetensors")) else sorted(path.glob("*.gguf"))
         self._open_files: list[MappedFile] = (
@@ -50,8 +52,7 @@ class Checkpoint(ModelSource):
                     names = f"{tensors[named.name].path.name} and {file.path.name}"
                     raise CheckpointError(f"{path}: tensor {shown(named.name)} is in {names}")
                 self._files[named.name], tensors[named.name] = file, named.entry
-                if named.halves_of:
-                    self._halves_of[named.name] = named.halves_of
+                self._renamed[named.name] = named
         super().__init__(path, tensors, path / CONFIG_NAME, config)
         self.storages = storages
         self._is_ernie = any(name.startswith("ernie.") for name in tensors)
@@ -77,6 +78,9 @@ class Checkpoint(ModelSource):
         is_paddle = self._is_ernie and isinstance(file, SafetensorsFile) and file.metadata.get("format") != "pt"
         return is_paddle and not name.endswith("embed_tokens.weight")
 
+    def columns(self, name: str) -> tuple[range, ...]:
+        return self._renamed[name].columns if name in self._renamed else ()
+
     def identity(self) -> dict[str, Any]:
         files = {file.path.name: file.identity() for file in self._open_files}
         return {"config": self.config_digest(), "files": files}
@@ -97,13 +101,8 @@ class Checkpoint(ModelSource):
 
     def _tensor(self, name: str) -> Weights:
         data = self._files[name].read(self.tensors[name])
-        heads = self._halves_of.get(name)
-        if heads is None:
-            return data
-        if len(data) % (2 * heads):
-            expected = f"an even number of rows for each of {heads} heads"
-            raise CheckpointError(f"{self.tensors[name].path}: tensor {name!r}: expected {expected}, got {len(data)}")
-        return _halves(data, heads)
+        change = self._renamed[name].change
+        return data if change is None else change(data, f"{self.tensors[name].path}: tensor {name!r}")
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -127,12 +126,9 @@ def _named_tensors(file: MappedFile, first: MappedFile, config: dict[str, Any]) 
     reader = FieldReader(config, _HEADS, str(first.path))
     heads = reader.integer("num_attention_heads")
     kv_heads = reader.integer("num_key_value_heads", heads)
-    return name_tensors(file.entries, str(first.metadata["general.architecture"]), heads, kv_heads)
-
-
-def _halves(data: Weights, heads: int) -> Weights:
-    """Rows of each head in pairs (i, i + half) -> the first halves, then the second ones."""
-    return data.reshape(heads, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+    has_delta = _DELTA_SIZES[0] in config
+    delta = DeltaHeads(*map(reader.integer, _DELTA_SIZES)) if has_delta else None
+    return name_tensors(file.entries, str(first.metadata["general.architecture"]), heads, kv_heads, delta)
 
 
 def _file_names(path: pathlib.Path) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastdeploy_sd.errors import CheckpointError, shown
 from fastdeploy_sd.models.gguf.container import GgufFile
+from fastdeploy_sd.models.gguf.metadata import Metadata
 from fastdeploy_sd.models.gguf.tokenizer import Vocabulary
 
 # Texts of control tokens that end an answer, whichever of them the file names.
@@ -31,6 +31,12 @@ _EXPERT_SIZES: Mapping[str, str] = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_DELTA_SIZES: Mapping[str, str] = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
 _DEEPSEEK_ROUTER: Mapping[str, str] = {
     "expert_count": "n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -52,37 +58,13 @@ _MULTIPLIERS: Mapping[str, str] = {
 }
 
 
-class Metadata:
-    """Typed access to the keys of a file's architecture."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.file, self.values = file, file.metadata
-        architecture = self.values.get("general.architecture")
-        if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-            expected = f"one of {', '.join(_ARCHITECTURES)}"
-            raise CheckpointError(f"{file.path}: general.architecture: expected {expected}, got {shown(architecture)}")
-        self.architecture = architecture
-
-    def get(self, key: str) -> Any:
-        """Return a value of the architecture, None where there is none."""
-        return self.values.get(f"{self.architecture}.{key}")
-
-    def integer(self, key: str) -> int:
-        """Return a whole number above 0; raises CheckpointError where there is none."""
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            name = f"{self.architecture}.{key}"
-            raise CheckpointError(f"{self.file.path}: {name}: expected a whole number above 0, got {shown(value)}")
-        return value
-
-
 def config_json(file: GgufFile) -> dict[str, Any]:
     """Return config.json.
 
     Raises:
         CheckpointError: an architecture that is not served, or a key that asks for something unsupported.
     """
-    data = Metadata(file)
+    data = Metadata(file, _ARCHITECTURES)
     name, model_type, add = _ARCHITECTURES[data.architecture]
     embedding = file.entries.get("token_embd.weight")
     config: dict[str, Any] = {
@@ -218,6 +200,28 @@ def _add_ernie_experts(data: Metadata, config: dict[str, Any]) -> None:
     config["moe_layer_interval"] = data.get("interleave_moe_layer_step") or 1
 
 
+def _add_hybrid(data: Metadata, config: dict[str, Any]) -> None:
+    config["rms_norm_offset"] = 0.0  # the file has the sums
+    config |= {key: data.integer(stored) for stored, key in _DELTA_SIZES.items()}
+    inner, value_heads = data.integer("ssm.inner_size"), config["linear_num_value_heads"]
+    config["linear_value_head_dim"] = inner // value_heads
+    config.setdefault("partial_rotary_factor", 1.0)
+    drafting = data.get("nextn_predict_layers")
+    if isinstance(drafting, int):  # they are among the blocks
+        config["num_hidden_layers"] = data.integer("block_count") - drafting
+    config["full_attention_interval"] = data.get("full_attention_interval") or 4
+    recurrent = data.get("attention.recurrent_layers")
+    if isinstance(recurrent, list):
+        kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in recurrent]
+        config["layer_types"] = kinds[: config["num_hidden_layers"]]
+
+
+def _add_hybrid_experts(data: Metadata, config: dict[str, Any]) -> None:
+    _add_hybrid(data, config)
+    _add_qwen3_experts(data, config)
+    config["shared_expert_intermediate_size"] = data.integer("expert_shared_feed_forward_length")
+
+
 def _add_glm_experts(data: Metadata, config: dict[str, Any]) -> None:
     _add_biases(data, config)
     config |= {key: value for stored, key in _DEEPSEEK_ROUTER.items() if (value := data.get(stored)) is not None}
@@ -273,6 +277,9 @@ _ARCHITECTURES: Mapping[str, tuple[str, str, Callable[[Metadata, dict[str, Any]]
     "qwen2": ("Qwen2ForCausalLM", "qwen2", _add_nothing),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", _add_biases),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", _add_qwen3_experts),
+    "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next", _add_hybrid_experts),
+    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text", _add_hybrid),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _add_hybrid_experts),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", _add_biases),
     "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5", _add_nothing),
     "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _add_ernie_experts),

@@ -42,13 +42,15 @@ class DeltaNetWeights:
         def vector(role: str, size: int) -> Weights:
             return widen(source.tensor(f"{name}.{role}", (size,)))
 
+        groups = config.num_key_heads
         if has_weight(source, f"{name}.in_proj_qkvz"):
-            groups = config.num_key_heads
             widths = [config.key_dim, config.key_dim, values // groups, values // groups]
             qkvz = _joined(*split_roles(matrix("in_proj_qkvz", channels + values), groups, widths))
-            beta_and_decay = _joined(*split_roles(matrix("in_proj_ba", 2 * heads), groups, [heads // groups] * 2))
         else:
             qkvz = _joined(matrix("in_proj_qkv", channels), matrix("in_proj_z", values))
+        if has_weight(source, f"{name}.in_proj_ba"):
+            beta_and_decay = _joined(*split_roles(matrix("in_proj_ba", 2 * heads), groups, [heads // groups] * 2))
+        else:
             beta_and_decay = _joined(matrix("in_proj_b", heads), matrix("in_proj_a", heads))
         conv = source.tensor(f"{name}.conv1d.weight", (channels, 1, config.conv_width))
         return cls(

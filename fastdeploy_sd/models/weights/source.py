@@ -93,6 +93,10 @@ class WeightSource(ABC):
     def is_transposed(self, name: str) -> bool:
         """Whether a matrix is stored [in, out]."""
 
+    def columns(self, name: str) -> Sequence[range]:
+        """Return the stored columns of a matrix in the order that it has; none = they are in order."""
+        return ()
+
     @abstractmethod
     def release(self, names: Iterable[str]) -> None:
         """Give the memory of tensors that were read back to the system; they can be read again."""

@@ -12,6 +12,7 @@ from fastdeploy_sd.models.weights.storages.float8 import Float8
 from fastdeploy_sd.models.weights.storages.floats import Floats
 from fastdeploy_sd.models.weights.storages.gguf import GgufBlocks
 from fastdeploy_sd.models.weights.storages.gptq import Gptq
+from fastdeploy_sd.models.weights.storages.ordered_columns import OrderedColumns
 from fastdeploy_sd.models.weights.storages.stacked_experts import StackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightPart
 
@@ -60,7 +61,8 @@ def read_weight(source: WeightSource, weight: str, shape: tuple[int, int]) -> We
     """Return a weight [N, K], in place; raises as Storage.read."""
     storages = _storages(source)
     storage = next((storage for storage in storages if storage.holds(source, weight)), storages[-1])
-    return storage.read(source, weight, shape)
+    part, columns = storage.read(source, weight, shape), source.columns(f"{weight}.weight")
+    return OrderedColumns.of(part, columns) if columns else part
 
 
 def _storages(source: WeightSource) -> tuple[Storage, ...]:

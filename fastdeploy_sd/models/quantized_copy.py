@@ -19,6 +19,7 @@ from fastdeploy_sd.models.weight_bytes import matrices
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.source import FLOATS, ModelSource
 from fastdeploy_sd.models.weights.storages.registry import read_weight
+from fastdeploy_sd.models.weights.storages.stacked_experts import weight_name
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import FACTOR_INPUTS, GROUP, pack_linear, unpack_codes
@@ -49,7 +50,7 @@ class QuantizedCopy:
             for found in matrix.parts if fmt in _BITS else ():
                 part = _whole(source, found)
                 is_tied = config.tie_word_embeddings and part.tensors == weights.embedding().tensors
-                self._parts["lm_head" if is_tied else part.name.removesuffix(".weight")] = part, fmt, slices
+                self._parts["lm_head" if is_tied else weight_name(part)] = part, fmt, slices
                 read.update(() if is_tied else part.tensors)
         self._plain = [name for name in source.names() if name not in read and _is_number(source, name)]
 

@@ -31,6 +31,27 @@ def read(name: str) -> Tensors:
     return {tensor: np.array(file.tensor(tensor)) for tensor in file.entries}
 
 
+def stack_experts(tensors: Mapping[str, np.ndarray]) -> Tensors:
+    """Return tensors with those of all experts as one, rows of gate before those of up, as Qwen3.5 is released."""
+    found: Tensors = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, value in tensors.items():
+        prefix, is_expert, rest = name.partition(".mlp.experts.")
+        if is_expert:
+            expert, role, _ = rest.split(".")
+            stacks.setdefault(f"{prefix}.mlp.experts.{role}", {})[int(expert)] = value
+        else:
+            found[name] = value
+    of_role = {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in stacks.items()}
+    for name, value in of_role.items():
+        if name.endswith("down_proj"):
+            found[name] = value
+        elif name.endswith("gate_proj"):
+            up = of_role[name.replace("gate_proj", "up_proj")]
+            found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate([value, up], axis=1)
+    return found
+
+
 def write_file(
     path: pathlib.Path,
     tensors: Mapping[str, np.ndarray],

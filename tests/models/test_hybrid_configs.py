@@ -61,22 +61,8 @@ def test_what_is_not_served_is_refused_by_its_key(key: str, value: object, messa
 def test_a_checkpoint_for_text_and_pictures_is_its_text_model(tmp_path: pathlib.Path) -> None:
     """Other names, stacked experts, and weights of vision, which are not read."""
     tensors: rewrite.Tensors = {"model.visual.patch_embed.proj.weight": np.zeros((4, 4), np.float32)}
-    stacks: dict[str, dict[int, np.ndarray]] = {}
-    for name, value in rewrite.read(NAME).items():
-        moved = name.replace("model.", "model.language_model.", 1)
-        prefix, is_expert, rest = moved.partition(".mlp.experts.")
-        if is_expert:
-            expert, role, _ = rest.split(".")
-            stacks.setdefault(f"{prefix}.mlp.experts.{role}", {})[int(expert)] = value
-        else:
-            tensors[moved] = value
-    of_role = {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in stacks.items()}
-    for name, value in of_role.items():
-        if name.endswith("down_proj"):
-            tensors[name] = value
-        elif name.endswith("gate_proj"):
-            up = of_role[name.replace("gate_proj", "up_proj")]
-            tensors[name.replace("gate_proj", "gate_up_proj")] = np.concatenate([value, up], axis=1)
+    for name, value in rewrite.stack_experts(rewrite.read(NAME)).items():
+        tensors[name.replace("model.", "model.language_model.", 1)] = value
     folder = pathlib.Path(shutil.copytree(golden.ROOT / NAME, tmp_path / "model"))
     (folder / "generation_config.json").unlink()
     text = json.loads((folder / "config.json").read_text())

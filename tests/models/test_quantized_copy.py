@@ -12,7 +12,7 @@ import pytest
 from fastdeploy_sd import LLM, SamplingParams
 from fastdeploy_sd.cli import main
 from fastdeploy_sd.models.checkpoint import Checkpoint
-from tests.models import gguf_files, golden
+from tests.models import gguf_files, golden, rewrite
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +48,17 @@ def test_the_folder_gives_the_tokens_of_the_option(name: str, fmt: str, tmp_path
     assert types == {"I32"}
     groups = json.loads((target / "config.json").read_text())["quantization_config"]["config_groups"].values()
     assert {group["weights"]["num_bits"] for group in groups} == {4, 8}  # the head has eight
+
+
+@pytest.mark.parametrize("model", ["qwen3_5_moe-tiny", "gpt_oss-tiny"])
+def test_stacked_experts_are_all_in_the_folder(model: str, tmp_path: Path) -> None:
+    """One stack has many weights; gpt-oss's are stacked as they are."""
+    source, target = rewrite.write_folder(tmp_path / "stacked", model), tmp_path / "quantized"
+    tensors = rewrite.read(model)
+    stacked = tensors if "gpt_oss" in model else rewrite.stack_experts(tensors)
+    rewrite.write_file(source / "model.safetensors", stacked, {"format": "pt"}, "U8")
+    assert main(["quantize", str(source), str(target), "--format", "wint4"]) == 0
+    assert answers(target) == answers(source, "wint4")
 
 
 def test_the_integers_of_an_embedding_become_bfloat16_as_layers_read_them(tmp_path: Path) -> None:

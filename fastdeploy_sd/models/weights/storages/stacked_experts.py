@@ -23,6 +23,8 @@ from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightPart
 from fastdeploy_sd.types import U8
 
 _EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
+_STACK = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_blocks)?")
+_PLACE = re.compile(r"\[(\d+)\]\.(gate_proj|up_proj|down_proj)")
 _BLOCK = BLOCK_TYPES["MXFP4"]
 _SCALE_OF_NO_NUMBER = 255
 
@@ -109,6 +111,14 @@ class StackedExperts:
         return MicroscaledPart(
             blocks, data[expert][rows], _BLOCK, 0, num_columns, exponents[expert][rows], scales, place=place
         )
+
+
+def weight_name(part: WeightPart) -> str:
+    """Return the name of the weight that a part is of, which stacked ones share a tensor's; without `.weight`."""
+    stack, place = _STACK.fullmatch(part.name), _PLACE.match(part.place)
+    if stack is None or place is None:
+        return part.name.removesuffix(".weight")
+    return f"{stack[1]}.{place[1]}.{place[2]}"
 
 
 def _stack(match: re.Match[str]) -> str:

@@ -106,6 +106,8 @@ class RequestRules:
             NUMBER_RULES["logit_bias"].verify("logit_bias", bias)
 
     def _verify_ids(self, request: Request) -> None:
+        if request.grammar and not request.eos_token_ids:
+            raise BadRequest("eos_token_ids: expected at least one with a grammar, got none", param="eos_token_ids")
         sampling, words = request.sampling, request.bad_words_token_ids
         verify_count("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
         verify_count("eos_token_ids", request.eos_token_ids, MAX_EOS_TOKEN_IDS)

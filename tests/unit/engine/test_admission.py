@@ -50,6 +50,7 @@ BAD = [
     (replace(GOOD, max_tokens=63), "max_tokens"),
     (replace(GOOD, priority=2**31), "priority"),
     (replace(GOOD, eos_token_ids=(1, VOCAB)), "eos_token_ids"),
+    (replace(GOOD, grammar="start: /a/", eos_token_ids=()), "eos_token_ids"),
     (replace(GOOD, bad_words_token_ids=((5, VOCAB),)), "bad_words"),
     (replace(GOOD, bad_words_token_ids=((),)), "bad_words"),
     (replace(GOOD, bad_words_token_ids=((5,) * (MAX_BAD_WORD_TOKENS + 1),)), "bad_words"),

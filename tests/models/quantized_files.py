@@ -163,7 +163,8 @@ def float8(kind: str, description: Mapping[str, Any]) -> Method:
             for n, m in zip(shape, sizes[kind], strict=True)
         )
         values = np.where(codes < 128, magnitudes, -magnitudes).astype(np.float32) * scales[rows[:, None], columns]
-        return {"weight": codes, "weight_scale": scales[0] if kind == "tensor" else scales}, values
+        role = "weight_scale_inv" if "weight_block_size" in description else "weight_scale"
+        return {"weight": codes, role: scales[0] if kind == "tensor" else scales}, values
 
     return Method(description, store)
 
@@ -173,13 +174,16 @@ def compressed_tensors(stored: str) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": stored, "config_groups": groups, "ignore": ["re:.*lm_head"]}
 
 
+_CODED = "_proj.weight", ".in_proj_qkv.weight", ".in_proj_z.weight"
+
+
 def stored_model(
     model: str, method: Method, others: Mapping[str, Method | None] | None = None
 ) -> tuple[rewrite.Tensors, rewrite.Tensors]:
     """Return the tensors of a golden model with its projections as a method stores them, and as numbers."""
     rng = np.random.default_rng(8)
     coded, plain = rewrite.read(model), rewrite.read(model)
-    for name in [name for name in coded if name.endswith("_proj.weight")]:
+    for name in [name for name in coded if name.endswith(_CODED)]:
         weight = name.removesuffix(".weight")
         own = next((other for word, other in (others or {}).items() if word in name), method)
         if own is None:

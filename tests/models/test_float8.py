@@ -171,6 +171,31 @@ def test_glm_with_a_draft_layer_is_read_as_released_in_float8(tmp_path: pathlib.
     names = Checkpoint(path).names()
     assert "model.layers.3.mlp.experts.0.up_proj.weight_scale" in names
     assert "model.layers.3.eh_proj.weight_scale" not in names
+    verify_with_drafts(path, plain)
+
+
+def test_qwen3_5_is_read_as_released_in_float8(tmp_path: pathlib.Path) -> None:
+    """Blocks of 128 x 128: here half of a block's rows are of a head's query, and half of its gate."""
+    model = str(make_model(tmp_path / "m", "qwen3_5-tiny", "qwen").path)
+    path, plain = quantized_files.write(tmp_path, model, quantized_files.float8("block", DESCRIPTION))
+    own, wanted = (
+        DecoderWeights(source, read_decoder_config(source.config)) for source in map(Checkpoint, (path, plain))
+    )
+    gate, wanted_gate = own.output_gate(3), wanted.output_gate(3)
+    assert gate is not None
+    assert wanted_gate is not None
+    for matrix, wanted_matrix in ((own.qkv(3)[0], wanted.qkv(3)[0]), (gate, wanted_gate)):
+        assert {type(part) for part in matrix.parts} == {Float8Part}
+        np.testing.assert_array_equal(widen(matrix.to_array()), widen(wanted_matrix.to_array()))
+    assert [part.place for part in gate.parts] == [f"[{begin}:{begin + 64}]" for begin in range(64, 512, 128)]
+    names = Checkpoint(path).names()
+    assert "model.layers.0.linear_attn.in_proj_qkv.weight_scale_inv" in names
+    assert "model.layers.0.linear_attn.in_proj_a.weight_scale_inv" not in names
+    verify_with_drafts(path, plain)
+
+
+def verify_with_drafts(path: pathlib.Path, plain: pathlib.Path) -> None:
+    """The logits of a model are those of its numbers, and its MTP layer changes no token."""
     tokens = np.arange(3, 20, dtype=np.int32)
     coded = SingleSequence(path, "float32")
     np.testing.assert_array_equal(coded.logits(tokens), SingleSequence(plain, "float32").logits(tokens))

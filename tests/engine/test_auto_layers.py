@@ -67,7 +67,7 @@ CASES = [(way, SPECULATIONS) for way in WAYS] + [(WAYS[0], ())]
 
 
 @pytest.mark.parametrize(("way", "speculations"), CASES, ids=[f"{way.name}-{len(asked)}" for way, asked in CASES])
-@pytest.mark.parametrize("model", ["demo", "two MTP layers"])
+@pytest.mark.parametrize("model", ["demo", "two MTP layers", "qwen3_5-tiny"])
 def test_layers_as_a_source_change_no_token(
     references: References, model: str, way: EngineVariant, speculations: tuple[Speculation, ...]
 ) -> None:

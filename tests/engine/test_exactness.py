@@ -59,8 +59,8 @@ COLUMNS = [
 ]
 # It drafts what two of the other methods do.
 COLUMNS += [(m, "auto") for m in ("demo", "qwen3-tiny", "ernie4_5_moe-tiny")]
-# Of another kind of attention.
-COLUMNS += [("deepseek_v3-tiny", name) for name in ("ngram", "mtp", "auto")]
+# Of another kind of attention, and of recurrent states.
+COLUMNS += [(m, name) for m in ("deepseek_v3-tiny", "qwen3_5-tiny") for name in ("ngram", "mtp", "auto")]
 MODEL_NAMES = list(MODELS)
 DRAFT_LENGTHS = [1, 2, 3, 5]
 LENGTH_METHODS = ["ngram", "suffix", "mtp", "mtp-suffix"]

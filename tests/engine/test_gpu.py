@@ -34,6 +34,7 @@ from tests.engine.gpu import BATCH, TIGHT, answers_alone, model_with_layers, sho
 from tests.engine.models import double, double_with_draft_kv
 from tests.engine.test_failing_rows import Fault, note_requests, runner_of
 from tests.models import golden, rewrite
+from tests.models.mtp_models import make_model
 from tests.models.rewrite import add_windows
 from tests.ops.cuda_device import GPU, loses_the_device
 
@@ -109,18 +110,20 @@ def test_draft_layers_beside_other_drafts_change_no_answer(kind: str, drafts: st
     assert cell.num_accepted > 0
 
 
-@pytest.mark.parametrize("drafts", ["none", "random"])
-def test_prompts_go_on_from_snapshots_of_recurrent_states(drafts: str) -> None:
-    config, requests = tiny_config(golden.ROOT / "qwen3_5-tiny"), short_requests()[:4]
+@pytest.mark.parametrize("drafts", ["none", "random", "mtp"])
+def test_prompts_go_on_from_snapshots_of_recurrent_states(drafts: str, tmp_path: pathlib.Path) -> None:
+    path = make_model(tmp_path, "qwen3_5-tiny", "qwen").path
+    config, requests = tiny_config(path), short_requests()[:4]
     alone = run_alone(config, requests)
     known = {r.request_id: [*r.prompt_token_ids.tolist(), *alone[r.request_id].token_ids] for r in requests}
-    column = PLAIN
+    column = method_named("mtp", "") if drafts == "mtp" else PLAIN
     if drafts == "random":
         make = functools.partial(RandomLengthProposer, known, 4096)
         column = Method(drafts, SpeculativeConfig("ngram", NUM_DRAFTS), lambda *_: make())
     cell = run_cell(config, TIGHT, column, requests, alone)
     assert (cell.difference, cell.missing) == (None, None)
-    assert drafts == "none" or 0 < cell.num_accepted < cell.num_drafts
+    assert drafts != "random" or 0 < cell.num_accepted < cell.num_drafts
+    assert (cell.num_drafts == 0) == (drafts == "none")
 
 
 def test_layers_with_a_window_give_blocks_back(kind: str, tmp_path: pathlib.Path) -> None:

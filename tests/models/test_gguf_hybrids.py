@@ -18,7 +18,8 @@ from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.models.weights.storages.ordered_columns import OrderedColumns
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import UNIT
-from fastdeploy_sd.ops.group_packing import group_format
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE
 from tests.models import gguf_files as files
@@ -89,10 +90,17 @@ def test_columns_of_heads_stay_integers_where_they_are_whole_groups(width: int, 
     np.testing.assert_array_equal(half.numbers().data, want[8:, 512:])
     assert group_format([WeightMatrix((moved,))], WHOLE) == kept
     np.testing.assert_array_equal(moved.integers(slice(None)).numbers(), want)
-    if kept == "q4_k":
-        # A kernel's unit has one step.
-        steps = moved.integers(slice(None)).scales.steps.reshape(40, -1, UNIT // 32)
-        assert (steps == steps[:, :, :1]).all()
+    if width == UNIT:  # whole units of the kernels move, bit for bit
+        own, stored = (packed_units(WeightMatrix((part,))) for part in (moved, whole))
+        np.testing.assert_array_equal(own, stored[:, order])
+
+
+def packed_units(matrix: WeightMatrix) -> np.ndarray:
+    """u8[panels, units, bytes]."""
+    rows, columns = matrix.shape
+    packed = np.zeros(packed_bytes(columns, rows, "q4_k"), np.uint8)
+    pack_groups(matrix, "q4_k", WHOLE, packed)
+    return packed.reshape(-1, columns // UNIT, packed.size * UNIT // (-(-rows // 32) * columns))
 
 
 def test_decays_below_nothing_are_refused(tmp_path: pathlib.Path) -> None:

@@ -61,8 +61,11 @@ def test_stacked_experts_are_all_in_the_folder(model: str, tmp_path: Path) -> No
     assert answers(target) == answers(source, "wint4")
 
 
-def test_the_integers_of_an_embedding_become_bfloat16_as_layers_read_them(tmp_path: Path) -> None:
-    model, target = gguf_files.write(tmp_path / "m.gguf", "llama-tiny", "Q8_0"), tmp_path / "quantized"
+@pytest.mark.parametrize("name", ["llama-tiny", "qwen3_5-tiny"])
+def test_integers_of_a_gguf_file_become_those_of_the_option(name: str, tmp_path: Path) -> None:
+    """Those of an embedding become bfloat16, as layers read them; rows and columns of heads are in order."""
+    types = {"conv1d": "F32", "": "Q8_0"}
+    model, target = gguf_files.write(tmp_path / "m.gguf", name, types), tmp_path / "quantized"
     assert main(["quantize", str(model), str(target), "--format", "wint8"]) == 0
     assert Checkpoint(target).tensors["model.embed_tokens.weight"].dtype == "BF16"
     assert answers(target) == answers(model, "wint8")

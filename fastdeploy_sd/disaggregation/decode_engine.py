@@ -1,7 +1,8 @@
 """DecodeEngine: an engine whose prompts get their KV from the prefill instances that their requests name.
 
-What comes is the KV of all tokens but the last one; computing that one again gives the first output token here, and
-verifies the drafts that came along. Whatever goes wrong, the prompt is computed here. Knows no socket and no memory.
+What comes is the KV of all tokens but the last one, and the recurrent states after them. Computing that one again gives
+the first output token here, and verifies the drafts that came along. Whatever goes wrong, the prompt is computed here.
+Knows no socket and no memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fastdeploy_sd.disaggregation.transfer.events import Event, Fetched, FetchFa
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
+from fastdeploy_sd.engine.kvcache.block_table import NO_BLOCK
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.types import EMPTY_I32, I32, KvDescription, KvSource, ModelInfo, Request, RequestId
 from fastdeploy_sd.types.stats import EngineStats, TransferStats
@@ -76,9 +78,16 @@ class DecodeConnector:
         first_block, end_block = num_cached_tokens // block_size, -(-len(token_ids) // block_size)
         assert self._kv is not None, "attached to an engine"
         table = self._kv.table(request.request_id)
+        states = self._kv.states
+        place = states.expect(table) if states is not None else None
+        if states is not None and place is None:
+            return False
         if not self._kv.skip_to(table, len(token_ids) - 1, len(token_ids)):
+            self._take_state(request.request_id, has_come=False)
             return False
         wanted = [block_id for own in table.groups for block_id in own.block_ids[first_block:end_block]]
+        if place is not None:
+            wanted += [NO_BLOCK] * (end_block - first_block - 1) + [place]
         # To whom computes it, output that the request came with is part of the prompt.
         order = replace(
             request,
@@ -109,6 +118,7 @@ class DecodeConnector:
             if order is None:
                 continue
             del self._transfer_of[order.request.request_id]
+            self._take_state(order.request.request_id, has_come=isinstance(event, Fetched))
             if isinstance(event, Fetched):
                 arrived.append(self._arrival(order, event.drafts))
             else:
@@ -119,6 +129,11 @@ class DecodeConnector:
                     KvArrival(order.request.request_id, order.num_cached_tokens, is_lost=is_lost, failure=failure)
                 )
         return arrived
+
+    def _take_state(self, request_id: RequestId, *, has_come: bool) -> None:
+        assert self._kv is not None, "attached to an engine"
+        if self._kv.states is not None:
+            self._kv.states.take_arrival(self._kv.table(request_id), has_come=has_come)
 
     def _arrival(self, order: _Order, drafts: tuple[int, ...]) -> KvArrival:
         vocab_size = self._info.vocab_size

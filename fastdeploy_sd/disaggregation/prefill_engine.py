@@ -1,9 +1,10 @@
 """PrefillEngine: an engine that also computes prompts for decode instances, and sends their KV while it does.
 
 An order is an ordinary request that ends with its first output token. Its pages go layer by layer: blocks that the
-prefix cache has at once, others as soon as they are full, the last one when the prompt is done; the first token and the
-drafts after it go last. The blocks of an order are held until the connector has said `Sent`, whatever becomes of the
-request, so no other request's KV is ever in a page that may still be read. Knows no socket and no memory.
+prefix cache has at once, others as soon as they are full, the last one when the prompt is done. The recurrent states
+before the prompt's last token are pages of one snapshot. The first token and the drafts after it go last. The blocks of
+an order are held until the connector has said `Sent`, whatever becomes of the request, so no other request's KV is ever
+in a page that may still be read. Knows no socket and no memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.disaggregation.layer_sender import LayerSender, Signals
+from fastdeploy_sd.disaggregation.prompt_order import prompt_only
 from fastdeploy_sd.disaggregation.transfer.events import Event, PrefillCancelled, PrefillWanted, Sent, TransferId
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.connector_chain import ArrivalFds
@@ -25,18 +27,11 @@ from fastdeploy_sd.types import (
     FinishReason,
     KvDescription,
     ModelInfo,
-    Request,
     RequestOutput,
     SchedulerOutput,
-    Speculation,
-    SpeculationInfo,
     StepResult,
 )
-from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.types.stats import EngineStats, TransferStats
-
-# Room after the first token for as many drafts as there may be, and the token after them.
-_NUM_MORE_TOKENS = 2
 
 
 class Sender(Protocol):
@@ -66,12 +61,14 @@ class _Export:
     Attributes:
         next_blocks, end_block: blocks of the prompt that are still to be sent, per KV group. Those that were are held.
         has_run: whether a step had it.
+        has_state: whether the recurrent state counts as sent, likewise.
         is_over: whether the connector was told how it ended.
     """
 
     next_blocks: list[int]
     end_block: int
     has_run: bool = False
+    has_state: bool = False
     is_over: bool = False
 
 
@@ -171,7 +168,7 @@ class PrefillEngine(Engine):
             self._fail(order.transfer_id, "the prefill instance ends")
             return
         try:
-            self.submit(_prompt_only(order.request, order.transfer_id, super().model_info.speculation))
+            self.submit(prompt_only(order.request, order.transfer_id, super().model_info.speculation))
         except FdsdError as error:
             self._fail(order.transfer_id, error.message)
 
@@ -188,6 +185,8 @@ class PrefillEngine(Engine):
         del self._exports[transfer_id]
         self._end_request(transfer_id)
         self._pool.kv.release(transfer_id)
+        if self._pool.kv.states is not None:
+            self._pool.kv.states.release(transfer_id)
 
     def _run(self, plan: SchedulerOutput) -> list[RequestOutput]:
         for new in plan.new:
@@ -239,6 +238,11 @@ class PrefillEngine(Engine):
                 kv.hold(transfer_id, block_ids)
                 export.next_blocks[g] = end
                 found.append(_Pages(transfer_id, g, begin, block_ids))
+        if kv.states is not None and not export.has_state and num_computed >= state.num_prompt_tokens - 1:
+            snapshot = kv.states.hold(transfer_id, state.table, state.num_prompt_tokens - 1)
+            if snapshot is not None:
+                export.has_state = True
+                found.append(_Pages(transfer_id, len(kv.groups), export.end_block - 1, [snapshot]))
         return found
 
     def _execute(self, plan: SchedulerOutput, pages: Sequence[_Pages]) -> tuple[StepResult, int]:
@@ -265,6 +269,8 @@ class PrefillEngine(Engine):
         export = self._exports[transfer_id]
         if output.error is not None:
             self._fail(transfer_id, output.error[1])
+        elif self._pool.kv.states is not None and not export.has_state:
+            self._fail(transfer_id, "the prefill instance has no place for recurrent states")
         elif not export.is_over:
             export.is_over = True
             self._connector.finish(transfer_id, output.token_ids + (drafts if output.finish_reason is None else ()))
@@ -272,29 +278,3 @@ class PrefillEngine(Engine):
 
     def _end_request(self, transfer_id: TransferId) -> None:
         self.abort([transfer_id], FinishReason.LENGTH)
-
-
-def _prompt_only(request: Request, transfer_id: TransferId, info: SpeculationInfo) -> Request:
-    """Return the request of an order as this instance can run it: it asks for nothing that only its owner has."""
-    asked, num_drafts = request.speculation, request.speculation.num_speculative_tokens
-    method = asked.method if asked.method in info.methods else None
-    # A model that reads only tokens would run the whole prompt for the few drafts that are handed over.
-    model = info.draft_model_of(method or info.method)
-    may_draft = not model or METHODS[model].reads_hidden
-    max_tokens = min(request.max_tokens, 1 + info.max_draft_tokens + _NUM_MORE_TOKENS)
-    min_tokens = min(request.sampling.min_tokens, max_tokens)
-    return replace(
-        request,
-        request_id=transfer_id,
-        sampling=replace(
-            request.sampling, logprobs=None, prompt_logprobs=None, min_tokens=min_tokens, max_tokens=max_tokens
-        ),
-        max_tokens=max_tokens,
-        arrival_time=0.0,
-        speculation=Speculation(
-            enabled=asked.enabled and may_draft,
-            method=method,
-            num_speculative_tokens=min(num_drafts, info.max_draft_tokens) or None if num_drafts is not None else None,
-        ),
-        kv_source=None,
-    )

@@ -51,6 +51,14 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
     pages = executor.kv_pages
     page_bytes = tuple(pages.page_bytes(layer) for layer in range(pages.num_layers))
     description = executor.kv_identity.describe(page_bytes, windows_of(executor.model_info, pages))
+    num_draft_layers = pages.num_layers - description.num_layers
+    if executor.model_info.num_state_snapshots is not None and num_draft_layers > 1:
+        # Their KV goes in whole blocks, so it ends before the prompt's states do.
+        raise ConfigError(
+            "splitwise_role: expected mixed for a model with recurrent states and a drafter of several layers, got"
+            f" {role} and {num_draft_layers} layers",
+            param="splitwise_role",
+        )
     connector = KvConnector(ConnectorSettings.of(config), description, pages)
     try:
         if role == "prefill":
@@ -62,12 +70,13 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
             finally:
                 engine.close()
         else:
-            yield DecodeEngine(config, executor, connector, pages.num_layers - description.num_layers)
+            yield DecodeEngine(config, executor, connector, num_draft_layers)
     finally:
         connector.close()
 
 
 def windows_of(info: ModelInfo, pages: Pages) -> tuple[int, ...]:
     """Return the windows of a description."""
-    windows = tuple(info.groups[group].window or 0 for group in pages.groups)
+    of_groups = [*(group.window or 0 for group in info.groups), 0]  # recurrent states have the last one
+    windows = tuple(of_groups[group] for group in pages.groups)
     return windows if any(windows) else ()

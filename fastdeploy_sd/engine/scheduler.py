@@ -72,6 +72,8 @@ class Scheduler:
             enable_prefix_caching=config.cache.enable_prefix_caching,
             num_snapshots=model_info.num_state_snapshots,
         )
+        if self._kv.states is not None:
+            self._kv.states.hands_over = self._drafts_for_others
         is_alone = isinstance(connector, NoKVConnector)
         self._swap = None if store is None else SwapSpace(self._kv, store)
         if self._swap is not None:

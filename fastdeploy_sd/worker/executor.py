@@ -165,11 +165,11 @@ def _created(
         fingerprint=identity.output_fingerprint(rule),
         weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,
         kv_token_bytes=loaded.kv.size.token_bytes,
-        num_state_snapshots=None if loaded.states is None else loaded.states.num_snapshots,
+        num_state_snapshots=loaded.states[0].size.num_snapshots if loaded.states else None,
     )
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
     runner = ModelRunner(loaded.step, drafting, rule, guided, ranks)
-    pages = open_pages(config, loaded.kv.ranks)
+    pages = open_pages(config, loaded.kv.ranks, loaded.states)
     store = open_block_store(config, pages, identity, loaded.checkpoint, drafts)
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
@@ -201,8 +201,8 @@ def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:
     size, quantization = loaded.kv.size, config.model.quantization
     _log.info("KV cache: %s", size.describe(info.max_request_tokens))
-    if loaded.states is not None:
-        _log.info("recurrent states: %s", loaded.states.describe())
+    if loaded.states:
+        _log.info("recurrent states: %s", loaded.states[0].size.describe())
     if info.max_request_tokens < info.max_model_len:
         needed = most_blocks(size.groups, info.max_model_len) * size.block_bytes
         _log.info(

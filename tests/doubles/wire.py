@@ -96,7 +96,7 @@ class Wire:
 
     Attributes:
         source_pages, target_pages: of the prefill and the decode instance; to be set before anything moves.
-        before_move: called with (transfer id, request id, block id at the source, at the target) of each page.
+        before_move: called with (transfer id, request id, group, block id at the source, at the target) of each page.
         num_moved, num_whole, num_failed, num_cancelled: pages, and transfers by their ends.
     """
 
@@ -104,7 +104,7 @@ class Wire:
         self.decode, self.prefill = DecodeEnd(self), PrefillEnd(self)
         self.source_pages: Pages | None = None
         self.target_pages: Pages | None = None
-        self.before_move: Callable[[str, RequestId, int, int], None] = lambda *_: None
+        self.before_move: Callable[[str, RequestId, int, int, int], None] = lambda *_: None
         self.num_moved = self.num_whole = self.num_failed = self.num_cancelled = self.num_begun = 0
         self._random = random.Random(seed)
         self._transfers: dict[str, _Transfer] = {}
@@ -176,9 +176,10 @@ class Wire:
         layer, block, source_id = transfer.moving.pop(self._random.randrange(len(transfer.moving)))
         if layer >= self.target_pages.num_layers:
             return  # the decode instance has no such draft layer
-        target_id = transfer.block_ids[self.target_pages.groups[layer]][block - transfer.first_block]
+        group = self.target_pages.groups[layer]
+        target_id = transfer.block_ids[group][block - transfer.first_block]
         assert target_id >= 0, "a page that is of no use"
-        self.before_move(transfer_id, transfer.request_id, source_id, target_id)
+        self.before_move(transfer_id, transfer.request_id, group, source_id, target_id)
         data = b"".join(part.tobytes() for part in self.source_pages.read_all(layer, [source_id])[0])
         self.target_pages.write(layer, target_id, memoryview(data))
         self.num_moved += 1

@@ -130,9 +130,26 @@ def open_pair(
         yield pair
 
 
-def check_owners(pair: Pair, transfer_id: str, request_id: RequestId, source_id: int, target_id: int) -> None:
+def check_states(pair: Pair, transfer_id: str, request_id: RequestId, source_id: int, target_id: int) -> None:
+    """As `check_owners`, of snapshots."""
+    pool = pair.decode._pool
+    source, target = pair.prefill._pool.kv.states, pool.kv.states
+    assert source is not None
+    assert target is not None
+    assert source._held[transfer_id] == source_id, "a snapshot that is not held"
+    assert not pool.states[request_id].is_ready, "a request whose state is written runs"
+    assert pool.states[request_id].table.states.arriving == target_id, "a place of somebody else"
+    assert target._pool.ref_count(target_id) == 1, "a place that somebody shares"
+
+
+def check_owners(
+    pair: Pair, transfer_id: str, request_id: RequestId, group: int, source_id: int, target_id: int
+) -> None:
     """A page moves out of a block that is held for this transfer, and into one that is its request's alone."""
     pool = pair.decode._pool
+    if group == len(pool.kv.groups):
+        check_states(pair, transfer_id, request_id, source_id, target_id)
+        return
     assert source_id in pair.prefill._pool.kv._held[transfer_id], "a page that is not held"
     assert not pool.states[request_id].is_ready, "a request whose KV is written runs"
     assert target_id in pool.states[request_id].table.block_ids, "a page of somebody else"

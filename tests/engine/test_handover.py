@@ -54,6 +54,11 @@ def with_drafts(pair: Pair) -> int:
         ("int8 KV", method("mtp"), method("mtp")),
         ("wint4", method("mtp"), method("mtp")),
         ("two MTP layers", method("mtp"), method("mtp")),
+        *(
+            ("qwen3_5-tiny", method(decode, 4), method(prefill, 2))
+            for decode, prefill in (("naive", "naive"), ("ngram", "ngram"), ("auto-mtp", "mtp"), ("mtp", "mtp"))
+        ),
+        ("qwen3_next-tiny", method("mtp"), method("mtp")),
         *((model, method("mtp"), method("mtp")) for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny")),
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -74,10 +79,16 @@ def test_two_engines_give_the_bytes_of_one(references: References, model: str, d
         assert source.num_finished["error"] == source.num_finished["abort"] == 0
 
 
-@pytest.mark.parametrize("name", ["naive", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp"])
-def test_nothing_that_goes_wrong_on_the_way_shows(references: References, name: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *(("demo", name) for name in ("naive", "suffix", "mtp", "mtp-ngram", "auto", "auto-mtp")),
+        *(("qwen3_5-tiny", name) for name in ("naive", "ngram", "auto", "mtp")),
+    ],
+)
+def test_nothing_that_goes_wrong_on_the_way_shows(references: References, model: str, name: str) -> None:
     """Transfers are lost, either side preempts and evicts, clients leave: whoever stays gets the same bytes."""
-    reference, seen = references.get("demo"), Counter[str]()
+    reference, seen = references.get(model), Counter[str]()
     tight = [replace(way, num_blocks=TIGHT) for way in (DECODE, PREFILL)]
     for seed in range(4):
         rng, aborted = random.Random(seed), set[str]()
@@ -93,6 +104,17 @@ def test_nothing_that_goes_wrong_on_the_way_shows(references: References, name: 
             )  # fmt: skip
     assert len(seen) == 5
     assert min(seen.values()) > 3, seen
+
+
+@pytest.mark.parametrize("num_snapshots", [1, 2])
+def test_a_state_without_a_place_is_computed(references: References, num_snapshots: int) -> None:
+    reference, rng = references.get("qwen3_5-tiny"), random.Random(0)
+    few = replace(reference.base, cache=replace(reference.base.cache, num_state_snapshots=num_snapshots))
+    with open_pair(replace(reference, base=few), (DECODE, method("mtp")), (PREFILL, method("mtp")), seed=1) as pair:
+        assert compare(reference.answers, pair.run(reference.requests, rng)) is None
+        assert pair.decode.stats().num_state_snapshots == num_snapshots
+        assert pair.wire.num_whole > 0
+        assert pair.wire.num_begun < len(reference.requests)
 
 
 def disturb(pair: Pair, rng: random.Random, aborted: set[str]) -> None:

@@ -114,7 +114,14 @@ def test_costs_are_measured_and_leave_no_trace() -> None:
             "speculative_config.draft_trees: expected false",
         ),
         ({"cache": CacheConfig(swap_space=1.0)}, "swap_space: expected none for a model with recurrent states"),
-        ({"splitwise": SplitwiseConfig(splitwise_role="prefill")}, "splitwise_role: expected mixed for a model with"),
+        (
+            {"splitwise": SplitwiseConfig(splitwise_role="prefill"), "cache": CacheConfig(num_state_snapshots=0)},
+            "num_state_snapshots: expected room for states that are sent, with splitwise_role prefill for a model",
+        ),
+        (
+            {"splitwise": SplitwiseConfig(splitwise_role="decode"), "cache": CacheConfig(enable_prefix_caching=False)},
+            "enable_prefix_caching: expected room for states that are sent, with splitwise_role decode for a model",
+        ),
     ],
 )
 def test_what_states_cannot_do_is_refused_by_its_option(options: dict[str, object], message: str) -> None:
@@ -122,7 +129,12 @@ def test_what_states_cannot_do_is_refused_by_its_option(options: dict[str, objec
     for start in (forecast, create_executor):
         with pytest.raises(ConfigError, match=message) as raised:
             start(config)
-        assert raised.value.param in {"speculative_config", "swap_space", "splitwise_role"}
+        assert raised.value.param in {
+            "speculative_config",
+            "swap_space",
+            "num_state_snapshots",
+            "enable_prefix_caching",
+        }
 
 
 def test_more_snapshots_than_memory_are_refused_by_their_option() -> None:

@@ -25,6 +25,7 @@ from fastdeploy_sd.errors import InternalError, Unavailable
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.types import KvSource, Request, RequestId
 from fastdeploy_sd.wire.channel import private_address
+from tests.models.mtp_models import make_model
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,13 @@ SECRET = "a secret of at least 16 characters"
 @pytest.fixture(scope="module")
 def reference() -> Reference:
     return make_reference(Config(ModelConfig(model="demo", dtype="bfloat16")), seed=3, count=24)
+
+
+@pytest.fixture(scope="module")
+def with_states(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Of a model with recurrent states and a random MTP layer."""
+    path = make_model(tmp_path_factory.mktemp("model"), "qwen3_5-tiny", "qwen").path
+    return make_reference(Config(ModelConfig(model=str(path), dtype="bfloat16")), seed=3, count=24)
 
 
 @dataclass
@@ -151,6 +159,30 @@ async def test_a_prefill_instance_that_ends_costs_nobody_a_token(reference: Refe
         assert compare(expected, got) is None
         stats = await decode.client.stats()
         assert (stats.num_waiting_for_kv, stats.num_running) == (0, 0)
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+@pytest.mark.parametrize(("protocol", "num_ranks"), [("ipc", 1), ("tcp", 2)])
+async def test_states_come_with_the_prompt_or_are_computed(
+    with_states: Reference, protocol: str, num_ranks: int
+) -> None:
+    """Then the prefill instance dies while some are on their way."""
+    async with (
+        instance(with_states, "prefill", "mtp", 2, protocol, num_ranks) as prefill,
+        instance(with_states, "decode", "mtp-ngram", 4, protocol) as decode,
+    ):
+        assert compare(with_states.answers, await decode.run(with_states.requests, prefill.source)) is None
+        stats = await decode.client.stats()
+        assert stats.num_supplied_tokens["prefill"] > 300
+        assert sum(stats.num_kv_failures.values()) == 0
+        requests, expected = anew(with_states.requests, with_states, 1)
+        again = asyncio.create_task(decode.run(requests, prefill.source))
+        while (await decode.client.stats()).num_waiting_for_kv == 0 and not again.done():
+            await asyncio.sleep(0.001)
+        os.kill(prefill.process.pid, signal.SIGKILL)
+        assert compare(expected, await again) is None
+        stats = await decode.client.stats()
+        assert sum(stats.num_kv_failures.values()) > 0
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
 
 

@@ -56,7 +56,8 @@ class RequestStates:
     """What is kept of the recurrent states of one request; see `StateCache`.
 
     Attributes:
-        source: where its next step begins, see StatePlan.initial.
+        source: where its next step begins, see StatePlan.initial. begin: tokens before that, of its first step.
+        arriving: the snapshot that is on its way from elsewhere; NO_STATE = none is.
         num_given: tokens that it had when it was admitted.
         branch: where it left the KV blocks of others, if it went on from a snapshot before that; 0 = it did not.
         pending: how many tokens a snapshot will hold -> the snapshot; they rise.
@@ -64,10 +65,12 @@ class RequestStates:
     """
 
     source: int = LIVE_STATE
+    begin: int = 0
     num_given: int = 0
     branch: int = 0
     pending: dict[int, int] = field(default_factory=dict)
     latest: bytes = b""
+    arriving: int = NO_STATE
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Snapshots of recurrent states, so that prompts can go on after a prefix: where they are taken, found, overwritten.
 
 A state holds all tokens before it, so a prefix hit needs one of exactly its end, besides the KV blocks. Of a request
-these ends get a snapshot, all at block borders:
+these ends get a snapshot, at block borders:
 
     prompt            [0 ....... I ....... 2I ... K ...... L . num_given)
     answer                                                           [..... B ..... 2B ..... latest]
@@ -10,6 +10,9 @@ these ends get a snapshot, all at block borders:
     K           where KV blocks were found further than a snapshot was: what comes here a third time finds both
     L           the last border before the prompt's end, for the same prompt
     latest      the last border so far, for the next turn of a conversation; it replaces the one before
+
+A prefill instance also takes the state before the prompt's last token, wherever that is: the instance that goes on with
+the prompt gets it, in a place of its own that it reads once.
 
 A place depends on the text alone, not on how many tokens a step runs or drafts. A step writes the ones that it reaches,
 after drafts as well; one counts when all its tokens are committed.
@@ -38,10 +41,14 @@ class StateCache:
 
     A snapshot is known by the chain hash of the block of the first KV group that ends where it does. Snapshots are
     taken while there is a place for them; no request waits for one, or is preempted.
+
+    Attributes:
+        hands_over: whether states go to other instances too.
     """
 
     def __init__(self, num_snapshots: int, prefixes: PrefixMatcher, block_size: int) -> None:
         """Make a cache without snapshots; `block_size`: of the first KV group."""
+        self.hands_over, self._held = False, dict[str, int]()
         self._pool, self._contents = BlockPool(num_snapshots), PrefixCache()
         self._prefixes, self._block_size = prefixes, block_size
 
@@ -73,7 +80,7 @@ class StateCache:
     def begin(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> None:
         """Let a request with so many tokens begin where its match ends, whose snapshot stays until a step is over."""
         branch = match.num_kv_tokens if match.num_kv_tokens > match.num_tokens else 0
-        table.states = RequestStates(match.snapshot, num_tokens, branch)
+        table.states = RequestStates(match.snapshot, match.num_tokens, num_tokens, branch)
         if match.snapshot != NO_STATE:
             self._pool.share([match.snapshot])
 
@@ -83,7 +90,7 @@ class StateCache:
         initial, counts, ends, ids = list[int](), list[int](), list[int](), list[int]()
         for table, begin, count in zip(tables, num_computed, num_new, strict=True):
             own = table.states
-            if begin // size < (begin + count) // size:
+            if begin // size < (begin + count) // size or begin < own.num_given - 1 <= begin + count:
                 self._reserve(own, begin, begin + count)
             initial.append(own.source)
             counts.append(len(own.pending))
@@ -102,7 +109,11 @@ class StateCache:
             self._release_source(own)
             own.source = LIVE_STATE
         for end in [end for end in own.pending if end <= num_computed_tokens]:
-            snapshot, content = own.pending.pop(end), self._describe(table, token_ids, end)
+            snapshot = own.pending.pop(end)
+            if end % self._prefixes.alignment:  # for another instance only
+                self._pool.release(snapshot, keep=False)
+                continue
+            content = self._describe(table, token_ids, end)
             is_new = self._contents.insert(snapshot, content)
             self._pool.release(snapshot, keep=is_new)
             if end >= own.num_given:
@@ -116,13 +127,50 @@ class StateCache:
             self._forget(block_hash, is_used=True)
         for snapshot in own.pending.values():
             self._pool.release(snapshot, keep=False)
+        self._release_arriving(own)
         self._release_source(own)
+
+    def expect(self, table: BlockTable) -> int | None:
+        """Return the place for a state that another instance sends; None = there is none."""
+        if not self._pool.num_available_blocks:
+            return None
+        [table.states.arriving] = self._pool.allocate(1)
+        self._contents.remove(table.states.arriving)
+        return table.states.arriving
+
+    def take_arrival(self, table: BlockTable, *, has_come: bool) -> None:
+        """Let a request begin at the state that was expected, if that has come."""
+        own = table.states
+        if has_come:
+            self._release_source(own)
+            own.source, own.arriving = own.arriving, NO_STATE
+        self._release_arriving(own)
+
+    def hold(self, name: str, table: BlockTable, end: int) -> int | None:
+        """Keep the snapshot of so many tokens until `release`, and return it; None = the request has none.
+
+        For a step that reaches this end, or begins there.
+        """
+        own = table.states
+        snapshot = own.source if own.begin == end else own.pending.get(end, NO_STATE)
+        if snapshot < 0:
+            return None
+        self._pool.share([snapshot])
+        self._held[name] = snapshot
+        return snapshot
+
+    def release(self, name: str) -> None:
+        """Give back what was held under this name, if anything was."""
+        snapshot = self._held.pop(name, None)
+        if snapshot is not None:
+            self._pool.release(snapshot, keep=snapshot in self._contents)
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Verify every place and hash. O(snapshots); for tests and the end of a server."""
         all_states = [table.states for table in tables]
         pending = [snapshot for own in all_states for snapshot in own.pending.values()]
-        self._pool.check_integrity([*pending, *(own.source for own in all_states if own.source >= 0)])
+        read = [place for own in all_states for place in (own.source, own.arriving) if place >= 0]
+        self._pool.check_integrity([*pending, *read, *self._held.values()])
         self._contents.check_integrity({self._block_size})
         idle = {snapshot for snapshot in self._contents if self._pool.ref_count(snapshot) == 0}
         assert idle == set(self._pool.cached_block_ids), "snapshots are kept and unknown, or known and not kept"
@@ -156,6 +204,8 @@ class StateCache:
             interval *= 2
         ends = {own.branch, last, *range((begin // interval + 1) * interval, min(end, last) + 1, interval)}
         ends.update(range(max(begin // size * size, last) + size, end + 1, size))
+        if self.hands_over:
+            ends.add(own.num_given - 1)
         return sorted(place for place in ends if begin < place <= end)
 
     def _describe(self, table: BlockTable, token_ids: TokenIds, end: int) -> CachedBlock:
@@ -168,6 +218,11 @@ class StateCache:
             self._contents.remove(snapshot)
             self._pool.share([snapshot])
             self._pool.release(snapshot, keep=False)
+
+    def _release_arriving(self, own: RequestStates) -> None:
+        if own.arriving >= 0:
+            self._pool.release(own.arriving, keep=False)
+            own.arriving = NO_STATE
 
     def _release_source(self, own: RequestStates) -> None:
         if own.source >= 0:

@@ -31,7 +31,7 @@ class KvIdentity:
             version, so that KV and logits have equal bits.
         draft_fingerprint: of the draft layers, likewise; "" = none.
         kv_format: "float32", "bfloat16", "float16", "int8" or "fp8".
-        num_layers: of the target, that have KV. num_kv_heads, head_dim: of its first layer, in all ranks together.
+        num_layers: of the target. num_kv_heads, head_dim: of its first layer with KV, in all ranks together.
     """
 
     device: str
@@ -81,7 +81,7 @@ class KvIdentity:
             drafting,
             kv_format,
             config.cache.block_size,
-            len(target.attentions),
+            target.num_layers,
             target.attentions[0].num_kv_heads,
             target.attentions[0].head_dim,
         )

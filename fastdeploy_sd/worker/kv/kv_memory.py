@@ -90,6 +90,7 @@ class KvMemory:
     Attributes:
         max_tokens: of a sequence.
         own: this rank's. others: of the other ranks, in order, on rank 0 where the group shares KV.
+        zeros: what else allocates memory that rank 0 reads, by rank; {} where KV is not copied.
     """
 
     size: kv_sizing.KvCacheSize
@@ -97,6 +98,7 @@ class KvMemory:
     max_tokens: int
     own: RankKv
     others: Sequence[RankKv]
+    zeros: Mapping[int, Zeros]
 
     @property
     def ranks(self) -> Sequence[RankKv]:
@@ -110,14 +112,13 @@ def allocate_kv(
     drafts: Mapping[str, DraftWeights],
     max_model_len: int,
     group: RankGroup,
-    state_bytes: int = 0,
+    state_bytes: Sequence[int] = (),
 ) -> KvMemory:
     """Allocate a rank's part of the KV, with as many blocks as configured or useful, and map the parts of others.
 
-    `drafts`: weights of the draft models, by method. state_bytes: that recurrent states will take of main memory.
+    `drafts`: weights of the draft models, by method. state_bytes: that recurrent states of each rank will take.
 
-    Raises ConfigError: no block fits, or the system has no memory for
-    them.
+    Raises ConfigError: no block fits, or the system has no memory for them.
     """
     kv_format = KvCacheFormat.create(config)
     layers = _Layers(config, target, drafts, group.size)
@@ -125,11 +126,11 @@ def allocate_kv(
     if group.rank == 0 and layout.why_kept:
         _log.info("the KV blocks before a layer's window are kept: %s", layout.why_kept)
     one_block = layers.block_bytes(kv_format, alike=device().kind != "cpu")
-    room = partial(room_for_kv, config, target, drafts, group, state_bytes)
+    room = partial(room_for_kv, config, target, drafts, group, sum(state_bytes))
     size = kv_sizing.choose_size(config, one_block, max_model_len, room, layout.groups)
     if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory())):
         _log.warning("%s", shortage)
-    zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group)
+    zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group, state_bytes)
     return KvMemory(
         size,
         kv_format,
@@ -141,6 +142,7 @@ def allocate_kv(
             for rank in sorted(zeros)
             if rank != group.rank
         ],
+        zeros=zeros,
     )
 
 
@@ -222,11 +224,10 @@ class _Layers:
 
 
 def _zeros_of_ranks(
-    config: Config, layers: _Layers, num_blocks: int, fmt: KvCacheFormat, group: RankGroup
+    config: Config, layers: _Layers, num_blocks: int, fmt: KvCacheFormat, group: RankGroup, more: Sequence[int]
 ) -> Mapping[int, Zeros]:
-    """Return KV memory that rank 0 can read: of all ranks on rank 0, else the rank's own; {} where KV is not copied.
-
-    All ranks call it. Raises ConfigError when memory is exhausted.
+    """Return KV memory, with `more` bytes of each rank, that rank 0 can read: of all ranks on rank 0, else the rank's
+    own; {} where KV is not copied. All ranks call it. Raises ConfigError when memory is exhausted.
     """
     found = device()
     if isinstance(found, CudaDevice) and (group.size == 1 or not config.copies_kv):
@@ -234,7 +235,8 @@ def _zeros_of_ranks(
 
     def num_bytes(rank: int) -> int:
         own = layers.in_block(rank, fmt)
-        return num_blocks * kv_sizing.block_bytes(own, fmt) + len(own) * MAX_PARTS * ALIGNMENT
+        of_blocks = num_blocks * kv_sizing.block_bytes(own, fmt) + (more[rank] if more else 0)
+        return of_blocks + len(own) * MAX_PARTS * ALIGNMENT
 
     with asking_for_memory():
         if isinstance(found, CudaDevice):

@@ -1,7 +1,9 @@
 """KvPages: the bytes of one block in one layer, so that KV can be stored, or computed by another instance.
 
-Layers are the target's, then the draft layers that read its hidden rows. A draft model that reads only tokens computes
-its KV again where a block comes from elsewhere. A page is all that the layer's cache holds of a block, in this order:
+Layers are the target's with KV, its layers with recurrent states, then the draft layers that read its hidden rows. A
+draft model that reads only tokens computes its KV again where a block comes from elsewhere. Layers with states have a
+group of their own, whose blocks are snapshots: see `pieces_of_states`. Else a page is all that the layer's cache holds
+of a block, in this order:
 
     k | v | k_scale | v_scale (of an int8 cache) | hidden row of the block's last token (where one is read)
 
@@ -22,6 +24,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.ops.kv_cache import KvCache
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.worker.kv.kv_memory import RankKv
+from fastdeploy_sd.worker.kv.state_memory import StateMemory, pieces_of_states
 
 # A part of a layer's pages, or one rank's share of it: [num_blocks, bytes], of every rank that has the same.
 _Piece = tuple[Bytes, ...]
@@ -31,22 +34,24 @@ class KvPages:
     """Pages of all layers over the same blocks. May be used by several threads, for different pages.
 
     Args:
-        ranks: all of them; empty = no layers.
+        ranks: all of them; empty = no layers. states: of their layers with recurrent states.
 
     Attributes:
         num_layers: target and draft layers together. num_target_layers: the first ones. groups: KV group of each layer.
         host_bytes: of host memory that all blocks take, on all ranks together.
     """
 
-    def __init__(self, ranks: Sequence[RankKv]) -> None:
-        layers = pieces_of_layers(ranks)
-        self._layers: list[list[_Piece]] = [[tuple(map(_by_block, copies)) for copies in layer] for layer in layers]
-        self.num_target_layers = len(ranks[0].caches) if ranks else 0
-        self.num_layers = len(self._layers)
-        self.groups: Sequence[int] = groups_of_layers(ranks)
-        every = [copy for layer in self._layers for piece in layer for copy in piece]
+    def __init__(self, ranks: Sequence[RankKv], states: Sequence[StateMemory] = ()) -> None:
+        layers = [[tuple(map(_by_block, copies)) for copies in layer] for layer in pieces_of_layers(ranks)]
+        every = [copy for layer in layers for piece in layer for copy in piece]
         self.num_blocks = min(map(len, every), default=0)
         self.host_bytes = sum(copy.nbytes for copy in every)
+        nets, num_kv_layers = pieces_of_states(states), len(ranks[0].caches) if ranks else 0
+        self._layers: list[list[_Piece]] = [*layers[:num_kv_layers], *nets, *layers[num_kv_layers:]]
+        self.num_target_layers, self.num_layers = num_kv_layers + len(nets), len(self._layers)
+        groups = groups_of_layers(ranks)
+        state_group = max(groups, default=-1) + 1
+        self.groups: Sequence[int] = [*groups[:num_kv_layers], *[state_group] * len(nets), *groups[num_kv_layers:]]
 
     @property
     def port(self) -> None:
@@ -93,7 +98,8 @@ class KvPages:
         """See DevicePages: it holds nothing."""
 
     def _verify(self, layer: int, block_id: int) -> None:
-        verify_page(layer, block_id, self.num_layers, self.num_blocks)
+        num_blocks = len(self._layers[layer][0][0]) if 0 <= layer < self.num_layers else 0
+        verify_page(layer, block_id, self.num_layers, num_blocks)
 
 
 def verify_page(layer: int, block_id: int, num_layers: int, num_blocks: int) -> None:

@@ -14,10 +14,12 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
+from fastdeploy_sd.worker.kv.kv_file import ALIGNMENT
 
 _GIB, _MIB = 1 << 30, 1 << 20
 # Of snapshots where no option sets their number: at most so many per request, and so much of the room for KV.
 _PER_REQUEST, _SHARE = 4, 0.25
+_NUM_TENSORS = 3  # of a layer, see DeltaMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +27,30 @@ class NetShape:
     """One rank's part of a gated delta net's memory; see ops.delta_memory.
 
     Attributes:
-        num_channels: of the convolution.
+        heads: the model's value heads that the rank has.
+        columns: of the model's rows q | k | v, the rank's of q, of k and of v.
     """
 
-    num_heads: int
+    heads: range
     key_dim: int
     value_dim: int
-    num_channels: int
+    columns: tuple[range, range, range]
     conv_width: int
 
     @classmethod
     def of_rank(cls, config: DecoderConfig, net: GatedDeltaConfig, shard: Shard) -> NetShape:
         """Return the shape of what a rank has; raises ConfigError as DecoderShard."""
         own = DecoderShard(config, shard)
-        q, k, v, _ = own.qkvz(net)
-        return cls(len(own.heads(net)), net.key_dim, net.value_dim, len(q) + len(k) + len(v), net.conv_width)
+        return cls(own.heads(net), net.key_dim, net.value_dim, own.qkvz(net)[:3], net.conv_width)
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.heads)
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution."""
+        return sum(map(len, self.columns))
 
     def slot_bytes(self, item: int) -> int:
         """Bytes of a state with the rows that its convolution still reads; `item`: of an activation."""
@@ -72,6 +83,15 @@ class StateSize:
     def num_bytes(self) -> int:
         return self.num_rows * self.request_bytes + self.num_snapshots * self.snapshot_bytes
 
+    def verify_room(self, num_bytes: int) -> None:
+        """Verify that so much free memory holds them. Raises ConfigError: it does not."""
+        if self.num_bytes > num_bytes:
+            raise ConfigError(
+                f"num_state_snapshots, max_num_seqs: expected what the system has memory for,"
+                f" {num_bytes / _GIB:.2f} GiB, got {self.describe()}",
+                param="num_state_snapshots",
+            )
+
     def describe(self) -> str:
         """Return a line for users."""
         return (
@@ -90,11 +110,7 @@ def state_size(config: Config, decoder: DecoderConfig, room: Callable[[], int], 
     cache, num_rows, item = config.cache, config.scheduler.max_num_seqs, storage(config.model.dtype).itemsize
     # The newest token is kept with the drafts where a step may have to be repeated.
     num_drafts = config.speculative.num_speculative_tokens + 1
-    shapes = [
-        NetShape.of_rank(decoder, net, Shard(rank, num_ranks) if num_ranks > 1 else WHOLE_MODEL)
-        for net in decoder.delta_nets
-        for rank in range(num_ranks)
-    ]
+    shapes = [shape for rank in range(num_ranks) for shape in _shapes(decoder, rank, num_ranks)]
     slot = sum(shape.slot_bytes(item) for shape in shapes)
     request = slot + num_drafts * item * sum(shape.row_size for shape in shapes)
     count = cache.num_state_snapshots
@@ -103,6 +119,27 @@ def state_size(config: Config, decoder: DecoderConfig, room: Callable[[], int], 
     elif count is None:
         count = min(_PER_REQUEST * num_rows, int(room() * _SHARE) // slot)
     return StateSize(num_rows, count, num_drafts, request, slot)
+
+
+def state_bytes(config: Config, decoder: DecoderConfig, size: StateSize | None, num_ranks: int) -> list[int]:
+    """Return the bytes of the states of each rank, each tensor rounded up as in a KvFile; [] = there are none."""
+    if size is None:
+        return []
+    item, num_slots = storage(config.model.dtype).itemsize, size.num_rows + size.num_snapshots
+    return [
+        sum(
+            num_slots * shape.slot_bytes(item)
+            + size.num_rows * size.num_drafts * item * shape.row_size
+            + _NUM_TENSORS * ALIGNMENT
+            for shape in _shapes(decoder, rank, num_ranks)
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def _shapes(decoder: DecoderConfig, rank: int, num_ranks: int) -> list[NetShape]:
+    shard = Shard(rank, num_ranks) if num_ranks > 1 else WHOLE_MODEL
+    return [NetShape.of_rank(decoder, net, shard) for net in decoder.delta_nets]
 
 
 def verify_state_options(config: Config, decoder: DecoderConfig) -> None:
@@ -122,9 +159,14 @@ def verify_state_options(config: Config, decoder: DecoderConfig) -> None:
             f"speculative_config.draft_trees: expected false, as a state follows one text, of {kind}, got true",
             param="speculative_config",
         )
-    if config.splitwise.splitwise_role != "mixed":
-        role = config.splitwise.splitwise_role
-        raise ConfigError(f"splitwise_role: expected mixed for {kind}, got {role}", param="splitwise_role")
+    role, cache = config.splitwise.splitwise_role, config.cache
+    if role != "mixed" and not (cache.enable_prefix_caching and cache.num_state_snapshots != 0):
+        name = "num_state_snapshots" if cache.enable_prefix_caching else "enable_prefix_caching"
+        raise ConfigError(
+            f"{name}: expected room for states that are sent, with splitwise_role {role} for {kind}, got"
+            f" {getattr(cache, name)}",
+            param=name,
+        )
     if config.cache.swap_bytes:
         swap = config.cache.swap_space
         raise ConfigError(f"swap_space: expected none for {kind}, got {swap:g}", param="swap_space")

@@ -30,10 +30,11 @@ from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.autotune.kept_measurements import machine_key, measurements_folder
 from fastdeploy_sd.worker.autotune.linear_tuning import MEASURED_BYTES, tune_linear
 from fastdeploy_sd.worker.kv import kv_sizing
-from fastdeploy_sd.worker.kv.kv_memory import KvMemory, allocate_kv, room_for_kv
+from fastdeploy_sd.worker.kv.kv_memory import KvMemory, Zeros, allocate_kv, room_for_kv
 from fastdeploy_sd.worker.kv.state_memory import StateMemory, layer_memories
-from fastdeploy_sd.worker.kv.state_sizing import StateSize, state_size, verify_state_options
+from fastdeploy_sd.worker.kv.state_sizing import StateSize, state_bytes, state_size, verify_state_options
 from fastdeploy_sd.worker.loading.draft_weights import draft_scheme, open_draft_weights
+from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.loading.loading_errors import asking_for_memory
 from fastdeploy_sd.worker.loading.model_loading import load_model
 from fastdeploy_sd.worker.loading.rotary import make_rotary
@@ -67,7 +68,7 @@ class Loaded:
     """The loaded model on any rank, 0 or other.
 
     Attributes:
-        states: of the layers with recurrent states; None = there are none.
+        states: of the layers with recurrent states, of the ranks of `kv`; () = there are none.
         draft_weights, drafts, kept_hidden: of the draft models, by method.
         draft_rows: [T, H] of every draft model that reads hidden rows: those of the step, for the largest step.
         is_async: whether steps may begin after in-flight ones.
@@ -78,7 +79,7 @@ class Loaded:
     draft_weights: Mapping[str, DraftWeights]
     config: DecoderConfig
     kv: KvMemory
-    states: StateSize | None
+    states: Sequence[StateMemory]
     drafts: Mapping[str, DraftModel]
     kept_hidden: Mapping[str, Sequence[HiddenStateBuffer[Tensor]]]
     draft_rows: Mapping[str, Tensor]
@@ -157,12 +158,13 @@ def load(config: Config, group: RankGroup) -> Loaded:
     is_host = device().kind == "cpu"
     if is_host:
         _tune_linear(config, group, model.weight_bytes, drafts=bool(draft_weights))
-    states = _allocate_states(config, decoder_config, draft_weights, group, tp.shard)
-    state_bytes = 0 if states is None else states.size.num_bytes
-    kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group, state_bytes)
+    size = _state_size(config, decoder_config, draft_weights, group)
+    of_states = state_bytes(config, decoder_config, size, group.size)
+    kv = allocate_kv(config, decoder_config, draft_weights, max_model_len, group, of_states)
+    states = [] if size is None else _allocate_states(config, decoder_config, size, group, kv.zeros)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    memory = StepMemory(limits, vocab_size, None if states is None else states.size.num_snapshots)
+    memory = StepMemory(limits, vocab_size, None if size is None else size.num_snapshots)
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size, len(kv.size.groups))
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens, max_model_len)
@@ -180,7 +182,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         for name, kept in kept_hidden.items()
         if kept
     }
-    memories = () if states is None else layer_memories(decoder_config, kv.own.caches, states.nets)
+    memories = layer_memories(decoder_config, kv.own.caches, states[0].nets) if states else ()
     forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, list(readers.values()), memories)
     known = None
     if not is_host and group.size == 1:  # other ranks only follow the first
@@ -196,7 +198,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         draft_weights=draft_weights,
         config=decoder_config,
         kv=kv,
-        states=None if states is None else states.size,
+        states=states,
         drafts=model.drafts,
         kept_hidden=kept_hidden,
         draft_rows=dict(zip(readers, forward.draft_rows, strict=True)),
@@ -213,20 +215,28 @@ def load(config: Config, group: RankGroup) -> Loaded:
     )
 
 
-def _allocate_states(
-    config: Config,
-    decoder_config: DecoderConfig,
-    draft_weights: Mapping[str, DraftWeights],
-    group: RankGroup,
-    shard: Shard,
-) -> StateMemory | None:
-    """Allocate this rank's recurrent states, if its layers have any. Raises ConfigError: as `StateMemory.allocate`."""
+def _state_size(
+    config: Config, decoder_config: DecoderConfig, draft_weights: Mapping[str, DraftWeights], group: RankGroup
+) -> StateSize | None:
+    """Return the size of the recurrent states, None = there are none; raises ConfigError: the host has no room."""
 
     def room() -> int:
         return room_for_kv(config, decoder_config, draft_weights, group).num_bytes
 
     size = state_size(config, decoder_config, room, group.size)
-    return None if size is None else StateMemory.allocate(config, decoder_config, size, shard)
+    if size is not None and device().kind == "cpu":
+        size.verify_room(group.smallest(free_memory))
+    return size
+
+
+def _allocate_states(
+    config: Config, decoder_config: DecoderConfig, size: StateSize, group: RankGroup, zeros: Mapping[int, Zeros]
+) -> list[StateMemory]:
+    """Allocate this rank's recurrent states, and map those of others; raises ConfigError: as StateMemory.allocate."""
+    ranks = [group.rank, *(rank for rank in sorted(zeros) if rank != group.rank)]
+    return [
+        StateMemory.allocate(config, decoder_config, size, Shard(rank, group.size), zeros.get(rank)) for rank in ranks
+    ]
 
 
 def _tune_linear(config: Config, group: RankGroup, weight_bytes: int, *, drafts: bool) -> None:

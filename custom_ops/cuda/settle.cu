@@ -142,9 +142,9 @@ __global__ __launch_bounds__(kThreads) void TargetStepKernel(int32_t num_request
   const int r = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (r >= num_requests) return;
   const bool has_output = a.cu_num_output[r + 1] > a.cu_num_output[r];
-  const bool is_unfinished = a.cu_num_logits[r + 1] == a.cu_num_logits[r];
-  // A row whose tokens were all run and that has no output nevertheless has failed.
-  const int32_t num_run = a.num_computed[r] + (is_unfinished ? static_cast<int32_t>(a.num_new[r]) : 0);
+  // A row whose tokens were all run and that has no output nevertheless has failed, or runs its newest token again.
+  const int32_t num_logits = a.cu_num_logits[r + 1] - a.cu_num_logits[r];
+  const int32_t num_run = a.num_computed[r] + a.num_new[r] - num_logits;
   const int64_t num_slots = static_cast<int64_t>(a.num_blocks[a.table_rows[r]]) * block_size;
   a.num_valid[r] = has_output ? a.num_committed[r] - 1 : num_run;
   a.num_kv_slots[r] = static_cast<int32_t>(num_slots < max_tokens_per_row ? num_slots : max_tokens_per_row);

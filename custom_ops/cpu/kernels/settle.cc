@@ -139,9 +139,9 @@ Error TargetStep(const TargetStepParams& p) {
       return "table_rows: expected rows of num_blocks, got one outside";
   for (int32_t r = 0; r < p.num_requests; ++r) {
     const bool has_output = p.cu_num_output[r + 1] > p.cu_num_output[r];
-    const bool is_unfinished = p.cu_num_logits[r + 1] == p.cu_num_logits[r];
-    // A row whose tokens were all run and that has no output nevertheless has failed.
-    const int32_t num_run = p.num_computed[r] + (is_unfinished ? p.num_new[r] : 0);
+    // A row whose tokens were all run and that has no output nevertheless has failed, or runs its newest token again.
+    const int32_t num_logits = p.cu_num_logits[r + 1] - p.cu_num_logits[r];
+    const int32_t num_run = p.num_computed[r] + p.num_new[r] - num_logits;
     const int64_t num_slots = static_cast<int64_t>(p.num_blocks[p.table_rows[r]]) * p.block_size;
     p.num_valid[r] = has_output ? p.num_committed[r] - 1 : num_run;
     // The last block may reach past the model's length, where the rotary table ends.

@@ -242,7 +242,7 @@ def target_step(  # noqa: PLR0913, PLR0917 (columns)
     """Say what a step ran of each row, for those that draft from its hidden rows; see `proposer.TargetStep`.
 
     The hidden rows of rejected drafts are not certain. A row whose tokens were all run and that has no output
-    nevertheless has failed: none of its rows is.
+    nevertheless has failed, or runs its newest token again: the rows before that token are.
 
     Args:
         num_computed, num_new: i32[R], tokens in the KV cache before the step, and those that were run.
@@ -252,8 +252,8 @@ def target_step(  # noqa: PLR0913, PLR0917 (columns)
     Returns:
         num_valid and num_kv_slots, i32[R].
     """
-    has_output, is_unfinished = np.diff(cu_num_output) > 0, np.diff(cu_num_logits) == 0
-    num_valid = np.where(has_output, num_committed - 1, num_computed + num_new * is_unfinished)
+    num_run = num_computed + num_new - np.diff(cu_num_logits)
+    num_valid = np.where(np.diff(cu_num_output) > 0, num_committed - 1, num_run)
     return num_valid.astype(np.int32), np.minimum(num_blocks[table_rows] * block_size, max_tokens_per_row)
 
 

@@ -149,13 +149,14 @@ def slotted() -> dict[str, dict[str, Any]]:
 
 
 def target_steps() -> dict[str, dict[str, Any]]:
-    """Chunks, prompts, rejected and accepted drafts, failed rows, blocks past the longest request; no request."""
+    """Chunks, prompts, rejected and accepted drafts, failed and held rows, blocks past the longest request; no request."""
     rng = np.random.default_rng(4)
     # (computed, new, logits, output, committed, blocks)
     plans = {
         "empty": [],
         "each": [(0, 16, 0, 0, 30, 1), (16, 14, 1, 1, 31, 2), (30, 4, 4, 2, 33, 3), (30, 4, 4, 4, 35, 3)],
         "failed-and-last": [(30, 4, 4, 0, 31, 2), (38, 1, 1, 1, 40, 3), (0, 1, 1, 1, 2, 0)],
+        "held": [(0, 30, 1, 0, 30, 2), (16, 14, 1, 0, 30, 2), (29, 4, 4, 0, 30, 3)],
         "random": [(i, i % 4 + 1, i % 3 and i % 4 + 1, i % 3 and i % 2, i + 5, i % 4) for i in range(17)],
     }
     found = {}

@@ -46,7 +46,9 @@ def test_pages_of_any_number_of_ranks_fit_any_other(
         assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, got) is None
         stats, source = pair.decode.stats(), pair.prefill.stats()
         # What one instance knows of a common start is not sent, and what the other knows is not computed.
-        assert min(stats.num_prefix_hits, source.num_prefix_hits, pair.wire.num_whole) > 0
+        # A prompt that arrived leaves no snapshot of recurrent states inside, so fewer begin with it.
+        least = 0 if model.startswith("qwen3_5") else 1
+        assert min(stats.num_prefix_hits, source.num_prefix_hits, pair.wire.num_whole) > least
         assert stats.num_supplied_tokens["prefill"] > 100
         assert pair.wire.num_failed == 0
         assert model != "demo" or (with_drafts(pair) > 0) == drafting.is_drafting

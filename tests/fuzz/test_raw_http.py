@@ -50,4 +50,4 @@ def test_odd_bytes_do_no_harm(golden_dir: Path) -> None:
     assert report.findings == [], report
     assert report.statuses["200"] > 100
     assert report.num_reference_runs > 0
-    assert len(log.splitlines()) == 3, "only the three lines of the start"
+    assert len(log.splitlines()) == 4, "only the four lines of the start"

@@ -35,8 +35,9 @@ def test_lines_are_those_of_a_server_and_tell_what_was_loaded() -> None:
     assert re.search(
         r"loaded .*demo_model in \d+\.\d s: weights of \d\.\d\d GB, 4096 tokens of bfloat16 KV cache,"
         r" requests of up to 4096 tokens, 2 drafts by ngram, \w+ kernels on \d+ threads$",
-        lines[-1],
+        lines[-2],
     )
+    assert lines[-1].endswith("defaults of requests: OpenAI's")
     assert re.search(r"memory reads [\d.]+ GB/s, at most \d+ steps/s if no cache holds the weights; bfloat16 ", text)
 
 

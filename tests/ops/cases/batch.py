@@ -149,7 +149,7 @@ def slotted() -> dict[str, dict[str, Any]]:
 
 
 def target_steps() -> dict[str, dict[str, Any]]:
-    """Chunks, prompts, rejected and accepted drafts, failed and held rows, blocks past the longest request; no request."""
+    """Chunks, prompts, drafts, failed and held rows, blocks past the longest request; no request."""
     rng = np.random.default_rng(4)
     # (computed, new, logits, output, committed, blocks)
     plans = {

@@ -3,6 +3,8 @@
 A block is stored when it is published, so it can be given away later without waiting for a copy. A request is first
 matched with the blocks of the cache; where these end, the match goes on in the slots, and the request waits until what
 was found is loaded into its own blocks.
+
+With recurrent states the match ends where a snapshot does, in the cache or in slots. Its pieces are copied as blocks.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from fastdeploy_sd.engine.interfaces.block_store import (
     StoreBlock,
 )
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival
-from fastdeploy_sd.engine.kvcache.block_table import NO_BLOCK
+from fastdeploy_sd.engine.kvcache.block_table import NO_BLOCK, BlockTable, PrefixMatch
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
+from fastdeploy_sd.engine.kvcache.prefix_matcher import Find
+from fastdeploy_sd.engine.kvcache.state_pieces import StatePieces
 from fastdeploy_sd.engine.kvcache.swap_index import SwapIndex
-from fastdeploy_sd.types import I32, Request, RequestId
+from fastdeploy_sd.types import I32, NO_STATE, Request, RequestId
 from fastdeploy_sd.types.stats import SwapStats
 
 # Far above what a disk takes; what has not come by then is computed instead.
@@ -36,6 +40,8 @@ LOAD_DEADLINE_S = 10.0
 class _Load:
     """What a request waits for: blocks in the order of its tokens, of which the first `num_good` are or may be written.
 
+    The pieces of a snapshot come last; `state`: its content, None = the model has no such states.
+
     `pending` maps commands that have not ended to positions in `block_ids`; `end`: tokens whose KV is there then. With
     windows less than all of it is of no use, as there are no blocks to compute the rest from.
     """
@@ -45,6 +51,7 @@ class _Load:
     block_ids: list[int]
     deadline: float
     num_good: int
+    state: CachedBlock | None = None
     pending: dict[int, int] = field(default_factory=dict)
 
 
@@ -65,6 +72,10 @@ class SwapSpace:
         )
         self.fd: int | None = store.fd
         kv.listener = self
+        self._pieces: StatePieces | None = None
+        if kv.states is not None:
+            size = kv.groups[0].block_size
+            self._pieces = kv.states.listener = StatePieces(self, kv.num_blocks, store.num_state_pieces, size)
 
     def published(self, block_id: int, content: CachedBlock) -> None:
         """Store the block, unless a slot has its content or every slot is being copied."""
@@ -96,24 +107,27 @@ class SwapSpace:
                 return self._index.slot(content)
             return None if table.groups[g].block_ids[i] == NO_BLOCK else table.groups[g].block_ids[i]
 
-        found = self._kv.prefixes.longest(table, token_ids, len(token_ids), find)
+        found = self._longest(table, token_ids, find)
         for own in table.groups:
             self._index.touch(own.hashes[: found.num_tokens // block_size])
         is_hit = found.num_tokens > num_cached_tokens
         is_hit = is_hit and self._kv.skip_to(table, found.num_tokens, len(token_ids))
+        state, parts = self._expect_state(table, token_ids, found) if is_hit else (None, [])
+        is_hit = is_hit and (self._pieces is None or state is not None)
         self._count(num_lookups=int(num_full > first), num_hits=int(is_hit), num_queried_blocks=num_full - first)
         if not is_hit:
             return False
-        load = _Load(num_cached_tokens, found.num_tokens, [], time.monotonic() + self._load_deadline_s, 0)
-        commands: list[LoadBlock] = []
-        for g, (own, slots) in enumerate(zip(table.groups, found.block_ids, strict=True)):
-            for i in range(max(first, own.num_freed), len(slots)):
-                content = self._kv.prefixes.describe_block(table, token_ids, i, g)
-                command = LoadBlock(self._next_id(), own.block_ids[i], slots[i], content)
-                self._index.pin(slots[i])
-                self._commands[command.command_id], self._waiting[command.command_id] = command, request.request_id
-                load.pending[command.command_id] = len(commands)
-                commands.append(command)
+        load = _Load(num_cached_tokens, found.num_tokens, [], time.monotonic() + self._load_deadline_s, 0, state)
+        copies = [
+            (own.block_ids[i], slots[i], self._kv.prefixes.describe_block(table, token_ids, i, g))
+            for g, (own, slots) in enumerate(zip(table.groups, found.block_ids, strict=True))
+            for i in range(max(first, own.num_freed), len(slots))
+        ]
+        commands = [LoadBlock(self._next_id(), *copy) for copy in (*copies, *parts)]
+        for position, command in enumerate(commands):
+            self._index.pin(command.slot)
+            self._commands[command.command_id], self._waiting[command.command_id] = command, request.request_id
+            load.pending[command.command_id] = position
         self._count(num_begun_loads=len(commands))
         load.block_ids, load.num_good = [command.block_id for command in commands], len(commands)
         self._loads[request.request_id] = load
@@ -154,8 +168,44 @@ class SwapSpace:
             assert isinstance(command, StoreBlock), f"block {block_id} is read by {command}"
             assert command.block_id == block_id, f"block {block_id} is read by {command}"
         for name, load in self._loads.items():
-            assert set(load.block_ids) <= set(self._kv.table(name).block_ids), f"{name}: loads into others' blocks"
+            table = self._kv.table(name)
+            own = {*table.block_ids, *(() if self._pieces is None else self._pieces.ids(table.states.arriving))}
+            assert set(load.block_ids) <= own, f"{name}: loads into others' blocks"
             assert all(self._waiting[i] == name for i in load.pending), f"{name}: a load of another request"
+
+    def _longest(self, table: BlockTable, token_ids: I32, find: Find) -> PrefixMatch:
+        if self._kv.states is None:
+            return self._kv.prefixes.longest(table, token_ids, len(token_ids), find)
+        found = self._kv.states.longest(table, token_ids, len(token_ids), find, self._has_state)
+        self._kv.states.note_branch(table, found)
+        return found
+
+    def _has_state(self, block_hash: bytes) -> bool:
+        assert self._pieces is not None, "a model with recurrent states"
+        return all(self._index.slot(part) is not None for part in self._pieces.contents(block_hash))
+
+    def _expect_state(
+        self, table: BlockTable, token_ids: I32, found: PrefixMatch
+    ) -> tuple[CachedBlock | None, list[tuple[int, int, CachedBlock]]]:
+        """Return the content of the snapshot that a match ends with, and what to load: piece, slot and content.
+
+        (None, ..) = the model has no such states, or there is no place for it.
+        """
+        if self._kv.states is None or self._pieces is None:
+            return None, []
+        size = self._kv.groups[0].block_size
+        content = self._kv.prefixes.describe_block(table, token_ids, found.num_tokens // size - 1)
+        if found.snapshot != NO_STATE:
+            self._kv.states.expect_known(table, found.snapshot)
+            return content, []
+        snapshot = self._kv.states.expect(table)
+        if snapshot is None:
+            return None, []
+        parts = list(self._pieces.contents(content.hash))
+        self._index.touch([part.hash for part in parts])
+        slots = [self._index.slot(part) for part in parts]
+        pieces = zip(self._pieces.ids(snapshot), slots, parts, strict=True)
+        return content, [(piece, slot, part) for piece, slot, part in pieces if slot is not None]
 
     def _end(self, name: RequestId, load: _Load) -> KvArrival:
         num_loaded = min([load.num_good, *load.pending.values()])
@@ -166,6 +216,9 @@ class SwapSpace:
             return KvArrival(name, load.num_cached_tokens, is_lost=True)
         is_whole = num_loaded == len(load.block_ids)
         num_tokens = load.end if is_whole else load.num_cached_tokens + num_loaded * self._kv.block_size
+        if self._kv.states is not None:
+            self._kv.states.take_arrival(self._kv.table(name), has_come=is_whole, content=load.state)
+            num_tokens = load.end if is_whole else load.num_cached_tokens  # a state is at the end only
         num_new = num_tokens - load.num_cached_tokens
         return KvArrival(name, num_tokens, origins={SWAP: num_new} if num_new else {})
 

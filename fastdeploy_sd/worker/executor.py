@@ -170,7 +170,7 @@ def _created(
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
     runner = ModelRunner(loaded.step, drafting, rule, guided, ranks)
     pages = open_pages(config, loaded.kv.ranks, loaded.states)
-    store = open_block_store(config, pages, identity, loaded.checkpoint, drafts)
+    store = open_block_store(config, pages, loaded.states, identity, loaded.checkpoint, drafts)
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
     _log_loaded(config, loaded, info, time.perf_counter() - start)

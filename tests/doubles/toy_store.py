@@ -35,7 +35,7 @@ class ToyStore:
         num_damaged, num_failed: what it did on purpose.
     """
 
-    block_bytes = 1
+    block_bytes, num_state_pieces = 1, 0
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,17 +11,19 @@ import pytest
 from fastdeploy_sd.cli.verify import EngineVariant, Method, make_reference, run_cell, standard_methods
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.spec_decode.dispatcher import create_proposer
 from fastdeploy_sd.types import Request
 from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.worker.executor import create_executor
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
+from tests.engine.test_swap import settle
 from tests.models.mtp_models import make_model
 
 pytestmark = pytest.mark.slow
 
-VOCAB, NUM_TOKENS = 4096, 40
+VOCAB, NUM_TOKENS, NUM_FILLERS = 4096, 40, 3
 PLAIN = Method("naive", SpeculativeConfig(method="naive"), create_proposer)
 DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomLengthProposer}
 # Of the texts of `serve`: a conversation, then three prompts that share 52 tokens, and the end of the first again.
@@ -55,8 +57,8 @@ def configure(model: str, num_snapshots: int | None = None, *, enable_prefix_cac
     return Config(ModelConfig(model=model, dtype="bfloat16"), cache, scheduler)
 
 
-def serve(config: Config, method: Method = PLAIN) -> Served:
-    """Run a conversation and other texts, one after the other."""
+def serve(config: Config, method: Method = PLAIN, between: Callable[[Engine], object] = lambda _: None) -> Served:
+    """Run a conversation and other texts, one after the other; `between`: what happens after each."""
     executor = create_executor(replace(config, speculative=method.speculative), method.make_proposer)
     engine, rng = Engine(config, executor), np.random.default_rng(1)
     hits, prompts, answers = list[int](), list[list[int]](), list[list[int]]()
@@ -73,6 +75,7 @@ def serve(config: Config, method: Method = PLAIN) -> Served:
                 answers[-1] += output.token_ids
                 hits[-1] = max(hits[-1], output.num_cached_tokens)
             engine.check_integrity()
+        between(engine)
         return answers[-1]
 
     def words(count: int) -> list[int]:
@@ -102,6 +105,7 @@ def method_of(name: str, plain: Served) -> Method:
         return PLAIN if name == "naive" else standard_methods([name], [4])[0]
     texts = zip(plain.prompts, plain.answers, strict=True)
     known = {f"r{i}": [*prompt, *answer] for i, (prompt, answer) in enumerate(texts)}
+    known |= {f"filler {i}": [] for i in range(NUM_FILLERS)}
     drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=7)
     return Method(name, drafts, lambda *_: DOUBLES[name](known, VOCAB))
 
@@ -125,6 +129,34 @@ def test_few_snapshots_cost_hits_and_change_no_byte(name: str, num_snapshots: in
     assert served.answers == plain.answers
     assert served.stats.num_state_snapshots == num_snapshots
     assert sum(served.hits) < sum(HITS)
+
+
+def push_out(engine: Engine) -> None:
+    """Fill blocks and snapshots with what shares nothing with any text."""
+    settle(engine)
+    for i in range(NUM_FILLERS):
+        prompt = np.random.default_rng([engine.stats().num_steps, i]).integers(4, VOCAB, 240).astype(np.int32)
+        engine.submit(Request(f"filler {i}", prompt, SamplingParams(max_tokens=1), max_tokens=1, seed=0))
+        while engine.has_work():
+            engine.step()
+    settle(engine)
+
+
+@pytest.mark.parametrize("name", ["naive", "ngram", "mtp", *DOUBLES])
+def test_all_hits_come_back_from_the_second_level(name: str, model: str, plain: Served) -> None:
+    config = configure(model, 4)
+    config = replace(config, cache=replace(config.cache, num_blocks=20, swap_space=0.05))
+    served = serve(config, method_of(name, plain), push_out)
+    assert served.hits == HITS
+    assert served.answers == plain.answers
+    assert served.stats.num_prefix_swap_hit_tokens == sum(HITS)
+    assert served.stats.num_prefix_hit_tokens == 0
+
+
+def test_a_second_level_without_room_for_a_state_is_refused(model: str) -> None:
+    config = configure(model)
+    with pytest.raises(ConfigError, match=r"swap_space: expected at least .* \(one block and one state\), got 5e-05"):
+        create_executor(replace(config, cache=replace(config.cache, swap_space=5e-5)))
 
 
 WAYS = [

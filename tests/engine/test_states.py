@@ -113,7 +113,10 @@ def test_costs_are_measured_and_leave_no_trace() -> None:
             {"speculative": SpeculativeConfig("ngram", draft_trees=True)},
             "speculative_config.draft_trees: expected false",
         ),
-        ({"cache": CacheConfig(swap_space=1.0)}, "swap_space: expected none for a model with recurrent states"),
+        (
+            {"splitwise": SplitwiseConfig(splitwise_role="prefill"), "cache": CacheConfig(swap_space=1.0)},
+            "swap_space: expected none with splitwise_role prefill for a model with recurrent states",
+        ),
         (
             {"splitwise": SplitwiseConfig(splitwise_role="prefill"), "cache": CacheConfig(num_state_snapshots=0)},
             "num_state_snapshots: expected room for states that are sent, with splitwise_role prefill for a model",

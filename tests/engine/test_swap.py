@@ -75,7 +75,9 @@ def check(reference: Reference, engine: Engine, requests: Sequence[Request], num
         settle(engine)
 
 
-@pytest.mark.parametrize("model", ["qwen3-tiny", "ernie4_5_moe-tiny", "int8 KV", "float32", "two MTP layers", "demo"])
+@pytest.mark.parametrize(
+    "model", ["qwen3-tiny", "ernie4_5_moe-tiny", "int8 KV", "float32", "two MTP layers", "demo", "qwen3_next-tiny"]
+)
 def test_same_tokens_with_plain_decoding(references: References, model: str) -> None:
     reference = references.get(model)
     with swapping(reference) as engine:
@@ -92,7 +94,7 @@ CELLS = [(model, method) for model in ("demo", "int8 KV") for method in METHODS]
         *CELLS,
         ("two MTP layers", "mtp"),
         ("two MTP layers", "mixed"),
-        *((model, "mtp-ngram") for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny")),
+        *((model, "mtp-ngram") for model in ("deepseek_v3-tiny", "glm4_moe-tiny", "gpt_oss-tiny", "qwen3_5-tiny")),
     ],
 )
 def test_same_tokens_whatever_the_method(references: References, model: str, method: str) -> None:
@@ -107,7 +109,8 @@ def test_same_tokens_whatever_the_method(references: References, model: str, met
 
 
 @pytest.mark.parametrize(
-    ("model", "num_ranks"), [("demo", 2), ("int8 KV", 4), ("deepseek_v3-tiny", 2), ("gpt_oss-tiny", 2)]
+    ("model", "num_ranks"),
+    [("demo", 2), ("int8 KV", 4), ("deepseek_v3-tiny", 2), ("gpt_oss-tiny", 2), ("qwen3_5-tiny", 2)],
 )
 def test_same_tokens_on_several_ranks(references: References, model: str, num_ranks: int) -> None:
     """The second model has two KV heads, so that with four ranks each is on two."""
@@ -117,17 +120,19 @@ def test_same_tokens_on_several_ranks(references: References, model: str, num_ra
         assert engine.stats().swap.num_loaded > 10
 
 
-def test_same_tokens_when_requests_are_preempted(references: References) -> None:
+@pytest.mark.parametrize("model", ["demo", "qwen3_5-tiny"])
+def test_same_tokens_when_requests_are_preempted(references: References, model: str) -> None:
     way = replace(WAY, max_num_seqs=6, num_blocks=16)
-    reference, [column] = references.get("demo"), standard_methods(["mtp"], [4], model_method="mtp")
+    reference, [column] = references.get(model), standard_methods(["mtp"], [4], model_method="mtp")
     with swapping(reference, column, way) as engine:
         check(reference, engine, column.apply(reference.requests[:12]))
         assert engine.stats().num_preemptions > 0
         assert engine.stats().swap.num_loaded > 10
 
 
-def test_aborts_while_blocks_are_loaded_harm_nobody(references: References) -> None:
-    reference = references.get("demo")
+@pytest.mark.parametrize("model", ["demo", "qwen3_5-tiny"])
+def test_aborts_while_blocks_are_loaded_harm_nobody(references: References, model: str) -> None:
+    reference = references.get(model)
     requests, expected = reference.requests[:12], reference.answers
     with swapping(reference) as engine:
         run(engine, requests)
@@ -200,9 +205,13 @@ def test_requests_with_draft_kv_take_none_from_those_without(references: Referen
     assert found == [0, 0, num_whole, num_whole]
 
 
-@pytest.mark.parametrize("method", ["naive", "mtp"])
-def test_the_next_engine_goes_on_with_the_folder(references: References, method: str, tmp_path: Path) -> None:
-    reference = references.get("demo")
+@pytest.mark.parametrize(
+    ("model", "method"), [("demo", "naive"), ("demo", "mtp"), ("qwen3_5-tiny", "naive"), ("qwen3_5-tiny", "mtp")]
+)
+def test_the_next_engine_goes_on_with_the_folder(
+    references: References, model: str, method: str, tmp_path: Path
+) -> None:
+    reference = references.get(model)
     column = PLAIN if method == "naive" else standard_methods([method], [4], model_method="mtp")[0]
     request = long_request(reference)
     expected = reference.answers[request.request_id]
@@ -224,8 +233,11 @@ def test_the_next_engine_goes_on_with_the_folder(references: References, method:
         assert num_swapped_in(engine, request, expected) == num_whole
 
 
-def test_any_number_of_ranks_goes_on_with_the_folder_of_another(references: References, tmp_path: Path) -> None:
-    reference, [column] = references.get("demo"), standard_methods(["mtp"], [4], model_method="mtp")
+@pytest.mark.parametrize("model", ["demo", "qwen3_5-tiny"])
+def test_any_number_of_ranks_goes_on_with_the_folder_of_another(
+    references: References, model: str, tmp_path: Path
+) -> None:
+    reference, [column] = references.get(model), standard_methods(["mtp"], [4], model_method="mtp")
     request = long_request(reference)
     expected = reference.answers[request.request_id]
     num_whole = (len(request.prompt_token_ids) - 1) // 16 * 16

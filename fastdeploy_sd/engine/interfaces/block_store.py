@@ -1,4 +1,8 @@
-"""The engine's view of whatever keeps copies of KV blocks outside of the cache; commands and results are values."""
+"""The engine's view of whatever keeps copies of KV blocks outside of the cache; commands and results are values.
+
+A snapshot of a recurrent state is copied in pieces of a block's size. To the store they are blocks as well, with the
+numbers after those of the KV cache's blocks: `num_state_pieces` for each snapshot.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +80,10 @@ class BlockStore(Protocol):
     @property
     def block_bytes(self) -> int:
         """Bytes of a block that are copied; constant."""
+
+    @property
+    def num_state_pieces(self) -> int:
+        """Blocks that a snapshot of a recurrent state is copied as; 0 = the model has no such states. Constant."""
 
     @property
     def fd(self) -> int:

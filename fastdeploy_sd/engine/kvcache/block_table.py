@@ -57,7 +57,7 @@ class RequestStates:
 
     Attributes:
         source: where its next step begins, see StatePlan.initial. begin: tokens before that, of its first step.
-        arriving: the snapshot that is on its way from elsewhere; NO_STATE = none is.
+        arriving: the snapshot that it goes on from when its KV has come from elsewhere; NO_STATE = there is none.
         num_given: tokens that it had when it was admitted.
         branch: where it left the KV blocks of others, if it went on from a snapshot before that; 0 = it did not.
         pending: how many tokens a snapshot will hold -> the snapshot; they rise.

@@ -40,7 +40,7 @@ class PrefixMatcher:
 
     def match(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> PrefixMatch:
         """Return the longest prefix of fewer than `num_tokens` tokens whose blocks are cached; see KVCacheManager."""
-        return self.longest(table, token_ids, num_tokens, self._cached)
+        return self.longest(table, token_ids, num_tokens, self.cached)
 
     def longest(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, find: Find) -> PrefixMatch:
         """Return the longest prefix of fewer than `num_tokens` tokens whose blocks are found, and what was found."""
@@ -56,7 +56,8 @@ class PrefixMatcher:
             block_ids.append(block_id)
         return PrefixMatch((tuple(block_ids),), len(block_ids) * block_size, missing_hash)
 
-    def _cached(self, _g: int, _i: int, content: CachedBlock) -> int | None:
+    def cached(self, _g: int, _i: int, content: CachedBlock) -> int | None:
+        """See Find: in the cache."""
         return self._prefix_cache.find(content.hash, content.parent, content.tokens)
 
     def _longest_of_groups(self, table: BlockTable, token_ids: TokenIds, num_tokens: int, find: Find) -> PrefixMatch:

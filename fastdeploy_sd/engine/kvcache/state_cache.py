@@ -20,7 +20,7 @@ after drafts as well; one counts when all its tokens are committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -28,8 +28,8 @@ import numpy as np
 
 from fastdeploy_sd.engine.kvcache.block_pool import BlockPool
 from fastdeploy_sd.engine.kvcache.block_table import BlockTable, PrefixMatch, RequestStates
-from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, PrefixCache
-from fastdeploy_sd.engine.kvcache.prefix_matcher import PrefixMatcher, TokenIds
+from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock, CacheListener, PrefixCache
+from fastdeploy_sd.engine.kvcache.prefix_matcher import Find, PrefixMatcher, TokenIds
 from fastdeploy_sd.types import LIVE_STATE, NO_STATE, StatePlan
 
 # Tokens between snapshots inside a prompt, and how many of them it gets: beyond these the distance doubles.
@@ -51,6 +51,7 @@ class StateCache:
         self.hands_over, self._held = False, dict[str, int]()
         self._pool, self._contents = BlockPool(num_snapshots), PrefixCache()
         self._prefixes, self._block_size = prefixes, block_size
+        self.listener: CacheListener | None = None  # is told of snapshots as KVCacheManager's is of blocks
 
     @property
     def num_snapshots(self) -> int:
@@ -69,13 +70,27 @@ class StateCache:
 
     def match(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> PrefixMatch:
         """Return the longest prefix of fewer than `num_tokens` tokens with cached blocks and a snapshot of its end."""
-        match = self._prefixes.match(table, token_ids, num_tokens)
+        return self.longest(table, token_ids, num_tokens, self._prefixes.cached)
+
+    def longest(
+        self,
+        table: BlockTable,
+        token_ids: TokenIds,
+        num_tokens: int,
+        find: Find,
+        is_elsewhere: Callable[[bytes], bool] = lambda _: False,
+    ) -> PrefixMatch:
+        """Return the longest prefix whose blocks are found, with a snapshot of its end here, or elsewhere.
+
+        `is_elsewhere`: whether that of the block with a hash is.
+        """
+        match = self._prefixes.longest(table, token_ids, num_tokens, find)
         num_kv_tokens = match.num_tokens
         while True:
-            end, snapshot = self._latest(table, token_ids, match.num_tokens)
+            end, snapshot = self._latest(table, token_ids, match.num_tokens, is_elsewhere)
             if end == match.num_tokens:
                 return replace(match, missing_hash=None, snapshot=snapshot, num_kv_tokens=num_kv_tokens)
-            match = self._prefixes.match(table, token_ids, end + 1)
+            match = self._prefixes.longest(table, token_ids, end + 1, find)
 
     def begin(self, table: BlockTable, match: PrefixMatch, num_tokens: int) -> None:
         """Let a request with so many tokens begin where its match ends, whose snapshot stays until a step is over."""
@@ -119,12 +134,20 @@ class StateCache:
             if end >= own.num_given:
                 self._forget(own.latest)
                 own.latest = content.hash if is_new else b""
+            elif is_new and self.listener is not None:
+                self.listener.published(snapshot, content)
 
     def free(self, table: BlockTable, *, discard: bool) -> None:
         """Take back what a request has not published, or reads; `discard`: none may find its prefixes from now on."""
         own, table.states = table.states, RequestStates()
-        for block_hash in table.groups[0].hashes if discard else ():
-            self._forget(block_hash, is_used=True)
+        if discard:
+            self._discard(table.groups[0].hashes)
+        elif self.listener is not None:
+            # Copies are made of the last one only: most are replaced soon.
+            latest = self._contents.block_of(own.latest)
+            content = None if latest is None else self._contents.content(latest)
+            if latest is not None and content is not None:
+                self.listener.published(latest, content)
         for snapshot in own.pending.values():
             self._pool.release(snapshot, keep=False)
         self._release_arriving(own)
@@ -134,17 +157,28 @@ class StateCache:
         """Return the place for a state that another instance sends; None = there is none."""
         if not self._pool.num_available_blocks:
             return None
-        [table.states.arriving] = self._pool.allocate(1)
-        self._contents.remove(table.states.arriving)
+        table.states.arriving = self._allocate()
         return table.states.arriving
 
-    def take_arrival(self, table: BlockTable, *, has_come: bool) -> None:
-        """Let a request begin at the state that was expected, if that has come."""
+    def expect_known(self, table: BlockTable, snapshot: int) -> None:
+        """Have a request go on from a snapshot of the pool when its KV has come."""
+        self._pool.share([snapshot])
+        table.states.arriving = snapshot
+
+    def take_arrival(self, table: BlockTable, *, has_come: bool, content: CachedBlock | None = None) -> None:
+        """Let a request begin at the state that was expected, if that has come; `content`: let others find it too."""
         own = table.states
         if has_come:
             self._release_source(own)
             own.source, own.arriving = own.arriving, NO_STATE
+            if content is not None and own.source not in self._contents:
+                self._contents.insert(own.source, content)
         self._release_arriving(own)
+
+    def note_branch(self, table: BlockTable, match: PrefixMatch) -> None:
+        """Plan a snapshot where a match of an admitted request found blocks further than a state."""
+        if match.num_kv_tokens > match.num_tokens:
+            table.states.branch = max(table.states.branch, match.num_kv_tokens)
 
     def hold(self, name: str, table: BlockTable, end: int) -> int | None:
         """Keep the snapshot of so many tokens until `release`, and return it; None = the request has none.
@@ -178,8 +212,13 @@ class StateCache:
         for own in all_states:
             assert list(own.pending) == sorted(own.pending), f"ends of snapshots out of order: {list(own.pending)}"
 
-    def _latest(self, table: BlockTable, token_ids: TokenIds, num_tokens: int) -> tuple[int, int]:
-        """Return the latest end, at `num_tokens` at most, that has a snapshot, and this; (0, NO_STATE) = none has."""
+    def _latest(
+        self, table: BlockTable, token_ids: TokenIds, num_tokens: int, is_elsewhere: Callable[[bytes], bool]
+    ) -> tuple[int, int]:
+        """Return the latest end, at `num_tokens` at most, that has a snapshot, and this; (0, NO_STATE) = none has.
+
+        NO_STATE: the snapshot is elsewhere only.
+        """
         hashes = table.groups[0].hashes
         for end in range(num_tokens, 0, -self._prefixes.alignment):
             if self._contents.has_hash(hashes[end // self._block_size - 1]):
@@ -187,14 +226,31 @@ class StateCache:
                 snapshot = self._contents.find(content.hash, content.parent, content.tokens)
                 if snapshot is not None:
                     return end, snapshot
+            if is_elsewhere(hashes[end // self._block_size - 1]):
+                return end, NO_STATE
         return 0, NO_STATE
 
     def _reserve(self, own: RequestStates, begin: int, end: int) -> None:
         """Find places for the snapshots after `begin` tokens, up to `end`, while there are any."""
         for place in self._ends(own, begin, end):
             if place not in own.pending and self._pool.num_available_blocks:
-                [own.pending[place]] = self._pool.allocate(1)
-                self._contents.remove(own.pending[place])
+                own.pending[place] = self._allocate()
+
+    def _allocate(self) -> int:
+        """Return a place of the pool, of which there is one, for a new snapshot."""
+        [snapshot] = self._pool.allocate(1)
+        if self.listener is not None:
+            self.listener.lost([snapshot])
+        self._contents.remove(snapshot)
+        return snapshot
+
+    def _discard(self, block_hashes: Sequence[bytes]) -> None:
+        found = [self._contents.block_of(block_hash) for block_hash in block_hashes]
+        if self.listener is not None:
+            self.listener.lost([snapshot for snapshot in found if snapshot is not None])
+            self.listener.discarded(block_hashes)
+        for block_hash in block_hashes:
+            self._forget(block_hash, is_used=True)
 
     def _ends(self, own: RequestStates, begin: int, end: int) -> list[int]:
         size = self._prefixes.alignment
@@ -221,7 +277,7 @@ class StateCache:
 
     def _release_arriving(self, own: RequestStates) -> None:
         if own.arriving >= 0:
-            self._pool.release(own.arriving, keep=False)
+            self._pool.release(own.arriving, keep=own.arriving in self._contents)
             own.arriving = NO_STATE
 
     def _release_source(self, own: RequestStates) -> None:

@@ -32,10 +32,11 @@ class BlockCopier:
 
     Blocks go through the mover's own memory on their way to a slot and back. So a block is in use only for a copy of
     memory, however slow the disk is. `mover`: of the KV cache. file: the slots; closed by `close`.
+    num_state_pieces: see BlockStore.
     """
 
-    def __init__(self, mover: BlockMover, file: SwapFile) -> None:
-        self._mover, self._file = mover, file
+    def __init__(self, mover: BlockMover, file: SwapFile, num_state_pieces: int = 0) -> None:
+        self._mover, self._file, self.num_state_pieces = mover, file, num_state_pieces
         assert mover.block_bytes == file.block_bytes, (
             f"blocks of {mover.block_bytes} bytes, slots of {file.block_bytes}"
         )

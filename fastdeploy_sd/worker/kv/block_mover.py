@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -66,35 +66,26 @@ class BlockMover(Protocol):
         ...
 
 
-class Pages(Protocol):
-    """The bytes of blocks, layer by layer; see KvPages."""
+class Blocks(Protocol):
+    """The bytes of blocks in host memory; `block_bytes`: of each, at most."""
 
-    num_layers: int
+    block_bytes: int
 
-    def page_bytes(self, layer: int) -> int:
-        """Return the length of a page of this layer."""
-        ...
-
-    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[Bytes, ...]]:
-        """Return the parts of pages, u8[n] each."""
-        ...
-
-    def write(self, layer: int, block_id: int, data: memoryview) -> None:
-        """Overwrite a page with its parts, one after the other."""
+    def spans(self, block_id: int) -> Iterable[Sequence[Bytes]]:
+        """Return the parts of a block in their order, u8[n] each, of every rank that has the same: views."""
         ...
 
 
 class HostBlockMover:
-    """See BlockMover. A batch is one block, copied page by page; a release stops it at the next page.
+    """See BlockMover. A batch is one block, copied part by part; a release stops it at the next part.
 
-    No step is in flight when the engine continues, so no copy must follow one, and a release waits for the page.
+    No step is in flight when the engine continues, so no copy must follow one, and a release waits for the part.
     """
 
     max_blocks = 1
 
-    def __init__(self, pages: Pages) -> None:
-        self._pages = pages
-        self.block_bytes = sum(pages.page_bytes(layer) for layer in range(pages.num_layers))
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks, self.block_bytes = blocks, blocks.block_bytes
         self._staging = np.empty((1, self.block_bytes), np.uint8)
         self._changed = threading.Condition()
         self._block_id = -1
@@ -113,10 +104,10 @@ class HostBlockMover:
         return self._staging
 
     def read(self) -> Sequence[bool]:
-        return [self._touch(self._read_page)]
+        return [self._touch(_read)]
 
     def write(self, are_wanted: Sequence[bool]) -> Sequence[bool]:
-        return [are_wanted[0] and self._touch(self._write_page)]
+        return [are_wanted[0] and self._touch(_write)]
 
     def release(self, block_ids: Sequence[int]) -> None:
         with self._changed:
@@ -128,30 +119,34 @@ class HostBlockMover:
     def close(self) -> None:
         """See BlockMover: it holds nothing."""
 
-    def _touch(self, copy_page: Callable[[int, int], None]) -> bool:
+    def _touch(self, copy: Callable[[Sequence[Bytes], Bytes], None]) -> bool:
         with self._changed:
-            self._is_touched = not self._is_released
+            if self._is_released:
+                return False
+            self._is_touched = True
         try:
             begin = 0
-            for layer in range(self._pages.num_layers):
+            for span in self._blocks.spans(self._block_id):
                 if self._is_released:
                     return False
-                copy_page(layer, begin)
-                begin += self._pages.page_bytes(layer)
+                end = begin + span[0].nbytes
+                copy(span, self._staging[0, begin:end])
+                begin = end
+            self._staging[0, begin:] = 0
         finally:
             with self._changed:
                 self._is_touched = False
                 self._changed.notify_all()
         return True
 
-    def _read_page(self, layer: int, begin: int) -> None:
-        for part in self._pages.read_all(layer, [self._block_id])[0]:
-            self._staging[0, begin : begin + part.nbytes] = part
-            begin += part.nbytes
 
-    def _write_page(self, layer: int, begin: int) -> None:
-        end = begin + self._pages.page_bytes(layer)
-        self._pages.write(layer, self._block_id, self._staging[0].data[begin:end])
+def _read(span: Sequence[Bytes], staging: Bytes) -> None:
+    staging[:] = span[0]
+
+
+def _write(span: Sequence[Bytes], staging: Bytes) -> None:
+    for copy in span:
+        copy[:] = staging
 
 
 # Of a batch, unless a block is larger: a step that overwrites one of its blocks waits a fraction of a millisecond.

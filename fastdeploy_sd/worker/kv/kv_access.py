@@ -10,6 +10,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.worker.kv.block_mover import BlockMover, DeviceBlockMover, HostBlockMover
 from fastdeploy_sd.worker.kv.device_pages import DevicePages
+from fastdeploy_sd.worker.kv.host_blocks import HostBlocks
 from fastdeploy_sd.worker.kv.kv_memory import RankKv
 from fastdeploy_sd.worker.kv.kv_pages import KvPages
 from fastdeploy_sd.worker.kv.state_memory import StateMemory
@@ -39,12 +40,17 @@ def open_pages(config: Config, ranks: Sequence[RankKv], states: Sequence[StateMe
         return DevicePages(found, ranks, is_read=role == "prefill", is_written=role == "decode")
 
 
-def open_mover(pages: AnyPages) -> BlockMover:
-    """Return the mover of these blocks to host memory and back.
+def open_mover(pages: AnyPages, states: Sequence[StateMemory] = ()) -> tuple[BlockMover, int]:
+    """Return the mover of blocks to host memory and back, and the pieces that it copies a snapshot of `states` as.
 
     Raises ConfigError: the GPU or the host has no memory for blocks in transfer.
     """
     if isinstance(pages, KvPages):
-        return HostBlockMover(pages)
+        blocks = HostBlocks(pages, states)
+        return HostBlockMover(blocks), blocks.num_state_pieces
+    if states:
+        raise ConfigError(
+            "swap_space: expected none on a GPU for a model with recurrent states, got some", param="swap_space"
+        )
     with asking_for_memory("kv_cache_memory_gb, swap_space", "blocks on their way"):
-        return DeviceBlockMover(pages.blocks)
+        return DeviceBlockMover(pages.blocks), 0

@@ -38,6 +38,7 @@ class KvPages:
 
     Attributes:
         num_layers: target and draft layers together. num_target_layers: the first ones. groups: KV group of each layer.
+        block_bytes: of a block in all layers with KV.
         host_bytes: of host memory that all blocks take, on all ranks together.
     """
 
@@ -45,6 +46,8 @@ class KvPages:
         layers = [[tuple(map(_by_block, copies)) for copies in layer] for layer in pieces_of_layers(ranks)]
         every = [copy for layer in layers for piece in layer for copy in piece]
         self.num_blocks = min(map(len, every), default=0)
+        self._in_block = [piece for layer in layers for piece in layer]
+        self.block_bytes = sum(piece[0].shape[1] for piece in self._in_block)
         self.host_bytes = sum(copy.nbytes for copy in every)
         nets, num_kv_layers = pieces_of_states(states), len(ranks[0].caches) if ranks else 0
         self._layers: list[list[_Piece]] = [*layers[:num_kv_layers], *nets, *layers[num_kv_layers:]]
@@ -52,6 +55,10 @@ class KvPages:
         groups = groups_of_layers(ranks)
         state_group = max(groups, default=-1) + 1
         self.groups: Sequence[int] = [*groups[:num_kv_layers], *[state_group] * len(nets), *groups[num_kv_layers:]]
+
+    def spans(self, block_id: int) -> Sequence[Sequence[Bytes]]:
+        """See block_mover.Blocks: a block's pages without those of states."""
+        return [[copy[block_id] for copy in piece] for piece in self._in_block]
 
     @property
     def port(self) -> None:

@@ -167,6 +167,8 @@ def verify_state_options(config: Config, decoder: DecoderConfig) -> None:
             f" {getattr(cache, name)}",
             param=name,
         )
-    if config.cache.swap_bytes:
-        swap = config.cache.swap_space
-        raise ConfigError(f"swap_space: expected none for {kind}, got {swap:g}", param="swap_space")
+    if role != "mixed" and cache.swap_bytes:
+        raise ConfigError(
+            f"swap_space: expected none with splitwise_role {role} for {kind}, got {cache.swap_space:g}",
+            param="swap_space",
+        )

@@ -19,6 +19,7 @@ from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_mover
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
+from fastdeploy_sd.worker.kv.state_memory import StateMemory
 from fastdeploy_sd.worker.kv.swap_file import SwapFile, slot_stride
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 
@@ -27,19 +28,30 @@ _log = logging.getLogger(__name__)
 
 
 def open_block_store(
-    config: Config, pages: AnyPages, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]
+    config: Config,
+    pages: AnyPages,
+    states: Sequence[StateMemory],
+    identity: KvIdentity,
+    checkpoint: ModelSource,
+    drafts: Sequence[DraftWeights],
 ) -> BlockCopier | None:
     """Return the store of block copies, with its thread; None without `--swap-space`.
 
-    Raises ConfigError: not even one block fits, or memory, disk space or the file is not available.
+    `states`: recurrent ones, of the ranks of `pages`.
+
+    Raises ConfigError: not even one block fits, with a snapshot of the states, or memory, disk space or the file is
+    not available.
     """
     if not config.cache.swap_bytes:
         return None
-    block_bytes = sum(pages.page_bytes(layer) for layer in range(pages.num_layers))
+    mover, num_pieces = open_mover(pages, states)
+    block_bytes = mover.block_bytes
     stride = slot_stride(block_bytes, config.cache.block_size)
     num_slots = config.cache.swap_bytes // stride
-    if num_slots < 1:
-        _fail(f"at least {stride / _GIB:.6f} (one block)", config)
+    least = 1 + num_pieces
+    if num_slots < least:
+        what = "one block and one state" if num_pieces else "one block"
+        _fail(f"at least {least * stride / _GIB:.6f} ({what})", config)
     folder, path = config.cache.swap_folder, None
     if folder is None:
         left = max(0, free_memory() - pages.host_bytes)
@@ -47,19 +59,20 @@ def open_block_store(
             _fail(f"at most {left / _GIB:.3f}, the memory that the KV cache leaves free, or a swap_folder", config)
     else:
         path = Path(folder) / _file_name(config, identity, checkpoint, drafts)
-    mover = open_mover(pages)
     key = {} if path is None else _key(config, pages, identity, checkpoint, drafts)
     file = SwapFile(path, key, num_slots, block_bytes, config.cache.block_size)
     _log.info(
         "swap space: room for %d blocks in %s, %d of them there from before",
         num_slots, path or "memory", len(file.kept()),
     )  # fmt: skip
+    if num_pieces:
+        _log.info("swap space: a snapshot of the recurrent states takes the room of %d blocks", num_pieces)
     if num_slots < pages.num_blocks:
         _log.warning(
             "swap_space: %d blocks fit in, fewer than the KV cache's %d: little outlives that",
             num_slots, pages.num_blocks,
         )  # fmt: skip
-    return BlockCopier(mover, file)
+    return BlockCopier(mover, file, num_pieces)
 
 
 def _file_name(config: Config, identity: KvIdentity, checkpoint: ModelSource, drafts: Sequence[DraftWeights]) -> str:

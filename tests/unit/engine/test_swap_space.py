@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,9 @@ from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival
 from fastdeploy_sd.engine.kvcache.block_table import NO_BLOCK, BlockTable
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.kvcache.prefix_cache import CachedBlock
+from fastdeploy_sd.engine.kvcache.state_cache import StateCache
 from fastdeploy_sd.engine.swap_space import SwapSpace
-from fastdeploy_sd.types import I32, Request
+from fastdeploy_sd.types import I32, NO_STATE, Request
 from fastdeploy_sd.types.kv_groups import KvGroup
 from tests.doubles.engines import toy_request
 
@@ -38,7 +40,7 @@ class ListedStore:
         orders: that have not ended. cancelled: blocks.
     """
 
-    num_slots, block_bytes, fd = 8, 1, -1
+    num_slots, block_bytes, num_state_pieces, fd = 8, 1, 3, -1
 
     def __init__(self, kept: Sequence[tuple[int, CachedBlock]] = ()) -> None:
         self.orders: list[Command] = []
@@ -128,6 +130,88 @@ def test_of_a_window_only_the_end_is_loaded_and_without_it_nothing_is_of_use(sta
     assert arrival == (
         KvArrival("again", 16, origins={SWAP: 16}) if status is CopyStatus.DONE else KvArrival("again", 0, is_lost=True)
     )
+    level.swap.check_integrity()
+
+
+class StateLevel(Level):
+    """The same for a model with recurrent states: two snapshots of three pieces, which begin after the 8 blocks."""
+
+    def __init__(self) -> None:
+        self.kv = KVCacheManager(8, (KvGroup(BLOCK),), enable_prefix_caching=True, num_snapshots=2)
+        self.store = ListedStore()
+        self.store.num_slots = 32
+        self.swap = SwapSpace(self.kv, self.store)
+        self.step("first", TOKENS)
+
+    def step(self, name: str, tokens: I32) -> None:
+        """Run a request to its end, and store what it had if all is stored at once."""
+        table = self.admit(name, tokens)
+        self.states.plan([table], [0], [len(tokens)])
+        self.kv.publish(table, tokens, len(tokens) - 1)
+        self.states.publish(table, tokens, len(tokens) - 1)
+        self.kv.free(table)
+        self.kv.check_integrity()
+        self.swap.check_integrity()
+
+    def push_out(self) -> None:
+        self.store.end(StoreBlock)
+        self.swap.arrivals()
+        for i in range(2):
+            self.step(f"filler {i}", np.arange(100 + 40 * i, 133 + 40 * i, dtype=np.int32)[:29])
+
+    @property
+    def states(self) -> StateCache:
+        assert self.kv.states is not None
+        return self.kv.states
+
+
+def test_a_snapshot_is_copied_in_pieces_until_its_place_is_given_away() -> None:
+    level = StateLevel()
+    stores = [order for order in level.store.orders if isinstance(order, StoreBlock)]
+    assert [order.block_id for order in stores] == [0, 1, 2, 3, 8, 9, 10]
+    for before, piece in itertools.pairwise(stores[3:]):
+        assert piece.content.parent == before.content.hash
+    level.step("second", np.arange(100, 105, dtype=np.int32))
+    assert not {8, 9, 10} & set(level.store.cancelled)
+    level.step("third", np.arange(200, 205, dtype=np.int32))
+    assert {8, 9, 10} <= set(level.store.cancelled)
+
+
+@pytest.mark.parametrize("status", [CopyStatus.DONE, CopyStatus.DAMAGED, CopyStatus.FAILED])
+def test_blocks_are_of_use_with_all_pieces_of_a_snapshot(status: CopyStatus) -> None:
+    level = StateLevel()
+    level.push_out()
+    level.store.end(StoreBlock, status=CopyStatus.CANCELLED)
+    level.swap.arrivals()
+    table = level.begin()
+    loads = [order for order in level.store.orders if isinstance(order, LoadBlock)]
+    begin = 8 + 3 * table.states.arriving
+    assert [order.block_id for order in loads] == [*table.block_ids[:4], begin, begin + 1, begin + 2]
+    level.store.orders = [*loads[:-1]]
+    level.store.end(LoadBlock)
+    assert list(level.swap.arrivals()) == []
+    level.store.orders = [loads[-1]]
+    level.store.end(LoadBlock, status=status)
+    [arrival] = level.swap.arrivals()
+    is_there = status is CopyStatus.DONE
+    assert arrival == KvArrival("again", 16 * is_there, origins={SWAP: 16} if is_there else {})
+    assert table.states.source == ((begin - 8) // 3 if is_there else NO_STATE)
+    level.kv.publish(table, TOKENS, arrival.num_tokens)
+    level.kv.check_integrity()
+    level.kv.free(table)
+    level.kv.check_integrity()
+    assert level.kv.match_prefix(BlockTable("next"), TOKENS, 17).num_tokens == arrival.num_tokens
+
+
+def test_an_aborted_load_gives_the_snapshots_place_back() -> None:
+    level = StateLevel()
+    level.push_out()
+    table = level.begin()
+    pieces = set(range(8 + 3 * table.states.arriving, 11 + 3 * table.states.arriving))
+    level.swap.cancel("again")
+    assert pieces <= set(level.store.cancelled)
+    level.kv.free(table)
+    level.kv.check_integrity()
     level.swap.check_integrity()
 
 

@@ -29,7 +29,7 @@ class SlowPages:
         reached: set when a copy has got there. may_pass: to be set. touched: blocks in the order of their pages.
     """
 
-    num_layers = 2
+    block_bytes = sum(PAGE_BYTES)
 
     def __init__(self, num_blocks: int) -> None:
         rng = np.random.default_rng(0)
@@ -38,18 +38,10 @@ class SlowPages:
         self.may_pass.set()
         self.touched: list[int] = []
 
-    def page_bytes(self, layer: int) -> int:
-        return PAGE_BYTES[layer]
-
-    def read_all(self, layer: int, block_ids: Sequence[int]) -> Sequence[tuple[npt.NDArray[np.uint8], ...]]:
-        [block_id] = block_ids
-        self._wait(layer, block_id)
-        page = self.layers[layer][block_id]
-        return [(page[:40], page[40:])]
-
-    def write(self, layer: int, block_id: int, data: memoryview) -> None:
-        self._wait(layer, block_id)
-        self.layers[layer][block_id] = np.frombuffer(data, np.uint8)
+    def spans(self, block_id: int) -> Iterator[tuple[npt.NDArray[np.uint8]]]:
+        for layer, pages in enumerate(self.layers):
+            self._wait(layer, block_id)
+            yield (pages[block_id],)
 
     def block(self, block_id: int) -> bytes:
         return b"".join(layer[block_id].tobytes() for layer in self.layers)

@@ -3,6 +3,7 @@
 #include "numbers.h"
 #include "ops.h"
 #include "reduce.h"
+#include "rope_heads.h"
 
 namespace fdsd::cuda {
 namespace {
@@ -201,18 +202,7 @@ Error RopeStoreKv(const RopeStoreKvParams& p, Stream stream) {
 }
 
 Error RopeStoreLatent(const RopeStoreLatentParams& p, Stream stream) {
-  RopeStoreKvParams own{};
-  own.cache = p.cache;
-  own.num_tokens = p.num_tokens;
-  own.num_heads = p.num_heads;
-  own.rotary_dim = p.rotary_dim;
-  own.max_position = p.max_position;
-  own.interleaved = p.interleaved;
-  own.qkv = p.heads;
-  own.positions = p.positions;
-  own.slot_mapping = p.slot_mapping;
-  own.cos_sin = p.cos_sin;
-  own.q = p.q;
+  const RopeStoreKvParams own = RopeOfHeads(p);
   if (const Error error = CheckRope(own); error != nullptr) return error;
   if (p.cache.v != nullptr) return "v: expected none, as keys are the values, got some";
   return WithElement(p.cache.dtype, [&](auto element) {

@@ -22,7 +22,7 @@ from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.backends import isa, threads, tiles
 from tests.ops.cases.attention import MIXED, batch
 from tests.ops.cases.attention_int8 import quantized
-from tests.ops.cases.moe import pack_experts
+from tests.ops.expert_model import pack_experts
 from tests.ops.test_grouped_linear import NUM_COLUMNS, grouped_matrices, packed
 from tests.ops.test_tiles import CHIP, PRODUCTS, TWIN, add_product, bf16_operands, int_operands
 

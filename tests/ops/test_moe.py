@@ -16,7 +16,7 @@ from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.reference import collective as reference
 from fastdeploy_sd.types.ranges import halved
 from tests.ops.backends import threads
-from tests.ops.cases.moe import pack_experts
+from tests.ops.expert_model import pack_experts
 from tests.ops.test_grouped_linear import matrix, packed
 
 HIDDEN, INNER, NUM_EXPERTS = 150, 70, 20

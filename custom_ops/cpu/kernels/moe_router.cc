@@ -9,7 +9,7 @@ namespace FDSD_ISA {
 namespace {
 
 // The logits of a token are padded to whole vectors.
-int64_t PaddedExperts(const MoeFfnParams& p) { return DivideUp(p.num_experts, kLanes) * kLanes; }
+int64_t PaddedExperts(const RouterInput& p) { return DivideUp(p.num_experts, kLanes) * kLanes; }
 
 struct RouterBuffers {
   float* logits;        // [T, padded E]
@@ -19,7 +19,7 @@ struct RouterBuffers {
   int32_t* next_pair;   // [E]
   int32_t* num_pairs;   // [T]
 
-  RouterBuffers(const MoeFfnParams& p, Arena* arena) {
+  RouterBuffers(const RouterInput& p, Arena* arena) {
     const int64_t tokens = p.num_tokens;
     logits = arena->Take<float>(tokens * PaddedExperts(p));
     scores = arena->Take<float>(tokens * PaddedExperts(p));
@@ -35,7 +35,7 @@ constexpr int kExpertsAtOnce = 4;
 
 // Logits of experts [expert, expert + kExperts) for one token.
 template <typename T, int kExperts>
-FDSD_INLINE void ScoreExperts(const MoeFfnParams& p, const T* x, int64_t expert, float* logits) {
+FDSD_INLINE void ScoreExperts(const RouterInput& p, const T* x, int64_t expert, float* logits) {
   const float* weight = p.router.router_weight + expert * p.hidden_size;
   F32x16 sum[kExperts];
   for (F32x16& s : sum) s = Set1(0.0f);
@@ -56,7 +56,7 @@ FDSD_INLINE void ScoreExperts(const MoeFfnParams& p, const T* x, int64_t expert,
 
 // A task scores 16 experts for every token: their weights are read once.
 template <typename T>
-void ComputeLogits(const MoeFfnParams& p, const RouterBuffers& b) {
+void ComputeLogits(const RouterInput& p, const RouterBuffers& b) {
   const int64_t padded = PaddedExperts(p);
   ParallelFor(padded / kLanes, [&](int64_t task) {
     const int64_t begin = task * kLanes;
@@ -115,7 +115,7 @@ int32_t Best(const float* scores, int32_t count, const int32_t* taken, int32_t n
 }
 
 // Experts outside of the chosen groups get the lowest score of all.
-void ExcludeGroups(const MoeFfnParams& p, float* scores) {
+void ExcludeGroups(const RouterInput& p, float* scores) {
   const int32_t num_groups = p.router.num_groups;
   const int32_t size = p.num_experts / num_groups;
   float sums[kMaxExpertGroups];
@@ -135,7 +135,7 @@ void ExcludeGroups(const MoeFfnParams& p, float* scores) {
   }
 }
 
-void RouteToken(const MoeFfnParams& p, const RouterBuffers& b, int64_t token) {
+void RouteToken(const RouterInput& p, const RouterBuffers& b, int64_t token, int32_t* ids, float* weights) {
   const int64_t padded = PaddedExperts(p);
   float* probs = b.logits + token * padded;
   float* scores = b.scores + token * padded;
@@ -148,8 +148,6 @@ void RouteToken(const MoeFfnParams& p, const RouterBuffers& b, int64_t token) {
     scores[e] = p.router.selection_bias == nullptr ? probs[e] : probs[e] + p.router.selection_bias[e];
   }
   if (p.router.num_chosen_groups < p.router.num_groups) ExcludeGroups(p, scores);
-  int32_t* ids = b.expert_ids + token * p.router.top_k;
-  float* weights = b.weights + token * p.router.top_k;
   float sum = 0.0f;
   for (int32_t i = 0; i < p.router.top_k; ++i) {
     ids[i] = Best(scores, p.num_experts, ids, i);
@@ -162,7 +160,7 @@ void RouteToken(const MoeFfnParams& p, const RouterBuffers& b, int64_t token) {
 }
 
 // Number the pairs by expert.
-void NumberPairs(const MoeFfnParams& p, const RouterBuffers& b, const MoePairs& pairs) {
+void NumberPairs(const RouterInput& p, const RouterBuffers& b, const MoePairs& pairs) {
   const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.router.top_k;
   std::memset(b.next_pair, 0, sizeof(int32_t) * static_cast<size_t>(p.num_experts));
   for (int64_t i = 0; i < num_pairs; ++i) ++b.next_pair[b.expert_ids[i]];
@@ -185,7 +183,7 @@ void NumberPairs(const MoeFfnParams& p, const RouterBuffers& b, const MoePairs& 
 
 }  // namespace
 
-MoePairs::MoePairs(const MoeFfnParams& p, Arena* arena) {
+MoePairs::MoePairs(const RouterInput& p, Arena* arena) {
   const int64_t num_pairs = static_cast<int64_t>(p.num_tokens) * p.router.top_k;
   first = arena->Take<int32_t>(p.num_experts + 1);
   tokens = arena->Take<int32_t>(num_pairs);
@@ -193,13 +191,13 @@ MoePairs::MoePairs(const MoeFfnParams& p, Arena* arena) {
   token_pairs = arena->Take<int32_t>(num_pairs);
 }
 
-int64_t MoeRouterBytes(const MoeFfnParams& p) {
+int64_t RouterBytes(const RouterInput& p) {
   Arena sizes(nullptr);
   RouterBuffers(p, &sizes);
   return sizes.size();
 }
 
-void RouteTokens(const MoeFfnParams& p, const MoePairs& pairs, char* memory) {
+void ChooseExperts(const RouterInput& p, int32_t* expert_ids, float* weights, char* memory) {
   Arena arena(memory);
   const RouterBuffers b(p, &arena);
   if (p.dtype == DType::kFloat32) {
@@ -207,7 +205,16 @@ void RouteTokens(const MoeFfnParams& p, const MoePairs& pairs, char* memory) {
   } else {
     ComputeLogits<bf16>(p, b);
   }
-  ParallelFor(p.num_tokens, [&](int64_t token) { RouteToken(p, b, token); });
+  ParallelFor(p.num_tokens, [&](int64_t token) {
+    const int64_t first = token * p.router.top_k;
+    RouteToken(p, b, token, expert_ids + first, weights + first);
+  });
+}
+
+void RouteTokens(const RouterInput& p, const MoePairs& pairs, char* memory) {
+  Arena arena(memory);
+  const RouterBuffers b(p, &arena);
+  ChooseExperts(p, b.expert_ids, b.weights, memory);
   NumberPairs(p, b, pairs);
 }
 

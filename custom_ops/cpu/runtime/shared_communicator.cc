@@ -4,15 +4,9 @@
 // last attempt it failed in. It copies into a buffer, raises its number, and waits until the others' numbers have come
 // as far. A buffer is free again one exchange later: a rank whose number is n has read everything of n - 1.
 // A waiting rank first polls without pause, then lets others run between two polls, then sleeps until it is woken.
-#include <emmintrin.h>
 #include <fcntl.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +14,7 @@
 #include <limits>
 
 #include "communicator.h"
+#include "shared_wait.h"
 #include "thread_pool.h"
 
 namespace fdsd {
@@ -32,14 +27,6 @@ constexpr int64_t kMinBufferBytes = 64;
 constexpr int64_t kMaxBufferBytes = 256 << 10;
 // What one thread copies; below it another one would cost more to call than it saves.
 constexpr int64_t kCopyBytes = 64 << 10;
-
-// How long a rank polls for others before it sleeps: longer than the difference between their steps. After the first
-// part it yields between two polls, so that more ranks than cores get on.
-constexpr int64_t kSpinNanoseconds = 50'000;
-constexpr int64_t kPauseNanoseconds = 5'000;
-constexpr int kLooksPerClock = 32;
-// How long a rank sleeps at most before it checks again, for what no rank wakes it for.
-constexpr int64_t kNapNanoseconds = 50'000'000;
 
 // What one rank tells the others. The first line changes with every exchange and is all that they look at.
 struct alignas(kLineBytes) RankLine {
@@ -58,22 +45,6 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
-
-int64_t Now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
-void FutexWait(std::atomic<uint32_t>* word, uint32_t seen) {
-  const timespec nap{0, kNapNanoseconds};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &nap, nullptr, 0);
-}
-
-void FutexWakeAll(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr,
-          0);
-}
 
 void Copy(const void* from, int64_t num_bytes, void* to) {
   ParallelFor((num_bytes + kCopyBytes - 1) / kCopyBytes, [&](int64_t i) {
@@ -156,11 +127,7 @@ class SharedCommunicator final : public Communicator {
       if (header_->ranks[r].is_asleep.load(std::memory_order_seq_cst) != 0) Wake(r);
   }
 
-  void Wake(int32_t other) {
-    RankLine& line = header_->ranks[other];
-    line.wake.fetch_add(1);
-    FutexWakeAll(&line.wake);
-  }
+  void Wake(int32_t other) { SharedWakeAll(&header_->ranks[other].wake); }
 
   void WakeOthers() {
     for (int32_t r = 0; r < size(); ++r)
@@ -202,29 +169,21 @@ class SharedCommunicator final : public Communicator {
   Error WaitFor(int32_t other) {
     Error error = nullptr;
     if (IsOver(other, &error)) return error;
-    const int64_t begin = Now();
-    for (int64_t elapsed = 0; elapsed < kSpinNanoseconds; elapsed = Now() - begin) {
-      for (int i = 0; i < kLooksPerClock; ++i) {
-        _mm_pause();
-        if (IsOver(other, &error)) return error;
-      }
-      if (elapsed > kPauseNanoseconds) sched_yield();
-    }
-    return SleepUntil(other);
+    return Poll(kSpinNanoseconds, [&] { return IsOver(other, &error); }) ? error : SleepUntil(other);
   }
 
   Error SleepUntil(int32_t other) {
     // Only naps count: while the process itself is stopped, its timeout does not end.
     for (int64_t left = timeout_; left > 0;) {
-      const int64_t before = Now();
+      const int64_t before = MonotonicNs();
       const uint32_t seen = own().wake.load(std::memory_order_seq_cst);
       own().is_asleep.store(1, std::memory_order_seq_cst);
       Error error = nullptr;
       bool is_over = IsOver(other, &error);
-      if (!is_over) FutexWait(&own().wake, seen);
+      if (!is_over) SharedNap(&own().wake, seen, kNapNanoseconds);
       own().is_asleep.store(0, std::memory_order_seq_cst);
       if (is_over || IsOver(other, &error)) return error;
-      left -= std::min(Now() - before, 2 * kNapNanoseconds);
+      left -= std::min(MonotonicNs() - before, 2 * kNapNanoseconds);
     }
     Fail();
     return RankError(other, "did not come in time");

@@ -27,7 +27,7 @@ from tests.ops.cases.attention import (
     without_first_keys,
 )
 from tests.ops.cases.case import OpCases
-from tests.ops.cases.moe import pack_experts
+from tests.ops.expert_model import pack_experts
 
 BLOCKS = 4
 # tokens, heads, head size, rotary size, block size, interleaved

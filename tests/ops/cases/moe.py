@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.ops import moe as ops
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
-from fastdeploy_sd.ops.packing import PackedExperts, experts_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.reference import moe as reference
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from tests.ops.cases.case import OpCases
+from tests.ops.expert_model import pack_experts
 
 
 def inputs(formats: Sequence[LinearFormat] = LINEAR_FORMATS) -> dict[str, dict[str, Any]]:
@@ -81,17 +79,6 @@ def inputs(formats: Sequence[LinearFormat] = LINEAR_FORMATS) -> dict[str, dict[s
         both = add("shared-bf16", (9, 50, 24, 6), 2, fmt)
         both["x"], both["shared"] = to_bf16(both["x"]), to_bf16(shared["shared"])
     return found
-
-
-def pack_experts(weights: Sequence[np.ndarray] | np.ndarray, fmt: LinearFormat) -> PackedExperts[np.ndarray]:
-    """Pack arrays [N, K], or one [E, N, K], as WeightPacker does."""
-    matrices = [WeightMatrix.whole(weight) for weight in weights]
-    out_features, in_features = experts_shape(matrices)
-    size = packed_bytes(in_features, out_features, fmt)
-    data = WeightMemory().take(len(matrices) * size)
-    for i, matrix in enumerate(matrices):
-        pack_into(data.ctypes.data + i * size, matrix, fmt)
-    return PackedExperts(data, len(matrices), in_features, out_features, fmt)
 
 
 def packed_and_run(x: Any, router_weight: Any, gate_up: np.ndarray, down: np.ndarray, fmt: Any, **options: Any) -> Any:

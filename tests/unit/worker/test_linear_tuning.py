@@ -36,7 +36,7 @@ from fastdeploy_sd.worker.autotune.linear_tuning import (
 )
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.ops.backends import LEVELS, isa
-from tests.ops.cases.moe import pack_experts
+from tests.ops.expert_model import pack_experts
 
 MACHINE: dict[str, str | int] = {"cpu": "x", "num_threads": 2}
 ALONE = RankGroup()

@@ -1,0 +1,99 @@
+#include "expert_segment.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace fdsd {
+namespace {
+
+// Raised with every change of what the segment holds.
+constexpr int32_t kLayoutVersion = 1;
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kMaxResultBytes = 64 << 20;
+constexpr int kNumAgreed = 9;
+
+// Zeros at first.
+struct Header {
+  std::atomic<int32_t> agreed[kNumAgreed];
+  alignas(64) std::atomic<uint64_t> version;
+};
+static_assert(std::atomic<int32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
+
+int32_t CapacityOf(const ExpertServiceShape& s) {
+  const int64_t row_bytes = int64_t{4} * s.hidden_size * s.top_k;
+  return static_cast<int32_t>(std::clamp<int64_t>(kMaxResultBytes / row_bytes, 1, s.max_tokens));
+}
+
+}  // namespace
+
+Error ExpertSegment::Check(const ExpertServiceShape& s) {
+  if (s.num_ranks < 1 || s.num_ranks > kMaxExpertRanks) return "num_ranks: expected 1 to 64, got another number";
+  for (const int32_t size : {s.num_layers, s.num_experts, s.num_slots, s.top_k, s.hidden_size, s.max_tokens})
+    if (size < 1 || size > 1 << 24) return "shape: expected sizes of 1 to 2^24, got another";
+  if (s.top_k > s.num_experts) return "top_k: expected at most num_experts, got more";
+  if (s.row_bytes < 4 || s.row_bytes % 4 != 0) return "row_bytes: expected a multiple of 4, got another number";
+  if (int64_t{s.num_ranks} * CapacityOf(s) * s.top_k > std::numeric_limits<int32_t>::max())
+    return "max_tokens: expected at most 2^31 - 1 pairs of all ranks, got more";
+  return nullptr;
+}
+
+ExpertSegment::Offsets ExpertSegment::OffsetsOf(const ExpertServiceShape& s) {
+  int64_t end = kPageBytes;
+  const auto take = [&end](int64_t num_bytes) {
+    const int64_t begin = end;
+    end += (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    return begin;
+  };
+  const int64_t ranks = s.num_ranks;
+  const int64_t rows = ranks * CapacityOf(s);
+  Offsets o;
+  o.ranks = take(ranks * static_cast<int64_t>(sizeof(ExpertRank)));
+  o.jobs = take(ranks * static_cast<int64_t>(sizeof(ExpertJob)));
+  o.slots = take(ranks * s.num_layers * s.num_slots * 4);
+  o.counts = take(ranks * s.num_layers * s.num_experts * 8);
+  o.pairs = take(rows * s.top_k * static_cast<int64_t>(sizeof(ExpertPair)));
+  o.rows = take(rows * s.row_bytes);
+  o.results = take(rows * s.top_k * s.hidden_size * 4);
+  o.end = end;
+  return o;
+}
+
+int64_t ExpertSegment::NumBytes(const ExpertServiceShape& shape) { return OffsetsOf(shape).end; }
+
+ExpertSegment::ExpertSegment(const ExpertServiceShape& shape, void* data)
+    : shape_(shape), capacity_(CapacityOf(shape)), offsets_(OffsetsOf(shape)), data_(static_cast<char*>(data)) {}
+
+ExpertSegment::~ExpertSegment() { munmap(data_, static_cast<size_t>(offsets_.end)); }
+
+std::atomic<uint64_t>& ExpertSegment::version() const { return At<Header>(0)->version; }
+
+Error ExpertSegment::Agree() const {
+  const ExpertServiceShape& s = shape_;
+  const int32_t own[kNumAgreed] = {kLayoutVersion, s.num_ranks, s.num_layers,  s.num_experts, s.num_slots,
+                                   s.top_k,        s.row_bytes, s.hidden_size, s.max_tokens};
+  for (int i = 0; i < kNumAgreed; ++i) {
+    int32_t known = 0;
+    if (!At<Header>(0)->agreed[i].compare_exchange_strong(known, own[i]) && known != own[i])
+      return "shape: expected that of the other ranks, got another";
+  }
+  return nullptr;
+}
+
+Error ExpertSegment::Open(int32_t file, const ExpertServiceShape& shape, std::unique_ptr<ExpertSegment>* segment) {
+  if (const Error error = Check(shape)) return error;
+  const int64_t num_bytes = NumBytes(shape);
+  struct stat status;
+  if (fstat(file, &status) != 0) return "file: expected the descriptor of a segment, got another number";
+  if (status.st_size != 0 && status.st_size != num_bytes) return "shape: expected that of the other ranks, got another";
+  if (status.st_size == 0 && ftruncate(file, num_bytes) != 0) return "file: expected a segment that can grow, got none";
+  void* const data = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (data == MAP_FAILED) return "file: expected a segment that can be mapped, got another";
+  segment->reset(new ExpertSegment(shape, data));
+  return (*segment)->Agree();
+}
+
+}  // namespace fdsd

@@ -1,0 +1,220 @@
+"""Experts that ranks of one host share: each rank runs its own for the tokens of all, whenever they come."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.device.device_tensor import dtype_name
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call
+from fastdeploy_sd.device.program.declaration import DTYPE_CODES
+from fastdeploy_sd.types import I32, I64
+
+TIMEOUT_S = 30.0
+# By ExpertRankState.
+STATES = ("absent", "loading", "serving", "leaving", "gone")
+
+
+def expert_segment() -> int:
+    """Return the descriptor of a new segment, to be handed to all ranks and closed; the first that opens it sizes it.
+
+    It has no name: nothing is left of it when the last process that has it ends, however that ends.
+    """
+    return os.memfd_create("fdsd-experts", os.MFD_CLOEXEC)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceShape:
+    """What all ranks' services have in common. Where layers differ, the greatest of all layers.
+
+    Attributes:
+        num_slots: places for an expert's weights, of the rank with most.
+        row_bytes: of a row of x.
+        max_tokens: of a step; where their results take more than 64 MiB, they go in rounds.
+    """
+
+    num_ranks: int
+    num_layers: int
+    num_experts: int
+    num_slots: int
+    top_k: int
+    hidden_size: int
+    row_bytes: int
+    max_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the segment; memory is taken as it is used. Raises ValueError: a size is out of its range."""
+        found = ctypes.c_int64()
+        _call("bytes", **self._fields(), num_bytes=ctypes.addressof(found))
+        return found.value
+
+    def _fields(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSlot:
+    """Where an expert's weights lie: addresses of packed matrices, multiples of 64, and of biases, 0 = none."""
+
+    expert: int
+    gate_up: int
+    down: int
+    gate_up_bias: int = 0
+    down_bias: int = 0
+
+
+_EMPTY = ExpertSlot(-1, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """What the experts of a layer have in common; formats by their codes.
+
+    Attributes:
+        dtype: of x.
+        gate_limit: as moe_ffn's.
+    """
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    top_k: int
+    dtype: Any
+    gate_up_format: int
+    down_format: int
+    gate_limit: float | None = None
+
+
+class ExpertService:
+    """One rank's part. Ops take its handle; one thread runs them. All else may be called by any thread.
+
+    Attributes:
+        handle: 1 or more; -1 once closed.
+    """
+
+    def __init__(self, handle: int, rank: int, shape: ServiceShape) -> None:
+        self.handle, self.rank, self.shape = handle, rank, shape
+
+    @classmethod
+    def open(cls, fd: int, rank: int, shape: ServiceShape, timeout_s: float = TIMEOUT_S) -> ExpertService:
+        """Return a service that is loading. A rank that is started again opens the same segment.
+
+        Args:
+            fd: of an `expert_segment`; may be closed afterwards.
+            timeout_s: how long combine_experts waits for a rank; time in which this process is stopped does not count.
+
+        Raises ValueError: another shape than the other ranks'.
+        """
+        handle = ctypes.c_int32()
+        address = ctypes.addressof(handle)
+        _call("open", **shape._fields(), file=fd, rank=rank, timeout_s=timeout_s, service=address)
+        return cls(handle.value, rank, shape)
+
+    def register_layer(self, layer: int, what: ExpertLayer, slots: Sequence[ExpertSlot | None]) -> None:
+        """Say what lies in this rank's slots; before `start`. None = nothing yet. The caller keeps the memory alive."""
+        values = {field.name: getattr(what, field.name) for field in fields(what)}
+        values |= {"dtype": DTYPE_CODES[dtype_name(what.dtype)], "gate_limit": what.gate_limit or 0.0}
+        self._call("layer", layer=layer, **values)
+        for slot, found in enumerate(slots):
+            self.set_slot(layer, slot, found)
+
+    def start(self) -> None:
+        """Publish the slots that have an expert, and serve from now on, also what an earlier incarnation was asked."""
+        self._call("start")
+
+    def wait_until_all_serve(self, timeout_s: float) -> None:
+        """Raises ValueError: a rank does not in time; the text names it."""
+        self._call("meet", timeout_s=timeout_s)
+
+    def abort(self) -> None:
+        """Make what this process waits for fail, at once and for ever."""
+        self._call("abort")
+
+    def leave(self, timeout_s: float) -> None:
+        """Serve until every other rank leaves too or is gone; then this one is gone.
+
+        Raises ValueError: a rank does not in time; the text names it.
+        """
+        self._call("leave", timeout_s=timeout_s)
+
+    def mark_gone(self, rank: int) -> None:
+        """Say that a rank has ended for good: who waits for its experts fails, unless others have them."""
+        self._call("gone", rank=rank)
+
+    def close(self) -> None:
+        """Give the handle back. No op may run on it, then or later."""
+        self._call("close")
+        self.handle = -1
+
+    @property
+    def incarnation(self) -> int:
+        """How often this rank has opened the segment."""
+        return int(self._ranks()[1][self.rank])
+
+    def states(self) -> tuple[str, ...]:
+        """Return the state of every rank, one of STATES."""
+        return tuple(STATES[state] for state in self._ranks()[0])
+
+    def _ranks(self) -> tuple[I32, I32]:
+        states, incarnations = np.zeros((2, self.shape.num_ranks), np.int32)
+        self._call("ranks", states=states.ctypes.data, incarnations=incarnations.ctypes.data)
+        return states, incarnations
+
+    def placement(self, layer: int) -> I32:
+        """Return the published expert i32[num_ranks, num_slots] of each slot, -1 = none."""
+        experts: I32 = np.empty((self.shape.num_ranks, self.shape.num_slots), np.int32)
+        self._call("placement", layer=layer, experts=experts.ctypes.data)
+        return experts
+
+    def set_slot(self, layer: int, slot: int, what: ExpertSlot | None) -> None:
+        """Say what lies in a slot of this rank; not yet published. None = nothing: its memory may then be written.
+
+        Waits for the experts that run. A rank that asks for another expert there is told to ask anew.
+        """
+        values = {field.name: getattr(what or _EMPTY, field.name) for field in fields(ExpertSlot)}
+        self._call("slot", layer=layer, slot=slot, **values)
+
+    def publish(self, layer: int, slot: int) -> int:
+        """Let ranks ask for the expert in a slot of this rank; returns the table's number from now on."""
+        return self._publish(layer, slot, True)
+
+    def retire(self, layer: int, slot: int) -> int:
+        """As `publish`, of the opposite. What was asked for before is still run."""
+        return self._publish(layer, slot, False)
+
+    def _publish(self, layer: int, slot: int, is_published: bool) -> int:
+        version = ctypes.c_int64()
+        address = ctypes.addressof(version)
+        self._call("publish", layer=layer, slot=slot, is_published=is_published, version=address)
+        return version.value
+
+    def wait_older_jobs(self, version: int, timeout_s: float) -> bool:
+        """Wait until no rank has a job that was made from an older table; returns False where one still has."""
+        is_over = ctypes.c_int32()
+        self._call("older_jobs", version=version, timeout_s=timeout_s, is_over=ctypes.addressof(is_over))
+        return bool(is_over.value)
+
+    def counts(self) -> I64:
+        """Return the rows i64[num_layers, num_experts] that each expert has had so far, of all ranks."""
+        rows: I64 = np.empty((self.shape.num_layers, self.shape.num_experts), np.int64)
+        self._call("counts", rows=rows.ctypes.data)
+        return rows
+
+    def _call(self, name: str, **values: Any) -> None:
+        _call(name, service=self.handle, **values)
+
+
+# Calls whose struct has another's.
+_STRUCTS = dict.fromkeys(("start", "meet", "leave", "abort", "close"), "Wait")
+
+
+def _call(name: str, **values: Any) -> None:
+    struct = _STRUCTS.get(name) or "".join(map(str.capitalize, name.split("_")))
+    call(f"expert_service_{name}", struct_type(f"ExpertService{struct}Params")(**values))

@@ -1,0 +1,149 @@
+"""dispatch_experts and combine_experts: a mixture of experts whose experts are spread over ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastdeploy_sd.device.device_tensor import dtype_name
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, Attr, DTypeOf, In, Out
+from fastdeploy_sd.device.program.op import A, Op
+
+DISPATCH_EXPERTS = Op(
+    "dispatch_experts",
+    "num_tokens",
+    service=Attr(int),
+    layer=Attr(int),
+    part=Attr(int),
+    num_parts=Attr(int),
+    is_first=Attr(bool),
+    x=In(ACTIVATIONS, "num_tokens, hidden_size"),
+    router_weight=In(F32, "num_experts, hidden_size"),
+    router_bias=In(F32, "num_experts", optional=True),
+    selection_bias=In(F32, "num_experts", optional=True),
+    sigmoid=Attr(bool),
+    num_groups=Attr(int),
+    num_chosen_groups=Attr(int),
+    top_k=Attr(int),
+    normalize=Attr(bool),
+    norm_min=Attr(float),
+    scale=Attr(float),
+    dtype=DTypeOf("x"),
+    expert_ids=Out(I32, "num_tokens, top_k"),
+    weights=Out(F32, "num_tokens, top_k"),
+)
+COMBINE_EXPERTS = Op(
+    "combine_experts",
+    "num_tokens",
+    service=Attr(int),
+    layer=Attr(int),
+    part=Attr(int),
+    num_parts=Attr(int),
+    is_last=Attr(bool),
+    num_slices=Attr(int),
+    x=In(ACTIVATIONS, "num_tokens, hidden_size"),
+    expert_ids=In(I32, "num_tokens, top_k"),
+    weights=In(F32, "num_tokens, top_k"),
+    shared=In("x", "num_tokens, hidden_size", optional=True),
+    dtype=DTypeOf("x"),
+    y_dtype=Attr(ACTIVATIONS),
+    y=Out("y_dtype", "num_tokens, hidden_size"),
+)
+
+
+def dispatch_experts(  # noqa: PLR0913
+    x: A,
+    router_weight: A,
+    service: ExpertService | None,
+    layer: int,
+    *,
+    top_k: int,
+    normalize: bool,
+    norm_min: float,
+    scale: float = 1.0,
+    sigmoid: bool = False,
+    num_groups: int = 1,
+    num_chosen_groups: int = 1,
+    router_bias: A | None = None,
+    selection_bias: A | None = None,
+    part: int = 0,
+    num_parts: int = 1,
+    is_first: bool = False,
+) -> tuple[A, A]:
+    """Choose each token's experts, as `moe_ffn` does, and give the tokens to the ranks that have these.
+
+    Ranks that have the same tokens share them: each gives a part of theirs. Tokens of other parts have expert ids -1
+    and weights 0. `combine_experts` must follow before the next call.
+
+    Args:
+        x and those of the router: as `moe_ffn`'s.
+        service: this rank's; None = the tokens are given to no rank.
+        layer: its number in the service.
+        part, num_parts: tokens T * part // num_parts to T * (part + 1) // num_parts - 1 are this rank's.
+        is_first: of a pass. It may wait a little, so that ranks begin their passes together.
+
+    Returns:
+        expert ids i32[T, top_k], ascending, and their weights f32[T, top_k].
+
+    Raises ValueError: a rank still has rows of a call that failed, and does not come; the text names the rank.
+    """
+    expert_ids, weights = DISPATCH_EXPERTS(
+        x=x,
+        router_weight=router_weight,
+        router_bias=router_bias,
+        selection_bias=selection_bias,
+        service=0 if service is None else service.handle,
+        layer=layer,
+        part=part,
+        num_parts=num_parts,
+        is_first=is_first,
+        top_k=top_k,
+        normalize=normalize,
+        norm_min=norm_min,
+        scale=scale,
+        sigmoid=sigmoid,
+        num_groups=num_groups,
+        num_chosen_groups=num_chosen_groups,
+    )
+    return expert_ids, weights
+
+
+def combine_experts(  # noqa: PLR0913
+    x: A,
+    expert_ids: A,
+    weights: A,
+    service: ExpertService,
+    layer: int,
+    *,
+    num_slices: int = 1,
+    part: int = 0,
+    num_parts: int = 1,
+    is_last: bool = False,
+    shared: A | None = None,
+    out_dtype: Any = None,
+) -> A:
+    """Wait for the experts that `dispatch_experts` chose, and add them up: `moe_ffn` of all experts, bit for bit.
+
+    Tokens of other parts are -0, which leaves every number as it is in an `all_reduce` of the parts.
+
+    Args:
+        x, expert_ids, weights: as dispatched, and as it returned them.
+        num_slices, shared, out_dtype: as `moe_ffn`'s, of all experts.
+        is_last: of a pass.
+
+    Raises ValueError: a rank does not run its experts in time or has ended for good; the text names the rank.
+    """
+    y: A = COMBINE_EXPERTS(
+        x=x,
+        expert_ids=expert_ids,
+        weights=weights,
+        shared=shared,
+        service=service.handle,
+        layer=layer,
+        part=part,
+        num_parts=num_parts,
+        is_last=is_last,
+        num_slices=num_slices,
+        y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
+    )
+    return y

@@ -1,0 +1,158 @@
+"""Layers of experts for tests of ranks that share them, and who has which. Needs no Paddle."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.device.expert_service import ExpertLayer, ExpertService, ExpertSlot, ServiceShape, expert_segment
+from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.ops.linear_format import format_code
+from fastdeploy_sd.ops.packing import PackedExperts, experts_shape, pack_into, packed_bytes
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.types import F32
+
+# Expert ids of each rank's slots, None = empty.
+Placement = Sequence[Sequence[int | None]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Packed experts, and what moe_ffn takes besides."""
+
+    router_weight: F32
+    gate_up: PackedExperts[Any]
+    down: PackedExperts[Any]
+    routing: Mapping[str, Any]
+    biases: tuple[F32 | None, F32 | None] = (None, None)  # of gate_up, of down
+    gate_limit: float | None = None
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.router_weight)
+
+    def slot(self, expert: int) -> ExpertSlot:
+        parts = [
+            packed.data.ctypes.data + expert * (packed.data.nbytes // packed.num_experts)
+            for packed in (self.gate_up, self.down)
+        ]
+        parts += [0 if bias is None else bias.ctypes.data + expert * bias.strides[0] for bias in self.biases]
+        return ExpertSlot(expert, *parts)
+
+    def register(self, service: ExpertService, layer: int, slots: Sequence[int | None], dtype: Any) -> None:
+        what = ExpertLayer(
+            self.num_experts,
+            self.down.out_features,
+            self.down.in_features,
+            self.routing["top_k"],
+            dtype,
+            format_code(self.gate_up.format),
+            format_code(self.down.format),
+            self.gate_limit,
+        )
+        service.register_layer(layer, what, [None if e is None else self.slot(e) for e in slots])
+
+
+def pack_experts(weights: Sequence[np.ndarray] | np.ndarray, fmt: Any) -> PackedExperts[np.ndarray]:
+    """Pack arrays [N, K], or one [E, N, K], as WeightPacker does."""
+    matrices = [WeightMatrix.whole(weight) for weight in weights]
+    out_features, in_features = experts_shape(matrices)
+    size = packed_bytes(in_features, out_features, fmt)
+    data = WeightMemory().take(len(matrices) * size)
+    for i, matrix in enumerate(matrices):
+        pack_into(data.ctypes.data + i * size, matrix, fmt)
+    return PackedExperts(data, len(matrices), in_features, out_features, fmt)
+
+
+def random_layer(seed: int, sizes: tuple[int, int, int], fmt: Any = "float32", **options: Any) -> Layer:
+    """A layer of random experts.
+
+    Args:
+        sizes: experts, hidden and intermediate size.
+        options: the router's, gate_limit and has_bias.
+    """
+    num_experts, hidden, inner = sizes
+    rng = np.random.default_rng(seed)
+    router = (rng.standard_normal((num_experts, hidden)) / np.sqrt(hidden)).astype(np.float32)
+    gate_up = (rng.standard_normal((num_experts, 2 * inner, hidden)) / np.sqrt(hidden)).astype(np.float32)
+    down = (rng.standard_normal((num_experts, hidden, inner)) / np.sqrt(inner)).astype(np.float32)
+    gate_limit = options.pop("gate_limit", None)
+    biases: tuple[F32 | None, F32 | None] = (None, None)
+    if options.pop("has_bias", False):
+        of_gate_up, of_down = (rng.standard_normal((num_experts, size), np.float32) for size in (2 * inner, hidden))
+        biases = of_gate_up, of_down
+    routing = {"top_k": 2, "normalize": True, "norm_min": 1e-12} | options
+    return Layer(router, pack_experts(gate_up, fmt), pack_experts(down, fmt), routing, biases, gate_limit)
+
+
+def linear_placement(num_experts: int, num_ranks: int, num_slots: int | None = None) -> list[list[int | None]]:
+    """Ranges of experts, one after another."""
+    borders = [num_experts * r // num_ranks for r in range(num_ranks + 1)]
+    most = num_slots or max(b - a for a, b in itertools.pairwise(borders))
+    found: list[list[int | None]] = []
+    for begin, end in itertools.pairwise(borders):
+        found.append([*range(begin, end), *[None] * (most - (end - begin))])
+    return found
+
+
+def shape_of(layers: Sequence[Layer], placement: Placement, max_tokens: int) -> ServiceShape:
+    hidden = max(layer.down.out_features for layer in layers)
+    return ServiceShape(
+        num_ranks=len(placement),
+        num_layers=len(layers),
+        num_experts=max(layer.num_experts for layer in layers),
+        num_slots=len(placement[0]),
+        top_k=max(layer.routing["top_k"] for layer in layers),
+        hidden_size=hidden,
+        row_bytes=4 * hidden,
+        max_tokens=max_tokens,
+    )
+
+
+@dataclass
+class Ranks:
+    """Ranks, each with its own service over one segment; `services` are those in this process."""
+
+    layers: Sequence[Layer]
+    placement: Placement
+    dtype: Any
+    max_tokens: int
+    timeout_s: float
+    fd: int = field(default_factory=expert_segment)
+    services: list[ExpertService] = field(default_factory=list)
+
+    def open(self, rank: int) -> ExpertService:
+        """Return a rank that serves."""
+        shape = shape_of(self.layers, self.placement, self.max_tokens)
+        service = ExpertService.open(self.fd, rank, shape, self.timeout_s)
+        for i, layer in enumerate(self.layers):
+            layer.register(service, i, self.placement[rank], self.dtype)
+        service.start()
+        return service
+
+
+@contextlib.contextmanager
+def ranks_of(
+    layers: Sequence[Layer],
+    placement: Placement,
+    dtype: Any = np.float32,
+    max_tokens: int = 64,
+    timeout_s: float = 60.0,
+) -> Iterator[Ranks]:
+    """Give ranks that serve, of all of the placement."""
+    ranks = Ranks(layers, placement, dtype, max_tokens, timeout_s)
+    try:
+        ranks.services += [ranks.open(rank) for rank in range(len(placement))]
+        yield ranks
+    finally:
+        for service in ranks.services:
+            service.abort()
+        for service in ranks.services:
+            service.close()
+        os.close(ranks.fd)

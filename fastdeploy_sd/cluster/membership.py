@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Self
 
 from fastdeploy_sd.config import Config
@@ -96,6 +97,15 @@ class InstanceLoad:
             num_blocks=stats.num_blocks,
             num_available_blocks=stats.num_free_blocks + stats.num_cached_blocks,
         )
+
+    @classmethod
+    def total(cls, loads: Sequence[InstanceLoad]) -> InstanceLoad:
+        """Return the sum of the loads of one server's engines; those that take no requests count as nothing."""
+        if len(loads) == 1:
+            return loads[0]
+        able = [load for load in loads if load.takes_requests]
+        counts = [sum(getattr(load, f.name) for load in able) for f in fields(cls)[1:]]
+        return cls(True, *counts) if able else cls(takes_requests=False)
 
     @property
     def share(self) -> float:

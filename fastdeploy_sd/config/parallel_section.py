@@ -23,6 +23,24 @@ class ParallelConfig:
             choices=(1, 2, 4),
         ),
     )
+    data_parallel_size: int = option(
+        1,
+        Spec(
+            "Engines of this server. Each has its own copy of the model, its own KV cache and its own"
+            " tensor_parallel_size ranks; a request runs at one of them, and goes on at another one should that be"
+            " lost.",
+            minimum=1,
+            maximum=64,
+        ),
+    )
+    local_data_parallel_id: int | None = option(
+        None,
+        Spec(
+            "The only one of the data_parallel_size engines that this command starts, from 0; none: it starts all of"
+            " them.",
+            minimum=0,
+        ),
+    )
     rank_timeout_s: float = option(
         10.0,
         Spec(
@@ -60,6 +78,14 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         verify_fields(self, "parallel")
         hosts = [_address(text) for text in self.ips]
+        if self.data_parallel_size > 1 and hosts:
+            raise wrong_value("data_parallel_size", "1 together with ips", self.data_parallel_size)
+        if self.local_data_parallel_id is not None and self.local_data_parallel_id >= self.data_parallel_size:
+            raise wrong_value(
+                "local_data_parallel_id",
+                f"a number up to {self.data_parallel_size - 1}, as data_parallel_size is {self.data_parallel_size}",
+                self.local_data_parallel_id,
+            )
         if len(set(hosts)) != len(hosts):
             raise wrong_value("ips", "every address once", ",".join(self.ips))
         if len({host.is_loopback for host in hosts}) > 1:
@@ -68,6 +94,11 @@ class ParallelConfig:
             raise wrong_value(
                 "node_rank", f"a number up to {self.num_nodes - 1}, as ips has {len(hosts)}", self.node_rank
             )
+
+    @property
+    def num_local_engines(self) -> int:
+        """Number of engines that this command starts."""
+        return self.data_parallel_size if self.local_data_parallel_id is None else 1
 
     @property
     def num_nodes(self) -> int:

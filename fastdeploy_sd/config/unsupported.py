@@ -42,8 +42,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "enable_entropy": (False,),
     "model_impl": ("auto", "fastdeploy"),
     # parallel
-    "data_parallel_size": (1,),
-    "local_data_parallel_id": (0,),
     "enable_expert_parallel": (False,),
     "enable_eplb": (False,),
     "eplb_config": (None,),
@@ -64,7 +62,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 # What to use in place of an option, where there is something.
 INSTEAD: Mapping[str, str] = {
-    "data_parallel_size": "start several servers with --router, and 'fastdeploy-sd route' before them",
     "kv_cache_quant_type": "use kv_cache_dtype: int8 or fp8",
     "enable_logprob": "log-probabilities are always available to requests that ask",
     "scheduler_max_size": "use max_num_queued_requests to bound the queue",

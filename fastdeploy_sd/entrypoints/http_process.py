@@ -10,9 +10,10 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.redis.client import ClusterClient
 from fastdeploy_sd.config import Config, from_json, to_json
-from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.engine.ipc.engine_process import engine_addresses
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.registration import route_gate
@@ -59,10 +60,10 @@ _LEAVE_S = 3.0
 class HttpServer:
     """The HTTP side of a process, with the processes that prepare its requests. Close it at the end.
 
-    `client`: of the engine; may still be connecting. Raises ConfigError: as `Preparer` and `deployment_secret`.
+    `client`: of the engines; may still be connecting. Raises ConfigError: as `Preparer` and `deployment_secret`.
     """
 
-    def __init__(self, client: EngineClient, config: Config, stats: SharedStats, instance_id: str) -> None:
+    def __init__(self, client: EngineGroup, config: Config, stats: SharedStats, instance_id: str) -> None:
         self._client = client
         self._stats = stats
         self._shared = Connections(config.server, stats.own.http)
@@ -78,10 +79,10 @@ class HttpServer:
         self._preparer.close()
 
     async def serve(self, listeners: Listeners) -> int:
-        """Answer HTTP until the engine ends, and a few seconds longer, so that readers still get complete answers.
+        """Answer HTTP until the engines end, and a few seconds longer, so that readers still get complete answers.
 
         Returns:
-            The exit status: 0 when the engine has ended first, as it should.
+            The exit status: 0 when the engines have ended first, as it should.
         """
 
         async def answered() -> None:
@@ -107,23 +108,22 @@ class WorkerStart:
 
     config: Config
     address: str
-    engine_pid: int
     instance_id: str
 
 
-def create_client(common: WorkerStart, stats: RedisStats) -> EngineClient:
-    """Return a client of the engine or, where instances share their requests, of all of them, which `stats` counts."""
+def create_client(common: WorkerStart, stats: RedisStats) -> EngineGroup:
+    """Return a client of the engines or, where instances share their requests, of all of them, which `stats` counts."""
+    addresses = engine_addresses(common.config, common.address)
     if common.config.redis.is_shared:
-        return ClusterClient(common.address, common.engine_pid, common.config, common.instance_id, stats)
-    return EngineClient(common.address, common.engine_pid, common.config.engine_timeout_s)
+        return ClusterClient(addresses, common.config, common.instance_id, stats)
+    return EngineGroup(addresses, common.config.engine_timeout_s)
 
 
 def start_worker(common: WorkerStart, listeners: Listeners, number: int) -> ChildProcess:
-    """Start HTTP process `number` on sockets that others may share; it ends, with status 0, after the engine."""
+    """Start HTTP process `number` on sockets that others may share; it ends, with status 0, after the engines."""
     start = {
         "config": to_json(common.config, with_secrets=True),
         "address": common.address,
-        "engine_pid": str(common.engine_pid),
         "instance_id": common.instance_id,
         **listeners.to_start(),
         "number": str(number),
@@ -138,14 +138,14 @@ def main() -> int:
     start = read_start()
     config = from_json(start["config"])
     stats = SharedStats(Path(directory_of(start["address"])), f"http-{start['number']}")
-    common = WorkerStart(config, start["address"], int(start["engine_pid"]), start["instance_id"])
+    common = WorkerStart(config, start["address"], start["instance_id"])
     client = create_client(common, stats.own.redis)
     http = HttpServer(client, config, stats, start["instance_id"])
     name = f"HTTP process {int(start['number']) + 1} of {config.server.workers}"
     return asyncio.run(_work(name, http, client, Listeners.from_start(start)))
 
 
-async def _work(name: str, http: HttpServer, client: EngineClient, listeners: Listeners) -> int:
+async def _work(name: str, http: HttpServer, client: EngineGroup, listeners: Listeners) -> int:
     loop = asyncio.get_running_loop()
     end_with_parent(heard=lambda: loop.call_soon_threadsafe(client.begin_drain))
     try:
@@ -155,7 +155,7 @@ async def _work(name: str, http: HttpServer, client: EngineClient, listeners: Li
             logger.info("%s serves", name)
             return await http.serve(listeners)
     except Unavailable:
-        return EXIT_OK  # the engine ended before it greeted us, which is not for HTTP to report
+        return EXIT_OK  # the engines ended before they greeted us, which is not for HTTP to report
     finally:
         await client.close()
         leave_within(_LEAVE_S, EXIT_OK)

@@ -1,10 +1,11 @@
-"""The launcher: brings up the engine process and HTTP, and takes them down in the right order. Knows no routes.
+"""The launcher: brings up the engine processes and HTTP, and takes them down in the right order. Knows no routes.
 
 On another host than the first of `ips` there is neither: it starts this host's ranks, see distributed/node.py.
 
-Stopping (SIGTERM, Ctrl-C, SIGHUP): the engine drains first while HTTP goes on: running requests finish, and new ones
-are told 503; when the engine has ended, HTTP ends. The same order answers every pending request when the engine dies.
-Each of these ends has a deadline. An engine that hangs is killed.
+Stopping (SIGTERM, Ctrl-C, SIGHUP): the engines drain first while HTTP goes on: running requests finish, and new ones
+are told 503; when the engines have ended, HTTP ends. The same order answers every pending request when the only engine
+dies. Each of these ends has a deadline. An engine that hangs is killed. Of several engines, one that dies is started
+again, and when that has failed too often, the server goes on with the others; a start fails with the first of them.
 
 Exit status: 0 after a requested stop, 1 when a process failed, 2 when the configuration, the checkpoint or the address
 is wrong (nothing has been served then).
@@ -14,30 +15,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.redis.deployment import verify_deployment
 from fastdeploy_sd.cluster.redis.process import start_scheduler
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.distributed import node
-from fastdeploy_sd.engine.ipc.client import EngineClient
-from fastdeploy_sd.engine.ipc.engine_process import start_engine
+from fastdeploy_sd.engine.ipc.engine_process import engine_addresses, engine_config, start_engine
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
-from fastdeploy_sd.errors import ConfigError, Unavailable
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.process.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
-    ChildProcess,
     configure_logging,
     describe_exit,
     leave_within,
@@ -85,6 +85,7 @@ class _Launcher:
         self._config = config
         self._listeners = listeners
         self._instance_id = new_instance_id()
+        self._engines: WorkerPool
         self._num_signals = 0
         self._begin_drain: Callable[[], None] = lambda: None
 
@@ -92,44 +93,76 @@ class _Launcher:
         """Serve; return the exit status, with which this process ends soon, whatever its threads are doing."""
         if self._config.redis.is_shared:
             await verify_deployment(self._config)
-        with (
-            private_address() as address,
-            contextlib.closing(start_engine(self._config, address, executor, ENGINE)) as engine,
-        ):
-            stop_on_signals(lambda: self._stop(engine))
-            common = WorkerStart(self._config, address, engine.pid, self._instance_id)
-            status = await self._serve(common, engine)
+        with private_address() as address:
+            self._engines = self._make_engines(address, executor)
+            running = asyncio.create_task(self._engines.run())
+            stop_on_signals(self._stop)
+            try:
+                status = await self._serve(WorkerStart(self._config, address, self._instance_id), running)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
         leave_within(_LEAVE_S, status)
         return status
 
-    async def _serve(self, common: WorkerStart, engine: ChildProcess) -> int:
+    def _make_engines(self, address: str, executor: str) -> WorkerPool:
+        addresses = engine_addresses(self._config, address)
+        engines = WorkerPool(
+            lambda number: start_engine(engine_config(self._config, number), addresses[number], executor, ENGINE),
+            len(addresses),
+            give_up=self._note_given_up,
+            kind="engine {}",
+            ends_only_in_drain=True,
+        )
+        engines.replaces = False  # what cannot start is wrong
+        return engines
+
+    def _note_given_up(self) -> None:
+        if not self._engines.replaces:
+            self._engines.begin_drain()
+            self._engines.signal(signal.SIGKILL)
+
+    async def _serve(self, common: WorkerStart, running: asyncio.Task[int]) -> int:
         stats = SharedStats(Path(directory_of(common.address)), "http")
         client = create_client(common, stats.own.redis)
-        client.on_silence = functools.partial(engine.signal, signal.SIGKILL)
+        client.on_silence = self._engines.kill
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.
             with contextlib.closing(HttpServer(client, self._config, stats, self._instance_id)) as http:
                 if not has_workers:
                     http.start()
-                try:
-                    await client.connect()
-                except Unavailable:
-                    return self._status(await engine.wait())
+                if not await self._is_loaded(client, running):
+                    await running
+                    return self._status()
                 self._listen()
                 if has_workers:
-                    serving, begin_drain = self._workers(common, engine)
+                    serving, begin_drain = self._workers(common)
                 else:
                     serving, begin_drain = http.serve(self._listeners), client.begin_drain
                 async with self._sharing(common) as scheduler:
                     return await self._until_end(
-                        self._registered(client, serving, begin_drain, scheduler.begin_drain), engine
+                        self._registered(client, serving, begin_drain, scheduler.begin_drain), running
                     )
         finally:
             await client.close()
 
+    async def _is_loaded(self, client: EngineGroup, running: asyncio.Task[int]) -> bool:
+        """Wait until all engines have loaded the model; False: they have ended."""
+        began = time.monotonic()
+        connecting = asyncio.create_task(client.connect(to_all=True))
+        await asyncio.wait({connecting, running}, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            connecting.cancel()
+            return False
+        if connecting.exception() is not None:
+            return False
+        self._engines.stable_s += time.monotonic() - began
+        self._engines.replaces = self._config.parallel.num_local_engines > 1
+        return True
+
     async def _registered(
-        self, client: EngineClient, serving: Coroutine[Any, Any, int], *drains: Callable[[], None]
+        self, client: EngineGroup, serving: Coroutine[Any, Any, int], *drains: Callable[[], None]
     ) -> int:
         """Serve; routers know of it meanwhile, and hear of its end when a drain begins, as the callables do."""
         registrar = make_registrar(self._config, client, self._listeners, self._instance_id)
@@ -147,24 +180,25 @@ class _Launcher:
         finally:
             await registrar.leave()
 
-    def _stop(self, engine: ChildProcess) -> None:
-        """On every signal: the first lets the engine drain, a second has it end its requests at once, a third kills it.
+    def _stop(self) -> None:
+        """On every signal: the first lets the engines drain, a second has them end at once, a third kills them.
 
-        HTTP refuses new requests from the first one on, whatever state the engine is in. A suspended engine goes on.
+        HTTP refuses new requests from the first one on, whatever state the engines are in. A suspended engine goes on.
         """
         self._num_signals += 1
         if self._num_signals == 1:
             logger.info("stopping: running requests may finish (%g s)", self._config.server.shutdown_timeout_s)
             self._begin_drain()
-            engine.signal(signal.SIGTERM)
-            self._kill_after(self._config.server.shutdown_timeout_s + _STUCK_S, engine)
+            self._engines.begin_drain()
+            self._engines.signal(signal.SIGTERM)
+            self._kill_after(self._config.server.shutdown_timeout_s + _STUCK_S)
         elif self._num_signals == 2:  # noqa: PLR2004 (the second one)
             logger.info("stopping: running requests end now")
-            engine.signal(signal.SIGINT)
-            self._kill_after(_HURRY_S, engine)
+            self._engines.signal(signal.SIGINT)
+            self._kill_after(_HURRY_S)
         else:
-            engine.signal(signal.SIGKILL)
-        engine.signal(signal.SIGCONT)
+            self._engines.signal(signal.SIGKILL)
+        self._engines.signal(signal.SIGCONT)
 
     def _listen(self) -> None:
         self._listeners.listen(self._config.server)
@@ -177,9 +211,9 @@ class _Launcher:
 
     @contextlib.asynccontextmanager
     async def _sharing(self, common: WorkerStart) -> AsyncIterator[WorkerPool]:
-        """Take part in the deployment, where there is one, until the engine has ended."""
+        """Take part in the deployment, where there is one, until the engines have ended."""
         pool = WorkerPool(
-            lambda _: start_scheduler(self._config, common.address, common.engine_pid, common.instance_id),
+            lambda _: start_scheduler(self._config, common.address, common.instance_id),
             int(self._config.redis.is_shared),
             give_up=lambda: None,  # requests of others go elsewhere
             kind="scheduler",
@@ -192,27 +226,26 @@ class _Launcher:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def _workers(
-        self, common: WorkerStart, engine: ChildProcess
-    ) -> tuple[Coroutine[Any, Any, int], Callable[[], None]]:
+    def _workers(self, common: WorkerStart) -> tuple[Coroutine[Any, Any, int], Callable[[], None]]:
         """Return what serves in processes of their own, and what tells them of a drain."""
         pool = WorkerPool(
             lambda number: start_worker(common, self._listeners, number),
             self._config.server.workers,
-            give_up=lambda: self._stop(engine),
+            give_up=self._stop,
         )
         return pool.run(), pool.begin_drain
 
-    async def _until_end(self, serving: Coroutine[Any, Any, int], engine: ChildProcess) -> int:
-        """Wait for the engine's end and HTTP's; when HTTP fails, stop the engine."""
+    async def _until_end(self, serving: Coroutine[Any, Any, int], running: asyncio.Task[int]) -> int:
+        """Wait for the engines' end and HTTP's; when HTTP fails, stop the engines."""
         http = asyncio.create_task(serving)
-        engine_end = asyncio.create_task(engine.wait())
-        await asyncio.wait({http, engine_end}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({http, running}, return_when=asyncio.FIRST_COMPLETED)
         if http.done() and http.result() != EXIT_OK:
-            self._stop(engine)
-        elif not engine_end.done():  # it has announced its end
-            self._kill_after(_STUCK_S, engine)
-        status = self._status(await engine_end)
+            self._stop()
+        elif not running.done():  # the engines have announced their end
+            self._kill_after(_STUCK_S)
+        await running
+        status = self._status()
+        self._begin_drain()  # none of the engines will be started again
         self._listeners.close()
         # What runs at other instances may finish.
         timeout_s = _HTTP_END_S + self._config.server.shutdown_timeout_s * self._config.redis.is_shared
@@ -223,14 +256,17 @@ class _Launcher:
             http_status = EXIT_FAILED
         return status or http_status
 
-    def _kill_after(self, timeout_s: float, engine: ChildProcess) -> None:
-        asyncio.get_running_loop().call_later(timeout_s, engine.signal, signal.SIGKILL)
+    def _kill_after(self, timeout_s: float) -> None:
+        asyncio.get_running_loop().call_later(timeout_s, self._engines.signal, signal.SIGKILL)
 
-    def _status(self, engine_status: int) -> int:
-        """Our exit status for the engine's."""
-        if engine_status in (EXIT_OK, EXIT_CONFIG):
-            return engine_status  # the engine has said what is wrong
-        if self._num_signals and -engine_status in (signal.SIGTERM, signal.SIGINT):
+    def _status(self) -> int:
+        """Our exit status for the engines'; one that was given up before the others ended does not count."""
+        statuses, given_up = self._engines.statuses, self._engines.given_up
+        kept = [status for number, status in statuses.items() if number not in given_up] or list(statuses.values())
+        status = next(filter(None, kept), EXIT_OK)
+        if status in (EXIT_OK, EXIT_CONFIG):
+            return status  # the engine has said what is wrong
+        if self._num_signals and -status in (signal.SIGTERM, signal.SIGINT):
             return EXIT_OK  # stopped while loading
-        print(f"error: the engine process failed ({describe_exit(engine_status)})", file=sys.stderr)
+        print(f"error: the engine process failed ({describe_exit(status)})", file=sys.stderr)
         return EXIT_FAILED

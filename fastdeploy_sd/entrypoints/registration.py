@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 
+from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.membership import InstanceLoad, Member
 from fastdeploy_sd.cluster.messages import Clock, Registration
 from fastdeploy_sd.cluster.registrar import Registrar
 from fastdeploy_sd.cluster.route import RouteReader
 from fastdeploy_sd.config import Config, is_wildcard
-from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.wire.http.listeners import Listeners
 from fastdeploy_sd.wire.http_client import Target
@@ -32,7 +32,7 @@ def route_gate(config: Config, instance_id: str) -> RouteGate:
     return RouteGate(RouteReader(derive_key(deployment_secret(config.splitwise), "route"), instance_id))
 
 
-def make_registrar(config: Config, client: EngineClient, listeners: Listeners, instance_id: str) -> Registrar:
+def make_registrar(config: Config, client: EngineGroup, listeners: Listeners, instance_id: str) -> Registrar:
     """Return what registers an instance with its routers, be there any or none.
 
     Raises ConfigError: the deployment's secret cannot be read.
@@ -51,4 +51,4 @@ def make_registrar(config: Config, client: EngineClient, listeners: Listeners, i
         load=InstanceLoad(),
         clock=Clock.now(),
     )
-    return Registrar(routers, identity, key, lambda: InstanceLoad.of(client))
+    return Registrar(routers, identity, key, lambda: client.load)

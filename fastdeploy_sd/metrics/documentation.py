@@ -13,7 +13,7 @@ from fastdeploy_sd.metrics.process_stats import ProcessStats
 from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
 from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts
-from fastdeploy_sd.types.stats import EngineStats, SourceCounts, TransferStats, WayStats
+from fastdeploy_sd.types.stats import EngineState, EngineStats, SourceCounts, TransferStats, WayStats
 
 # Enough has happened for every family to have a sample and for every label to have a value.
 _SOME = EngineStats(
@@ -34,7 +34,7 @@ _POSITION_IN_NAME = re.compile(r"_rate_0$")
 
 def metrics_markdown() -> str:
     """Return name, type, labels and meaning of every metric as a table; names as they are in the text."""
-    body, _ = render_metrics(_SOME, ProcessStats(_SOME_HTTP, _SOME_REDIS), silence_s=0.0)
+    body, _ = render_metrics([EngineState("ready", 0.0, _SOME)], ProcessStats(_SOME_HTTP, _SOME_REDIS))
     return _table_of(body)
 
 

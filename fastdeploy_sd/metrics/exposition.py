@@ -16,24 +16,40 @@ from fastdeploy_sd.metrics import families
 from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.metrics.process_stats import ProcessStats
 from fastdeploy_sd.metrics.redis_stats import RedisStats
-from fastdeploy_sd.types.stats import EngineStats, Histogram
+from fastdeploy_sd.types.stats import EngineState, EngineStats, Histogram
 
 
-def render_metrics(stats: EngineStats | None, processes: ProcessStats, silence_s: float) -> tuple[bytes, str]:
+def render_metrics(engines: Sequence[EngineState], processes: ProcessStats) -> tuple[bytes, str]:
     """Return the body and the content type of a /metrics answer.
 
     Args:
-        stats: None = the engine has not told any yet.
+        engines: of several, every metric has a sample per engine, whose number is in the label `engine`.
         processes: what the others count, together.
-        silence_s: how old the engine's last sign of life is.
     """
-    silence = GaugeMetricFamily(
+    per_engine = [_families_of(engine) for engine in engines]
+    of_engines = chain(*per_engine) if len(engines) == 1 else _by_engine(per_engine)
+    return render(chain(of_engines, http_families(processes.http), _redis_families(processes.redis)))
+
+
+def _families_of(engine: EngineState) -> Iterator[Metric]:
+    if engine.last_stats is not None:
+        yield from _EngineFamilies(engine.last_stats).all()
+    yield GaugeMetricFamily(
         "fastdeploy_sd:engine_silence_seconds",
         "Time since the engine process last said something or was seen computing.",
-        value=silence_s,
+        value=engine.silence_s,
     )
-    of_engine = () if stats is None else _EngineFamilies(stats).all()
-    return render(chain(of_engine, (silence,), http_families(processes.http), _redis_families(processes.redis)))
+
+
+def _by_engine(per_engine: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
+    """Merge the metrics of several engines into families with a label `engine`."""
+    merged: dict[str, Metric] = {}
+    for number, families_of_engine in enumerate(per_engine):
+        for family in families_of_engine:
+            samples = [s._replace(labels={"engine": str(number), **s.labels}) for s in family.samples]
+            family.samples = merged[family.name].samples + samples if family.name in merged else samples
+            merged[family.name] = family
+    return merged.values()
 
 
 def render(families_of_answer: Iterable[Metric]) -> tuple[bytes, str]:

@@ -174,5 +174,5 @@ def configure_logging(process: str) -> None:
     if logging.root.handlers:
         return
     folder = os.environ.get(LOG_DIR_VARIABLE)
-    files = [LogFile(Path(folder), process)] if folder else []
+    files = [LogFile(Path(folder), process.replace(" ", "-"))] if folder else []
     logging.basicConfig(level=logging.INFO, format=line_format(process), handlers=[logging.StreamHandler(), *files])

@@ -273,3 +273,18 @@ class EngineStats:
                 if scored >= (_FEW_RIGHT_OF if right else _NONE_RIGHT_OF) and right < _FEW * scored:
                     return method.name
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """How an engine is doing, as one of its clients knows it.
+
+    Attributes:
+        name: ready (takes requests), draining, or down: not connected (yet).
+        silence_s: how old its last sign of life is.
+        last_stats: what it said last; None = nothing yet.
+    """
+
+    name: str
+    silence_s: float = 0.0
+    last_stats: EngineStats | None = None

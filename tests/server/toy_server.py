@@ -23,7 +23,7 @@ from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
-from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.stats import EngineState, EngineStats
 from tests.doubles.engines import toy_config
 from tests.doubles.preparer import LocalPreparer
 from tests.doubles.toy_executor import ToyExecutor
@@ -67,7 +67,6 @@ class LocalClient:
         self.engine = engine
         self.model_info = engine.model_info
         self.is_alive = True
-        self.silence_s = 0.0
         self.last_stats: EngineStats | None = None
         self.running = asyncio.Event()
         self.running.set()
@@ -103,10 +102,15 @@ class LocalClient:
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
         self._deliver(self.engine.abort(request_ids, reason))
 
-    async def stats(self) -> EngineStats:
+    @property
+    def states(self) -> tuple[EngineState, ...]:
+        return (EngineState("ready" if self.is_alive else "down", 0.0, self.last_stats),)
+
+    async def stats(self) -> dict[int, EngineStats]:
         if not self.is_alive:
             raise Unavailable("the engine is down")
-        return self.engine.stats()
+        self.last_stats = self.engine.stats()
+        return {0: self.last_stats}
 
     def verify_takes_requests(self) -> None:
         if not self.is_alive:

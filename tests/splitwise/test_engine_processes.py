@@ -113,7 +113,7 @@ async def instance(
         private_address() as address,
         contextlib.closing(start_engine(config, address, DEFAULT_EXECUTOR, ENGINE)) as process,
     ):
-        client = EngineClient(address, process.pid)
+        client = EngineClient(address)
         try:
             await asyncio.wait_for(client.connect(), WAIT_S)
             yield Instance(process, client)

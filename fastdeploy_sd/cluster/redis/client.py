@@ -1,17 +1,16 @@
-"""ClusterClient: an EngineClient whose requests may run at other instances, and go on elsewhere when those are lost."""
+"""ClusterClient: an EngineGroup whose requests may run at other instances, and go on elsewhere when those are lost."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from fastdeploy_sd.cluster.membership import DECODE, InstanceLoad, Member
+from fastdeploy_sd.cluster.engine_group import EngineGroup
+from fastdeploy_sd.cluster.membership import DECODE, Member
+from fastdeploy_sd.cluster.moving import MovingRequests
 from fastdeploy_sd.cluster.placement import Candidate, PrefixTable
 from fastdeploy_sd.cluster.redis.cluster import ClusterView
 from fastdeploy_sd.cluster.redis.deployment import LeaseConfig, codec_for, digest_of
@@ -19,7 +18,6 @@ from fastdeploy_sd.cluster.redis.frames import Record
 from fastdeploy_sd.cluster.redis.origin import LostError, Origin, RemoteRequest
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.types import FinishReason, KvSource, Request, RequestId, RequestOutput, Speculation
@@ -29,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 # This server's own engine, among the instances.
 _HERE = ""
-_MAX_MOVES = 8
+_MAX_PLACEMENTS = 8
 _MAX_MENTIONED = 1000
 _LOOK_S = 0.1
 
@@ -43,7 +41,7 @@ class _Target:
     kv_source: KvSource | None = None
 
 
-class ClusterClient(EngineClient):
+class ClusterClient(EngineGroup):
     """Submits each request to the instance with the least to do, or one that has seen the beginning of its prompt where
     that is hardly fuller; the own one, which needs no Redis, comes before others that are alike.
 
@@ -52,21 +50,22 @@ class ClusterClient(EngineClient):
     a router has sent here with a source of its KV begins here.
     """
 
-    def __init__(self, address: str, engine_pid: int, config: Config, server: str, stats: RedisStats) -> None:
-        super().__init__(address, engine_pid, config.engine_timeout_s)
+    def __init__(self, addresses: Sequence[str], config: Config, server: str, stats: RedisStats) -> None:
+        super().__init__(addresses, config.engine_timeout_s)
         self._config, self._server = config, server
         self._lease = LeaseConfig.of(config)
         self._store = Store(config.redis, stats)
         self._view: ClusterView | None = None
-        self._seen = PrefixTable()
+        self._seen_by = PrefixTable()
+        self._moves = MovingRequests(self._place, self._run, self._note_failure, _MAX_PLACEMENTS)
         self._origin: Origin | None = None
         self._remotes: dict[RequestId, RemoteRequest] = {}
         self._mentioned: set[tuple[str, ...]] = set()
         self._decodes = config.splitwise.splitwise_role != "prefill"
 
-    async def connect(self) -> None:
-        """As EngineClient; Redis is not waited for."""
-        await super().connect()
+    async def connect(self, *, to_all: bool = False) -> None:
+        """As EngineGroup; Redis is not waited for."""
+        await super().connect(to_all=to_all)
         codec = codec_for(self._config, self.model_info)
         redis, fingerprint = self._config.redis, digest_of(self.model_info)
         self._view = ClusterView(self._store, codec, fingerprint, redis.sync_period_ms / 1000, self._lease.expire_s)
@@ -90,15 +89,16 @@ class ClusterClient(EngineClient):
                     await self._origin.is_idle.wait()
 
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
-        """As EngineClient, wherever the requests run."""
+        """As EngineGroup, wherever the requests run."""
         wanted = tuple(request_ids)
+        self._moves.note_ending(wanted)
         if self._origin is not None:
             for remote in filter(None, map(self._remotes.get, wanted)):
                 self._origin.end(remote, reason)
         await super().abort(wanted, reason)
 
     async def verify_healthy(self) -> None:
-        """As EngineClient; a prefill instance needs another one, which generates, or it raises Unavailable."""
+        """As EngineGroup; a prefill instance needs another one, which generates, or it raises Unavailable."""
         await super().verify_healthy()
         if not self._decodes and self._view is not None:
             await self._view.refresh()
@@ -106,26 +106,10 @@ class ClusterClient(EngineClient):
                 text = "expected a decode instance in Redis that a prefill instance gives its requests to, got none"
                 raise Unavailable(text, code="no_instance")
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """As EngineClient; Unavailable also when no instance is left that could run it."""
+    def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
+        """As EngineGroup; Unavailable also when no instance is left that could run it."""
         self.verify_takes_requests()
-        avoided: set[str] = set()
-        tokens: list[int] = []
-        error: FdsdError | None = None
-        for _ in range(_MAX_MOVES):
-            target = await self._place(request, avoided, error)
-            self._store.stats.requests["kept" if target.instance == _HERE else "pushed"] += 1
-            try:
-                async with aclosing(self._run(target, _resumed(request, tokens))) as outputs:
-                    async for output in outputs:
-                        tokens += output.token_ids
-                        yield output
-                return
-            except (Overloaded, Unavailable) as failure:
-                error = failure
-                self._note_failure(request, target, failure, avoided)
-        assert error is not None, "a round that does not fail returns"
-        raise error
+        return self._moves.generate(request) if engine is None else super().generate(request, engine)
 
     def _note_failure(self, request: Request, target: _Target, error: FdsdError, avoided: set[str]) -> None:
         """Leave the instance out from now on, unless only something it was sent has been lost."""
@@ -143,6 +127,7 @@ class ClusterClient(EngineClient):
     async def _place(self, request: Request, avoided: set[str], error: FdsdError | None) -> _Target:
         """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life."""
         if request.kv_source is not None and _HERE not in avoided:
+            self._store.stats.requests["kept"] += 1
             return _Target(_HERE, kv_source=request.kv_source)
         waits_s = self._lease.timeout_s if isinstance(error, Unavailable) else 0.0
         loop = asyncio.get_running_loop()
@@ -150,6 +135,7 @@ class ClusterClient(EngineClient):
         while True:
             target = await self._choose(request, avoided)
             if target is not None:
+                self._store.stats.requests["kept" if target.instance == _HERE else "pushed"] += 1
                 return target
             if loop.time() >= deadline:
                 raise error or Unavailable("no instance is there that could run the request", code="no_instance")
@@ -165,10 +151,10 @@ class ClusterClient(EngineClient):
         }
         own = next((name for name, r in records.items() if r.server == self._server), None)
         if self._decodes and _HERE not in avoided:
-            load = InstanceLoad.of(self) if own is None else candidates[own].load
+            load = self.load if own is None else candidates[own].load
             able[_HERE] = Candidate(Member.of(self._config, self.model_info, _HERE, ""), load)
-        keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
-        placed = self._seen.place(able, candidates, keys, home=_HERE)
+        keys = self._seen_by.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
+        placed = self._seen_by.place(able, candidates, keys, home=_HERE)
         if placed is None:
             return None
         name, source = placed
@@ -227,10 +213,3 @@ class ClusterClient(EngineClient):
         finally:
             del self._remotes[request.request_id]
             origin.leave(remote, is_ended=is_ended)
-
-
-def _resumed(request: Request, tokens: list[int]) -> Request:
-    if not tokens:
-        return request
-    given = np.array(tokens, dtype=request.output_token_ids.dtype)
-    return replace(request, output_token_ids=np.concatenate([request.output_token_ids, given]))

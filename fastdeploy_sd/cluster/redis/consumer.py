@@ -8,13 +8,13 @@ import secrets
 import time
 from contextlib import suppress
 
+from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.membership import InstanceLoad, Member
 from fastdeploy_sd.cluster.redis.deployment import LeaseConfig, codec_for, digest_of
 from fastdeploy_sd.cluster.redis.frames import CLUSTER, Orders, Record, requests_of, results_of
 from fastdeploy_sd.cluster.redis.origin_requests import Host, OriginRequests
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown, end_tasks
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.rules.requests import MAX_ID_CHARS
@@ -33,9 +33,9 @@ _STALE = 10
 
 
 class RequestConsumer:
-    """An engine's place in the deployment: its record, its list of orders, and its links to origins."""
+    """A server's place in the deployment: its record, its list of orders, and its links to origins."""
 
-    def __init__(self, client: EngineClient, config: Config, server: str, stats: RedisStats) -> None:
+    def __init__(self, client: EngineGroup, config: Config, server: str, stats: RedisStats) -> None:
         self._name = secrets.token_hex(8)
         self._client, self._store, self._lease = client, Store(config.redis, stats), LeaseConfig.of(config)
         self._config, self._server = config, server
@@ -140,7 +140,7 @@ class RequestConsumer:
             async with asyncio.timeout(min(_LOAD_S, self._lease.beat_s)):
                 await self._client.stats()
             self._load_at = asked_at
-        return InstanceLoad.of(self._client)
+        return self._client.load
 
     async def _look(self) -> None:
         """Learn what Redis's clock says, and remove the records of instances that are long gone."""

@@ -11,10 +11,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.redis.deployment import LeaseConfig
 from fastdeploy_sd.cluster.redis.frames import Answers, Item, Orders, RequestFailure, Submission, results_of
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown, end_tasks
-from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.types import FinishReason
@@ -31,7 +31,7 @@ class Host:
     """What the links of an instance share: its name, its engine, and how many outputs go in one message."""
 
     name: str
-    client: EngineClient
+    client: EngineGroup
     store: Store
     codec: SignedCodec
     lease: LeaseConfig

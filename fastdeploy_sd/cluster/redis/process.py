@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
+from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.redis.consumer import RequestConsumer
 from fastdeploy_sd.config import Config, from_json, to_json
-from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.engine.ipc.engine_process import engine_addresses
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats
 from fastdeploy_sd.process.child import (
@@ -23,12 +25,11 @@ from fastdeploy_sd.wire.channel import directory_of
 _LEAVE_S = 3.0
 
 
-def start_scheduler(config: Config, address: str, engine_pid: int, server: str) -> ChildProcess:
-    """Start the process for an engine. It ends, with status 0, after that."""
+def start_scheduler(config: Config, address: str, server: str) -> ChildProcess:
+    """Start the process for a server's engines. It ends, with status 0, after them."""
     start = {
         "config": to_json(config, with_secrets=True),
         "address": address,
-        "engine_pid": str(engine_pid),
         "server": server,
     }
     return ChildProcess("fastdeploy_sd.cluster.redis.process:main", start, ignores_signals=True)
@@ -39,22 +40,24 @@ def main() -> int:
     configure_logging("scheduler")
     start = read_start()
     config = from_json(start["config"])
-    client = EngineClient(start["address"], int(start["engine_pid"]), config.engine_timeout_s)
+    client = EngineGroup(engine_addresses(config, start["address"]), config.engine_timeout_s)
     stats = SharedStats(Path(directory_of(start["address"])), "scheduler")
     return asyncio.run(_work(config, client, start["server"], stats))
 
 
-async def _work(config: Config, client: EngineClient, server: str, stats: SharedStats) -> int:
+async def _work(config: Config, client: EngineGroup, server: str, stats: SharedStats) -> int:
     loop = asyncio.get_running_loop()
     publishing = asyncio.create_task(stats.keep_published())
+    drains: list[Callable[[], None]] = [client.begin_drain]
+    end_with_parent(heard=lambda: loop.call_soon_threadsafe(drains[-1]))
     try:
         await client.connect()
         instance = RequestConsumer(client, config, server, stats.own.redis)
-        end_with_parent(heard=lambda: loop.call_soon_threadsafe(instance.begin_drain))
+        drains.append(instance.begin_drain)
         await instance.run()
         return EXIT_OK
     except Unavailable:
-        return EXIT_OK  # the engine ended before it greeted us, which is not for this process to report
+        return EXIT_OK  # the engines ended before they greeted us, which is not for this process to report
     finally:
         publishing.cancel()
         await client.close()

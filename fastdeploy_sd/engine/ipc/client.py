@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import itertools
 import logging
 import os
@@ -16,13 +17,14 @@ from fastdeploy_sd.engine.ipc.output_stream import OutputStream
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.process.liveness import LivenessProbe
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
-from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.stats import EngineState, EngineStats
 from fastdeploy_sd.wire.channel import ClientChannel
 from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 
 _FLUSH_S = 0.5
+_HELLO_S = 0.5  # one that is sent to a process which is just ending is lost
 _ENDED = "the engine's process ended"
 _STATS_TIMEOUT_S = 5.0
 
@@ -34,19 +36,18 @@ class EngineClient:
     `stats` raises Unavailable at once and `is_alive` turns False for good.
 
     With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
-    long counts as ended, and `on_silence` is called.
+    long counts as ended, and `on_silence` is called with its process id.
     """
 
-    def __init__(self, address: str, engine_pid: int, timeout_s: float | None = None) -> None:
+    def __init__(self, address: str, timeout_s: float | None = None) -> None:
         self._address = address
-        self._engine_pid = engine_pid
         self._timeout_s = timeout_s
-        self.on_silence: Callable[[], None] = lambda: None
+        self.on_silence: Callable[[int], None] = lambda pid: None
         self._heart: LivenessProbe | None = None
         self.last_stats: EngineStats | None = None  # None = it has not told any yet
         self._channel: ClientChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[ModelInfo] | None = None
+        self._ready: asyncio.Future[m.EngineReady] | None = None
         self._model_info: ModelInfo | None = None
         self._engine_fd: int | None = None
         self._end_reason: str | None = None  # why the engine is gone
@@ -57,15 +58,18 @@ class EngineClient:
         self._serials = itertools.count()
 
     async def connect(self) -> None:
-        """Wait until the engine has loaded its model; without limit, as loading may take minutes."""
+        """Wait until an engine is there and has loaded its model; without limit, as loading may take minutes."""
         self._ready = asyncio.get_running_loop().create_future()
-        self._channel = ClientChannel(self._address)
-        self._receiver = asyncio.create_task(self._receive(self._channel))
-        self._watch_engine()
-        self._channel.send(m.encode(m.ClientHello(os.getpid())))
-        self._model_info = await self._ready
+        self._channel = channel = ClientChannel(self._address)
+        self._receiver = asyncio.create_task(self._receive(channel))
+        while not self._ready.done():
+            channel.send(m.encode(m.ClientHello(os.getpid())))
+            await asyncio.wait({self._ready}, timeout=_HELLO_S)
+        ready = await self._ready
+        self._model_info = ready.model_info
         if self._timeout_s is not None:
-            self._heart = LivenessProbe(self._engine_pid, self._ask_stats, self._timeout_s, self._note_silence)
+            silent = functools.partial(self._note_silence, ready.pid)
+            self._heart = LivenessProbe(ready.pid, self._ask_stats, self._timeout_s, silent)
 
     async def close(self) -> None:
         """Abort what is left, end the conversation and free the socket. May be called twice."""
@@ -87,15 +91,23 @@ class EngineClient:
     async def wait_ended(self) -> None:
         await self._ended.wait()
 
-    async def wait_answered(self) -> None:
-        """Wait until no request is left that can be answered after the engine's end; here none can."""
-
     @property
     def model_info(self) -> ModelInfo:
         """The loaded model; raises Unavailable before `connect` has returned."""
         if self._model_info is None:
             raise Unavailable("the engine is not ready")
         return self._model_info
+
+    @property
+    def state(self) -> EngineState:
+        """How the engine is doing."""
+        name = "draining" if self._is_draining else "ready" if self.is_alive else "down"
+        return EngineState(name, self.silence_s, self.last_stats)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of this client whose reader waits for more."""
+        return len(self._streams)
 
     @property
     def is_alive(self) -> bool:
@@ -109,16 +121,12 @@ class EngineClient:
 
     def begin_drain(self) -> None:
         """Take no new requests from now on, also before the engine has announced its drain."""
-        self._is_draining = True
+        self._is_draining = self._is_draining or self._end_reason is None
 
     def verify_takes_requests(self) -> None:
         """Raise Unavailable, with `code` "engine_down" or "draining", unless the engine takes new requests."""
         if self._is_draining or not self.is_alive:
             raise self._ended_with("the server is draining" if self._is_draining else "the engine is down")
-
-    async def verify_healthy(self) -> None:
-        """As `verify_takes_requests`: a request that came now would be run."""
-        self.verify_takes_requests()
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield what each step adds to it; the last output carries the finish_reason.
@@ -194,8 +202,9 @@ class EngineClient:
             case m.StatsReply(serial, stats):
                 self.last_stats = stats
                 _resolve(self._stats.get(serial), stats)
-            case m.EngineReady(model_info):
-                _resolve(self._ready, model_info)
+            case m.EngineReady(_, pid):
+                self._watch_engine(pid)
+                _resolve(self._ready, message)
             case m.Drain():
                 self._is_draining = True
             case m.EngineDead(reason, has_failed):
@@ -206,20 +215,22 @@ class EngineClient:
             case _:
                 raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
 
-    def _note_silence(self, silence_s: float) -> None:
+    def _note_silence(self, pid: int, silence_s: float) -> None:
         if self._end_reason is None:
             reason = f"the engine has given no sign of life for {silence_s:.0f} s"
             logger.error("%s: its requests end with an error", reason)
             self._close_with(reason)
-            self.on_silence()
+            self.on_silence(pid)
 
     def _put(self, handle: int, item: RequestOutput | FdsdError, is_last: bool) -> None:
         if (stream := self._streams.get(handle)) is not None:  # else its reader has left
             stream.put(item, is_last)
 
-    def _watch_engine(self) -> None:
+    def _watch_engine(self, pid: int) -> None:
+        if self._engine_fd is not None:
+            return
         try:
-            self._engine_fd = os.pidfd_open(self._engine_pid)
+            self._engine_fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._close_with(_ENDED)
         else:

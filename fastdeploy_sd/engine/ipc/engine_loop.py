@@ -159,7 +159,7 @@ class EngineLoop:
             except OSError as error:
                 self._send(identity, m.Fault(f"process {pid} cannot be watched: {error}"))
                 return
-        self._send(identity, m.EngineReady(self._engine.model_info))
+        self._send(identity, m.EngineReady(self._engine.model_info, os.getpid()))
         if self._deadline is not None:
             self._send(identity, m.Drain())
 

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastdeploy_sd.config import Config, from_json, to_json
@@ -37,6 +38,19 @@ ExecutorFactory = Callable[[Config], Executor]
 EngineFactory = Callable[[Config, Executor], AbstractContextManager[Engine]]
 
 _ALONE = "fastdeploy_sd.engine.ipc.engine_process:open_alone"
+
+
+def engine_addresses(config: Config, address: str) -> list[str]:
+    """Return the addresses of a server's engines, below the one that `private_address` gave the server."""
+    count = config.parallel.num_local_engines
+    return [address] if count == 1 else [f"{address}-{number}" for number in range(count)]
+
+
+def engine_config(config: Config, number: int) -> Config:
+    """Return the configuration of one of a server's engines, which says its number."""
+    if config.parallel.local_data_parallel_id is not None:
+        return config
+    return replace(config, parallel=replace(config.parallel, local_data_parallel_id=number))
 
 
 def start_engine(config: Config, address: str, executor: str, engine: str = _ALONE) -> ChildProcess:
@@ -69,8 +83,10 @@ def main() -> int:
     start = read_start()
     end_with_parent(functools.partial(remove_directory, directory_of(start["address"])))
     try:
-        configure_logging("engine")
         config = from_json(start["config"])
+        parallel = config.parallel
+        has_siblings = parallel.data_parallel_size > 1
+        configure_logging(f"engine {parallel.local_data_parallel_id}" if has_siblings else "engine")
         create_executor: ExecutorFactory = _find(start["executor"])
         open_engine: EngineFactory = _find(start["engine"])
         executor = create_executor(config)

@@ -51,8 +51,7 @@ class ClientHello:
     pid: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.pid <= _MAX_PID:
-            raise ValueError(f"expected a process id in 1..{_MAX_PID}, got {self.pid}")
+        _verify_pid(self.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +88,13 @@ class ClientDisconnect:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """Answer to ClientHello."""
+    """Answer to ClientHello, and to each further one. `pid`: of the engine's process."""
 
     model_info: ModelInfo
+    pid: int
+
+    def __post_init__(self) -> None:
+        _verify_pid(self.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,13 @@ class EngineDead:
 FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect
 FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(7, FromClient, FromEngine)
+_PROTOCOL = Protocol(8, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
+
+
+def _verify_pid(pid: int) -> None:
+    if not 0 < pid <= _MAX_PID:
+        raise ValueError(f"expected a process id in 1..{_MAX_PID}, got {pid}")
 
 
 def encode(message: Message, receiver: ModelInfo | None = None) -> bytes:

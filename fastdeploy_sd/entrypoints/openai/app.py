@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -19,10 +20,21 @@ from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
-from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.stats import EngineState
 from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH, JsonResponse
 from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, answer_live, routes_of
 from fastdeploy_sd.wire.http.model_names import resolve_model
+
+# Field of /load -> attribute of EngineStats.
+_LOAD = {
+    "num_requests_running": "num_running",
+    "num_requests_waiting": "num_waiting",
+    "num_tokens_waiting": "num_waiting_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "num_blocks": "num_blocks",
+    "num_free_blocks": "num_free_blocks",
+    "num_cached_blocks": "num_cached_blocks",
+}
 
 
 def create_app(
@@ -91,9 +103,12 @@ class _Info:
         return JsonResponse(describe(request.app.routes))
 
     async def health(self) -> Response:
-        """200 with an empty body while requests are taken, 503 with the reason when none are."""
+        """200 while requests are taken, 503 with the reason when none are; of several engines with their states."""
         await self._client.verify_healthy()
-        return Response(status_code=200)
+        states = self._client.states
+        if len(states) == 1:
+            return Response(status_code=200)
+        return JsonResponse({"engines": [{"engine": i, "state": state.name} for i, state in enumerate(states)]})
 
     async def models(self) -> Response:
         """The served model under each of its names, as OpenAI's list."""
@@ -104,23 +119,13 @@ class _Info:
         return JsonResponse(self._model_card(resolve_model(name, self._config.model.served_names)))
 
     async def load(self) -> Response:
-        """How busy the engine is: counts of requests, prompt tokens and KV blocks."""
-        stats = await self._client.stats()
-        return JsonResponse(
-            {
-                "num_requests_running": stats.num_running,
-                "num_requests_waiting": stats.num_waiting,
-                "num_tokens_waiting": stats.num_waiting_tokens,
-                "max_num_seqs": stats.max_num_seqs,
-                "num_blocks": stats.num_blocks,
-                "num_free_blocks": stats.num_free_blocks,
-                "num_cached_blocks": stats.num_cached_blocks,
-            }
-        )
+        """How busy the engines are together: counts of requests, prompt tokens and KV blocks."""
+        found = (await self._client.stats()).values()
+        return JsonResponse({name: sum(getattr(stats, field) for stats in found) for name, field in _LOAD.items()})
 
     async def metrics(self) -> Response:
         """Prometheus text; of an engine that does not answer, what it said last."""
-        body, content_type = render_metrics(await self._known_stats(), self._stats.total(), self._client.silence_s)
+        body, content_type = render_metrics(await self._states(), self._stats.total())
         return Response(body, media_type=content_type)
 
     async def config_info(self) -> Response:
@@ -131,20 +136,22 @@ class _Info:
         """
         rows = explain(self._config)
         found = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
-        stats = await self._known_stats()
-        if stats is not None and stats.choice is not None:
-            found["speculation"] = {"value": asdict(stats.choice), "origin": "engine"}
-        if stats is not None and stats.misread_drafter:
-            advice = drafter_advice(self._config, stats.misread_drafter)
-            found["drafter"] = {"value": advice, "origin": "engine"}
+        states = await self._states()
+        for number, stats in enumerate(state.last_stats for state in states):
+            origin = "engine" if len(states) == 1 else f"engine {number}"
+            place = "" if len(states) == 1 else f".{number}"
+            if stats is not None and stats.choice is not None:
+                found[f"speculation{place}"] = {"value": asdict(stats.choice), "origin": origin}
+            if stats is not None and stats.misread_drafter:
+                advice = drafter_advice(self._config, stats.misread_drafter)
+                found[f"drafter{place}"] = {"value": advice, "origin": origin}
         return JsonResponse(found)
 
-    async def _known_stats(self) -> EngineStats | None:
-        """The engine's statistics; of one that does not answer, what it said last."""
-        try:
-            return await self._client.stats()
-        except Unavailable:
-            return self._client.last_stats
+    async def _states(self) -> tuple[EngineState, ...]:
+        """The engines' states; with their statistics of now or, of those that do not answer, what they said last."""
+        with suppress(Unavailable):
+            await self._client.stats()
+        return self._client.states
 
     def _model_card(self, name: str) -> dict[str, Any]:
         model = self._client.model_info

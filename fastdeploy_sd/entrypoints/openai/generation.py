@@ -13,22 +13,19 @@ from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
-from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.stats import EngineState, EngineStats
 
 ChoiceDelta = tuple[int, TextDelta]
 
 
 class Client(Protocol):
-    """What this package uses of `fastdeploy_sd.engine.ipc.client.EngineClient`; see there."""
+    """What this package uses of `fastdeploy_sd.cluster.engine_group.EngineGroup`; see there."""
 
     @property
     def model_info(self) -> ModelInfo: ...
 
     @property
-    def silence_s(self) -> float: ...
-
-    @property
-    def last_stats(self) -> EngineStats | None: ...
+    def states(self) -> tuple[EngineState, ...]: ...
 
     def verify_takes_requests(self) -> None: ...
 
@@ -38,7 +35,7 @@ class Client(Protocol):
 
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None: ...
 
-    async def stats(self) -> EngineStats: ...
+    async def stats(self) -> dict[int, EngineStats]: ...
 
 
 def run_job(

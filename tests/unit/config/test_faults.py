@@ -20,15 +20,15 @@ def report(argv: list[str]) -> list[str]:
 
 
 def test_faults_of_file_flags_and_json_come_in_one_report(model: str, yaml_file: WriteYaml) -> None:
-    path = yaml_file("max_num_seq: 4\nport: 70000\nspeculative_config: {method: mtp}\ndata_parallel_size: 4\n")
+    path = yaml_file("max_num_seq: 4\nport: 70000\nspeculative_config: {method: mtp}\nmax_waiting_time: 4\n")
     json_text = '{"method": "ngram", "max_ngram": 2, "max_ngram_size": 0}'
     flags = ["--config", path, "--model", f"{model}/none", "--dtype", "fp8", "--speculative-config", json_text]
     assert report([*flags, "--quantization", '{"quantization": "mix_quant", "zebra": 1}', "stray"]) == [
         "11 faults in the configuration",
         f"  max_num_seq: unknown option (did you mean 'max_num_seqs'?) ({path}, line 1)",
         f"  port: expected an integer in 0..65535, got 70000 ({path}, line 2)",
-        "  data_parallel_size: 4 is not supported yet in this version (only 1 is); start several servers with --router,"
-        f" and 'fastdeploy-sd route' before them ({path}, line 4)",
+        "  max_waiting_time: 4 is not supported yet in this version (only -1 is); use max_num_queued_requests to bound"
+        f" the queue ({path}, line 4)",
         "  model: expected a checkpoint directory with config.json, a GGUF file, a name as 'Qwen/Qwen3-0.6B', or"
         f" 'demo', got '{model}/none' (command line)",
         "  dtype: expected one of float32, bfloat16, float16, got 'fp8' (command line)",
@@ -65,8 +65,8 @@ def test_checks_of_a_section_are_among_the_faults(model: str) -> None:
 
 
 def test_a_value_that_the_command_line_overrides_is_no_fault(model: str, yaml_file: WriteYaml) -> None:
-    path = yaml_file("data_parallel_size: 4\nport: none of this\n")
-    assert load_config(["--config", path, "--model", model, "-dp", "1", "--port", "80"]).server.port == 80
+    path = yaml_file("max_waiting_time: 4\nport: none of this\n")
+    assert load_config(["--config", path, "--model", model, "--max-waiting-time=-1", "--port", "80"]).server.port == 80
 
 
 def test_keys_of_a_map_that_contradict_are_reported_beside_wrong_ones(model: str) -> None:
@@ -109,3 +109,8 @@ def test_options_of_a_server_are_all_named_offline(model: str) -> None:
         "  port: expected options of the engine, got one of the server (keyword argument)",
         "  workers: expected options of the engine, got one of the server (keyword argument)",
     ]
+
+
+def test_an_llm_is_one_engine(model: str) -> None:
+    with pytest.raises(ConfigError, match="data_parallel_size: expected 1, as an LLM is one engine, got 2"):
+        verify_offline(config_from_kwargs(model=model, data_parallel_size=2))

@@ -16,9 +16,29 @@ def test_every_spelling_of_the_number_of_ranks(model: str, flags: str) -> None:
     assert from_json(to_json(config)).parallel == config.parallel
 
 
+@pytest.mark.parametrize("flags", ["--data-parallel-size 4", "-dp 4", "-dp=4", "--data_parallel_size=4"])
+def test_every_spelling_of_the_number_of_engines(model: str, flags: str) -> None:
+    config = load_config(["--model", model, *flags.split()])
+    assert config.parallel.data_parallel_size == config.parallel.num_local_engines == 4
+    assert from_json(to_json(config)).parallel == config.parallel
+
+
+def test_a_command_that_starts_one_of_the_engines(model: str) -> None:
+    config = load_config(["--model", model, "-dp", "4", "--local-data-parallel-id", "3"])
+    assert config.parallel.num_local_engines == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
+        ("-dp 0", "data_parallel_size: expected an integer in 1..64, got '0'"),
+        ("-dp 65", "data_parallel_size: expected an integer in 1..64, got '65'"),
+        (
+            "-dp 2 --local-data-parallel-id 2",
+            "local_data_parallel_id: expected a number up to 1, as data_parallel_size is 2, got 2",
+        ),
+        ("--local-data-parallel-id -1", "local_data_parallel_id: expected an integer of at least 0, or none, got '-1'"),
+        ("-dp 2 -tp 2 --ips 127.0.0.1,127.0.0.2", "data_parallel_size: expected 1 together with ips, got 2"),
         ("-tp 3", "tensor_parallel_size: expected one of 1, 2, 4, got '3'"),
         ("-tp two", "tensor_parallel_size: expected one of 1, 2, 4, got 'two'"),
         ("--timeout-rank 0", "timeout_rank: expected a number of at least 0.1, got '0'"),

@@ -19,9 +19,8 @@ from fastdeploy_sd.errors import ConfigError, shown
 @pytest.mark.parametrize(
     "flags",
     [
-        "--data-parallel-size 1",
-        "-dp 1",
-        "--data_parallel_size=1",
+        "--max-waiting-time -1",
+        "--max_waiting_time=-1",
         "--splitwise-role mixed",
         "--enable-logprob",
         "--no-enable-mm",
@@ -36,12 +35,7 @@ def test_a_value_that_asks_for_nothing_is_accepted(model: str, flags: str) -> No
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ("--data-parallel-size 2", "data_parallel_size: '2' is not supported yet in this version (only 1 is)"),
-        (
-            "--data-parallel-size 2",
-            "data_parallel_size: '2' is not supported yet in this version (only 1 is); start several",
-        ),
-        ("-dp=2", "data_parallel_size: '2' is not supported yet in this version (only 1 is)"),
+        ("--max-waiting-time 2", "max_waiting_time: '2' is not supported yet in this version (only -1 is); use max_"),
         ("--enable-mm", "enable_mm: true is not supported yet in this version (only false is)"),
         ("--no-enable-logprob", "enable_logprob: false is not supported yet in this version (only true is); log"),
         (

@@ -24,7 +24,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     TokenLogprob,
 )
-from fastdeploy_sd.types.stats import EngineStats
+from fastdeploy_sd.types.stats import EngineState, EngineStats
 from tests.doubles.preparer import LocalPreparer
 from tests.unit.text.vocabularies import GOLDEN
 
@@ -92,8 +92,6 @@ class ScriptedClient:
     model_info: ModelInfo
     scripts: Sequence[Script] = ()
     error: Exception | None = None
-    silence_s: float = 0.0
-    last_stats: EngineStats | None = None
     submitted: list[Request] = field(default_factory=list)
     aborted: dict[RequestId, FinishReason] = field(default_factory=dict)
     awaited: set[RequestId] = field(default_factory=set)
@@ -115,8 +113,12 @@ class ScriptedClient:
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
         self.aborted |= dict.fromkeys(request_ids, reason)
 
-    async def stats(self) -> EngineStats:
-        return EngineStats()
+    @property
+    def states(self) -> tuple[EngineState, ...]:
+        return (EngineState("ready"),)
+
+    async def stats(self) -> dict[int, EngineStats]:
+        return {0: EngineStats()}
 
     def verify_takes_requests(self) -> None:
         pass

@@ -10,14 +10,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.metrics import HttpStats, ProcessStats, RedisStats, SharedStats, render_metrics
 from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts, SpeculationInfo
-from fastdeploy_sd.types.stats import EngineStats, Histogram, SourceCounts, SwapStats, TransferStats, WayStats
+from fastdeploy_sd.types.stats import (
+    EngineState,
+    EngineStats,
+    Histogram,
+    SourceCounts,
+    SwapStats,
+    TransferStats,
+    WayStats,
+)
 from tests.doubles.engines import run_to_end, toy_config, toy_info, toy_request
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def _samples(stats: EngineStats) -> Samples:
-    body, content_type = render_metrics(stats, ProcessStats(), silence_s=0.0)
+    body, content_type = render_metrics([EngineState("ready", 0.0, stats)], ProcessStats())
     assert content_type.startswith("text/plain")
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
@@ -255,7 +263,7 @@ def test_what_processes_count_is_told_together(tmp_path: Path) -> None:
     assert successor.own.http.num_open == 0
     for stats in (ours, others):
         assert stats.total().http.num_open == 2
-    body, _ = render_metrics(None, successor.total(), silence_s=0.0)
+    body, _ = render_metrics([EngineState("down")], successor.total())
     text = body.decode()
     for line in (
         "http_connections_accepted_total 4.0",
@@ -277,7 +285,7 @@ def test_http_counts_are_told_with_and_without_an_engine() -> None:
     http.requests["/health", "200", ""] = 5
     http.requests["other", "404", "route_not_found"] = 1
     for stats in (None, EngineStats()):
-        body, _ = render_metrics(stats, ProcessStats(http), silence_s=1.5)
+        body, _ = render_metrics([EngineState("ready", 1.5, stats)], ProcessStats(http))
         families = {f.name: f for f in text_string_to_metric_families(body.decode())}
         found = {
             name: {tuple(s.labels.values()): s.value for s in families[f"fastdeploy_sd:{name}"].samples}

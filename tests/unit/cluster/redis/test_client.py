@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -72,7 +71,7 @@ async def clustered(redis: RedisServer, role: Role, kv: KvDescription) -> AsyncI
     )
     info: ModelInfo = replace(toy_info(), fingerprint="toy", kv=kv)
     async with hosted(config=config, info=info) as host:
-        client = ClusterClient(host.address, os.getpid(), config, "this server", RedisStats())
+        client = ClusterClient([host.address], config, "this server", RedisStats())
         store = Store(shared, RedisStats())
         try:
             await asyncio.wait_for(client.connect(), WAIT_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -106,7 +105,7 @@ async def hosted(
 @asynccontextmanager
 async def connected(host: Host) -> AsyncIterator[EngineClient]:
     """A client of a host in this process."""
-    client = EngineClient(host.address, os.getpid())
+    client = EngineClient(host.address)
     try:
         await asyncio.wait_for(client.connect(), WAIT_S)
         yield client

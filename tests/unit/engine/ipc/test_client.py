@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -53,13 +54,13 @@ async def conversation(pid: int) -> AsyncIterator[tuple[EngineClient, Engine, by
     """A client that has been greeted, the engine's side, and the client's identity."""
     with private_address() as address:
         channel = ServerChannel(address)
-        engine, client = Engine(channel), EngineClient(address, pid)
+        engine, client = Engine(channel), EngineClient(address)
         try:
             connecting = asyncio.create_task(client.connect())
             identity, hello = await engine.receive()
             assert hello == m.ClientHello(os.getpid())
             assert not client.is_alive
-            engine.send(identity, m.EngineReady(toy_info()))
+            engine.send(identity, m.EngineReady(toy_info(), pid))
             await connecting
             yield client, engine, identity
         finally:
@@ -143,16 +144,38 @@ async def test_the_death_of_the_engines_process_answers_everyone_at_once() -> No
 @pytest.mark.parametrize("is_reaped", [False, True])
 async def test_connect_ends_when_the_engines_process_does(is_reaped: bool) -> None:
     with private_address() as address, other_process() as process:
-        client = EngineClient(address, process.pid)
+        channel = ServerChannel(address)
+        engine, client = Engine(channel), EngineClient(address)
+        connecting = asyncio.create_task(client.connect())
+        identity, _ = await engine.receive()
         if is_reaped:
             process.kill()
             process.wait()
-        connecting = asyncio.create_task(client.connect())
-        await asyncio.sleep(0)
+        engine.send(identity, m.EngineReady(toy_info(), process.pid))
         process.kill()
-        with pytest.raises(Unavailable):
+        with contextlib.suppress(Unavailable):
             await asyncio.wait_for(connecting, WAIT_S)
+        await client.wait_ended()
+        assert not client.is_alive
         await client.close()
+        channel.close(linger_s=0)
+
+
+async def test_a_greeting_that_was_lost_is_repeated() -> None:
+    with private_address() as address:
+        channel = ServerChannel(address)
+        engine, client = Engine(channel), EngineClient(address)
+        connecting = asyncio.create_task(client.connect())
+        assert (await engine.receive())[1] == m.ClientHello(os.getpid())
+        channel.close(linger_s=0)  # the process that has read it ends without an answer
+        channel = ServerChannel(address)
+        engine = Engine(channel)
+        identity, hello = await engine.receive()
+        assert hello == m.ClientHello(os.getpid())
+        engine.send(identity, m.EngineReady(toy_info(), os.getpid()))
+        await asyncio.wait_for(connecting, WAIT_S)
+        await client.close()
+        channel.close(linger_s=0)
 
 
 async def test_the_last_message_counts_before_the_process_ends_and_is_answered() -> None:
@@ -196,7 +219,7 @@ async def test_a_broken_conversation_ends_what_waits_and_aborts_it(frame: bytes)
 
 
 async def test_using_a_client_that_is_not_connected() -> None:
-    client = EngineClient("ipc:///nowhere", os.getpid())
+    client = EngineClient("ipc:///nowhere")
     with pytest.raises(Unavailable):
         _ = client.model_info
     with pytest.raises(Unavailable):

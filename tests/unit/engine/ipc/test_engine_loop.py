@@ -152,7 +152,7 @@ async def test_a_killed_client_process_loses_also_its_waiting_requests() -> None
             "from fastdeploy_sd.engine.ipc.client import EngineClient\n"
             "from tests.doubles.engines import toy_request\n"
             "async def main():\n"
-            "    client = EngineClient(sys.argv[1], int(sys.argv[2]))\n"
+            "    client = EngineClient(sys.argv[1])\n"
             "    await client.connect()\n"
             "    streams = [client.generate(toy_request(f'k{i}', [5], max_tokens=90)) for i in range(3)]\n"
             "    await asyncio.gather(*[anext(s) for s in streams])\n"
@@ -161,7 +161,7 @@ async def test_a_killed_client_process_loses_also_its_waiting_requests() -> None
         running = client.generate(toy_request("running", [5], max_tokens=ENDLESS))
         await anext(running)
         with subprocess.Popen(
-            [sys.executable, "-c", script, host.address, str(os.getpid())],
+            [sys.executable, "-c", script, host.address],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         ) as process:
             await until_stats(client, lambda stats: stats.num_waiting == 3)

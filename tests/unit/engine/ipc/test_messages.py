@@ -81,7 +81,8 @@ MESSAGES: tuple[m.Message, ...] = (
     m.StatsRequest(3),
     m.ClientDisconnect(),
     m.EngineReady(
-        ModelInfo("m", 100, 4096, (1, 2), 64, 10, SpeculationInfo("mtp", ("naive", "mtp"), 4, 1, True, True))
+        ModelInfo("m", 100, 4096, (1, 2), 64, 10, SpeculationInfo("mtp", ("naive", "mtp"), 4, 1, True, True)),
+        124,
     ),
     m.Outputs((7, 8), (OUTPUT, FAILED)),
     m.Rejected(7, m.WireError.of(errors.Overloaded("full", retry_after_s=9))),

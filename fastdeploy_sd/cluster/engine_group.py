@@ -1,0 +1,248 @@
+"""EngineGroup: a client of all engines of a server, whose requests go on at another engine when theirs is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from fastdeploy_sd.cluster.membership import InstanceLoad
+from fastdeploy_sd.cluster.moving import MovingRequests
+from fastdeploy_sd.cluster.placement import PrefixTable
+from fastdeploy_sd.engine.ipc.client import EngineClient
+from fastdeploy_sd.errors import FdsdError, Overloaded, Unavailable
+from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types.stats import EngineState, EngineStats
+
+logger = logging.getLogger(__name__)
+
+# A request that has lost so many engines may well be what ends them.
+_MAX_PLACEMENTS = 4
+_LOOK_S = 0.05
+
+
+class EngineGroup:
+    """Submits each request to the engine with the least to do, or one that has seen the beginning of its prompt where
+    that is hardly fuller.
+
+    Belongs to one event loop. The only engine of a server ends the group with its process, as `EngineClient` says. Of
+    several, one that is lost is connected again as soon as it has been started again; its requests go on at the others
+    meanwhile, or wait for it.
+
+    Args:
+        addresses: of the engines.
+        timeout_s: as of EngineClient; a request waits as long for a lost engine when there is no other. None = it does
+            not wait.
+    """
+
+    def __init__(self, addresses: Sequence[str], timeout_s: float | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._engines = [_Engine(address) for address in addresses]
+        self._keepers: list[asyncio.Task[None]] = []
+        self._drain = asyncio.Event()
+        self._seen = PrefixTable()
+        self._moving = MovingRequests(self._place_here, self._run_here, self._note_loss, _MAX_PLACEMENTS)
+        self.on_silence: Callable[[int], None] = lambda pid: None
+
+    async def connect(self, *, to_all: bool = False) -> None:
+        """Wait until one engine, or all of them, has loaded its model; Unavailable: none will."""
+        self._keepers = [asyncio.create_task(self._keep(engine)) for engine in self._engines]
+        waits = [asyncio.create_task(engine.is_known.wait()) for engine in self._engines]
+        ended = asyncio.create_task(self.wait_ended())
+        ready = asyncio.create_task(
+            asyncio.wait(waits, return_when=asyncio.ALL_COMPLETED if to_all else asyncio.FIRST_COMPLETED)
+        )
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*waits, ready, ended):
+                task.cancel()
+        if not ready.done():
+            raise Unavailable("the engine ended before it was ready", code="engine_down")
+
+    async def close(self) -> None:
+        """Abort what is left, end the conversations and free the sockets. May be called twice."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for engine in self._engines:
+            if engine.client is not None:
+                await engine.client.close()
+
+    async def wait_ended(self) -> None:
+        """Wait until no engine is left, and none will be started again."""
+        await asyncio.wait(self._keepers)
+
+    async def wait_answered(self) -> None:
+        """Wait until no request is left that can be answered after the engines' end; here none can."""
+
+    def begin_drain(self) -> None:
+        """Take no new requests from now on, also before the engines have announced their drain."""
+        self._drain.set()
+        for engine in self._engines:
+            if engine.client is not None:
+                engine.client.begin_drain()
+
+    @property
+    def model_infos(self) -> tuple[ModelInfo | None, ...]:
+        """What each engine has loaded, of a lost one the last time; None = not loaded yet."""
+        return tuple(engine.model_info for engine in self._engines)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """The loaded model, as the engine with the smallest cache has it; Unavailable before `connect` has returned."""
+        known = [info for info in self.model_infos if info is not None]
+        if not known:
+            raise Unavailable("the engine is not ready")
+        return min(known, key=lambda info: info.max_request_tokens)
+
+    @property
+    def states(self) -> tuple[EngineState, ...]:
+        """How each engine is doing."""
+        return tuple(engine.state for engine in self._engines)
+
+    @property
+    def loads(self) -> tuple[InstanceLoad, ...]:
+        """What each engine has to do, as it said last."""
+        return tuple(engine.said_load for engine in self._engines)
+
+    @property
+    def load(self) -> InstanceLoad:
+        """What all engines have to do."""
+        return InstanceLoad.total(self.loads)
+
+    async def stats(self) -> dict[int, EngineStats]:
+        """Return the statistics of the engines that answer within seconds, by number; Unavailable: none does."""
+        clients = {number: engine.client for number, engine in enumerate(self._engines)}
+        asked = {number: client.stats() for number, client in clients.items() if client is not None}
+        answers = dict(zip(asked, await asyncio.gather(*asked.values(), return_exceptions=True), strict=True))
+        found = {number: answer for number, answer in answers.items() if isinstance(answer, EngineStats)}
+        if not found:
+            raise next(
+                (answer for answer in answers.values() if isinstance(answer, BaseException)),
+                Unavailable("the engine is down", code="engine_down"),
+            )
+        return found
+
+    def verify_takes_requests(self) -> None:
+        """Raise Unavailable, with `code` "engine_down" or "draining", unless an engine takes new requests."""
+        names = {state.name for state in self.states}
+        if self._drain.is_set() or "ready" not in names:
+            if "draining" in names:
+                raise Unavailable("the server is draining", code="draining")
+            raise Unavailable("the engine is down", code="engine_down")
+
+    async def verify_healthy(self) -> None:
+        """As `verify_takes_requests`: a request that came now would be run."""
+        self.verify_takes_requests()
+
+    def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request, as `EngineClient.generate`; at this engine only, or at any."""
+        if engine is None and len(self._engines) == 1:
+            engine = 0
+        return self._moving.generate(request) if engine is None else self._run_here(engine, request)
+
+    async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None:
+        """End requests now, as `EngineClient.abort`."""
+        wanted = tuple(request_ids)
+        self._moving.note_ending(wanted)
+        for engine in self._engines:
+            if engine.client is not None:
+                await engine.client.abort(wanted, reason)
+
+    async def _place_here(self, request: Request, avoided: set[str], error: FdsdError | None) -> int:
+        """Choose an engine. A request that has lost one waits for its successor when there is no other."""
+        keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ((self._timeout_s or 0.0) if isinstance(error, Unavailable) else 0.0)
+        while True:
+            loads = {str(number): engine.load for number, engine in enumerate(self._engines)}
+            able = {name: load for name, load in loads.items() if load.takes_requests and name not in avoided}
+            if (chosen := self._seen.choose(able, keys)) is not None:
+                return int(chosen)
+            if self._drain.is_set() or loop.time() >= deadline:
+                if error is None:
+                    self.verify_takes_requests()
+                raise error or Unavailable("the engine is down", code="engine_down")
+            await asyncio.sleep(_LOOK_S)
+
+    def _run_here(self, number: int, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        client = self._engines[number].client
+        if client is None:
+            raise Unavailable("the engine is down", code="engine_down")
+        return client.generate(request)
+
+    def _note_loss(self, request: Request, number: int, error: FdsdError, avoided: set[str]) -> None:
+        if isinstance(error, Overloaded):
+            avoided.add(str(number))
+        else:
+            logger.warning("request %s leaves engine %d: %s", request.request_id, number, error.message)
+
+    async def _keep(self, engine: _Engine) -> None:
+        """Connect an engine, and each of its successors."""
+        while True:
+            client = EngineClient(engine.address, self._timeout_s)
+            client.on_silence = self.on_silence
+            if await self._connect(client):
+                engine.enter(client)
+                if self._drain.is_set():
+                    client.begin_drain()
+                await client.wait_ended()
+            if self._drain.is_set() or len(self._engines) == 1:
+                return
+            engine.client = None
+            await client.close()
+
+    async def _connect(self, client: EngineClient) -> bool:
+        """Connect a client unless a drain begins before the engine is there, or the engine ends at once."""
+        connecting = asyncio.create_task(client.connect())
+        draining = asyncio.create_task(self._drain.wait())
+        try:
+            await asyncio.wait({connecting, draining}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            is_connected = connecting.done() and connecting.exception() is None
+            if not is_connected:
+                await client.close()
+                with suppress(Unavailable):
+                    await connecting
+        return is_connected
+
+
+class _Engine:
+    """One engine of a group: its present client, and what is known of it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.client: EngineClient | None = None
+        self.model_info: ModelInfo | None = None
+        self.is_known = asyncio.Event()
+        self._counted: EngineStats | None = None
+        self._num_of_others = 0
+
+    def enter(self, client: EngineClient) -> None:
+        """It has been started (again)."""
+        self.client, self.model_info = client, client.model_info
+        self.is_known.set()
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState("down") if self.client is None else self.client.state
+
+    @property
+    def said_load(self) -> InstanceLoad:
+        return InstanceLoad(takes_requests=False) if self.client is None else InstanceLoad.of(self.client)
+
+    @property
+    def load(self) -> InstanceLoad:
+        """Its load with the requests of this process as of now, and those of others as of its last statistics."""
+        load = self.said_load
+        if self.client is None or load.takes_requests is False:
+            return load
+        stats, num_own = self.client.last_stats, self.client.num_requests
+        if stats is not self._counted:
+            self._counted = stats
+            self._num_of_others = max(0, load.num_running + load.num_waiting - num_own)
+        return replace(load, num_running=num_own + self._num_of_others, num_waiting=0)

@@ -158,15 +158,23 @@ class EngineGroup:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ((self._timeout_s or 0.0) if isinstance(error, Unavailable) else 0.0)
         while True:
-            loads = {str(number): engine.load for number, engine in enumerate(self._engines)}
-            able = {name: load for name, load in loads.items() if load.takes_requests and name not in avoided}
-            if (chosen := self._seen.choose(able, keys)) is not None:
+            if (chosen := self._seen.choose(self._able(avoided), keys)) is not None:
                 return int(chosen)
             if self._drain.is_set() or loop.time() >= deadline:
                 if error is None:
                     self.verify_takes_requests()
                 raise error or Unavailable("the engine is down", code="engine_down")
             await asyncio.sleep(_LOOK_S)
+
+    def _able(self, avoided: set[str]) -> dict[str, InstanceLoad]:
+        loads = {str(number): engine.load for number, engine in enumerate(self._engines)}
+        # One that has just been started has not said yet what it can do; they are all alike.
+        max_num_seqs = max(load.max_num_seqs for load in loads.values())
+        return {
+            name: replace(load, max_num_seqs=max_num_seqs)
+            for name, load in loads.items()
+            if load.takes_requests and name not in avoided
+        }
 
     def _run_here(self, number: int, request: Request) -> AsyncGenerator[RequestOutput, None]:
         client = self._engines[number].client

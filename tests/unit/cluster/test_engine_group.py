@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -56,6 +57,11 @@ async def group_of(
             await group.close()  # harmless
             for number in list(engines.hosts):
                 await engines.end(number)
+
+
+def is_running(engines: Engines, number: int, count: int) -> bool:
+    """Whether an engine has so many requests."""
+    return running(engines)[number] == count
 
 
 class Reader:
@@ -171,7 +177,7 @@ async def test_a_full_engine_is_passed_over_and_all_full_ones_are_an_error() -> 
             for i in range(3):
                 request = toy_request(f"{number}.{i}", [5], max_tokens=ENDLESS)
                 readers.append(Reader(group, request, None if number else 0))
-                await until(lambda n=number, c=i + 1: running(engines)[n] == c, "a request")
+                await until(partial(is_running, engines, number, i + 1), "a request")
                 if i < 2:
                     await readers[-1].begun()
         with pytest.raises(Overloaded):

@@ -1,4 +1,5 @@
-"""`python -m benchmarks COMMAND`: offline, http, speculation, kernels, gpu-kernels, host, compare, peers, checkpoint.
+"""`python -m benchmarks COMMAND`: offline, http, speculation, kernels, gpu-kernels, host, compare, peers, checkpoint,
+cluster.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -24,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "compare": "compare.main",
     "peers": "peers.commands.main",
     "checkpoint": "checkpoint.main",
+    "cluster": "cluster.commands.main",
 }
 _WRONG_USAGE = 2
 

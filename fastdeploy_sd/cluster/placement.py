@@ -34,7 +34,10 @@ class Candidate:
 
 
 def choose(
-    loads: Mapping[str, InstanceLoad], preferred: Sequence[str] = (), rng: random.Random | None = None
+    loads: Mapping[str, InstanceLoad],
+    preferred: Sequence[str] = (),
+    rng: random.Random | None = None,
+    preference: float = PREFERENCE,
 ) -> str | None:
     """Return the instance that takes the next request; None = there is none.
 
@@ -45,24 +48,30 @@ def choose(
         loads: instance -> its load; of the instances that may take the request.
         preferred: instances by preference; those that are not in `loads` are passed over.
         rng: breaks ties; None = the module's own.
+        preference: see PREFERENCE.
     """
     if not loads:
         return None
     least = min(load.share for load in loads.values())
     for name in preferred:
-        if name in loads and loads[name].share <= least + PREFERENCE:
+        if name in loads and loads[name].share <= least + preference:
             return name
     emptiest = sorted(name for name, load in loads.items() if load.share == least)
     return (rng or random).choice(emptiest)
 
 
 class PrefixTable:
-    """Beginnings of prompts and the instances that got them last; the oldest ones are forgotten. `max_entries`:
-    beginnings it holds at most.
+    """Beginnings of prompts and the instances that got them last; the oldest ones are forgotten.
+
+    Args:
+        max_entries: beginnings it holds at most.
+        rng, preference: see `choose`.
     """
 
-    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
-        self._max_entries = max_entries
+    def __init__(
+        self, max_entries: int = _MAX_ENTRIES, rng: random.Random | None = None, preference: float = PREFERENCE
+    ) -> None:
+        self._max_entries, self._rng, self._preference = max_entries, rng, preference
         self._secret = secrets.token_bytes(_DIGEST_BYTES)  # so that no client can make two beginnings collide
         self._instances: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
@@ -82,7 +91,7 @@ class PrefixTable:
 
         The one that has seen the longest part is preferred, `home` before others that have seen as much.
         """
-        chosen = choose(loads, self._preferred(keys, home))
+        chosen = choose(loads, self._preferred(keys, home), self._rng, self._preference)
         if chosen is not None:
             self._note(keys, chosen)
         return chosen

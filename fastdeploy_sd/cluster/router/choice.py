@@ -43,10 +43,13 @@ class Chooser:
     """Chooses among the registered instances by load, and by what they have seen of a prompt where loads are alike."""
 
     def __init__(
-        self, available: Callable[[], Sequence[Instance]], registered: Callable[[], Sequence[Instance]]
+        self,
+        available: Callable[[], Sequence[Instance]],
+        registered: Callable[[], Sequence[Instance]],
+        seen: PrefixTable | None = None,
     ) -> None:
         self._available, self._registered = available, registered
-        self._seen = PrefixTable()
+        self._seen = PrefixTable() if seen is None else seen
 
     def hints(self, body: bytes) -> RoutingHints:
         """Return what matters of a request; NotFound: it names a model that no registered instance serves."""

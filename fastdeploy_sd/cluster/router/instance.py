@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from fastdeploy_sd.cluster.membership import InstanceLoad
@@ -16,13 +17,18 @@ _FIRST_BACKOFF_S = 2.0
 _MAX_BACKOFF_S = 60.0
 
 
+def _monotonic() -> float:
+    return time.monotonic()
+
+
 class Circuit:
     """Keeps requests from an instance that fails: after some failures in a row it backs off, longer each time.
 
     After a backoff one request may try; its success ends the matter, its failure begins the next backoff.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = _monotonic) -> None:
+        self._now = now
         self._num_failures = 0
         self._backoff_until = 0.0
         self._is_trying = False
@@ -30,7 +36,7 @@ class Circuit:
     @property
     def is_open(self) -> bool:
         """Whether the instance gets nothing now."""
-        return self._num_failures >= _MAX_FAILURES and (self._is_trying or time.monotonic() < self._backoff_until)
+        return self._num_failures >= _MAX_FAILURES and (self._is_trying or self._now() < self._backoff_until)
 
     def begin(self) -> None:
         self._is_trying = self._num_failures >= _MAX_FAILURES
@@ -41,7 +47,7 @@ class Circuit:
         self._num_failures = self._num_failures + 1 if is_failure else 0
         num_backoffs = self._num_failures - _MAX_FAILURES
         if num_backoffs >= 0:
-            self._backoff_until = time.monotonic() + min(_FIRST_BACKOFF_S * 2 ** min(num_backoffs, 10), _MAX_BACKOFF_S)
+            self._backoff_until = self._now() + min(_FIRST_BACKOFF_S * 2 ** min(num_backoffs, 10), _MAX_BACKOFF_S)
 
     def leave(self) -> None:
         """A request of it was given up by its client, which says nothing."""
@@ -49,11 +55,16 @@ class Circuit:
 
 
 class Instance:
-    """A registered instance; `exchanges` are the requests it is answering, to be aborted when it is lost."""
+    """A registered instance; `exchanges` are the requests it is answering, to be aborted when it is lost.
 
-    def __init__(self, said: Registration, session: str, seen_host: str) -> None:
-        self.circuit = Circuit()
+    `now` is the router's monotonic clock.
+    """
+
+    def __init__(self, said: Registration, session: str, seen_host: str, now: Callable[[], float] = _monotonic) -> None:
+        self._now = now
+        self.circuit = Circuit(now)
         self.exchanges: set[Exchange] = set()
+        self._candidate: Candidate | None = None
         self._num_given = 0  # requests of ours that have not ended
         self.renew(said, session, seen_host)
 
@@ -69,14 +80,17 @@ class Instance:
     def report(self, load: InstanceLoad, clock: Clock) -> None:
         self.load = load
         self._clock_then = clock
-        self.last_seen = time.monotonic()
+        self.last_seen = self._now()
         self._num_given_then = self._num_given  # when it said so
+        self._candidate = None
 
     def begin(self) -> None:
         self._num_given += 1
+        self._candidate = None
 
     def end(self) -> None:
         self._num_given -= 1
+        self._candidate = None
 
     @property
     def instance_id(self) -> str:
@@ -90,7 +104,7 @@ class Instance:
 
     @property
     def silence_s(self) -> float:
-        return time.monotonic() - self.last_seen
+        return self._now() - self.last_seen
 
     @property
     def kv_source(self) -> KvSource | None:
@@ -107,6 +121,11 @@ class Instance:
 
     def candidate(self) -> Candidate:
         """Return it with what it has to do: what it reported, and what it was given since."""
+        if self._candidate is None:  # every request asks for that of every instance
+            self._candidate = self._counted()
+        return self._candidate
+
+    def _counted(self) -> Candidate:
         waiting = self.load.num_waiting + max(self._num_given - self._num_given_then, 0)
         missing = max(self._num_given - self.load.num_running - waiting, 0)
         return Candidate(self.member, replace(self.load, num_waiting=waiting + missing))

@@ -1,0 +1,179 @@
+"""Requests of a simulated deployment: from clients through routers to engines, and elsewhere after failures.
+
+Modelled are times: of steps, of the network, of transfers of KV, of restarts. Every decision is the product's code,
+but for the few lines of `Relay` that say when a request that failed goes on elsewhere (`_retry`), which need a socket.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from benchmarks.cluster.deployment import COMPLETE, LOST, REFUSED, Chat, Deployment, EventQueue, Job, Outcome
+from benchmarks.cluster.engines import MAX_MODEL_LEN
+from benchmarks.cluster.fleet import Fleet
+from benchmarks.cluster.routing import SimulatedRouter, table_of
+from benchmarks.cluster.workload import OUTPUT_TOKEN, Conversation
+from fastdeploy_sd.cluster.router.choice import Placement, RoutingHints
+from fastdeploy_sd.types import RequestOutput
+
+# As in cluster/router/relay.py.
+_POLL_S, _REFUSED_S, _MANY_EVENTS = 0.1, 0.5, 32
+
+
+class Simulation:
+    """One run; equal seeds give equal outcomes."""
+
+    def __init__(self, deployment: Deployment, conversations: Iterable[Conversation], seed: int) -> None:
+        self._d = d = deployment
+        self._rng = random.Random(seed)
+        self._conversations: Iterator[Conversation] = iter(conversations)
+        self._events = EventQueue()
+        self._num_open = 0  # conversations under way, and the one to come
+        self._routers = [
+            SimulatedRouter(
+                table_of(d.policy, d.preference, random.Random(self._rng.random())), d.routing, lambda: self._events.now
+            )
+            for _ in range(d.num_routers)
+        ]
+        self._fleet = Fleet(d, self._events, self._routers, self._rng, self._take, self._fail)
+
+    def run(self) -> Outcome:
+        """Run to the end, once."""
+        self._begin_next()
+        while self._num_open:
+            self._events.run_next()
+        return self._fleet.end()
+
+    # Clients
+
+    def _begin_next(self) -> None:
+        """Await the next conversation."""
+        conversation = next(self._conversations, None)
+        self._fleet.samples = conversation is not None
+        if conversation is not None:
+            self._num_open += 1
+            self._events.at(max(conversation.begin_s, self._events.now), self._begin, conversation)
+
+    def _begin(self, conversation: Conversation) -> None:
+        self._begin_next()
+        self._ask(Chat(conversation, np.zeros(0, np.int32)))
+
+    def _ask(self, chat: Chat) -> None:
+        turn = chat.of.turns[chat.next_turn]
+        chat.next_turn += 1
+        prompt = np.concatenate([chat.history, turn.added])
+        if len(prompt) + turn.num_output > min(MAX_MODEL_LEN, self._fleet.most_tokens):
+            self._fleet.outcome.num_cut += 1
+            self._num_open -= 1
+            return
+        router = self._rng.choice(self._routers)
+        name = str(len(self._fleet.outcome.jobs))
+        job = Job(name, chat, prompt, turn.num_output, self._events.now, router, router.hints(prompt))
+        self._fleet.outcome.jobs.append(job)
+        self._fleet.jobs[name] = job
+        placement = router.choose(job.hints)
+        if placement is None:
+            self._end(job, LOST)
+        else:
+            self._give(job, placement)
+
+    def _end(self, job: Job, how: str) -> None:
+        job.ended, job.end_s = how, self._events.now + self._d.network_s
+        del self._fleet.jobs[job.name]
+        job.hints, chat = RoutingHints(()), job.chat
+        prompt, job.prompt = job.prompt, job.prompt[:0]
+        if how != COMPLETE or chat.next_turn == len(chat.of.turns):
+            self._num_open -= 1
+            return
+        chat.history = np.concatenate([prompt, np.full(job.num_done, OUTPUT_TOKEN, np.int32)])
+        turn = chat.of.turns[chat.next_turn]
+        self._events.at(max(self._events.now + turn.pause_s, turn.due_s), self._ask, chat)
+
+    # A request's way through a router
+
+    def _give(self, job: Job, placement: Placement) -> None:
+        job.placement, job.has_source = placement, placement.source is not None
+        placement.instance.begin()
+        placement.instance.circuit.begin()
+        if placement.source is not None:
+            placement.source.begin()
+        job.seat = self._fleet.seat_of(placement.instance.instance_id)
+        job.seat.jobs.add(job)
+        self._events.at(self._events.now + self._d.network_s, self._reach, job, placement)
+
+    def _reach(self, job: Job, placement: Placement) -> None:
+        if job.placement is not placement or job.seat is None or job.seat.is_hung:
+            return
+        if not job.seat.is_up:
+            self._fail(job, False)
+            return
+        self._fleet.submit(job.seat, job)
+
+    def _leave(self, job: Job) -> None:
+        """The request is not at its instance any more."""
+        assert job.placement is not None, "it was given to one"
+        assert job.seat is not None, "it was given to one"
+        job.placement.instance.end()
+        if job.has_source and job.placement.source is not None:
+            job.placement.source.end()
+        job.has_source = False
+        job.seat.jobs.discard(job)
+
+    def _fail(self, job: Job, is_refusal: bool) -> None:
+        assert job.placement is not None, "it was given to one"
+        self._leave(job)
+        instance = job.placement.instance
+        instance.circuit.note(is_failure=not is_refusal)
+        job.hints.tried.add(instance.instance_id)
+        if is_refusal:
+            job.refused_by.add(instance.instance_id)
+        else:
+            job.num_broken += 1
+        job.placement = job.seat = None
+        job.num_events = 0
+        if job.failing_since is None:
+            job.failing_since = self._events.now
+        self._retry(job, self._events.now)
+
+    def _retry(self, job: Job, begin: float) -> None:
+        """See `Relay._next_place`."""
+        has_started, routing = job.num_done > 0, self._d.routing
+        deadline = (job.failing_since or 0.0) + (routing.resume_s if has_started else 0.0)
+        if job.num_broken < routing.max_attempts:
+            if has_started and self._events.now - begin >= _REFUSED_S:
+                job.hints.tried -= job.refused_by
+            placement = job.router.choose(job.hints)
+            is_new = placement is not None and placement.instance.instance_id not in job.hints.tried
+            if placement is not None and (is_new or (self._events.now >= deadline and not job.refused_by)):
+                job.num_moves += 1
+                self._give(job, placement)
+                return
+            if self._events.now < deadline:
+                self._events.at(self._events.now + _POLL_S, self._retry, job, begin)
+                return
+        self._end(job, REFUSED if job.refused_by and not has_started else LOST)
+
+    def _take(self, job: Job, output: RequestOutput) -> None:
+        if not job.num_events:
+            self._note_first(job)
+        job.num_events += 1
+        if job.num_events == _MANY_EVENTS:
+            job.num_broken = 0
+        job.num_done += len(output.token_ids)
+        if output.finish_reason is not None:
+            assert job.placement is not None, "it has been answered by one"
+            self._leave(job)
+            job.placement.instance.circuit.note(is_failure=False)
+            self._end(job, COMPLETE)
+
+    def _note_first(self, job: Job) -> None:
+        """The prompt has been computed."""
+        if job.first_s is None:
+            job.first_s = self._events.now + self._d.network_s
+        job.failing_since = None
+        if job.has_source and job.placement is not None and job.placement.source is not None:
+            job.placement.source.end()
+            job.has_source = False

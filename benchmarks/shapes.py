@@ -62,6 +62,15 @@ SHAPES: Mapping[str, Config] = {
         "linear_num_value_heads": 16, "linear_value_head_dim": 128, "mtp_num_hidden_layers": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
     },
+    "ernie4_5-21b-a3b-6-layers": _COMMON
+    | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "vocab_size": 103424,
+        "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 6, "num_attention_heads": 20,
+        "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "use_bias": False, "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536,
+        "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 5, "moe_layer_interval": 1,
+        "moe_norm_min": 1e-12,
+    },
     "gpt-oss-20b-4-layers": _COMMON
     | {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880,
@@ -138,7 +147,7 @@ def _layer(root: str, config: Config, i: int) -> Tensors:
     yield TensorShape(f"{root}.post_attention_layernorm.weight", (hidden,))
     if family == "gpt_oss":
         yield from _mxfp4_experts(f"{root}.mlp", config)
-    elif i >= config.get("first_k_dense_replace", i + 1):
+    elif i >= config.get("first_k_dense_replace", config.get("moe_layer_start_index", i + 1)):
         yield from _experts(f"{root}.mlp", config)
     else:
         yield from _dense(f"{root}.mlp", hidden, config["intermediate_size"])
@@ -200,12 +209,15 @@ def _dense(root: str, hidden: int, inner: int) -> Tensors:
 
 
 def _experts(root: str, config: Config) -> Tensors:
-    hidden, inner, count = config["hidden_size"], config["moe_intermediate_size"], config["n_routed_experts"]
+    hidden, inner, is_ernie = config["hidden_size"], config["moe_intermediate_size"], "moe_num_experts" in config
+    count = config["moe_num_experts" if is_ernie else "n_routed_experts"]
+    num_shared = config["moe_num_shared_experts" if is_ernie else "n_shared_experts"]
+    bias = ("moe_statics.", (1, count)) if is_ernie else ("gate.", (count,))
     yield TensorShape(f"{root}.gate.weight", (count, hidden))
-    yield TensorShape(f"{root}.gate.e_score_correction_bias", (count,))
+    yield TensorShape(f"{root}.{bias[0]}e_score_correction_bias", bias[1])
     for expert in range(count):
         yield from _dense(f"{root}.experts.{expert}", hidden, inner)
-    yield from _dense(f"{root}.shared_experts", hidden, inner * config["n_shared_experts"])
+    yield from _dense(f"{root}.shared_experts", hidden, inner * num_shared)
 
 
 def _mxfp4_experts(root: str, config: Config) -> Tensors:

@@ -110,8 +110,14 @@ def load_of(server: Server) -> int:
 
 def serving_one(*servers: Server) -> Server:
     """The server that has a request; waits for one."""
-    wait_until(lambda: any(map(load_of, servers)))
-    return next(server for server in servers if load_of(server))
+    found = list[Server]()
+
+    def is_found() -> bool:
+        found.extend(filter(load_of, servers))
+        return bool(found)
+
+    wait_until(is_found)
+    return found[0]
 
 
 def anonymous(text: str) -> list[str]:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
+from fastdeploy_sd.device.program.host_op import array_dtype_name
 from fastdeploy_sd.types import I32, I64
 
 TIMEOUT_S = 30.0
@@ -78,7 +79,7 @@ class ExpertLayer:
     """What the experts of a layer have in common; formats by their codes.
 
     Attributes:
-        dtype: of x.
+        dtype: of x; uint16 is bfloat16.
         gate_limit: as moe_ffn's.
     """
 
@@ -86,7 +87,7 @@ class ExpertLayer:
     hidden_size: int
     intermediate_size: int
     top_k: int
-    dtype: Any
+    dtype: npt.DTypeLike
     gate_up_format: int
     down_format: int
     gate_limit: float | None = None
@@ -120,7 +121,7 @@ class ExpertService:
     def register_layer(self, layer: int, what: ExpertLayer, slots: Sequence[ExpertSlot | None]) -> None:
         """Say what lies in this rank's slots; before `start`. None = nothing yet. The caller keeps the memory alive."""
         values = {field.name: getattr(what, field.name) for field in fields(what)}
-        values |= {"dtype": DTYPE_CODES[dtype_name(what.dtype)], "gate_limit": what.gate_limit or 0.0}
+        values |= {"dtype": DTYPE_CODES[array_dtype_name(what.dtype)], "gate_limit": what.gate_limit or 0.0}
         self._call("layer", layer=layer, **values)
         for slot, found in enumerate(slots):
             self.set_slot(layer, slot, found)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.ops import experts as ops
+from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.reference import experts as reference
 from tests.ops.cases.case import OpCases
 from tests.ops.cases.moe import MOE_FFN, sum_of_the_chosen
@@ -38,7 +40,7 @@ def run_alone(x: Any, router_weight: Any, gate_up: Any, down: Any, fmt: Any, **o
     weight = router_weight.numpy() if hasattr(router_weight, "numpy") else router_weight
     packed = pack_experts(gate_up, fmt), pack_experts(down, fmt)
     layer = Layer(weight, *packed, {"top_k": options["top_k"]}, biases, options.pop("gate_limit", None))
-    with ranks_of([layer], linear_placement(len(weight), 1), x.dtype, 4) as ranks:
+    with ranks_of([layer], linear_placement(len(weight), 1), storage(dtype_name(x.dtype)), 4) as ranks:
         return run_layer(ranks.services[0], x, router_weight, **options)
 
 

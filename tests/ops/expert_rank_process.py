@@ -1,0 +1,95 @@
+"""One rank of those that share experts, in a process without Paddle: does what its standard input says.
+
+Usage: python -m tests.ops.expert_rank_process FD RANK SIZE TIMEOUT_S
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import call
+from fastdeploy_sd.types import F32
+from tests.ops.expert_model import Layer, Ranks, linear_placement, random_layer
+from tests.ops.rank_process import serve
+
+NUM_LAYERS, HIDDEN, NUM_EXPERTS = 2, 256, 8
+# Of many tokens an expert takes some milliseconds, so that ranks are stopped while they run one.
+INNER, MAX_TOKENS = 512, 256
+
+
+def layers() -> list[Layer]:
+    return [random_layer(60 + i, (NUM_EXPERTS, HIDDEN, INNER), "bfloat16", top_k=4) for i in range(NUM_LAYERS)]
+
+
+def tokens(seed: int, count: int) -> F32:
+    x: F32 = np.random.default_rng(seed).standard_normal((count, HIDDEN), np.float32)
+    return x
+
+
+def run_layer(service: ExpertService, x: F32, layer: Layer, index: int) -> F32:
+    """As both ops one after the other, which import Paddle."""
+    count, hidden = x.shape
+    ids: np.ndarray = np.empty((count, layer.routing["top_k"]), np.int32)
+    weights: F32 = np.empty(ids.shape, np.float32)
+    y = np.empty_like(x)
+    common = {
+        "service": service.handle,
+        "layer": index,
+        "num_tokens": count,
+        "hidden_size": hidden,
+        "num_parts": 1,
+        "x": x.ctypes.data,
+        "expert_ids": ids.ctypes.data,
+        "weights": weights.ctypes.data,
+        "top_k": ids.shape[1],
+    }
+    router = {"router_weight": layer.router_weight.ctypes.data, "normalize": 1, "norm_min": 1e-12, "scale": 1.0}
+    router |= {"num_groups": 1, "num_chosen_groups": 1, "num_experts": layer.num_experts, "is_first": index == 0}
+    call("dispatch_experts", struct_type("DispatchExpertsParams")(**common, **router))
+    sums = {"num_slices": 1, "is_last": index == NUM_LAYERS - 1, "y": y.ctypes.data}
+    call("combine_experts", struct_type("CombineExpertsParams")(**common, **sums))
+    return y
+
+
+def run_passes(service: ExpertService, own: list[Layer], seed: int, count: int, times: int) -> str:
+    """Passes whose layers feed one another; what to compare results by."""
+    found = hashlib.blake2b(digest_size=16)
+    for p in range(times):
+        x = tokens(seed + p, count)
+        for index, layer in enumerate(own):
+            x = run_layer(service, x, layer, index)
+        found.update(x.tobytes())
+    return found.hexdigest()
+
+
+def main() -> int:
+    fd, rank, size = map(int, sys.argv[1:4])
+    library.set_num_threads(1)
+    own = layers()
+    ranks = Ranks(own, linear_placement(NUM_EXPERTS, size), np.float32, MAX_TOKENS, float(sys.argv[4]), fd)
+    service = ranks.open(rank)
+    print(json.dumps(service.incarnation), flush=True)
+
+    def follow(order: str, arguments: dict[str, Any]) -> Any:
+        if order == "meet":
+            service.wait_until_all_serve(60)
+            return "ready"
+        if order == "gone":
+            return service.mark_gone(arguments["rank"])
+        assert order == "run", order
+        return run_passes(service, own, **arguments)
+
+    serve(follow)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

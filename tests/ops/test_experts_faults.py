@@ -110,3 +110,17 @@ def test_a_rank_that_stands_still_for_a_second_costs_no_byte() -> None:
         time.sleep(1)
         os.kill(group.ranks[2].process.pid, signal.SIGCONT)
         assert [rank.reply() for rank in group.ranks] == [in_one_process(**order) for order in orders]
+
+
+def test_a_rank_that_comes_after_its_time_touches_nothing_of_the_next_pass() -> None:
+    """It writes what it was running when it stood still."""
+    failed, order = {"seed": 7, "count": 250, "times": 20}, {"seed": 8, "count": 61, "times": 3}
+    want = in_one_process(**order)
+    with group_of(timeout_s=0.15) as group:
+        for i in range(2):
+            group.ranks[0].send("run", **failed)
+            time.sleep(0.02 + 0.005 * i)
+            os.kill(group.ranks[1].process.pid, signal.SIGSTOP)
+            assert group.ranks[0].reply().endswith("rank 1 did not run its experts in time")
+            os.kill(group.ranks[1].process.pid, signal.SIGCONT)
+            assert group.ranks[0].ask("run", **order) == want

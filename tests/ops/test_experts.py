@@ -22,7 +22,7 @@ from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.reference import experts as reference
 from tests.ops.backends import threads
 from tests.ops.cases.experts import run_layer
-from tests.ops.expert_model import Layer, Ranks, linear_placement, random_layer, ranks_of
+from tests.ops.expert_model import Layer, Placement, Ranks, linear_placement, random_layer, ranks_of
 from tests.ops.ranks import on_threads, shared_group
 from tests.ops.test_grouped_linear import matrix, packed
 
@@ -140,7 +140,7 @@ def test_tokens_that_all_want_the_same_ranks_get_their_bytes(skew: str) -> None:
 
 def test_replicas_and_slots_in_any_order_change_no_byte() -> None:
     layer = random_layer(8, (5, 48, 24), top_k=3)
-    placement = [[4, 0, None], [0, 2, 1], [1, 3, 0]]
+    placement: Placement = [[4, 0, None], [0, 2, 1], [1, 3, 0]]
     xs = [[tokens(10 * r + p, 9, 48) for p in range(3)] for r in range(3)]
     with threads(1), ranks_of([layer], placement) as ranks:
         on_ranks(ranks, xs)
@@ -160,10 +160,10 @@ def test_the_order_in_which_ranks_come_changes_no_byte() -> None:
 def test_experts_move_while_ranks_use_them() -> None:
     """To another rank's free slot and back; what an expert has left is overwritten."""
     layer = random_layer(9, (6, 48, 24), "bfloat16", top_k=3)
-    placement = [[0, 1, None], [2, 3, None], [4, 5, None]]
+    placement: Placement = [[0, 1, None], [2, 3, None], [4, 5, None]]
     xs = [[tokens(90 * r + p, 5, 48) for p in range(60)] for r in range(3)]
     is_over = threading.Event()
-    moves = []
+    moves: list[int] = []
 
     def move(services: Sequence[ExpertService]) -> None:
         where = {e: (r, s) for r, own in enumerate(placement) for s, e in enumerate(own) if e is not None}
@@ -212,14 +212,14 @@ def test_a_rank_in_an_all_reduce_runs_its_experts_for_others() -> None:
 
     with threads(1), ranks_of([layer], linear_placement(6, 3)) as ranks, shared_group(2) as ends:
 
-        def run(rank: int) -> np.ndarray:
+        def run(rank: int) -> Any:
             service = ranks.services[rank]
             if rank == 2:
                 assert is_reducing.wait(60)
-                y: np.ndarray = run_layer(service, other, layer.router_weight, **layer.routing)
+                y = run_layer(service, other, layer.router_weight, **layer.routing)
                 has_answer.set()
                 return y
-            of_part = {"part": rank, "num_parts": 2, "out_dtype": np.float32}
+            of_part: dict[str, Any] = {"part": rank, "num_parts": 2, "out_dtype": np.float32}
             own = run_layer(service, x, layer.router_weight, **layer.routing, **of_part, num_slices=2)
             if rank == 0:
                 is_reducing.set()
@@ -227,7 +227,8 @@ def test_a_rank_in_an_all_reduce_runs_its_experts_for_others() -> None:
                 assert has_answer.wait(60)
             return collective.all_reduce(own, ends[rank], np.float32)
 
-        first, second, third = on_threads(3, run)
+        results: Any = on_threads(3, run)
+    first, second, third = results
     want = bits(in_one_process(layer, x, num_slices=2))
     np.testing.assert_array_equal(bits(first), want)
     np.testing.assert_array_equal(bits(second), want)
@@ -250,7 +251,7 @@ def test_what_does_not_fit_the_service_is_named() -> None:
     x = tokens(0, 2, 48)
     with threads(1), ranks_of([layer], linear_placement(4, 2)) as ranks:
         service, other = ranks.services
-        options = layer.routing
+        options = dict(layer.routing)
         with pytest.raises(ValueError, match="layer: expected a layer of the service"):
             dispatch_experts(x, layer.router_weight, service, 1, **options)
         with pytest.raises(ValueError, match="x: expected the layer's dtype"):

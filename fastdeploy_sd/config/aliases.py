@@ -53,6 +53,7 @@ _KV_DTYPE = "kv_cache_dtype"
 _STEP = "max_num_batched_tokens"
 _DRAFT_MODEL = "speculative_config.model, with method draft_model"
 _HUB = "model: a name, as ORG/NAME:Q8_0"
+_EXCHANGE = "nothing: ranks of one host exchange rows in memory"
 _TLS = "a proxy in front"
 _IN_REQUESTS = "a field of the request"
 _ADAPTERS = "nothing yet: adapters are not supported"
@@ -76,10 +77,15 @@ OTHER_MEANING: Mapping[str, ForeignOption] = {
     "no_enable_log_requests": ForeignOption(VLLM, "nothing: the text of requests is never logged"),
     "disable_log_requests": ForeignOption(VLLM, "nothing: the text of requests is never logged"),
     "override_generation_config": ForeignOption(VLLM, "generation_config: a folder with a generation_config.json"),
+    "expert_placement_strategy": ForeignOption(VLLM, "nothing: ranks have consecutive experts"),
+    "all2all_backend": ForeignOption(VLLM, _EXCHANGE),
     "ssl_keyfile": ForeignOption(VLLM, _TLS),
     "ssl_certfile": ForeignOption(VLLM, _TLS),
     "mem_fraction_static": ForeignOption(SGLANG, "kv_cache_memory_gb"),
     "chunked_prefill_size": ForeignOption(SGLANG, _STEP),
+    "ep_size": ForeignOption(SGLANG, "enable_expert_parallel, over all ranks"),
+    "enable_dp_attention": ForeignOption(SGLANG, "data_parallel_size: engines; enable_expert_parallel shares experts"),
+    "moe_a2a_backend": ForeignOption(SGLANG, _EXCHANGE),
     "speculative_algorithm": ForeignOption(SGLANG, _METHOD),
     "speculative_num_draft_tokens": ForeignOption(SGLANG, _DRAFTS),
     "speculative_num_steps": ForeignOption(SGLANG, "speculative_config.num_model_steps"),

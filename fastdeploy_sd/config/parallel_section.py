@@ -23,6 +23,13 @@ class ParallelConfig:
             choices=(1, 2, 4),
         ),
     )
+    enable_expert_parallel: bool = option(
+        False,
+        Spec(
+            "Spread the experts of every layer over all ranks: each has whole experts, and computes them for the tokens"
+            " of all ranks. Needs a model with experts. The tokens are the same either way."
+        ),
+    )
     data_parallel_size: int = option(
         1,
         Spec(
@@ -109,6 +116,15 @@ class ParallelConfig:
     def ranks_per_node(self) -> int:
         """Number of ranks on each host."""
         return self.tensor_parallel_size // self.num_nodes
+
+    @property
+    def expert_ranks(self) -> int:
+        """Number of ranks over which experts are spread; 1 = they are not."""
+        return self.data_parallel_size * self.tensor_parallel_size if self.enable_expert_parallel else 1
+
+    def expert_rank(self, rank: int) -> int:
+        """Return the number of a tensor-parallel rank of this engine among those over which experts are spread."""
+        return (self.local_data_parallel_id or 0) * self.tensor_parallel_size + rank
 
     @property
     def is_local(self) -> bool:

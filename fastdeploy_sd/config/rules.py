@@ -137,6 +137,12 @@ def _verify_nodes(config: Config) -> None:
         )
     if num_nodes == 1:
         return
+    if parallel.enable_expert_parallel:
+        raise ConfigError(
+            "enable_expert_parallel: expected false with ips, as experts are spread over ranks of one host only yet,"
+            " got true",
+            param="enable_expert_parallel",
+        )
     if not parallel.is_local and config.splitwise.pd_secret is None:
         raise ConfigError("ips: expected loopback addresses when pd_secret is not set, got others", param="ips")
     if config.copies_kv:
@@ -144,6 +150,16 @@ def _verify_nodes(config: Config) -> None:
             "ips: expected none with swap_space or splitwise_role prefill or decode, as KV is copied on one host only"
             " yet",
             param="ips",
+        )
+
+
+def _verify_expert_engines(config: Config) -> None:
+    parallel = config.parallel
+    if parallel.expert_ranks > parallel.tensor_parallel_size and parallel.local_data_parallel_id is not None:
+        raise ConfigError(
+            "enable_expert_parallel: expected false with local_data_parallel_id, as the engines of several commands"
+            " share no memory yet, got true",
+            param="enable_expert_parallel",
         )
 
 
@@ -163,6 +179,8 @@ def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
     if config.parallel.num_nodes > 1:
         yield _error("ips", "one host", ",".join(config.parallel.ips))
+    if config.parallel.expert_ranks > 1:
+        yield _error("enable_expert_parallel", "false", "true")
     if config.model.enforce_eager:
         yield _error("enforce_eager", "false", "true")
 
@@ -215,9 +233,13 @@ RULES = (
     Rule(_verify_whole_prompts, (_STEP, "enable_chunked_prefill", "max_model_len")),
     Rule(_verify_cache_memory, ("kv_cache_memory_gb", "device", "ips")),
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
-    Rule(_verify_nodes, ("ips", "tensor_parallel_size", "pd_secret", "swap_space", "splitwise_role")),
+    Rule(
+        _verify_nodes,
+        ("ips", "tensor_parallel_size", "enable_expert_parallel", "pd_secret", "swap_space", "splitwise_role"),
+    ),
+    Rule(_verify_expert_engines, ("enable_expert_parallel", "data_parallel_size", "local_data_parallel_id")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
-    Rule(_verify_device, ("device", "ips", "enforce_eager")),
+    Rule(_verify_device, ("device", "ips", "enable_expert_parallel", "enforce_eager")),
     Rule(_verify_processor, ("device", "quantization", "kv_cache_dtype", "dtype")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

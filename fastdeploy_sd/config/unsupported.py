@@ -42,7 +42,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "enable_entropy": (False,),
     "model_impl": ("auto", "fastdeploy"),
     # parallel
-    "enable_expert_parallel": (False,),
     "enable_eplb": (False,),
     "eplb_config": (None,),
     "routing_replay_config": (None,),

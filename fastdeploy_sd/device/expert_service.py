@@ -98,10 +98,12 @@ class ExpertService:
 
     Attributes:
         handle: 1 or more; -1 once closed.
+        kept: what lives as long as the service: the memory of weights.
     """
 
     def __init__(self, handle: int, rank: int, shape: ServiceShape) -> None:
         self.handle, self.rank, self.shape = handle, rank, shape
+        self.kept: list[object] = []
 
     @classmethod
     def open(cls, fd: int, rank: int, shape: ServiceShape, timeout_s: float = TIMEOUT_S) -> ExpertService:
@@ -153,6 +155,7 @@ class ExpertService:
         """Give the handle back. No op may run on it, then or later."""
         self._call("close")
         self.handle = -1
+        self.kept.clear()
 
     @property
     def incarnation(self) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
-from fastdeploy_sd.distributed.starting import threads_per_rank
+from fastdeploy_sd.distributed.starting import expert_place, new_expert_file, threads_per_rank
 from fastdeploy_sd.engine.interfaces.executor import Executor, WatchPrompts
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.report import StepStats
@@ -18,6 +22,12 @@ from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.types.draft_methods import METHODS
 from fastdeploy_sd.worker.ranks.coordinator import GroupEnded
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+
+logger = logging.getLogger(__name__)
+
+# Of ranks that will serve. One that is gone is started again.
+_BEFORE_SERVING = ("absent", "loading", "gone")
+_POLL_S, _LOG_EVERY_S = 0.02, 30.0
 
 if TYPE_CHECKING:
     from fastdeploy_sd.spec_decode.control.profile import CostProfile
@@ -34,6 +44,11 @@ class KvExecutor(Executor, Protocol):
     kv_identity: KvIdentity
     layer_signals: LayerSignals | None
 
+    @property
+    def experts(self) -> ExpertService | None: ...
+
+    def leave(self, timeout_s: float) -> None: ...
+
     def watch_prompts(self, watch: WatchPrompts | None) -> None: ...
 
 
@@ -48,7 +63,7 @@ class MultiProcessExecutor:
         self._is_shut_down = False
         self.model_info, self.block_store, self.grammars = first.model_info, first.block_store, first.grammars
         self.kv_pages, self.kv_identity = first.kv_pages, first.kv_identity
-        self.layer_signals = first.layer_signals
+        self.layer_signals, self.experts = first.layer_signals, first.experts
 
     @property
     def failure_fd(self) -> int:
@@ -65,6 +80,11 @@ class MultiProcessExecutor:
         """See LocalExecutor.watch_prompts."""
         self._first.watch_prompts(watch)
 
+    def leave(self, timeout_s: float) -> None:
+        """See ServingExecutor."""
+        self._others.leave(timeout_s)
+        self._first.leave(timeout_s)
+
     def shutdown(self) -> None:
         if not self._is_shut_down:
             self._is_shut_down = True
@@ -74,8 +94,13 @@ class MultiProcessExecutor:
                 self._others.close()
 
 
-def create_executor(config: Config, make_proposer: MakeProposer | None = None) -> KvExecutor:
+def create_executor(
+    config: Config, make_proposer: MakeProposer | None = None, expert_file: int | None = None
+) -> KvExecutor:
     """Load the configured model on as many ranks as are configured; see worker.executor.create_executor.
+
+    Where experts are spread, it returns when all ranks serve theirs. `expert_file`: see ExpertPlace, shared with other
+    engines; None = there is none.
 
     For a method that chooses drafts by their cost, the times of steps are measured unless a file has them.
 
@@ -93,14 +118,32 @@ def create_executor(config: Config, make_proposer: MakeProposer | None = None) -
     step_stats = StepStats() if make_proposer is None and METHODS[config.speculative.method].chooses else None
     if step_stats is not None:
         load = partial(load, step_stats=step_stats)
-    executor: KvExecutor = (
-        load(config)
-        if config.parallel.tensor_parallel_size == 1
-        else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_RANK_WORKER)
-    )
+    with new_expert_file(config.parallel) if expert_file is None else nullcontext(expert_file) as file:
+        executor: KvExecutor = (
+            load(config, group=RankGroup(expert_place=expert_place(config.parallel, 0, file)))
+            if config.parallel.tensor_parallel_size == 1
+            else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_RANK_WORKER, file)
+        )
+        if executor.experts is not None:
+            _wait_until_all_serve(executor)
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
     return executor
+
+
+def _wait_until_all_serve(executor: KvExecutor) -> None:
+    """Wait for the ranks of other engines, however long these load: who has started them ends this one with them."""
+    assert executor.experts is not None
+    try:
+        next_line = time.monotonic() + _LOG_EVERY_S
+        while waits := [str(i) for i, state in enumerate(executor.experts.states()) if state in _BEFORE_SERVING]:
+            if time.monotonic() > next_line:
+                next_line += _LOG_EVERY_S
+                logger.info("waiting for the experts of rank %s", " and ".join(waits))
+            time.sleep(_POLL_S)
+    except BaseException:
+        executor.shutdown()
+        raise
 
 
 def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
@@ -114,24 +157,27 @@ def _profile_of(config: Config, executor: KvExecutor) -> CostProfile | None:
         raise
 
 
-def start_ranks(config: Config, create_first: CreateFirst, rank_worker: str) -> MultiProcessExecutor:
+def start_ranks(
+    config: Config, create_first: CreateFirst, rank_worker: str, expert_file: int | None = None
+) -> MultiProcessExecutor:
     """Start the other ranks, and load rank 0's part of the model meanwhile; raises as `create_executor`.
 
     Args:
         create_first: makes rank 0's executor.
-        rank_worker: see RankProcesses.
+        rank_worker, expert_file: see RankProcesses.
     """
     if config.device == "auto":  # one decides for all
         from fastdeploy_sd.worker.loading.device_choice import choose_device  # brings in Paddle
 
         config = replace(config, device=choose_device(config).kind)
-    others = RankProcesses(config, rank_worker)
+    others = RankProcesses(config, rank_worker, expert_file)
     first: KvExecutor | None = None
     parallel = config.parallel
     try:
         group = RankGroup(
             0, parallel.tensor_parallel_size, threads_per_rank(parallel.ranks_per_node), others.communicator, others,
             smallest=others.smallest, exchange=others.exchange, kv_files=others.kv_files,
+            expert_place=expert_place(parallel, 0, expert_file),
         )  # fmt: skip
         first = create_first(config, group)
         others.wait_ready()

@@ -44,7 +44,9 @@ class AllReducedMin:
 
 @dataclass(frozen=True, slots=True)
 class StopRank:
-    """End."""
+    """End, after having served experts for so long as other engines need them, at most leave_s."""
+
+    leave_s: float = 0.0
 
 
 # ---- from the others ------------------------------------------------------------------------------------------------

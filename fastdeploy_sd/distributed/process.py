@@ -30,7 +30,7 @@ from fastdeploy_sd.distributed.messages import (
     encode,
     frame_of,
 )
-from fastdeploy_sd.distributed.starting import open_communicator
+from fastdeploy_sd.distributed.starting import expert_place, open_communicator
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.errors import DeviceLost, FdsdError, InternalError
 from fastdeploy_sd.process.child import (
@@ -81,6 +81,8 @@ def main() -> int:
         library.set_isa(start["isa"])  # another level has other bytes
         module, name = start["rank_worker"].split(":")
         create: RankWorkerFactory = getattr(importlib.import_module(module), name)
+        config = from_json(start["config"])
+        expert_file = int(start["expert_file"]) if "expert_file" in start else None
         group = RankGroup(
             rank,
             size,
@@ -90,8 +92,9 @@ def main() -> int:
             smallest=session.smallest,
             exchange=session.exchange,
             kv_files={rank: int(start["kv_file"])} if "kv_file" in start else {},
+            expert_place=expert_place(config.parallel, rank, expert_file),
         )
-        rank_worker = create(from_json(start["config"]), group)
+        rank_worker = create(config, group)
         settle_heap()
         session.answer(RankReady())
         if exchange is not None:
@@ -150,7 +153,8 @@ class _Session:
                     self._run(rank_worker, order)
                 case TakePlan() | TakeOutput() | BeginDrafts() | ForgetDrafts():
                     rank_worker.take(order)
-                case StopRank():
+                case StopRank(leave_s):
+                    rank_worker.leave(leave_s)
                     return
                 case _:
                     raise ProtocolError(f"expected an order between two attempts, got {type(order).__name__}")

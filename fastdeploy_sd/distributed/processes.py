@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.communicator import Communicator
+from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.distributed.exchange import ExchangeError
 from fastdeploy_sd.distributed.link import LinkClosedError, RankLink
 from fastdeploy_sd.distributed.messages import (
@@ -53,10 +54,12 @@ LOADING_TIMEOUT_S = 300.0
 class RankProcesses:
     """All ranks but the first, running from the constructor to `close`. OtherRanks of rank 0's worker; one thread's.
 
-    `rank_worker`: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
+    Args:
+        rank_worker: "module:function" that makes what a rank computes with, a `process.RankWorkerFactory`.
+        expert_file: see RankStarter.
     """
 
-    def __init__(self, config: Config, rank_worker: str) -> None:
+    def __init__(self, config: Config, rank_worker: str, expert_file: int | None = None) -> None:
         parallel = config.parallel
         self._nodes = Nodes(config) if parallel.num_nodes > 1 else None
         self._links: dict[int, RankLink] = {}
@@ -65,8 +68,10 @@ class RankProcesses:
         self._timeout_s = parallel.rank_timeout_s
         self._posted: list[bytes] = []
         self._is_ready = False
+        self._experts: ExpertService | None = None
+        self._own_experts = [parallel.expert_rank(rank) for rank in range(parallel.tensor_parallel_size)]
         num_local = parallel.ranks_per_node
-        with contextlib.closing(RankStarter(config, rank_worker)) as starter:
+        with contextlib.closing(RankStarter(config, rank_worker, expert_file=expert_file)) as starter:
             self._local = starter.local_communicator(0)
             in_files = config.copies_kv and config.device == "cpu"
             self.kv_files = {rank: create_kv_file() for rank in range(1, num_local)} if in_files else {}
@@ -118,7 +123,15 @@ class RankProcesses:
                 raise GroupEnded(InternalError(failure or f"the exchange between nodes: {error}")) from None
         self._is_ready = True
         self._watch.close()
-        self._watch = RankWatch(self._ranks, self._timeout_s, self._end)
+        self._watch = RankWatch(self._ranks, self._timeout_s, self._end, self._waits_elsewhere)
+
+    def share_experts(self, experts: ExpertService) -> None:
+        self._experts = experts
+
+    def _waits_elsewhere(self) -> bool:
+        """Whether other engines' ranks load, so that a step of this one may wait for their experts."""
+        states = () if self._experts is None else self._experts.states()
+        return any(state == "loading" for i, state in enumerate(states) if i not in self._own_experts)
 
     # ---- steps; see OtherRanks --------------------------------------------------------------------------------------
 
@@ -136,13 +149,18 @@ class RankProcesses:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the ranks, by force if needed, and free all that they hold."""
-        self._watch.close()
-        frame = frame_of([*self._posted, encode(StopRank())])
+    def leave(self, timeout_s: float) -> None:
+        """Let the ranks end once no other engine needs their experts; no step follows."""
+        frame = frame_of([*self._posted, encode(StopRank(timeout_s))])
+        self._posted.clear()
         for link in self._links.values():
             with contextlib.suppress(LinkClosedError):
                 link.send(frame)
+
+    def close(self) -> None:
+        """End the ranks, by force if needed, and free all that they hold."""
+        self._watch.close()
+        self.leave(0.0)
         deadline = time.monotonic() + _STOP_S
         for rank, process in self._ranks.items():
             if not _has_ended(process, deadline - time.monotonic()):
@@ -172,6 +190,8 @@ class RankProcesses:
         if self._is_ready:  # before that, the caller reports once why the model cannot be loaded
             logger.error("%s", reason)
         self.communicator.abort()
+        if self._experts is not None:
+            self._experts.abort()
         for link in self._links.values():
             link.shut()
 

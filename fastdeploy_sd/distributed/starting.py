@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from json import dumps, loads
 
 from fastdeploy_sd.config import Config, ParallelConfig, to_json
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.communicator import Communicator, shared_segment
+from fastdeploy_sd.device.expert_service import expert_segment
 from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.distributed.exchange import OtherExchange
 from fastdeploy_sd.distributed.link import RankLink, Relay
 from fastdeploy_sd.distributed.watch import COMPUTING_TIMEOUTS
 from fastdeploy_sd.process.child import ChildProcess
+from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.wire.sockets import CurveKeys
+from fastdeploy_sd.worker.ranks.rank_group import ExpertPlace
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +48,21 @@ class ExchangeStart:
 
 
 class RankStarter:
-    """Starts processes of the ranks of this node, until `close`; `exchange` is for the first rank of a later node."""
+    """Starts processes of the ranks of this node, until `close`; `exchange` is for the first rank of a later node.
 
-    def __init__(self, config: Config, rank_worker: str, exchange: ExchangeStart | None = None) -> None:
+    `expert_file`: see ExpertPlace; None = experts are not spread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rank_worker: str,
+        exchange: ExchangeStart | None = None,
+        expert_file: int | None = None,
+    ) -> None:
         parallel = config.parallel
         self._config, self._rank_worker, self._exchange = config, rank_worker, exchange
+        self._expert_file = expert_file
         self._size, self._per_node = parallel.tensor_parallel_size, parallel.ranks_per_node
         self._timeout_s = exchange_timeout_s(parallel)
         self._segment = shared_segment() if self._per_node > 1 else None
@@ -95,6 +109,9 @@ class RankStarter:
         if kv_file is not None:
             start["kv_file"] = str(kv_file)
             fds.append(kv_file)
+        if self._expert_file is not None:
+            start["expert_file"] = str(self._expert_file)
+            fds.append(self._expert_file)
         if self._exchange is not None and rank % self._per_node == 0:
             e = self._exchange
             start["exchange"] = dumps([e.address, e.group, e.node, e.keys])
@@ -116,6 +133,26 @@ def open_communicator(start: Mapping[str, str]) -> tuple[Communicator, OtherExch
         address, group, node, keys = loads(start["exchange"])
         exchange = ExchangeStart(address, group, node, tuple(keys)).open(timeout_s)
     return Communicator.over(exchange, rank, size, log_exchange_error, local), exchange
+
+
+@contextmanager
+def new_expert_file(parallel: ParallelConfig) -> Iterator[int | None]:
+    """Yield the descriptor of memory over which ranks share experts, None = they do not."""
+    if parallel.expert_ranks == 1:
+        yield None
+        return
+    file = expert_segment()
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def expert_place(parallel: ParallelConfig, rank: int, file: int | None) -> ExpertPlace | None:
+    """Return the place of a tensor-parallel rank's experts; None = they are not spread."""
+    if file is None:
+        return None
+    return ExpertPlace(file, Shard(parallel.expert_rank(rank), parallel.expert_ranks), exchange_timeout_s(parallel))
 
 
 def exchange_timeout_s(parallel: ParallelConfig) -> float:

@@ -140,13 +140,21 @@ class RankWatch:
     Args:
         timeout_s: the longest time without computation of any rank while answers are awaited.
         on_end: called once, in that thread, when the first rank has ended, with how it ended.
+        waits_elsewhere: whether they may wait for others than these ranks; then none of them hangs.
 
     Attributes:
         fd: readable from the first rank's end on.
     """
 
-    def __init__(self, ranks: Mapping[int, WatchedRank], timeout_s: float, on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ranks: Mapping[int, WatchedRank],
+        timeout_s: float,
+        on_end: Callable[[str], None],
+        waits_elsewhere: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._ranks, self._timeout_s, self._on_end = ranks, timeout_s, on_end
+        self._waits_elsewhere = waits_elsewhere
         self._pause_s = probe_pause_s(timeout_s)
         own_clock = CpuClock(os.getpid())
         self._clock = WorkClock(
@@ -206,6 +214,8 @@ class RankWatch:
         awaited = self._awaited
         self._silent_s = self._silent_s + elapsed_s if awaited and not has_computed else 0.0
         self._waited_s = self._waited_s + elapsed_s if awaited and self._is_idle_otherwise else 0.0
+        if awaited and self._waits_elsewhere():
+            self._silent_s = self._waited_s = 0.0
         if self._silent_s > self._timeout_s:
             self._kill(frozenset(r for r in awaited if self._ranks[r].is_stopped()) or awaited, self._silent_s)
         elif self._waited_s > COMPUTING_TIMEOUTS * self._timeout_s:

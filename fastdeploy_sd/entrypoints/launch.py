@@ -28,6 +28,7 @@ from fastdeploy_sd.cluster.redis.deployment import verify_deployment
 from fastdeploy_sd.cluster.redis.process import start_scheduler
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.distributed import node
+from fastdeploy_sd.distributed.starting import new_expert_file
 from fastdeploy_sd.engine.ipc.engine_process import engine_addresses, engine_config, start_engine
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
@@ -93,8 +94,8 @@ class _Launcher:
         """Serve; return the exit status, with which this process ends soon, whatever its threads are doing."""
         if self._config.redis.is_shared:
             await verify_deployment(self._config)
-        with private_address() as address:
-            self._engines = self._make_engines(address, executor)
+        with private_address() as address, new_expert_file(self._config.parallel) as expert_file:
+            self._engines = self._make_engines(address, executor, expert_file)
             running = asyncio.create_task(self._engines.run())
             stop_on_signals(self._stop)
             try:
@@ -105,10 +106,12 @@ class _Launcher:
         leave_within(_LEAVE_S, status)
         return status
 
-    def _make_engines(self, address: str, executor: str) -> WorkerPool:
+    def _make_engines(self, address: str, executor: str, expert_file: int | None) -> WorkerPool:
         addresses = engine_addresses(self._config, address)
         engines = WorkerPool(
-            lambda number: start_engine(engine_config(self._config, number), addresses[number], executor, ENGINE),
+            lambda number: start_engine(
+                engine_config(self._config, number), addresses[number], executor, ENGINE, expert_file
+            ),
             len(addresses),
             give_up=self._note_given_up,
             kind="engine {}",

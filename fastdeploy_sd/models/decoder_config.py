@@ -119,6 +119,11 @@ class DecoderConfig:
         return tuple([layer.attention for layer in self.layers if isinstance(layer.attention, GatedDeltaConfig)])
 
     @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that are mixtures of experts."""
+        return tuple([i for i, layer in enumerate(self.layers) if isinstance(layer.mlp, MoeConfig)])
+
+    @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The rotary embeddings of its layers, each once."""
         return tuple(dict.fromkeys(attention.rope for attention in self.attentions))

@@ -8,6 +8,7 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
+from fastdeploy_sd.device.expert_service import ExpertLayer
 from fastdeploy_sd.models.attention_config import AttentionConfig, GatedDeltaConfig, LatentAttentionConfig
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
@@ -15,17 +16,27 @@ from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm, TokenMixer
 from fastdeploy_sd.models.layers.delta_net import GatedDeltaNet
 from fastdeploy_sd.models.layers.latent_attention import LatentAttention
-from fastdeploy_sd.models.layers.linear import GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
-from fastdeploy_sd.models.layers.mlp import Experts, FeedForward, GatedExpert, GatedMlp, MoeMlp, Router
+from fastdeploy_sd.models.layers.linear import ExpertGroup, GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
+from fastdeploy_sd.models.layers.mlp import (
+    Experts,
+    FeedForward,
+    GatedExpert,
+    GatedMlp,
+    MoeMlp,
+    Router,
+    ServedExperts,
+    SpreadMoeMlp,
+)
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import PANEL, DecoderShard, SumPart
 from fastdeploy_sd.models.weights.delta_weights import DeltaNetWeights
 from fastdeploy_sd.models.weights.latent_weights import LATENT_EPS, LatentWeights
 from fastdeploy_sd.models.weights.layer_weights import SHARED_EXPERTS, LayerWeights, expert_parts
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.delta_memory import DeltaWeights
 from fastdeploy_sd.ops.kv_cache import QkNorm
-from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 
@@ -37,7 +48,7 @@ class LayerBuilder:
 
     def __init__(self, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker, group: TpGroup) -> None:
         self._config, self._scheme, self._packer, self._group = config, scheme, packer, group
-        self._shard = DecoderShard(config, group.shard)
+        self._shard = DecoderShard(config, group.shard, group.spread)
 
     def layer(
         self, weights: LayerWeights, i: int, input_scale: float = 1.0, input_norm: InputNorm | None = None
@@ -137,7 +148,10 @@ class LayerBuilder:
         biases = weights.moe_biases(i, moe)
         logit_bias = None if biases is None else constant(biases[0])
         router = Router(constant(weight), logit_bias, None if bias is None else constant(bias), moe)
-        return MoeMlp(router, self._experts(weights, i, moe), shared, self._group)
+        own = self._experts(weights, i, moe)
+        if self._group.experts is None:
+            return MoeMlp(router, own, shared, self._group)
+        return SpreadMoeMlp(router, self._served(self._group.experts, own, i, moe), shared, self._group)
 
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> GatedMlp:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
@@ -152,12 +166,28 @@ class LayerBuilder:
         own = self._shard.experts(moe)
         parts = expert_parts(moe)[own.inputs.start : own.inputs.stop]
         gate_up, down = (
-            self._packer.experts([read(i, part, moe.intermediate_size)[0] for part in parts], self._scheme.experts)
+            self._packer.experts(
+                [read(i, part, moe.intermediate_size)[0] for part in parts],
+                self._scheme.experts,
+                are_spread=self._group.experts is not None,
+            )
             for read in (weights.gate_up, weights.down)
         )
         biases = weights.moe_biases(i, moe)
         of_experts = [] if biases is None else [constant(b[own.inputs.start : own.inputs.stop]) for b in biases[1:]]
         return Experts(own.inputs.start, gate_up, down, own.slices.count, *of_experts)
+
+    def _served(self, group: ExpertGroup, own: Experts, i: int, moe: MoeConfig) -> ServedExperts:
+        """Register the rank's experts of layer i at its service."""
+        layers = self._config.expert_layers
+        number = group.first_layer + layers.index(i)
+        layer = ExpertLayer(
+            moe.num_experts, self._config.hidden_size, moe.intermediate_size, moe.top_k, storage(self._scheme.dtype),
+            format_code(own.gate_up.format), format_code(own.down.format), moe.gate_limit,
+        )  # fmt: skip
+        group.service.register_layer(number, layer, own.slots())
+        group.service.kept.append(own)  # a recorded pass keeps no layers
+        return ServedExperts(group.service, number, i == layers[0], i == layers[-1], own.num_slices)
 
     def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
         """Build the rank's outputs of a linear layer, which stay with it."""

@@ -1,12 +1,14 @@
 """What a rank of tensor parallel has of a decoder: the one place with the rules. Knows sizes, no tensors.
 
 Heads, experts, the inner width of feed-forward networks and the vocabulary are shared out; all else every rank has.
+Experts may instead be spread over the ranks of all engines: each rank has whole ones, and computes them for all.
 Where a sum runs over what is shared out, its slices follow from the model alone: see types/ranges.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.attention_config import AnyMixer, AttentionConfig, GatedDeltaConfig
@@ -54,6 +56,12 @@ def expert_slices(num_experts: int) -> SliceRule:
     return SliceRule(_largest_count(num_experts))
 
 
+def linear_experts(num_experts: int, num_ranks: int) -> tuple[range, ...]:
+    """Return the consecutive experts of each rank where they are spread; the counts differ by at most one."""
+    bounds = [rank * num_experts // num_ranks for rank in range(num_ranks + 1)]
+    return tuple(range(begin, end) for begin, end in pairwise(bounds))
+
+
 def _largest_count(size: int) -> int:
     return max(count for count in COUNTS if size % count == 0)
 
@@ -61,11 +69,14 @@ def _largest_count(size: int) -> int:
 class DecoderShard:
     """What a rank has of one decoder.
 
+    `spread`: this rank among those over which experts are spread, which may be of several tensor-parallel groups; None
+    = the group shares them out as it does other weights.
+
     Methods raise ConfigError with the field of config.json where so many ranks cannot share the checkpoint.
     """
 
-    def __init__(self, config: DecoderConfig, shard: Shard = WHOLE_MODEL) -> None:
-        self._config, self._shard = config, shard
+    def __init__(self, config: DecoderConfig, shard: Shard = WHOLE_MODEL, spread: Shard | None = None) -> None:
+        self._config, self._shard, self._spread = config, shard, spread
 
     def verify(self) -> None:
         """Check everything that is shared out: what is impossible shows before long work."""
@@ -127,8 +138,16 @@ class DecoderShard:
         return self.feed_forward(moe.shared_intermediate_size, "moe_intermediate_size * moe_num_shared_experts")
 
     def experts(self, moe: MoeConfig) -> SumPart:
-        """Return the rank's experts."""
+        """Return the rank's experts, and how it cuts the sums that it makes over those of a token."""
         rule = expert_slices(moe.num_experts)
+        if self._spread is not None:
+            if self._spread.size > moe.num_experts:
+                raise ConfigError(
+                    f"enable_expert_parallel: expected at most {moe.num_experts} ranks, as the checkpoint's config.json"
+                    f" has {moe.num_experts_field}: {moe.num_experts}, got {self._spread.size}",
+                    param="enable_expert_parallel",
+                )
+            return SumPart(linear_experts(moe.num_experts, self._spread.size)[self._spread.rank], rule)
         self._verify(rule.count, moe.num_experts_field, moe.num_experts)
         return self._part(moe.num_experts, rule)
 

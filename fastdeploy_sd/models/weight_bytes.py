@@ -159,9 +159,13 @@ def layer_bytes(
     if mlp.shared_intermediate_size > 0:
         total += _dense_bytes(hidden, scheme.linear, own.shared_experts(mlp))
         total += packed_bytes(hidden, 1, scheme.dtype) if mlp.shared_gate else 0
-    expert = packed_bytes(hidden, 2 * mlp.intermediate_size, scheme.experts)
-    expert += packed_bytes(mlp.intermediate_size, hidden, scheme.experts)
-    return total + len(own.experts(mlp).inputs) * expert + 4 * mlp.num_experts * hidden
+    return total + len(own.experts(mlp).inputs) * expert_bytes(config, scheme, mlp) + 4 * mlp.num_experts * hidden
+
+
+def expert_bytes(config: DecoderConfig, scheme: QuantScheme, moe: MoeConfig) -> int:
+    """Return the bytes of one expert's matrices in one layer."""
+    hidden, inner = config.hidden_size, moe.intermediate_size
+    return packed_bytes(hidden, 2 * inner, scheme.experts) + packed_bytes(inner, hidden, scheme.experts)
 
 
 def _latent_bytes(hidden: int, scheme: QuantScheme, attention: LatentAttentionConfig, num_heads: int) -> int:

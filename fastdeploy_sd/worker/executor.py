@@ -11,6 +11,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.report import StepStats
@@ -29,7 +30,14 @@ from fastdeploy_sd.worker.kv.swap import open_block_store
 from fastdeploy_sd.worker.loading.device_choice import choose_device, set_kernel_threads
 from fastdeploy_sd.worker.loading.loaded import Loaded, load
 from fastdeploy_sd.worker.loading.loading_errors import loading
-from fastdeploy_sd.worker.ranks.coordinator import GroupCoordinator
+from fastdeploy_sd.worker.ranks.coordinator import (
+    ExpertRanks,
+    GroupCoordinator,
+    GroupEnded,
+    RankCoordinator,
+    SingleRank,
+)
+from fastdeploy_sd.worker.ranks.expert_ranks import close_experts, with_experts
 from fastdeploy_sd.worker.ranks.gpu_ranks import leave_gpus, with_gpus
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from fastdeploy_sd.worker.ranks.rank_worker import RankWorker
@@ -65,13 +73,26 @@ class LocalExecutor:
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert self._runner is not None, "execute() after shutdown()"
-        with device_lost_as_error():
-            return self._runner.execute(plan)
+        try:
+            with device_lost_as_error():
+                return self._runner.execute(plan)
+        except GroupEnded as end:
+            raise end.error from None
 
     def watch_prompts(self, watch: WatchPrompts | None) -> None:
         """Let `watch` see the logits of prompts whose log-probabilities are asked for; None = nothing does."""
         assert self._runner is not None, "watch_prompts() after shutdown()"
         self._runner.prompts.watch = watch
+
+    @property
+    def experts(self) -> ExpertService | None:
+        """The service of this rank's experts, where they are spread."""
+        return self.group.experts
+
+    def leave(self, timeout_s: float) -> None:
+        """See ServingExecutor."""
+        if self.experts is not None:
+            self.experts.leave(timeout_s)
 
     def shutdown(self) -> None:
         if self.block_store is not None:
@@ -87,6 +108,7 @@ class LocalExecutor:
             self.layer_signals.close()
         self.kv_pages.close()  # before the ranks end whose KV is in it
         leave_gpus(self.group)
+        close_experts(self.group)
 
 
 @loading()
@@ -110,11 +132,12 @@ def create_executor(
     group = group or RankGroup()
     set_kernel_threads(config, group)
     choose_device(config)
-    group = with_gpus(config, group)
+    group = with_experts(config, with_gpus(config, group))
     try:
         return _created(config, make_proposer, group, step_stats or StepStats(), start)
     except BaseException:
         leave_gpus(group)  # the process may load another model
+        close_experts(group)
         raise
 
 
@@ -168,7 +191,10 @@ def _created(
         num_state_snapshots=loaded.states[0].size.num_snapshots if loaded.states else None,
     )
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
-    runner = ModelRunner(loaded.step, drafting, rule, guided, ranks)
+    coordinator: RankCoordinator = ranks or SingleRank()
+    if group.experts is not None:
+        coordinator = ExpertRanks(coordinator)
+    runner = ModelRunner(loaded.step, drafting, rule, guided, coordinator)
     pages = open_pages(config, loaded.kv.ranks, loaded.states)
     store = open_block_store(config, pages, loaded.states, identity, loaded.checkpoint, drafts)
     if limits is not None:
@@ -189,13 +215,13 @@ def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
     start = time.perf_counter()
     set_kernel_threads(config, group)
     choose_device(config, group.rank)
-    group = with_gpus(config, group)
+    group = with_experts(config, with_gpus(config, group))
     loaded = load(config, group)
     context = loaded.proposer_context(group.agree)
     methods = {name: create_method(name, config.speculative, context) for name in context.draft_models}
     seconds, weight_gb = time.perf_counter() - start, loaded.weight_bytes / 1e9
     _log.info("loaded weights of %.2f GB in %.1f s, %d threads", weight_gb, seconds, library.num_threads())
-    return RankWorker(loaded.step, methods, group.collectives)
+    return RankWorker(loaded.step, methods, group.collectives, group.experts)
 
 
 def _log_loaded(config: Config, loaded: Loaded, info: ModelInfo, seconds: float) -> None:

@@ -35,6 +35,7 @@ class ToyFirst:
         self._toy, self._lead = toy, lead
 
     kv_pages: Any = None
+    experts: None = None
     kv_identity: Any = None
     layer_signals: Any = None
 
@@ -57,6 +58,9 @@ class ToyFirst:
             result = self._toy.execute(plan)
         self._lead.post(TakeOutput(result.verified.token_ids, result.verified.cu_num_output))
         return result
+
+    def leave(self, timeout_s: float) -> None:
+        """No other engine needs it."""
 
     def shutdown(self) -> None:
         self._toy.shutdown()
@@ -95,6 +99,9 @@ class ToyRankWorker:
 
     def drain(self) -> None:
         """Nothing is under way."""
+
+    def leave(self, timeout_s: float) -> None:
+        """No other engine needs it."""
 
 
 def create_first(config: Config, group: RankGroup) -> ToyFirst:

@@ -24,7 +24,8 @@ from tests.models.mtp_models import layout_of, make_model
 
 MODELS: dict[str, dict[str, Any]] = {
     **{name: {"dtype": "bfloat16"} for name in (*golden.FIRST, "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny")},
-    **{name: {"dtype": "bfloat16"} for name in ("qwen3_5-tiny", "qwen3_next-tiny")},
+    **{name: {"dtype": "bfloat16"} for name in ("qwen3_5-tiny", "qwen3_next-tiny", "qwen3_5_moe-tiny")},
+    "float32 experts": {"dtype": "float32"},
     "float32": {"dtype": "float32"},
     "wint8": {"dtype": "bfloat16", "quantization": "wint8"},
     "wint4": {"dtype": "bfloat16", "quantization": "wint4"},
@@ -33,7 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "demo": {"dtype": "bfloat16"},
 }
 CHECKPOINTS = {
-    "float32": "qwen3-tiny", "wint8": "ernie4_5_moe-tiny", "wint4": "qwen3_moe-tiny", "two MTP layers": "qwen3-tiny",
+    "float32 experts": "qwen3_moe-tiny", "float32": "qwen3-tiny",
+    "wint8": "ernie4_5_moe-tiny", "wint4": "qwen3_moe-tiny", "two MTP layers": "qwen3-tiny",
     "int8 KV": "ernie4_5-tiny",
 }  # fmt: skip
 CACHES = {"int8 KV": CacheConfig(kv_cache_dtype="int8")}

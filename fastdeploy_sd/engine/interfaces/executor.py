@@ -90,6 +90,14 @@ class LaunchingExecutor(Protocol):
 
 
 @runtime_checkable
+class ServingExecutor(Protocol):
+    """An executor that computes a part of other engines' steps."""
+
+    def leave(self, timeout_s: float) -> None:
+        """Serve until no other engine runs steps any more, at most for so long. After the last step of this one."""
+
+
+@runtime_checkable
 class FallibleExecutor(Protocol):
     """An executor part of which may end by itself, also between two steps; `execute` raises from then on."""
 

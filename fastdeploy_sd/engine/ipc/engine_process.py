@@ -17,13 +17,14 @@ from typing import Any
 
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.engine.interfaces.executor import Executor
+from fastdeploy_sd.engine.interfaces.executor import Executor, ServingExecutor
 from fastdeploy_sd.engine.ipc.engine_loop import EngineLoop
 from fastdeploy_sd.engine.ipc.messages import max_frame_bytes
 from fastdeploy_sd.errors import ConfigError, Unavailable
 from fastdeploy_sd.process.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
+    EXIT_OK,
     ChildProcess,
     configure_logging,
     end_with_parent,
@@ -34,9 +35,10 @@ from fastdeploy_sd.wire.channel import ServerChannel, directory_of, remove_direc
 
 logger = logging.getLogger(__name__)
 
-ExecutorFactory = Callable[[Config], Executor]
+ExecutorFactory = Callable[..., Executor]
 EngineFactory = Callable[[Config, Executor], AbstractContextManager[Engine]]
 
+_LEAVE_S = 10.0
 _ALONE = "fastdeploy_sd.engine.ipc.engine_process:open_alone"
 
 
@@ -53,7 +55,9 @@ def engine_config(config: Config, number: int) -> Config:
     return replace(config, parallel=replace(config.parallel, local_data_parallel_id=number))
 
 
-def start_engine(config: Config, address: str, executor: str, engine: str = _ALONE) -> ChildProcess:
+def start_engine(
+    config: Config, address: str, executor: str, engine: str = _ALONE, expert_file: int | None = None
+) -> ChildProcess:
     """Start the engine process; it answers clients at the address once the model is loaded.
 
     It ends with status 0 after SIGTERM (its requests may finish within `shutdown_timeout_s`) or SIGINT (they end at
@@ -62,15 +66,20 @@ def start_engine(config: Config, address: str, executor: str, engine: str = _ALO
     signal each of its processes, not only the launcher.
 
     Args:
-        executor: "module:function" that makes the executor from the configuration, an `ExecutorFactory`.
+        executor: "module:function" that makes the executor from the configuration, an `ExecutorFactory`; where engines
+            share experts it gets `expert_file` by its name too.
         engine: as that, what makes an engine over the executor, an `EngineFactory`; by default it knows no other
             instance.
+        expert_file: descriptor of the memory over which engines share experts; None = they do not.
     """
     # The secret between instances and nodes is the one that an engine may need; it gets none where it does not.
     secrets = config.splitwise.splitwise_role != "mixed" or config.parallel.num_nodes > 1
     start = {"config": to_json(config, with_secrets=secrets), "address": address}
     start |= {"executor": executor, "engine": engine}
-    return ChildProcess("fastdeploy_sd.engine.ipc.engine_process:main", start)
+    files = () if expert_file is None else (expert_file,)
+    if expert_file is not None:
+        start["expert_file"] = str(expert_file)
+    return ChildProcess("fastdeploy_sd.engine.ipc.engine_process:main", start, files)
 
 
 @contextmanager
@@ -89,10 +98,15 @@ def main() -> int:
         configure_logging(f"engine {parallel.local_data_parallel_id}" if has_siblings else "engine")
         create_executor: ExecutorFactory = _find(start["executor"])
         open_engine: EngineFactory = _find(start["engine"])
-        executor = create_executor(config)
+        file = {"expert_file": int(start["expert_file"])} if "expert_file" in start else {}
+        executor = create_executor(config, **file)
         try:
             with open_engine(config, executor) as engine:
-                return _serve(engine, config, start["address"])
+                status = _serve(engine, config, start["address"])
+            if status == EXIT_OK and isinstance(executor, ServingExecutor):
+                # The other engines are draining too, as the whole server ends.
+                executor.leave(config.server.shutdown_timeout_s + _LEAVE_S)
+            return status
         finally:
             executor.shutdown()
     except ConfigError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
+from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.ops.collective import AnyCommunicator, all_gather, all_reduce
 from fastdeploy_sd.ops.linear import linear
@@ -15,12 +17,33 @@ from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 
-class TpGroup:
-    """One rank's view of its group. A rank that is alone has no communicator."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertGroup:
+    """One rank's view of the ranks over which experts are spread.
 
-    def __init__(self, communicator: AnyCommunicator | None = None) -> None:
+    Attributes:
+        service: of this rank.
+        first_layer: the number of a decoder's first layer with experts among those of all decoders.
+    """
+
+    service: ExpertService
+    first_layer: int = 0
+
+
+class TpGroup:
+    """One rank's view of its group. A rank that is alone has no communicator.
+
+    `experts`: None = they are not spread.
+    """
+
+    def __init__(self, communicator: AnyCommunicator | None = None, experts: ExpertGroup | None = None) -> None:
         self.shard = WHOLE_MODEL if communicator is None else Shard(communicator.rank, communicator.size)
-        self.communicator = communicator
+        self.communicator, self.experts = communicator, experts
+
+    @property
+    def spread(self) -> Shard | None:
+        """This rank among those over which experts are spread, None = they are not."""
+        return None if self.experts is None else Shard(self.experts.service.rank, self.experts.service.shape.num_ranks)
 
     @property
     def is_alone(self) -> bool:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
+from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
 from fastdeploy_sd.models.decoder_config import Activation, MoeConfig
 from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
+from fastdeploy_sd.ops.experts import combine_experts, dispatch_experts
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.rowwise import geglu, sigmoid_gate, swiglu
@@ -71,6 +74,64 @@ class Experts:
     num_slices: int
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+
+    def slots(self) -> list[ExpertSlot]:
+        """Return where each expert lies in the host's memory."""
+        parts = (self.gate_up.data, self.down.data, self.gate_up_bias, self.down_bias)
+        count, places = self.down.num_experts, []
+        for part in parts:
+            begin, size = (0, 0) if part is None else (part.data_ptr(), device().read(part).nbytes // count)
+            places.append([begin + i * size for i in range(count)])
+        return [ExpertSlot(self.first + i, *(place[i] for place in places)) for i in range(count)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedExperts:
+    """A layer of experts that are spread over ranks.
+
+    Attributes:
+        service: of this rank's experts.
+        number: of the layer, among those of all models.
+        is_first, is_last: of the layers with experts that a pass of the model runs.
+        num_slices: of the sum over a token's experts.
+    """
+
+    service: ExpertService
+    number: int
+    is_first: bool
+    is_last: bool
+    num_slices: int
+
+
+class SpreadMoeMlp:
+    """MoeMlp whose experts are spread: tokens go to the ranks that have theirs, and what these return is added here.
+
+    Ranks of a tensor-parallel group, which have the same tokens, share them out.
+    """
+
+    def __init__(self, router: Router, experts: ServedExperts, shared: FeedForward | None, group: TpGroup) -> None:
+        self._router, self._experts, self._shared, self._group = router, experts, shared, group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        r, c, e, shard = self._router, self._router.config, self._experts, self._group.shard
+        expert_ids, weights = dispatch_experts(
+            x, r.weight, e.service, e.number, part=shard.rank, num_parts=shard.size, is_first=e.is_first,
+            top_k=c.top_k, normalize=c.normalize, norm_min=c.norm_min, scale=c.scale, sigmoid=c.sigmoid,
+            num_groups=c.num_groups, num_chosen_groups=c.num_chosen_groups, router_bias=r.bias,
+            selection_bias=r.selection_bias,
+        )  # fmt: skip
+        # Computed while other ranks compute the tokens' experts.
+        shared = None if self._shared is None else self._shared(x)
+
+        def combined(shared: Tensor | None, out_dtype: paddle.dtype | None = None) -> Tensor:
+            return combine_experts(
+                x, expert_ids, weights, e.service, e.number, part=shard.rank, num_parts=shard.size, is_last=e.is_last,
+                num_slices=e.num_slices, shared=shared, out_dtype=out_dtype,
+            )  # fmt: skip
+
+        if self._group.is_alone:
+            return combined(shared)
+        return all_reduce(combined(None, paddle.float32), self._group.communicator, x.dtype, shared=shared)
 
 
 class MoeMlp:

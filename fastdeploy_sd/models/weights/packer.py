@@ -5,6 +5,7 @@ Knows names, formats and bytes; knows no layers, and not whether packed matrices
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class WeightPacker:
     needs memory for the packed weights and little more; for a GPU the host needs only the buffer of the uploads. What
     is not stored as numbers becomes float32, one matrix at a time, unless its codes are packed. `on_packed` gets the
     bytes of every matrix in the source and packed.
+    `spread_store`: of experts that are spread over ranks, in place of `store`.
     `keeps_integers`: what is stored as integers or, on a processor, as e4m3 is multiplied as such (`kept_format`).
     """
 
@@ -60,8 +62,10 @@ class WeightPacker:
         store: PackedMatrices | None = None,
         on_packed: Callable[[int, int], object] = lambda *_: None,
         keeps_integers: bool = False,
+        spread_store: PackedMatrices | None = None,
     ) -> None:
         self._source, self._store, self._memory = source, store, WeightMemory()
+        self._spread_store = spread_store
         self._on_packed, self.keeps_integers = on_packed, keeps_integers
         self._kept_bytes: dict[LinearFormat, list[int]] = {}
         self._made: dict[str, Tensor] = {}
@@ -81,7 +85,7 @@ class WeightPacker:
             name += f" in {slices.count} slices of units of {slices.unit}"
         if order is not None:
             name += ", inputs by their groups"
-        data = self._packed(name, [matrix], form)
+        data = self._packed(name, [matrix], form, self._store)
         return PackedLinear(data, in_features, out_features, form.format, slices, order)
 
     def integers(self, matrix: WeightMatrix) -> PackedLinear[Tensor] | None:
@@ -89,14 +93,21 @@ class WeightPacker:
         form = self._form([matrix], "float32", WHOLE)
         return self.linear(matrix, form.format) if form.keeps_integers else None
 
-    def experts(self, matrices: Sequence[WeightMatrix], fmt: LinearFormat) -> PackedExperts[Tensor]:
-        """Return one packed matrix per expert, all of one shape.
+    def experts(
+        self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, *, are_spread: bool = False
+    ) -> PackedExperts[Tensor]:
+        """Return one packed matrix per expert, all of one shape; `are_spread`: any of a layer, in any order.
 
         Raises ValueError: no expert, or shapes that differ; CheckpointError: as `linear`.
         """
         out_features, in_features = experts_shape(matrices)
         form = self._form(matrices, fmt, WHOLE)
-        data = self._packed(f"{len(matrices)} experts from {matrices[0].name}", matrices, form)
+        name, store = f"{len(matrices)} experts from {matrices[0].name}", self._store
+        if are_spread:
+            names = "\0".join(matrix.name for matrix in matrices)
+            name += f", {hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}"
+            store = self._spread_store
+        data = self._packed(name, matrices, form, store)
         return PackedExperts(data, len(matrices), in_features, out_features, form.format)
 
     def log_kept(self) -> None:
@@ -112,7 +123,7 @@ class WeightPacker:
         kept = kept_format(matrices, fmt, slices, on_gpu=on_gpu) if self.keeps_integers else None
         return _Form(kept or fmt, slices, is_exact=kept is not None)
 
-    def _packed(self, name: str, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
+    def _packed(self, name: str, matrices: Sequence[WeightMatrix], form: _Form, store: PackedMatrices | None) -> Tensor:
         """Return matrices of one shape, one after the other."""
         out_features, in_features = matrices[0].shape
         size = packed_bytes(in_features, out_features, form.format, form.slices)
@@ -120,8 +131,8 @@ class WeightPacker:
         name = f"{'integers as ' if form.keeps_integers else ''}{form.format}: {name}"
         if name in self._made:  # a tied head has the embedding's matrix
             return self._made[name]
-        found = None if self._store is None else self._store.find(name, num_bytes)
-        data = self._newly_packed(name, size, matrices, form) if found is None else device().wrap(found)
+        found = None if store is None else store.find(name, num_bytes)
+        data = self._newly_packed(name, size, matrices, form, store) if found is None else device().wrap(found)
         stored = sum(part.num_bytes for matrix in matrices for part in matrix.parts)
         self._on_packed(stored, num_bytes)
         if form.is_exact:
@@ -132,20 +143,22 @@ class WeightPacker:
         self._made[name] = data
         return data
 
-    def _newly_packed(self, name: str, size: int, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
+    def _newly_packed(
+        self, name: str, size: int, matrices: Sequence[WeightMatrix], form: _Form, store: PackedMatrices | None
+    ) -> Tensor:
         where, num_bytes = device(), len(matrices) * size
         if isinstance(where, CudaDevice):
             tensor = where.empty((num_bytes,), np.uint8)
             for i, matrix in enumerate(matrices):
                 _pack_on_device(where, tensor.address + i * size, size, matrix, form)
-            if self._store is not None:
-                self._store.add(name, lambda: where.read(tensor))
+            if store is not None:
+                store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
         data = self._memory.take(num_bytes)
         for i, matrix in enumerate(matrices):
             _pack_into(data[i * size : (i + 1) * size], matrix, form)
-        if self._store is not None:
-            self._store.add(name, data)
+        if store is not None:
+            store.add(name, data)
         return where.wrap(data)
 
 

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def model_key(config: Config, info: ModelInfo) -> Key:
-    """Return the model's part of the key: weights and their formats, largest steps, drafting methods."""
+    """Return the model's part of the key: weights and their formats, largest steps, drafting methods, expert ranks."""
     return {
         "version": fastdeploy_sd.__version__,
         "fingerprint": info.fingerprint,
@@ -32,6 +32,7 @@ def model_key(config: Config, info: ModelInfo) -> Key:
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "drafting": repr(config.speculative),
+        **({"expert_ranks": config.parallel.expert_ranks} if config.parallel.expert_ranks > 1 else {}),
     }
 
 

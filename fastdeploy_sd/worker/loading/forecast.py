@@ -14,11 +14,12 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.models.checkpoint import Checkpoint, read_config
-from fastdeploy_sd.models.decoder_config import DecoderConfig
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.drafters.draft_model import DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weight_bytes import embedding_bytes, resident_bytes, weight_bytes_per_step
+from fastdeploy_sd.models.sharding import DecoderShard
+from fastdeploy_sd.models.weight_bytes import embedding_bytes, expert_bytes, resident_bytes, weight_bytes_per_step
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.kv import kv_sizing
@@ -27,6 +28,7 @@ from fastdeploy_sd.worker.kv.state_sizing import state_size, verify_state_option
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
 from fastdeploy_sd.worker.loading.free_memory import free_memory
+from fastdeploy_sd.worker.ranks.expert_ranks import service_shape, verify_expert_parallel
 
 _GIB = 1 << 30
 
@@ -68,6 +70,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     checkpoint = Checkpoint(config.model.path)
     decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
     verify_state_options(config, decoder)
+    verify_expert_parallel(config, decoder)
     max_model_len = kv_sizing.max_model_len(config, decoder)
     drafts = open_draft_weights(config, checkpoint, decoder)
     model = _Model(config, decoder, DecoderWeights(checkpoint, decoder), drafts, max_model_len)
@@ -76,6 +79,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
     stored = model.stored_weights
     rows, gpu = _device_rows(config)
+    of_experts = _expert_rows(config, decoder, scheme, drafts)
     packed = weight_bytes_per_step(decoder, scheme, stored, on_gpu=gpu is not None)
     target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
     layout = KvLayout.of_model(target_kv, model.draft_layers(shard), kv_sizing.KvCacheFormat.create(config), config)
@@ -107,6 +111,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     why = "" if longest == max_model_len else f" (the model's {max_model_len} do not fit into the KV cache)"
     return rows | {
         "weights": weights,
+        **of_experts,
         "KV cache": size.describe(longest),
         **({} if states is None else {"recurrent states": states.describe()}),
         "longest request": f"{longest} tokens, prompt and output{why}",
@@ -159,6 +164,28 @@ class _Model:
         weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights) + self.draft_bytes(shard)
         steps = gpu_memory.step_bytes(config, self.decoder, list(self.drafts.values()), self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
+
+
+def _expert_rows(
+    config: Config, decoder: DecoderConfig, scheme: QuantScheme, drafts: Mapping[str, DraftWeights]
+) -> dict[str, str]:
+    """Return the rows about experts that are spread over ranks; raises ConfigError: there are too few."""
+    num_ranks = config.parallel.expert_ranks
+    if num_ranks == 1:
+        return {}
+    shards = [DecoderShard(decoder, WHOLE_MODEL, Shard(rank, num_ranks)) for rank in range(num_ranks)]
+    moes = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)]
+    counts = [[len(shard.experts(moe).inputs) for moe in moes] for shard in shards]
+    most = sum(
+        count * expert_bytes(decoder, scheme, moe) for count, moe in zip(max(counts, key=sum), moes, strict=True)
+    )
+    few, many = (of(map(of, counts)) for of in (min, max))
+    each = f"{few}" if few == many else f"{few} or {many}"
+    exchanged = service_shape(config, decoder, drafts).num_bytes
+    return {
+        "experts": f"{each} of {max(moe.num_experts for moe in moes)} of {len(moes)} layers on each of {num_ranks}"
+        f" ranks, {most / 1e9:.2f} GB; up to {exchanged / 1e9:.2f} GB of memory in which they exchange rows",
+    }
 
 
 def _device_rows(config: Config) -> tuple[dict[str, str], CudaLibrary | None]:

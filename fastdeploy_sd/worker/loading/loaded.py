@@ -16,7 +16,7 @@ from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.drafters.draft_model import DraftModel, DraftWeights
-from fastdeploy_sd.models.layers.linear import TpGroup
+from fastdeploy_sd.models.layers.linear import ExpertGroup, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.source import ModelSource
@@ -152,9 +152,11 @@ def load(config: Config, group: RankGroup) -> Loaded:
     eos_token_ids = producible_eos("checkpoint", checkpoint.eos_token_ids(), decoder_config.vocab_size)
     # Opened first: an error about missing ones must come before the target is packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
-    tp = TpGroup(group.communicator)
+    tp = TpGroup(group.communicator, None if group.experts is None else ExpertGroup(group.experts))
     with asking_for_memory("model, quantization, device", "weights"):
         model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+    if group.experts is not None:
+        group.experts.start()
     is_host = device().kind == "cpu"
     if is_host:
         _tune_linear(config, group, model.weight_bytes, drafts=bool(draft_weights))

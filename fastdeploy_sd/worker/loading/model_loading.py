@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +24,7 @@ from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
-from fastdeploy_sd.models.weights.packed_cache import packed_matrices
+from fastdeploy_sd.models.weights.packed_cache import PackedMatrices, packed_matrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.loading.draft_weights import (
@@ -65,10 +67,11 @@ def load_model(
     _verify_experts(config, decoder_config)
     _verify_kv_format(config, decoder_config)
     folder, shard = config.model.packed_weights_folder, group.shard
-    DecoderShard(decoder_config, shard).verify()
+    DecoderShard(decoder_config, shard, group.spread).verify()
     own_drafts = parts_of_rank(config, draft_weights, shard)
-    for weights, part in own_drafts.values():
-        draft_shard = DecoderShard(weights.config, part)
+    groups = draft_groups(config, decoder_config, draft_weights, group)
+    for name, (weights, part) in own_drafts.items():
+        draft_shard = DecoderShard(weights.config, part, groups[name].spread)
         draft_shard.verify()
         draft_shard.hidden()
     scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
@@ -76,26 +79,58 @@ def load_model(
     with (
         device().loading(num_bytes // shard.size),
         LoadProgress(num_bytes // shard.size, has_bar=shard.rank == 0) as progress,
-        packed_matrices(folder, checkpoint, scheme, "target", shard) as store,
+        _packed(folder, checkpoint, scheme, "target", group) as stores,
     ):
-        packer = WeightPacker(checkpoint, store, progress.add, keeps_integers=config.model.keeps_integers)
+        packer = WeightPacker(checkpoint, stores[0], progress.add, config.model.keeps_integers, stores[1])
         decoder = Decoder(checkpoint, decoder_config, scheme, packer, group)
         # A copy of the head in another format comes from the target's checkpoint, so it is in the target's file.
         head = draft_head_format(config, scheme.lm_head)
         target = TargetParts(decoder, DecoderWeights(checkpoint, decoder_config), packer, head)
         drafts, num_steps = dict[str, DraftModel](), config.speculative.num_model_steps
         keeps_integers = packer.keeps_integers and config.speculative.quantization is None
-        for name, (weights, part) in own_drafts.items():
+        for name, (weights, _) in own_drafts.items():
             if shard.rank == 0 and weights.reads and weights.reads != (FINAL_NORM,):
                 _log.info("%s reads what enters the layers %s", name, ", ".join(map(str, weights.reads)))
-            source, draft_group = weights.checkpoint, group if part == shard else ALONE
-            with packed_matrices(folder, source, own_scheme(config), f"draft-{name}", part) as draft_store:
-                draft_packer = WeightPacker(source, draft_store, progress.add, keeps_integers=keeps_integers)
+            source, draft_group = weights.checkpoint, groups[name]
+            with _packed(folder, source, own_scheme(config), f"draft-{name}", draft_group) as own_stores:
+                draft_packer = WeightPacker(source, own_stores[0], progress.add, keeps_integers, own_stores[1])
                 build = model_builder(name)
                 drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, draft_group)
         if shard.rank == 0:
             packer.log_kept()
         return LoadedModel(decoder, drafts, progress.num_packed_bytes)
+
+
+def draft_groups(
+    config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], group: TpGroup
+) -> Mapping[str, TpGroup]:
+    """Return how this rank has each draft model. One that rank 0 has whole has all of its experts there."""
+    if config.speculative.draft_tensor_parallel_size == 1:
+        return dict.fromkeys(drafts, ALONE)
+    if group.experts is None:
+        return dict.fromkeys(drafts, group)
+    found, first_layer = dict[str, TpGroup](), len(target.expert_layers)
+    for name, weights in drafts.items():
+        found[name] = TpGroup(group.communicator, replace(group.experts, first_layer=first_layer))
+        first_layer += len(weights.config.expert_layers)
+    return found
+
+
+@contextmanager
+def _packed(
+    folder: Path | None, source: ModelSource, scheme: QuantScheme, part: str, group: TpGroup
+) -> Iterator[tuple[PackedMatrices | None, PackedMatrices | None]]:
+    """Yield what a folder holds for a rank, see packed_matrices, and for the experts that are spread over ranks.
+
+    Other weights are in a file of their own, which all engines share.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(packed_matrices(folder, source, scheme, part, group.shard))
+        spread = None
+        if group.spread is not None:
+            of_experts = packed_matrices(folder, source, scheme, f"{part}-experts", group.spread)
+            spread = stack.enter_context(of_experts)
+        yield store, spread
 
 
 def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:

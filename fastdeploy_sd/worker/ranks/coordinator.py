@@ -7,15 +7,17 @@ sockets and no processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
 
-from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, RequestId, SchedulerOutput
 from fastdeploy_sd.worker.ranks.commands import (
@@ -29,6 +31,8 @@ from fastdeploy_sd.worker.ranks.commands import (
 )
 
 MakeAttempt = Callable[[int], Attempt]
+# In what combine_experts raises, also on another rank.
+_LOST_EXPERTS = re.compile(r"rank \d+ .*\bexperts|expert service was aborted")
 
 
 class GroupEnded(BaseException):
@@ -71,6 +75,10 @@ class OtherRanks(Protocol):
         """Wait until all have run it; return the ranks that failed, and why."""
         ...
 
+    def share_experts(self, experts: ExpertService) -> None:
+        """End its waits when a rank of this group has ended. Who waits for another engine's experts does not hang."""
+        ...
+
 
 class RankCoordinator(Protocol):
     """The part of a ModelRunner that involves other ranks."""
@@ -101,6 +109,25 @@ class SingleRank:
     def attempt(self, make: MakeAttempt) -> AbstractContextManager[object]:
         """Run it on this rank only."""
         return nullcontext()
+
+
+class ExpertRanks:
+    """A RankCoordinator where experts are spread: without those of a lost rank no part of the rows can run."""
+
+    def __init__(self, ranks: RankCoordinator) -> None:
+        self._ranks = ranks
+        self.take_plan, self.post = ranks.take_plan, ranks.post
+
+    @contextmanager
+    def attempt(self, make: MakeAttempt) -> Iterator[object]:
+        """See RankCoordinator; raises GroupEnded where a rank has not run its experts."""
+        try:
+            with self._ranks.attempt(make) as running:
+                yield running
+        except (ValueError, RankError) as error:
+            if _LOST_EXPERTS.search(str(error)):
+                raise GroupEnded(InternalError(f"experts of another engine are lost: {error}")) from error
+            raise
 
 
 class GroupCoordinator:

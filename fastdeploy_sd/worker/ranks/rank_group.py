@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from fastdeploy_sd.device.communicator import Communicator
 from fastdeploy_sd.device.cuda.communicator import GpuCommunicator
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.worker.ranks.coordinator import Collectives, OtherRanks
 
 # The measurement of ranks without one.
@@ -23,6 +25,21 @@ class NoCollectives:
         """There is no other rank."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertPlace:
+    """Where the service of a rank's experts finds the others.
+
+    Attributes:
+        file: descriptor of the memory that they share; see device.expert_service.
+        shard: this rank among all over which experts are spread.
+        timeout_s: how long one waits for another.
+    """
+
+    file: int
+    shard: Shard
+    timeout_s: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankGroup:
     """A rank's place among `size`; by default the only one.
@@ -36,6 +53,8 @@ class RankGroup:
         exchange: all-gather of bytes, in order of the ranks; all call it, equally often, while they load.
         kv_files: rank -> descriptor of the memory for its KV, see kv.kv_file: on rank 0 those of all others, on
             these their own. None where no other process reads KV, or on GPUs.
+        expert_place: None = experts are not spread.
+        experts: the service of this rank's experts, from `with_experts` on.
     """
 
     rank: int = 0
@@ -47,6 +66,8 @@ class RankGroup:
     smallest: Callable[[Callable[[], int]], int] = lambda measure: measure()
     exchange: Callable[[bytes], Sequence[bytes]] = lambda data: [data]
     kv_files: Mapping[int, int] = field(default_factory=dict)
+    expert_place: ExpertPlace | None = None
+    experts: ExpertService | None = None
 
     def of_first(self, find: Callable[[], int]) -> int:
         """Return the number, 0 to 2^62, that `find` returns on rank 0; all ranks call it, while they load."""

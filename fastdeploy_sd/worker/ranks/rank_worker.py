@@ -10,6 +10,7 @@ import numpy as np
 
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
+from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.spec_decode.proposer import DraftProbabilities, ProposeInput, Proposer
 from fastdeploy_sd.types import SchedulerOutput
 from fastdeploy_sd.worker.ranks.commands import (
@@ -34,6 +35,7 @@ class RankWorker:
     Args:
         methods: those that run a draft model, by name. Other methods draft on rank 0 only.
         collectives: of the pass.
+        experts: this rank's, where they are spread.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class RankWorker:
         step: StepResources,
         methods: Mapping[str, Proposer],
         collectives: Collectives,
+        experts: ExpertService | None = None,
     ) -> None:
-        self.collectives = collectives
+        self.collectives, self._experts = collectives, experts
         self._forward, self._memory, self._table, self._methods = step.forward, step.memory, step.table, methods
         self._prompts, self._compact_paths = step.prompts, step.compact_paths
         # Only draft models read tokens where the target runs.
@@ -95,6 +98,11 @@ class RankWorker:
         """
         with contextlib.suppress(ValueError):  # its values are not used
             device().wait()
+
+    def leave(self, timeout_s: float) -> None:
+        """Serve this rank's experts until no other rank needs them, and for at most so long."""
+        if self._experts is not None and timeout_s > 0:
+            self._experts.leave(timeout_s)
 
     def _take_plan(self, plan: SchedulerOutput, refused_ids: tuple[str, ...]) -> None:
         if refused_ids:

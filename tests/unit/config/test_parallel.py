@@ -59,6 +59,11 @@ def test_a_command_that_starts_one_of_the_engines(model: str) -> None:
             "-tp 2 --ips 127.0.0.1,127.0.0.2 --node-port 65535",
             "node_port: expected an integer in 1..65534, got",
         ),
+        ("-tp 2 --ips 127.0.0.1,127.0.0.2 --enable-expert-parallel", "enable_expert_parallel: expected false with ips"),
+        (
+            "-dp 2 --local-data-parallel-id 1 --enable-expert-parallel",
+            "enable_expert_parallel: expected false with local_data_parallel_id",
+        ),
         ("-tp 2 --ips 127.0.0.1,127.0.0.2 --swap-space 1", "ips: expected none with swap_space or splitwise_role"),
         ("-tp 2 --ips 127.0.0.1,127.0.0.2 --splitwise-role decode", "ips: expected none with swap_space or"),
     ],

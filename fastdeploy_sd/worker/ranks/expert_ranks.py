@@ -1,0 +1,74 @@
+"""The service of a rank's experts, where they are spread over ranks: opened before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.expert_service import ExpertService, ServiceShape
+from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.checkpoint import Checkpoint
+from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
+from fastdeploy_sd.models.drafters.draft_model import DraftWeights
+from fastdeploy_sd.models.registry import read_decoder_config
+from fastdeploy_sd.ops.bf16 import storage
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+
+
+def with_experts(config: Config, group: RankGroup) -> RankGroup:
+    """Return the group with the service of this rank's experts, if they are spread.
+
+    Raises ConfigError: the model has no experts; CheckpointError, ConfigError: as `load`.
+    """
+    if not config.parallel.enable_expert_parallel:
+        return group
+    checkpoint = Checkpoint(config.model.path)
+    decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    verify_expert_parallel(config, decoder)
+    if (place := group.expert_place) is None:
+        return group
+    shape = service_shape(config, decoder, open_draft_weights(config, checkpoint, decoder))
+    service = ExpertService.open(place.file, place.shard.rank, shape, place.timeout_s)
+    if group.others is not None:
+        group.others.share_experts(service)
+    return replace(group, experts=service)
+
+
+def close_experts(group: RankGroup) -> None:
+    """Close the service of `with_experts`, after the last pass. May be called twice."""
+    if group.experts is not None and group.experts.handle > 0:
+        group.experts.close()
+
+
+def verify_expert_parallel(config: Config, decoder: DecoderConfig) -> None:
+    """Refuse a model without experts. Raises ConfigError."""
+    if config.parallel.enable_expert_parallel and not decoder.expert_layers:
+        raise ConfigError(
+            "enable_expert_parallel: expected false, as the checkpoint has no experts, got true",
+            param="enable_expert_parallel",
+        )
+
+
+def service_shape(config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights]) -> ServiceShape:
+    """Return the sizes into which every layer of experts fits that is spread."""
+    decoders = [target]
+    if config.speculative.draft_tensor_parallel_size != 1:  # else rank 0 has all of their experts
+        decoders += [weights.config for weights in drafts.values()]
+    layers = [(one.hidden_size, layer.mlp) for one in decoders for layer in one.layers]
+    spread = [(hidden, mlp) for hidden, mlp in layers if isinstance(mlp, MoeConfig)]
+    num_ranks, hidden = config.parallel.expert_ranks, max(hidden for hidden, _ in spread)
+    num_experts = max(moe.num_experts for _, moe in spread)
+    s, scheduler = config.speculative, config.scheduler
+    return ServiceShape(
+        num_ranks=num_ranks,
+        num_layers=len(spread),
+        num_experts=num_experts,
+        num_slots=-(-num_experts // num_ranks),
+        top_k=max(moe.top_k for _, moe in spread),
+        hidden_size=hidden,
+        row_bytes=hidden * storage(config.model.dtype).itemsize,
+        max_tokens=scheduler.max_num_batched_tokens
+        + scheduler.max_num_seqs * (s.num_speculative_tokens + s.num_model_steps),
+    )

@@ -1,0 +1,156 @@
+"""The promise where experts are spread over ranks: the bytes of one process, whatever drafts and batches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, compare, quick_variants, standard_methods
+from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
+from fastdeploy_sd.cli.verify.runs import Reference, engine_config, make_reference
+from fastdeploy_sd.config import Config, ParallelConfig
+from fastdeploy_sd.device import library
+from fastdeploy_sd.device.expert_service import expert_segment
+from fastdeploy_sd.distributed.executor import KvExecutor, start_ranks
+from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
+from fastdeploy_sd.distributed.starting import expert_place
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.models.sharding import linear_experts
+from fastdeploy_sd.types import Request, RequestId
+from fastdeploy_sd.worker.executor import create_executor as create_rank
+from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+from tests.engine.models import References, fitted
+
+pytestmark = pytest.mark.slow
+
+NUM_REQUESTS = 24
+# Chunks, prefix hits and preemption.
+WAY = quick_variants()[1]
+
+
+@contextlib.contextmanager
+def open_engines(
+    base: Config, way: EngineVariant, method: Method, num_engines: int, size: int
+) -> Iterator[list[Engine]]:
+    """Load engines of so many ranks each in this process. While one runs a step, the others' services run experts."""
+    parallel = ParallelConfig(
+        tensor_parallel_size=size, data_parallel_size=num_engines, enable_expert_parallel=True, rank_timeout_s=60.0
+    )
+    base = engine_config(replace(base, parallel=parallel), way, method)
+    configs = [replace(base, parallel=replace(parallel, local_data_parallel_id=d)) for d in range(num_engines)]
+    num_threads = library.num_threads()
+    with contextlib.ExitStack() as stack:
+        stack.callback(library.set_num_threads, num_threads)
+        file = expert_segment()
+        stack.callback(os.close, file)
+        engines = []
+        for config in configs:
+            executor = start(config, method, file)
+            stack.callback(executor.shutdown)
+            engines.append(Engine(config, executor))
+        yield engines
+
+
+def start(config: Config, method: Method, file: int) -> KvExecutor:
+    """Load one engine without waiting for the others."""
+
+    def load(config: Config, group: RankGroup) -> KvExecutor:
+        return create_rank(config, method.make_proposer, group)
+
+    if config.parallel.tensor_parallel_size > 1:
+        return start_ranks(config, load, DEFAULT_RANK_WORKER, file)
+    return load(config, RankGroup(expert_place=expert_place(config.parallel, 0, file)))
+
+
+def split(requests: Sequence[Request], num_engines: int) -> list[list[Request]]:
+    """Share requests out unevenly: the first engine has at least three of four."""
+    parts: list[list[Request]] = [[] for _ in range(num_engines)]
+    for i, request in enumerate(requests):
+        parts[i // 4 % num_engines if i % 4 == 3 else 0].append(request)
+    return parts
+
+
+def answers_of(
+    engines: Sequence[Engine], requests: Sequence[Request], arrivals_per_step: int = 3
+) -> Mapping[RequestId, Answer]:
+    """Let the engines take turns until all requests have ended."""
+    collector, pending = AnswerCollector(), split(requests, len(engines))
+    while any(pending) or any(engine.has_work() for engine in engines):
+        for engine, own in zip(engines, pending, strict=True):
+            for request in own[:arrivals_per_step]:
+                engine.submit(request)
+            del own[:arrivals_per_step]
+            for output in engine.step() if engine.has_work() else ():
+                collector.add(output)
+            engine.check_integrity()
+    return {r.request_id: collector.answer(r.request_id) for r in requests}
+
+
+def method_of(name: str) -> Method:
+    if name == "naive":
+        return PLAIN
+    [method] = standard_methods([name], [3], model_method="mtp")
+    return method
+
+
+@pytest.fixture(scope="module")
+def guided(references: References) -> Callable[[str], Reference]:
+    """Greedy and seeded requests with everything that sampling has, and with grammars; log-probabilities too."""
+
+    def make(model: str) -> Reference:
+        reference = make_reference(references.base(model), seed=5, count=NUM_REQUESTS, has_guided=True)
+        assert not reference.unguided
+        return reference
+
+    return functools.cache(make)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_engines", "size", "method"),
+    [
+        *itertools.product(["ernie4_5_moe-tiny", "qwen3_moe-tiny"], [2], [1], ["naive", "mtp-ngram", "auto-mtp"]),
+        ("qwen3_moe-tiny", 3, 1, "mtp-ngram"),  # of eight experts two or three each
+        ("ernie4_5_moe-tiny", 1, 2, "auto-mtp"),
+        ("qwen3_moe-tiny", 1, 2, "mtp-ngram"),
+        ("qwen3_moe-tiny", 2, 2, "mtp-ngram"),
+    ],
+)
+def test_same_tokens_whatever_the_ranks(
+    guided: Callable[[str], Reference], model: str, num_engines: int, size: int, method: str
+) -> None:
+    reference, column = guided(model), method_of(method)
+    with open_engines(reference.base, fitted(WAY, model), column, num_engines, size) as engines:
+        answers = answers_of(engines, column.apply(reference.requests))
+        assert compare(reference.answers, answers) is None
+        assert_all_served(engines[0])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny", "qwen3_5_moe-tiny", "qwen3_next-tiny", "wint8", "wint4",
+        "float32 experts",
+    ],
+)  # fmt: skip
+def test_same_tokens_of_every_family_and_format(references: References, model: str) -> None:
+    reference, column = references.get(model), method_of("mtp-ngram")
+    requests = reference.requests[:NUM_REQUESTS]
+    with open_engines(reference.base, fitted(WAY, model), column, 2, 1) as engines:
+        answers = answers_of(engines, column.apply(requests))
+        assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, answers) is None
+        assert_all_served(engines[0])
+
+
+def assert_all_served(engine: Engine) -> None:
+    """Every rank has run experts of every layer, of draft layers too."""
+    experts = engine._executor.experts  # type: ignore[attr-defined]
+    rows = experts.counts()
+    for layer, counts in enumerate(rows):
+        for own in linear_experts(len(counts), experts.shape.num_ranks):
+            assert counts[own.start : own.stop].sum() > 0, (layer, own)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.distributed.executor import start_ranks
@@ -53,6 +55,17 @@ def create_never(config: Config) -> ToyExecutor:
 def create_misconfigured(config: Config) -> ToyExecutor:
     """Fails as a wrong checkpoint does."""
     raise ConfigError("model: expected a checkpoint with weights, got none")
+
+
+def create_second_misconfigured(config: Config) -> ToyExecutor:
+    """The second engine fails so while the first one loads."""
+    return create_misconfigured(config) if config.parallel.local_data_parallel_id == 1 else create_never(config)
+
+
+def create_once(config: Config) -> ToyExecutor:
+    """Each engine starts once only."""
+    Path(tempfile.gettempdir(), f"started-{config.parallel.local_data_parallel_id}").touch(exist_ok=False)
+    return create_slow(config)
 
 
 def create_ranks(config: Config) -> Executor:

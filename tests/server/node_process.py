@@ -61,7 +61,7 @@ def node_options(**options: object) -> dict[str, object]:
 def first_node(golden_dir: Path, options: Mapping[str, object]) -> Iterator[Server]:
     """The first host's server over the toy model; killed at the end, should it still run then."""
     more = {"node_rank": 0, "timeout_graceful_shutdown": 60, **options}
-    server = Server(golden_dir, "create_nodes", None, None, **more)
+    server = Server(golden_dir, "create_nodes", None, None, "", **more)
     with contextlib.closing(server):
         yield server
 

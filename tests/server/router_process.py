@@ -83,7 +83,7 @@ class Fleet:
         """Start a server that registers with routers; `state` is its folder, where that is not the fleet's."""
         folders = {"XDG_STATE_HOME": state or self.state}
         options["router"] = [router.address for router in routers]
-        server = Server(self._golden_dir, executor, None, folders, **options)
+        server = Server(self._golden_dir, executor, None, folders, "", **options)
         return self._stack.enter_context(contextlib.closing(server))
 
 

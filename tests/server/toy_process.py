@@ -111,6 +111,7 @@ class Server(Program):
         executor: a function of lifecycle_executors.py.
         num_files: limit of open files; None = this process's.
         folders: variables of its environment that name folders, as TMPDIR; None = those of this process.
+        setup: Python statements of the launcher.
         options: of the server.
     """
 
@@ -120,11 +121,19 @@ class Server(Program):
         executor: str,
         num_files: int | None = None,
         folders: Mapping[str, Path] | None = None,
+        setup: str = "",
         **options: object,
     ) -> None:
         limit = [] if num_files is None else ["prlimit", f"--nofile={num_files}"]
         options = {"model": str(golden_dir / "qwen3-tiny"), "served_model_name": "toy", "port": 0, **options}
-        argv = [*limit, sys.executable, "-c", START_SCRIPT, json.dumps(options), f"{_EXECUTORS}:{executor}"]
+        argv = [
+            *limit,
+            sys.executable,
+            "-c",
+            f"{setup}\n{START_SCRIPT}",
+            json.dumps(options),
+            f"{_EXECUTORS}:{executor}",
+        ]
         super().__init__(argv, **{name: str(folder) for name, folder in (folders or {}).items()})
 
     @property
@@ -139,11 +148,12 @@ def serving(
     executor: str = "create_slow",
     num_files: int | None = None,
     tmpdir: Path | None = None,
+    setup: str = "",
     **options: object,
 ) -> Iterator[Server]:
     """A server process that is killed at the end, should it still run then."""
     folders = None if tmpdir is None else {"TMPDIR": tmpdir}
-    with contextlib.closing(Server(golden_dir, executor, num_files, folders, **options)) as server:
+    with contextlib.closing(Server(golden_dir, executor, num_files, folders, setup, **options)) as server:
         yield server
 
 

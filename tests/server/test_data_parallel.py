@@ -1,0 +1,139 @@
+"""A server of several engines: streams survive the end of one, which is started again.
+
+Processes, sockets, HTTP and signals are real; the model is the toy one or the demo model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.outcomes import BODIES, outcome
+from tests.server.router_process import wait_until
+from tests.server.split_deployment import ModelServer
+from tests.server.toy_process import WAIT_S, Server, Stream, complete, error_of, is_complete, serving
+
+pytestmark = pytest.mark.slow
+
+SAMPLED: list[dict[str, object]] = [{"seed": seed, "temperature": 1.0, "prompt": [5 + seed]} for seed in range(4)]
+
+
+def get(url: str, path: str) -> httpx.Response:
+    return httpx.get(f"{url}{path}", timeout=WAIT_S)
+
+
+def states(url: str) -> list[str]:
+    """The states of the engines, as /health tells them."""
+    body: dict[str, Any] = get(url, "/health").json()
+    return [engine["state"] for engine in body["engines"]]
+
+
+def num_running(url: str, engine: int) -> float:
+    """Requests in the batch of an engine."""
+    name = f'fastdeploy:num_requests_running{{engine="{engine}"}} '
+    (line,) = (line for line in get(url, "/metrics").text.splitlines() if line.startswith(name))
+    return float(line.removeprefix(name))
+
+
+def sampled(server: Server, max_tokens: int) -> list[Stream]:
+    """Streams that both engines have."""
+    streams = [Stream(server.url, max_tokens, **body) for body in SAMPLED]
+    wait_until(lambda: num_running(server.url, 0) and num_running(server.url, 1))
+    return streams
+
+
+def text_of(events: list[str]) -> str:
+    return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+
+
+def test_streams_of_an_engine_that_dies_or_hangs_go_on_and_it_is_started_again(golden_dir: Path) -> None:
+    with serving(golden_dir, data_parallel_size=2, workers=2, timeout_engine=1.0) as server:
+        assert server.url
+        server.wait_for_workers(2)
+        expected = [text_of(stream.read()) for stream in sampled(server, 120)]
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            streams = sampled(server, 120)
+            engine, _ = server.children("engine_process")
+            os.kill(engine, number)
+            events = [stream.read() for stream in streams]
+            assert all(map(is_complete, events))
+            assert [text_of(e) for e in events] == expected
+            server.wait_for_line(rf"engine \d process {engine} failed \(killed by SIGKILL\)")
+            wait_until(lambda: states(server.url) == ["ready", "ready"])
+            assert engine not in server.children("engine_process")
+        assert "leaves engine" in server.stderr
+
+
+def test_one_engine_drains_and_is_started_again_and_all_end_with_the_server(golden_dir: Path) -> None:
+    with serving(golden_dir, data_parallel_size=2) as server:
+        streams = sampled(server, 100)
+        engine, _ = server.children("engine_process")
+        os.kill(engine, signal.SIGTERM)
+        server.wait_for_line(r"engine \d: draining: \d requests may finish")
+        assert complete(server.url).status_code == 200
+        assert all(is_complete(stream.read()) for stream in streams)
+        server.wait_for_line(r"another engine \d process starts")
+        wait_until(lambda: states(server.url) == ["ready", "ready"])
+        assert "leaves engine" not in server.stderr
+        streams, endless = sampled(server, 100), sampled(server, 4000)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("stopping: running requests may finish")
+        assert complete(server.url).json()["error"]["code"] == "draining"
+        assert all(is_complete(stream.read()) for stream in streams)
+        server.process.send_signal(signal.SIGINT)
+        for stream in endless:
+            assert error_of(stream.read())["type"] == "service_unavailable_error"
+        assert server.wait() == 0
+        assert "Traceback" not in server.stderr
+
+
+def test_engines_that_cannot_be_started_any_more_end_the_server_with_status_1(golden_dir: Path, tmp_path: Path) -> None:
+    setup = "from fastdeploy_sd.entrypoints import worker_pool; worker_pool._MAX_QUICK_DEATHS = 2"
+    with serving(golden_dir, "create_once", tmpdir=tmp_path, setup=setup, data_parallel_size=2) as server:
+        streams = sampled(server, 4000)
+        for engine in server.children("engine_process"):
+            os.kill(engine, signal.SIGKILL)
+        refused = complete(server.url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_down")
+        for stream in streams:
+            assert error_of(stream.read())["type"] == "service_unavailable_error"
+        assert server.wait() == 1
+        assert "no engine 1 process is started any more: 3 died in a row" in server.stderr
+        assert server.stderr.splitlines()[-1] == "error: the engine process failed (exit status 1)"
+
+
+def test_an_engine_that_cannot_be_started_at_first_ends_the_start(golden_dir: Path) -> None:
+    with serving(golden_dir, "create_second_misconfigured", data_parallel_size=2) as server:
+        assert server.wait() == 2
+        errors = [line for line in server.stderr.splitlines() if line != "loading"]
+        assert errors == ["error: model: expected a checkpoint with weights, got none"]
+
+
+@pytest.mark.long
+def test_every_kind_of_stream_goes_on_at_another_engine(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"kv_cache_memory_gb": 0.3, "data_parallel_size": 2}
+    with contextlib.closing(ModelServer("demo", tmp_path, **options)) as server:
+        outcomes: dict[int, object] = {}
+
+        def read(i: int) -> None:
+            outcomes[i] = outcome(server.url, *BODIES[i])
+
+        wait_until(lambda: states(server.url) == ["ready", "ready"])
+        readers = [threading.Thread(target=read, args=(i,)) for i in range(len(BODIES))]
+        for reader in readers:
+            reader.start()
+        wait_until(lambda: num_running(server.url, 0) >= 3)
+        os.kill(server.children("engine_process")[0], signal.SIGKILL)
+        for reader in readers:
+            reader.join()
+        server.wait_for_line("leaves engine 0")
+        plain = {"speculation": {"enabled": False}}
+        assert outcomes == {i: outcome(server.url, path, body | plain) for i, (path, body) in enumerate(BODIES)}

@@ -126,6 +126,10 @@ class EngineGroup:
             )
         return found
 
+    async def stats_of(self, engine: int) -> EngineStats:
+        """Return the statistics of one engine, as `EngineClient.stats`; Unavailable also while it is down."""
+        return await self._client_of(engine).stats()
+
     def verify_takes_requests(self) -> None:
         """Raise Unavailable, with `code` "engine_down" or "draining", unless an engine takes new requests."""
         names = {state.name for state in self.states}
@@ -177,10 +181,13 @@ class EngineGroup:
         }
 
     def _run_here(self, number: int, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        return self._client_of(number).generate(request)
+
+    def _client_of(self, number: int) -> EngineClient:
         client = self._engines[number].client
         if client is None:
             raise Unavailable("the engine is down", code="engine_down")
-        return client.generate(request)
+        return client
 
     def _note_loss(self, request: Request, number: int, error: FdsdError, avoided: set[str]) -> None:
         if isinstance(error, Overloaded):

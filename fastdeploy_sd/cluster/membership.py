@@ -18,10 +18,10 @@ ROLES = (MIXED, PREFILL, DECODE)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance of a deployment: what does not change while it runs.
+    """An instance of a deployment, which is an engine of a server: what does not change while it runs.
 
     Attributes:
-        instance_id: of this start of the instance; another start has another one.
+        instance_id: one of `instance_ids` of this start of its server; another start has others.
         role: one of ROLES.
         fingerprint: instances with equal ones give the same bytes for the same request; "" = unknown.
         max_model_len: longest request, in tokens.
@@ -42,6 +42,17 @@ class Member:
         return cls(instance_id, role, fingerprint, model.max_request_tokens, model.kv_address, model.kv)
 
     @property
+    def server(self) -> str:
+        """What all instances of its server have in common, and no others."""
+        return self.instance_id.partition(".")[0]
+
+    @property
+    def engine(self) -> int | None:
+        """Its number among the engines of its server; None = there is one."""
+        number = self.instance_id.partition(".")[2]
+        return int(number) if number.isdecimal() else None
+
+    @property
     def generates(self) -> bool:
         """Whether it answers clients."""
         return self.role != PREFILL
@@ -56,6 +67,11 @@ class Member:
         if self.kv is None or source.kv is None:
             return "kv: expected a description of both instances' KV"
         return mismatch(self.kv, source.kv)
+
+
+def instance_ids(server: str, num_engines: int) -> list[str]:
+    """Return the names of a server's engines, given one of this start of the server, which has no dot."""
+    return [server] if num_engines == 1 else [f"{server}.{number}" for number in range(num_engines)]
 
 
 @dataclass(frozen=True, slots=True)

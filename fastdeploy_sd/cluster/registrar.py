@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastdeploy_sd.cluster import messages as m
-from fastdeploy_sd.cluster.membership import InstanceLoad
+from fastdeploy_sd.cluster.membership import Member
 from fastdeploy_sd.errors import FdsdError, InternalError, NotFound
 from fastdeploy_sd.wire.http_client import Ask, HttpClient, Target
 
@@ -27,27 +27,34 @@ _MENTIONED_S = 10.0
 
 
 class Registrar:
-    """Keeps an instance, whose `identity` it completes, registered with routers from `start` until `leave`."""
+    """Keeps the instances of a server registered with routers from `start` until `leave`.
+
+    Args:
+        identities: each returns an instance as it is now, with its load. One whose engine has been started again may
+            have another kv_address, and then registers anew.
+    """
 
     def __init__(
         self,
         routers: Sequence[Target],
-        identity: m.Registration,
+        identities: Sequence[Callable[[], m.Registration]],
         key: bytes,
-        load: Callable[[], InstanceLoad],
         clock: Callable[[], m.Clock] = m.Clock.now,
     ) -> None:
         self._routers = routers
-        self._identity = identity
+        self._identities = identities
         self._codec = m.codec_for(key)
-        self._load = load
         self._clock = clock
         self._http = HttpClient(_TIMEOUT_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_leaving = asyncio.Event()
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep_registered(router)) for router in self._routers]
+        self._tasks = [
+            asyncio.create_task(self._keep_registered(router, identity))
+            for router in self._routers
+            for identity in self._identities
+        ]
 
     def begin_leaving(self) -> None:
         """Tell the routers, soon, that nothing new may come; what runs goes on."""
@@ -63,14 +70,15 @@ class Registrar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._http.close()
 
-    async def _keep_registered(self, router: Target) -> None:
+    async def _keep_registered(self, router: Target, identity: Callable[[], m.Registration]) -> None:
         is_known, last_text = False, ""
         while not self._is_leaving.is_set():
             try:
-                session = await self._register(router)
-                logger.info("registered with the router at %s as %s", router, self._identity.member.role)
+                said = identity()
+                session = await self._register(router, said)
+                logger.info("registered with the router at %s as %s", router, _named(said.member))
                 is_known, last_text = True, ""
-                await self._beat(router, session)
+                await self._beat(router, session, said.member, identity)
             except (FdsdError, TimeoutError, OSError) as error:
                 text = error.message if isinstance(error, FdsdError) else f"no answer within {_TIMEOUT_S:g} s"
                 if is_known or text != last_text:
@@ -78,24 +86,26 @@ class Registrar:
                 is_known, last_text = False, text
                 await self._pause(_PAUSE_S)
 
-    async def _register(self, router: Target) -> str:
+    async def _register(self, router: Target, said: m.Registration) -> str:
         challenge = await self._call(router, Ask("GET", m.CHALLENGE))
         text, clock = str(challenge.get("challenge")), self._clock()
-        identity = replace(self._identity, challenge=text, load=self._load(), clock=clock)
-        answer = await self._call(router, self._signed(m.REGISTER, identity))
+        answer = await self._call(router, self._signed(m.REGISTER, replace(said, challenge=text, clock=clock)))
         wall = answer.get("time")
         if isinstance(wall, float) and (difference := clock_difference(clock.wall, wall)):
             logger.warning("this machine's clock is %s that of the router at %s", difference, router)
         return str(answer.get("session"))
 
-    async def _beat(self, router: Target, session: str) -> None:
+    async def _beat(self, router: Target, session: str, member: Member, identity: Callable[[], m.Registration]) -> None:
+        """Give signs of life until the end, or until the instance is another one than it was when it registered."""
         number = 0
         while not self._is_leaving.is_set():
+            if (said := identity()).member != member:
+                return
             number += 1
-            beat = m.Heartbeat(session, number, self._load(), self._clock())
+            beat = m.Heartbeat(session, number, said.load, self._clock())
             await self._call(router, self._signed(m.HEARTBEAT, beat))
             await self._pause(m.HEARTBEAT_S)
-        last = m.Heartbeat(session, number + 1, replace(self._load(), takes_requests=False), self._clock())
+        last = m.Heartbeat(session, number + 1, replace(identity().load, takes_requests=False), self._clock())
         await self._call(router, self._signed(m.DEREGISTER, last))
 
     async def _pause(self, seconds: float) -> None:
@@ -131,6 +141,10 @@ def clock_difference(wall: float, reference: float) -> str:
     if abs(seconds) < _MENTIONED_S:
         return ""
     return f"{abs(seconds):.0f} s {'later than' if seconds > 0 else 'earlier than'}"
+
+
+def _named(member: Member) -> str:
+    return member.role if member.engine is None else f"{member.role}, engine {member.engine}"
 
 
 def _object_of(text: bytes) -> dict[str, Any]:

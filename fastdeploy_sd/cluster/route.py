@@ -13,7 +13,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,10 +110,10 @@ def _codec_for(key: bytes) -> SignedCodec:
 
 
 class RouteReader:
-    """Reads the routes to one instance, each once; `clock` is its monotonic one."""
+    """Reads the routes to the instances of one server, each once; `clock` is its monotonic one."""
 
-    def __init__(self, key: bytes, instance_id: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._codec, self._instance_id, self._clock = _codec_for(key), instance_id, clock
+    def __init__(self, key: bytes, instance_ids: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._codec, self._instance_ids, self._clock = _codec_for(key), tuple(instance_ids), clock
         self._used: dict[str, float] = {}  # nonce -> expiry; only routers of the deployment can add one
 
     def read(self, header: str) -> Route:
@@ -125,10 +125,14 @@ class RouteReader:
             raise _refused(wanted, "another one") from None
         except ProtocolError as error:
             raise _refused(f"a route of version {_PROTOCOL.version}", f"another form ({error})") from None
-        if route.instance_id != self._instance_id:
+        if route.instance_id not in self._instance_ids:
             raise _refused("a route to this instance", "one to another, or to an earlier start of this one")
         self._use(route)
         return route
+
+    def engine_of(self, route: Route) -> int | None:
+        """Return the engine that a route names, None where the server has only one."""
+        return self._instance_ids.index(route.instance_id) if len(self._instance_ids) > 1 else None
 
     def _use(self, route: Route) -> None:
         now = self._clock()

@@ -27,7 +27,7 @@ from fastdeploy_sd.config.scheduler_section import SchedulerConfig
 from fastdeploy_sd.config.sections import CacheConfig, Config, drafter_advice
 from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SpeculativeConfig
-from fastdeploy_sd.config.splitwise_section import PROTOCOLS, SplitwiseConfig
+from fastdeploy_sd.config.splitwise_section import PROTOCOLS, SplitwiseConfig, ports_of
 
 __all__ = [
     "DEMO_MODEL",
@@ -57,6 +57,7 @@ __all__ = [
     "is_this_machine",
     "is_wildcard",
     "load_config",
+    "ports_of",
     "to_json",
     "verify_keys_are_known",
     "verify_offline",

@@ -11,6 +11,7 @@ from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.quantization import formats_of
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
+from fastdeploy_sd.config.splitwise_section import MAX_PORT
 from fastdeploy_sd.errors import ConfigError
 
 _GIB = 1 << 30
@@ -163,6 +164,25 @@ def _verify_expert_engines(config: Config) -> None:
         )
 
 
+def _verify_ports(config: Config) -> None:
+    """Each engine has its own ports between instances."""
+    num_engines = config.parallel.data_parallel_size
+    for name, most in (("pd_comm_port", num_engines), ("rdma_comm_ports", None)):
+        ports: tuple[int, ...] = getattr(config.splitwise, name)
+        few = most is not None and len(ports) > most
+        if few or (len(ports) > 1 and len(ports) % num_engines):
+            wanted = "one port" if num_engines == 1 else f"one port, or {'' if most else 'a multiple of '}{num_engines}"
+            raise ConfigError(
+                f"{name}: expected {wanted} for data_parallel_size {num_engines}, got {len(ports)}", param=name
+            )
+        if len(ports) == 1 and ports[0] + num_engines - 1 > MAX_PORT:
+            raise ConfigError(
+                f"{name}: expected at most {MAX_PORT - num_engines + 1}, as {num_engines} engines take as many in a"
+                f" row, got {ports[0]}",
+                param=name,
+            )
+
+
 def _verify_router_secret(config: Config) -> None:
     """The secret of this machine's user is worth nothing elsewhere."""
     if config.splitwise.pd_secret is not None:
@@ -238,6 +258,7 @@ RULES = (
         ("ips", "tensor_parallel_size", "enable_expert_parallel", "pd_secret", "swap_space", "splitwise_role"),
     ),
     Rule(_verify_expert_engines, ("enable_expert_parallel", "data_parallel_size", "local_data_parallel_id")),
+    Rule(_verify_ports, ("pd_comm_port", "rdma_comm_ports", "data_parallel_size")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(_verify_device, ("device", "ips", "enable_expert_parallel", "enforce_eager")),
     Rule(_verify_processor, ("device", "quantization", "kv_cache_dtype", "dtype")),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fastdeploy_sd.config.option import Spec, option, verify_fields, wrong_value
 
 PROTOCOLS = ("ipc", "tcp", "rdma")
+MAX_PORT = 65535
 _MIN_SECRET_CHARACTERS = 16
 # Option -> the roles in which something reads it. In another role it is accepted, and a line in the log says so.
 _ROLES: Mapping[str, tuple[str, ...]] = {
@@ -45,20 +46,22 @@ class SplitwiseConfig:
     pd_comm_port: tuple[int, ...] = option(
         (),
         Spec(
-            "TCP port on which a prefill instance takes orders; none: a free one.",
+            "TCP port on which a prefill instance takes orders; none or 0: a free one. Of data_parallel_size engines"
+            " each needs its own: write one per engine, with commas, or one, and engine d takes that plus d.",
             comma_separated=True,
             minimum=0,
-            maximum=65535,
+            maximum=MAX_PORT,
         ),
     )
     rdma_comm_ports: tuple[int, ...] = option(
         (),
         Spec(
             "Ports of rdma, with commas: those from the smallest to the largest may be taken, for all ranks together."
-            " none: free ones.",
+            " none: free ones. Of data_parallel_size engines each takes an equal part of the list, in order; of one"
+            " port, that plus its number.",
             comma_separated=True,
             minimum=1,
-            maximum=65535,
+            maximum=MAX_PORT,
         ),
     )
     pd_host: str | None = option(
@@ -89,10 +92,20 @@ class SplitwiseConfig:
         _verify_once("rdma_comm_ports", self.rdma_comm_ports)
         if not self.cache_transfer_protocol:
             raise wrong_value("cache_transfer_protocol", "at least one of ipc, tcp, rdma", "none")
-        if len(self.pd_comm_port) > 1:
-            raise wrong_value("pd_comm_port", "one port", f"{len(self.pd_comm_port)}")
+        _verify_once("pd_comm_port", [port for port in self.pd_comm_port if port])
         if self.pd_secret is not None and len(self.pd_secret) < _MIN_SECRET_CHARACTERS:
             raise wrong_value("pd_secret", f"at least {_MIN_SECRET_CHARACTERS} characters", "fewer")
+
+
+def ports_of(ports: tuple[int, ...], engine: int, num_engines: int) -> tuple[int, ...]:
+    """Return the ports of one engine, of those that are written for all; () = none are.
+
+    One port, but 0, stands for as many in a row. Else the number of ports is a multiple of that of engines.
+    """
+    if len(ports) == 1:
+        return (ports[0] + engine if ports[0] else 0,)
+    count = len(ports) // num_engines
+    return ports[engine * count : (engine + 1) * count]
 
 
 def role_notes(given: Iterable[str], role: str) -> list[str]:
@@ -104,6 +117,6 @@ def role_notes(given: Iterable[str], role: str) -> list[str]:
     ]
 
 
-def _verify_once(name: str, items: tuple[object, ...]) -> None:
+def _verify_once(name: str, items: Sequence[object]) -> None:
     if len(set(items)) != len(items):
         raise wrong_value(name, "everything once", ",".join(map(str, items)))

@@ -19,6 +19,7 @@ class InstanceGauges:
     """An instance as of now.
 
     Attributes:
+        address: of its server; of one with several engines, followed by its number among them.
         state: available, silent, resting (it fails) or refusing (it drains, or its engine is silent).
     """
 

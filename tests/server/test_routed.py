@@ -42,7 +42,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async with serve(gate=RouteGate(RouteReader(KEY, INSTANCE))) as served:
+    async with serve(gate=RouteGate(RouteReader(KEY, [INSTANCE]))) as served:
         yield served
 
 
@@ -137,7 +137,7 @@ async def test_progress_of_another_request_is_refused(served: Served, progress: 
 
 async def test_progress_may_be_longer_than_a_body_but_bodies_may_not() -> None:
     config = server_config(ServerConfig(max_body_bytes=500))
-    async with serve(config, gate=RouteGate(RouteReader(KEY, INSTANCE))) as served:
+    async with serve(config, gate=RouteGate(RouteReader(KEY, [INSTANCE]))) as served:
         long = ChoiceProgress(tuple(range(300)), False, 0)
         body = {"prompt": [5], "max_tokens": 301, "temperature": 0, "ignore_eos": True}
         answer = await post(served, COMPLETIONS, body, Progress("a", 1, (1,), (long,)))

@@ -75,7 +75,7 @@ class LocalClient:
         self._queues: dict[RequestId, asyncio.Queue[RequestOutput | Exception]] = {}
         self._changed = asyncio.Condition()
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
         if not self.is_alive:
             raise Unavailable("the engine is down")
         self.engine.submit(request)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import random
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fastdeploy_sd.cluster.engine_group import EngineGroup
@@ -25,29 +26,32 @@ from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-# This server's own engine, among the instances.
-_HERE = ""
 _MAX_PLACEMENTS = 8
 _MAX_MENTIONED = 1000
 _LOOK_S = 0.1
+# What failed a request is asked again after so long, if there is no other: an engine may have been started again.
+_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a request runs, and who computes its prompt's KV; None = the instance itself."""
+    """Where a request runs: at an engine of this server, None = at another instance; and who computes its prompt's KV,
+    None = the instance itself.
+    """
 
     instance: str
+    engine: int | None = None
     max_queued: int = 0
     kv_source: KvSource | None = None
 
 
 class ClusterClient(EngineGroup):
     """Submits each request to the instance with the least to do, or one that has seen the beginning of its prompt where
-    that is hardly fuller; the own one, which needs no Redis, comes before others that are alike.
+    that is hardly fuller; own engines, which need no Redis, come before others that are alike.
 
     A request whose instance is lost, refuses it or ends goes on at another one after the tokens that have come: the
-    reader of `generate` sees the same outputs. While Redis is down everything runs here, if this instance decodes. What
-    a router has sent here with a source of its KV begins here.
+    reader of `generate` sees the same outputs. While Redis is down everything runs here, if this server decodes. What
+    a router has sent here with a source of its KV begins here, and what it has sent to one of several engines stays.
     """
 
     def __init__(self, addresses: Sequence[str], config: Config, server: str, stats: RedisStats) -> None:
@@ -109,37 +113,45 @@ class ClusterClient(EngineGroup):
     def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
         """As EngineGroup; Unavailable also when no instance is left that could run it."""
         self.verify_takes_requests()
-        return self._moves.generate(request) if engine is None else super().generate(request, engine)
+        if engine is None:
+            return self._moves.generate(request)
+        self._store.stats.requests["kept"] += 1
+        return self._run_here(engine, request)
 
     def _note_failure(self, request: Request, target: _Target, error: FdsdError, avoided: set[str]) -> None:
-        """Leave the instance out from now on, unless only something it was sent has been lost."""
+        """Leave the instance out from now on, unless only something it was sent has been lost. An own engine that was
+        lost takes requests again when it has been started again, and says so.
+        """
+        is_restarting = target.engine is not None and error.code == "engine_down"
         if error.code == "scheduler_ttl":
             raise error
         self._store.stats.moves[error.code or error.type] += 1
         if isinstance(error, StoreDown):  # until its record is read again
             assert self._view is not None, "as _choose"
             self._view.forget(target.instance)
-        elif not isinstance(error, LostError) or error.is_gone:
+        elif not is_restarting and (not isinstance(error, LostError) or error.is_gone):
             avoided.add(target.instance)
         if not isinstance(error, Overloaded):
             logger.warning("request %s goes on elsewhere: %s", request.request_id, error.message)
 
     async def _place(self, request: Request, avoided: set[str], error: FdsdError | None) -> _Target:
         """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life."""
-        if request.kv_source is not None and _HERE not in avoided:
+        if request.kv_source is not None and _own_name(0) not in avoided:
             self._store.stats.requests["kept"] += 1
-            return _Target(_HERE, kv_source=request.kv_source)
+            return _Target(_own_name(0), 0, kv_source=request.kv_source)
         waits_s = self._lease.timeout_s if isinstance(error, Unavailable) else 0.0
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + waits_s
+        began = loop.time()
         while True:
             target = await self._choose(request, avoided)
             if target is not None:
-                self._store.stats.requests["kept" if target.instance == _HERE else "pushed"] += 1
+                self._store.stats.requests["pushed" if target.engine is None else "kept"] += 1
                 return target
-            if loop.time() >= deadline:
+            if loop.time() >= began + waits_s:
                 raise error or Unavailable("no instance is there that could run the request", code="no_instance")
             await asyncio.sleep(_LOOK_S)
+            if loop.time() >= began + _AGAIN_S:
+                avoided.clear()
 
     async def _choose(self, request: Request, avoided: set[str]) -> _Target | None:
         assert self._view is not None, "called before it is connected, or after it is closed"
@@ -149,22 +161,32 @@ class ClusterClient(EngineGroup):
         able = {
             name: candidates[name] for name, r in records.items() if name not in avoided and self._can_run(r, request)
         }
-        own = next((name for name, r in records.items() if r.server == self._server), None)
-        if self._decodes and _HERE not in avoided:
-            load = self.load if own is None else candidates[own].load
-            able[_HERE] = Candidate(Member.of(self._config, self.model_info, _HERE, ""), load)
+        recorded = {r.engine: name for name, r in records.items() if r.server == self._server}
+        own = self._own_candidates({engine: candidates[name] for engine, name in recorded.items()}, avoided)
         keys = self._seen_by.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
-        placed = self._seen_by.place(able, candidates, keys, home=_HERE)
+        able |= {_own_name(engine): candidate for engine, candidate in own.items()}
+        home = min(own, key=lambda engine: (own[engine].load.share, random.random()), default=0)
+        placed = self._seen_by.place(able, candidates, keys, home=_own_name(home))
         if placed is None:
             return None
         name, source = placed
         self._mention_mismatches(able[name].member, candidates.values())
-        for chosen in (own if name == _HERE else name, source):
+        engine = next((number for number in own if _own_name(number) == name), None)
+        for chosen in (name if engine is None else recorded.get(engine), source):
             if chosen is not None:
                 self._view.note_assigned(chosen)
-        max_queued = 0 if name == _HERE else records[name].max_num_queued
+        max_queued = records[name].max_num_queued if engine is None else 0
         kv_source = None if source is None else KvSource(source, records[source].member.kv_address)
-        return _Target(name, max_queued, kv_source)
+        return _Target(name, engine, max_queued, kv_source)
+
+    def _own_candidates(self, recorded: Mapping[int, Candidate], avoided: set[str]) -> dict[int, Candidate]:
+        """Return the engines of this server that can take a request, with what others know of them where they do."""
+        found: dict[int, Candidate] = {}
+        for engine, load in enumerate(self.loads):
+            if self._decodes and load.takes_requests and _own_name(engine) not in avoided:
+                member = Member.of(self._config, self.model_infos[engine] or self.model_info, "", "")
+                found[engine] = Candidate(member, recorded[engine].load if engine in recorded else load)
+        return found
 
     def _can_run(self, record: Record, request: Request) -> bool:
         asks_for = request.speculation != Speculation()
@@ -188,7 +210,9 @@ class ClusterClient(EngineGroup):
 
     def _run(self, target: _Target, request: Request) -> AsyncGenerator[RequestOutput, None]:
         request = replace(request, kv_source=target.kv_source)
-        return super().generate(request) if target.instance == _HERE else self._run_elsewhere(target, request)
+        if target.engine is None:
+            return self._run_elsewhere(target, request)
+        return self._run_here(target.engine, request)
 
     async def _run_elsewhere(self, target: _Target, request: Request) -> AsyncGenerator[RequestOutput, None]:
         origin = self._origin
@@ -213,3 +237,8 @@ class ClusterClient(EngineGroup):
         finally:
             del self._remotes[request.request_id]
             origin.leave(remote, is_ended=is_ended)
+
+
+def _own_name(engine: int) -> str:
+    """Name an engine of this server among instances, whose names have no colon."""
+    return f":{engine}"

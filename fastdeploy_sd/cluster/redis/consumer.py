@@ -1,10 +1,9 @@
-"""RequestConsumer: runs the requests that come through Redis on the own engine, and sends their outputs back."""
+"""RequestConsumer: runs the requests that come through Redis on an own engine, and sends their outputs back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from contextlib import suppress
 
@@ -33,17 +32,20 @@ _STALE = 10
 
 
 class RequestConsumer:
-    """A server's place in the deployment: its record, its list of orders, and its links to origins."""
+    """An engine's place in the deployment: its record, its list of orders, and its links to origins.
 
-    def __init__(self, client: EngineGroup, config: Config, server: str, stats: RedisStats) -> None:
-        self._name = secrets.token_hex(8)
+    Should the engine be lost, its requests fail, and their origins have them go on elsewhere.
+    """
+
+    def __init__(
+        self, name: str, engine: int, client: EngineGroup, config: Config, server: str, stats: RedisStats
+    ) -> None:
+        self._name, self._engine = name, engine
         self._client, self._store, self._lease = client, Store(config.redis, stats), LeaseConfig.of(config)
         self._config, self._server = config, server
         self._codec = codec_for(config, client.model_info)
         batch_size = config.redis.writer_batch_size
-        self._host = Host(self._name, client, self._store, self._codec, self._lease, batch_size)
-        model = client.model_info
-        self._member = Member.of(config, model, self._name, digest_of(model))
+        self._host = Host(name, engine, client, self._store, self._codec, self._lease, batch_size)
         self._links: dict[str, OriginRequests] = {}
         self._offset_s: float | None = None
         self._load_at = 0.0
@@ -138,9 +140,9 @@ class RequestConsumer:
         asked_at = time.monotonic()
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(min(_LOAD_S, self._lease.beat_s)):
-                await self._client.stats()
+                await self._client.stats_of(self._engine)
             self._load_at = asked_at
-        return self._client.load
+        return self._client.loads[self._engine]
 
     async def _look(self) -> None:
         """Learn what Redis's clock says, and remove the records of instances that are long gone."""
@@ -166,12 +168,16 @@ class RequestConsumer:
             return
         if self._is_leaving or self._offset_s is None:
             return
+        model = self._client.model_infos[self._engine]  # of an engine that was started again its address is another
+        if model is None:
+            return
         record = Record(
-            member=self._member,
+            member=Member.of(self._config, model, self._name, digest_of(model)),
             server=self._server,
+            engine=self._engine,
             sent_at=time.monotonic() + self._offset_s,
             load_at=self._load_at + self._offset_s,
-            speculation=self._client.model_info.speculation,
+            speculation=model.speculation,
             load=load,
             max_num_queued=self._config.scheduler.max_num_queued_requests,
         )

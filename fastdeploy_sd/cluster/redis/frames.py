@@ -26,12 +26,14 @@ class Record:
     Attributes:
         member: the instance; its fingerprint is a digest of everything that a request's tokens and limits depend on.
         server: its server, whose HTTP processes know it under that name.
+        engine: its number among the engines of that.
         sent_at: seconds, by Redis's clock.
         load_at: when the engine was asked for its load, by the same clock.
     """
 
     member: Member
     server: str
+    engine: int
     sent_at: float
     load_at: float
     speculation: SpeculationInfo
@@ -105,7 +107,7 @@ class Answers:
     unknown: tuple[int, ...] = ()
 
 
-PROTOCOL = Protocol(4, Record, Orders, Answers)
+PROTOCOL = Protocol(5, Record, Orders, Answers)
 CLUSTER = "cluster"
 
 

@@ -28,9 +28,10 @@ _RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the links of an instance share: its name, its engine, and how many outputs go in one message."""
+    """What the links of an instance share: its name, its engine's number, and how many outputs go in one message."""
 
     name: str
+    engine: int
     client: EngineGroup
     store: Store
     codec: SignedCodec
@@ -113,7 +114,7 @@ class OriginRequests:
         handle, position = submission.handle, 0
         request = replace(submission.request, request_id=self._engine_id(handle))
         try:
-            async with aclosing(self._host.client.generate(request)) as outputs:
+            async with aclosing(self._host.client.generate(request, self._host.engine)) as outputs:
                 async for output in outputs:
                     self._say(Item(handle, position, replace(output, request_id="")))
                     position += len(output.token_ids)

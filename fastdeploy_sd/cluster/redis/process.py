@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from fastdeploy_sd.cluster.engine_group import EngineGroup
+from fastdeploy_sd.cluster.membership import instance_ids
 from fastdeploy_sd.cluster.redis.consumer import RequestConsumer
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.ipc.engine_process import engine_addresses
@@ -49,12 +51,22 @@ async def _work(config: Config, client: EngineGroup, server: str, stats: SharedS
     loop = asyncio.get_running_loop()
     publishing = asyncio.create_task(stats.keep_published())
     drains: list[Callable[[], None]] = [client.begin_drain]
-    end_with_parent(heard=lambda: loop.call_soon_threadsafe(drains[-1]))
+
+    def drain() -> None:
+        for begin in drains:
+            begin()
+
+    end_with_parent(heard=lambda: loop.call_soon_threadsafe(drain))
     try:
         await client.connect()
-        instance = RequestConsumer(client, config, server, stats.own.redis)
-        drains.append(instance.begin_drain)
-        await instance.run()
+        consumers = [
+            RequestConsumer(name, engine, client, config, server, stats.own.redis)
+            for engine, name in enumerate(instance_ids(secrets.token_hex(8), config.parallel.num_local_engines))
+        ]
+        drains += [consumer.begin_drain for consumer in consumers]
+        async with asyncio.TaskGroup() as tasks:
+            for consumer in consumers:
+                tasks.create_task(consumer.run())
         return EXIT_OK
     except Unavailable:
         return EXIT_OK  # the engines ended before they greeted us, which is not for this process to report

@@ -153,6 +153,7 @@ class RouterApp:
             "id": instance.instance_id,
             "role": instance.member.role,
             "address": str(instance.target),
+            "engine": instance.member.engine,
             "models": list(instance.said.served_names),
             "state": self._state(instance),
             "kv_partners": [name for name, reason in self._registry.partners(instance).items() if reason is None],
@@ -176,9 +177,7 @@ class RouterApp:
         for instance in self._registry.instances:
             load = instance.candidate().load
             num_requests = load.num_running + load.num_waiting
-            gauges.append(
-                InstanceGauges(str(instance.target), instance.member.role, self._state(instance), num_requests)
-            )
+            gauges.append(InstanceGauges(instance.label, instance.member.role, self._state(instance), num_requests))
         body, content_type = render_router_metrics(self._upstream.stats, gauges, self._http_stats)
         return Response(body, media_type=content_type)
 

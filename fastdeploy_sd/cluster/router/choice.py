@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fastdeploy_sd.cluster.membership import Member
 from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.wire.http.model_names import resolve_model
@@ -31,12 +32,28 @@ class RoutingHints:
         model: the name that it asks for, where instances serve several models; None = any instance may answer.
         fingerprint: of the instance that has begun to answer; another one must have the same. None = none has.
         tried: instances that failed on it.
+        lost: servers whose connection broke on it; all their instances failed.
     """
 
     keys: Sequence[bytes]
     model: str | None = None
     fingerprint: str | None = None
     tried: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+
+    def note_failure(self, member: Member, *, is_of_server: bool) -> None:
+        """An instance has failed on the request; `is_of_server`: as all of its server would have."""
+        self.tried.add(member.instance_id)
+        if is_of_server:
+            self.lost.add(member.server)
+
+    def forget_failures(self) -> None:
+        self.tried.clear()
+        self.lost.clear()
+
+    def avoids(self, member: Member) -> bool:
+        """Whether the request goes to this instance only when there is no other."""
+        return member.instance_id in self.tried or member.server in self.lost
 
 
 class Chooser:
@@ -84,7 +101,7 @@ class Chooser:
             and (hints.model is None or hints.model in i.said.served_names)
         ]
         candidates = {i.instance_id: i.candidate() for i in available}
-        able = [i for i in able if i.instance_id not in hints.tried] or able
+        able = [i for i in able if not hints.avoids(i.member)] or able
         placed = self._seen.place({i.instance_id: candidates[i.instance_id] for i in able}, candidates, hints.keys)
         if placed is None:
             return None

@@ -97,6 +97,12 @@ class Instance:
         return self.member.instance_id
 
     @property
+    def label(self) -> str:
+        """What metrics call it."""
+        engine = self.member.engine
+        return str(self.target) if engine is None else f"{self.target} engine {engine}"
+
+    @property
     def clock(self) -> Clock:
         """Its clocks, which have run on since its last message."""
         silence_s = self.silence_s

@@ -92,7 +92,7 @@ class Registry:
         self._verify_use(said)
         instance = self._renewed(said, host) or Instance(said, secrets.token_hex(16), host)
         for known in self.instances:
-            if known.target == instance.target:
+            if known.target == instance.target and known.member.server != instance.member.server:
                 self._drop(known, "another one registered at its address")
         self._by_session[instance.session] = instance
         logger.info("%s instance %s registered, at %s", said.member.role, said.member.instance_id, instance.target)

@@ -96,8 +96,10 @@ class Relay:
             self._note(failure, placement.instance, hints)
 
     def _note(self, failure: Failure, instance: Instance, hints: RoutingHints) -> None:
-        self.upstream.stats.failures[str(instance.target), failure.error.code or failure.error.type] += 1
-        hints.tried.add(instance.instance_id)
+        self.upstream.stats.failures[instance.label, failure.error.code or failure.error.type] += 1
+        if self._num_events >= _MANY_EVENTS:
+            hints.forget_failures()
+        hints.note_failure(instance.member, is_of_server=isinstance(failure.error, BrokenError))
         if failure.is_refusal:
             self._refused_by.add(instance.instance_id)
         else:
@@ -142,7 +144,7 @@ class Relay:
             if self.delivery.has_started and now - begin >= _REFUSED_S:
                 hints.tried -= self._refused_by
             placement = self.upstream.chooser.choose(hints)
-            if placement is not None and placement.instance.instance_id not in hints.tried:
+            if placement is not None and not hints.avoids(placement.instance.member):
                 return placement
             if now >= deadline:
                 return placement if placement is not None and not self._refused_by else None
@@ -154,7 +156,7 @@ class Relay:
         self._takers = [instance] if source is None else [instance, source]
         for taker in self._takers:
             taker.begin()
-            self.upstream.stats.given[str(taker.target), taker.member.role] += 1
+            self.upstream.stats.given[taker.label, taker.member.role] += 1
         self.upstream.stats.num_unpaired += instance.member.role == DECODE and source is None
         instance.circuit.begin()
         try:

@@ -6,7 +6,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-from fastdeploy_sd.config import Config
+from fastdeploy_sd.config import Config, ports_of
 from fastdeploy_sd.disaggregation.transfer.counters import Counters
 from fastdeploy_sd.disaggregation.transfer.events import EventQueue
 from fastdeploy_sd.disaggregation.transfer.pages import Pages
@@ -63,17 +63,19 @@ class ConnectorSettings:
 
     @classmethod
     def of(cls, config: Config) -> ConnectorSettings:
-        """Return the settings of a server; ConfigError: the secret cannot be read or made."""
-        splitwise = config.splitwise
+        """Return the settings of an engine; ConfigError: the secret cannot be read or made."""
+        splitwise, parallel = config.splitwise, config.parallel
+        place = parallel.local_data_parallel_id or 0, parallel.data_parallel_size
+        port, *_ = (*ports_of(splitwise.pd_comm_port, *place), 0)
         secret = deployment_secret(splitwise)
         return cls(
             role=splitwise.splitwise_role,
             host=splitwise.pd_host or config.server.host,
-            port=splitwise.pd_comm_port[0] if splitwise.pd_comm_port else 0,
+            port=port,
             protocols=splitwise.cache_transfer_protocol,
             server_key=derive_key(secret, "pd server"),
             client_key=derive_key(secret, "pd client"),
-            rdma_ports=splitwise.rdma_comm_ports,
+            rdma_ports=ports_of(splitwise.rdma_comm_ports, *place),
             is_local=splitwise.pd_secret is None,
             renew_s=min(_RENEW_S, splitwise.pd_timeout_s / 3),
         )

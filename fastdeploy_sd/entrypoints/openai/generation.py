@@ -31,7 +31,7 @@ class Client(Protocol):
 
     async def verify_healthy(self) -> None: ...
 
-    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]: ...
+    def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]: ...
 
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None: ...
 
@@ -57,7 +57,7 @@ async def _run_choice(
 ) -> AsyncGenerator[ChoiceDelta, None]:
     request = job.requests[choice]
     processor = OutputProcessor(request, tokenizer, job.answer.shown_ids, job.answer.ending_parser())
-    async with aclosing(client.generate(request)) as outputs:
+    async with aclosing(client.generate(request, job.engine)) as outputs:
         async for output in outputs:
             delta = processor.process(output)
             if delta.needs_abort:

@@ -108,7 +108,7 @@ class GenerationHandler:
                 return await until_disconnected(request.receive, self._preparer.prepare(task, content))
             body, progress = read_content(route, content)
             job = await until_disconnected(request.receive, self._preparer.prepare(task, body))
-            return job.routed(route.kv_source, progress)
+            return job.routed(route.kv_source, progress, self._gate.engine_of(route))
 
     async def _answer(
         self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamMetadata | None

@@ -54,6 +54,7 @@ class GenerationJob:
         method: that drafts for its requests, "naive" = none.
         is_lossy: verification may give its requests tokens that plain decoding would not.
         progress: what the client has got of it from another instance; None = nothing.
+        engine: of the server, that runs its requests; None = any.
     """
 
     job_id: str
@@ -65,6 +66,7 @@ class GenerationJob:
     is_lossy: bool
     answer: AnswerOptions
     progress: Progress | None = None
+    engine: int | None = None
 
     @property
     def reports_speculation(self) -> bool:
@@ -131,14 +133,15 @@ class GenerationJob:
             name = f"user {user}"
         return replace(self, requests=replace(self.requests, client=name))
 
-    def routed(self, kv_source: KvSource | None, progress: Progress | None) -> Self:
-        """Return the job as a router wants it: with others' KV, or continuing after what another instance has sent.
+    def routed(self, kv_source: KvSource | None, progress: Progress | None, engine: int | None = None) -> Self:
+        """Return the job as a router wants it: with others' KV, continuing after what another instance has sent, at one
+        of several engines. Should that be lost, it is the router which has the stream go on elsewhere.
 
         Raises BadRequest: the progress is not one of this job.
         """
         requests = replace(self.requests, kv_source=kv_source)
         if progress is None:
-            return replace(self, requests=requests)
+            return replace(self, requests=requests, engine=engine)
         counts = len(progress.choices), len(progress.seeds)
         expected = len(requests), len(requests.prompts)
         if counts != expected or not self.answer.stream:
@@ -152,7 +155,14 @@ class GenerationJob:
             seeds=progress.seeds,
             output_token_ids=tuple(np.array(choice.token_ids, np.int32) for choice in progress.choices),
         )
-        return replace(self, job_id=progress.job_id, created=progress.created, requests=requests, progress=progress)
+        return replace(
+            self,
+            job_id=progress.job_id,
+            created=progress.created,
+            requests=requests,
+            progress=progress,
+            engine=engine,
+        )
 
 
 class VerifyGrammar(Protocol):

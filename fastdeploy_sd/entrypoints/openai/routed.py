@@ -36,6 +36,10 @@ class RouteGate:
             )
         return self._reader.read(header)
 
+    def engine_of(self, route: Route) -> int | None:
+        """Return the engine that a route of `route_of` names; None: this server has only one."""
+        return None if self._reader is None else self._reader.engine_of(route)
+
 
 class StreamMetadata:
     """What the events of a stream show, for the router, which must be able to continue after any of them.

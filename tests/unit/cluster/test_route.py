@@ -19,7 +19,7 @@ NOW = 5000.0
 
 
 def reader(instance_id: str = "d1", key: bytes = KEY, now: float = NOW) -> r.RouteReader:
-    return r.RouteReader(key, instance_id, lambda: now)
+    return r.RouteReader(key, [instance_id], lambda: now)
 
 
 @pytest.mark.parametrize("progress", [None, PROGRESS])
@@ -44,6 +44,16 @@ def test_it_is_good_for_its_instance_and_its_body_only() -> None:
             r.read_content(route, other)
 
 
+def test_it_names_an_engine_of_a_server_with_several() -> None:
+    for ids, engines in ((["s"], [None]), (["s.0", "s.1"], [0, 1])):
+        taking = r.RouteReader(KEY, ids, lambda: NOW)
+        headers = [r.make_route(KEY, r.Recipient(name, NOW), BODY, None, None, "key 1")[0] for name in ids]
+        assert [taking.engine_of(taking.read(header)) for header in headers] == engines
+    header, _ = r.make_route(KEY, r.Recipient("s.2", NOW), BODY, None, None, "key 1")
+    with pytest.raises(Forbidden, match="to this instance, got one to another"):
+        taking.read(header)
+
+
 def test_every_changed_character_is_noticed() -> None:
     header, _ = r.make_route(KEY, r.Recipient("d1", NOW), BODY, None, SOURCE, "key 1")
     for position in range(0, len(header), 7):
@@ -65,7 +75,7 @@ def test_it_ends_with_its_time_by_the_clock_of_its_instance(caplog: pytest.LogCa
 
 def test_it_is_taken_once_as_long_as_it_would_be_good() -> None:
     now = NOW
-    taking = r.RouteReader(KEY, "d1", lambda: now)
+    taking = r.RouteReader(KEY, ["d1"], lambda: now)
     headers = []
     for _ in range(5):
         headers.append(r.make_route(KEY, r.Recipient("d1", now), BODY, None, None, "key 1")[0])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fastdeploy_sd.config import SplitwiseConfig, config_from_kwargs, from_json, load_config, to_json
+from fastdeploy_sd.disaggregation.transfer.settings import ConnectorSettings
 from fastdeploy_sd.errors import ConfigError
 
 
@@ -44,6 +45,22 @@ def test_the_forms_of_fastdeploys_yaml_files(model: str, yaml_file: Callable[[st
 
 
 @pytest.mark.parametrize(
+    ("written", "ports", "of_rdma"),
+    [
+        ("2334", [2334, 2335], [(2334,), (2335,)]),
+        ("2334,2400", [2334, 2400], [(2334,), (2400,)]),
+        ("none", [0, 0], [(), ()]),
+    ],
+)
+def test_each_engine_has_ports_of_its_own(model: str, written: str, ports: list[int], of_rdma: object) -> None:
+    options = {"pd_comm_port": written, "rdma_comm_ports": written, "pd_secret": "s" * 16, "data_parallel_size": 2}
+    engines = [config_from_kwargs(model=model, local_data_parallel_id=number, **options) for number in range(2)]
+    settings = [ConnectorSettings.of(config) for config in engines]
+    assert [found.port for found in settings] == ports
+    assert [found.rdma_ports for found in settings] == of_rdma
+
+
+@pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"splitwise_role": "both"}, "splitwise_role: expected one of mixed, prefill, decode, got 'both'"),
@@ -59,7 +76,20 @@ def test_the_forms_of_fastdeploys_yaml_files(model: str, yaml_file: Callable[[st
         ),
         ({"rdma_comm_ports": "7671,"}, "rdma_comm_ports: expected an integer in 1..65535, or a list of them, or none"),
         ({"rdma_comm_ports": [True]}, "rdma_comm_ports: expected an integer in 1..65535"),
-        ({"pd_comm_port": "1,2"}, "pd_comm_port: expected one port, got 2"),
+        ({"pd_comm_port": "1,2"}, "pd_comm_port: expected one port for data_parallel_size 1, got 2"),
+        (
+            {"pd_comm_port": "1,2,3", "data_parallel_size": 2},
+            "pd_comm_port: expected one port, or 2 for data_parallel_size 2, got 3",
+        ),
+        ({"pd_comm_port": "1,1", "data_parallel_size": 2}, "pd_comm_port: expected everything once, got 1,1"),
+        (
+            {"pd_comm_port": 65535, "data_parallel_size": 2},
+            "pd_comm_port: expected at most 65534, as 2 engines take as many in a row, got 65535",
+        ),
+        (
+            {"rdma_comm_ports": "1,2,3", "data_parallel_size": 2},
+            "rdma_comm_ports: expected one port, or a multiple of 2 for data_parallel_size 2, got 3",
+        ),
         ({"pd_timeout": 0}, "pd_timeout: expected a number in 0.1..3600, got 0"),
         ({"pd_secret": "hush-hush"}, "pd_secret: expected at least 16 characters, got fewer"),
     ],

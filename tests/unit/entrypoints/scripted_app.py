@@ -96,7 +96,7 @@ class ScriptedClient:
     aborted: dict[RequestId, FinishReason] = field(default_factory=dict)
     awaited: set[RequestId] = field(default_factory=set)
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
         script = self.scripts[len(self.submitted)]
         self.submitted.append(request)
         for output in script.outputs(request):

@@ -49,7 +49,7 @@ class Cluster:
         _, now = await self._store.read_records(CLUSTER)
         address = f"tcp://127.0.0.1:{len(name)}" if role == "prefill" else ""
         member = Member(name, role, digest_of(info), info.max_request_tokens, address, kv)
-        record = Record(member, f"server of {name}", now, now, info.speculation, InstanceLoad(max_num_seqs=8), 8)
+        record = Record(member, f"server of {name}", 0, now, now, info.speculation, InstanceLoad(max_num_seqs=8), 8)
         frame = codec_for(self._config, info).encode(f"{CLUSTER}.{name}", record)
         await self._store.write_record(CLUSTER, name, frame, WAIT_S)
         await asyncio.sleep(0.01)  # what was read before is good for some milliseconds

@@ -34,6 +34,19 @@ def test_an_instance_comes_is_heard_and_goes() -> None:
         registry.heartbeat(signed(m.HEARTBEAT, m.Heartbeat(session, 3, LOAD, NOW)))
 
 
+def test_engines_of_one_server_have_one_address_which_another_server_takes_over() -> None:
+    registry = registry_of()
+    for name in ("s.0", "s.1"):
+        register(registry, said(instance_id=name))
+    assert [i.label for i in registry.available()] == ["127.0.0.1:8000 engine 0", "127.0.0.1:8000 engine 1"]
+    session = register(registry, said(instance_id="s.1", kv_address="tcp://:9"))  # it was started again
+    assert [i.member.kv_address for i in registry.instances] == ["", "tcp://:9"]
+    registry.heartbeat(signed(m.HEARTBEAT, m.Heartbeat(session, 1, replace(LOAD, takes_requests=False), NOW)))
+    assert [i.instance_id for i in registry.available()] == ["s.0"]
+    register(registry, said(instance_id="another"))
+    assert [i.instance_id for i in registry.instances] == ["another"]
+
+
 def test_another_secret_is_refused_and_so_is_a_signature_for_another_purpose() -> None:
     registry = registry_of()
     registration = replace(SAID, challenge=registry.challenge())

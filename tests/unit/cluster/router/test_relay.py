@@ -145,7 +145,7 @@ async def add() -> AsyncIterator[Add]:
         ) -> Scripted:
             load = replace(SAID.load, num_running=num_running)
             name = f"instance {len(world.scripted)}"
-            reader = RouteReader(KEY, name, lambda: time.monotonic() + ahead_s)
+            reader = RouteReader(KEY, [name], lambda: time.monotonic() + ahead_s)
             scripted = Scripted(list(answers), Instance(said(instance_id=name), "", LOCAL), reader)
             server = await stack.enter_async_context(await asyncio.start_server(scripted.talk, LOCAL, 0))
             port = server.sockets[0].getsockname()[1]

@@ -54,6 +54,7 @@ struct Buffers {
     return run;
   }
 
+  // Of the experts that have pairs.
   void PlaceExperts(const MoeFfnParams& p) const {
     const int64_t inner = p.intermediate_size;
     const int64_t gate_up_bytes =
@@ -61,6 +62,7 @@ struct Buffers {
     const int64_t down_bytes = PackedLinearBytes(p.intermediate_size, p.hidden_size, p.experts.down_format, kWhole);
     const auto bias = [](const float* all, int64_t offset) { return all == nullptr ? nullptr : all + offset; };
     for (int64_t e = 0; e < p.num_local_experts; ++e) {
+      if (of_run.first_pair[e] == of_run.first_pair[e + 1]) continue;
       experts[e] = {static_cast<const char*>(p.experts.gate_up) + e * gate_up_bytes,
                     static_cast<const char*>(p.experts.down) + e * down_bytes,
                     bias(p.experts.gate_up_bias, e * 2 * inner), bias(p.experts.down_bias, e * p.hidden_size)};
@@ -121,8 +123,8 @@ Error MoeFfn(const MoeFfnParams& p) {
   Buffers(p, &sizes);
   Arena arena(ScratchArray<char>(Scratch::kOp, sizes.size()));
   const Buffers b(p, &arena);
-  b.PlaceExperts(p);
   RouteTokens(RouterInputOf(p), b.pairs, b.router);
+  b.PlaceExperts(p);
   std::memset(b.sums, 0,
               sizeof(float) * static_cast<size_t>(p.num_slices) * static_cast<size_t>(p.num_tokens) *
                   static_cast<size_t>(p.hidden_size));

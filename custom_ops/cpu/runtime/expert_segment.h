@@ -4,7 +4,7 @@
 // Each rank has a job: rows that it wants run, as pairs of a row and a slot of another rank, sorted by rank. Only this
 // rank writes it, and publishes it by raising `seq`. The ranks that it names write the results and then their `done`
 // line. A rank reads a job only while its own `done` is lower than `seq`; before that a job of no concern to it is
-// marked done by who writes it. So nobody reads what is being written, also when a process ends anywhere: a job is
+// marked done by who writes it. So no rank reads what is being written, also when a process ends anywhere: a job is
 // written anew only when all that it named are done or will not come back.
 #include <atomic>
 #include <cstdint>

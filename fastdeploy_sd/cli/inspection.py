@@ -12,7 +12,7 @@ from importlib import metadata
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
-from fastdeploy_sd.config import explain, load_config
+from fastdeploy_sd.config import Config, explain, load_config
 from fastdeploy_sd.device.cuda.library import usable_library
 from fastdeploy_sd.device.library import LIBRARY_PATH, amx_refusal, isa, load, num_threads
 from fastdeploy_sd.device.processors import first_processor, own_processors
@@ -20,6 +20,7 @@ from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofline import measure_roofline
+from fastdeploy_sd.worker.loading.engine_rows import speed_rows
 from fastdeploy_sd.worker.loading.forecast import forecast
 
 PACKAGES = (
@@ -57,9 +58,16 @@ def explain_config(argv: Sequence[str]) -> int:
     for name, value, origin in cells:
         print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
     print()
-    for name, text in forecast(config).items():
+    for name, text in (forecast(config) | _engine_speed(config)).items():
         print(f"{name:<{widths[0]}}  {text}")
     return 0
+
+
+def _engine_speed(config: Config) -> dict[str, str]:
+    try:
+        return speed_rows(config)
+    except ConfigError as error:
+        return {"several engines": f"not measured: {error.message}"}
 
 
 def collect_env(argv: Sequence[str]) -> int:

@@ -33,9 +33,9 @@ class ParallelConfig:
     data_parallel_size: int = option(
         1,
         Spec(
-            "Engines of this server. Each has its own copy of the model, its own KV cache and its own"
-            " tensor_parallel_size ranks; a request runs at one of them, and goes on at another one should that be"
-            " lost.",
+            "Engines of this server. Each has its own copy of the model, its own KV cache, its own"
+            " tensor_parallel_size ranks, and an equal part of the cores and of the memory, or GPUs of its own; a"
+            " request runs at one of them, and goes on at another one should that be lost.",
             minimum=1,
             maximum=64,
         ),
@@ -43,8 +43,8 @@ class ParallelConfig:
     local_data_parallel_id: int | None = option(
         None,
         Spec(
-            "The only one of the data_parallel_size engines that this command starts, from 0; none: it starts all of"
-            " them.",
+            "The only one of the data_parallel_size engines that this command starts, from 0; the others' parts of"
+            " this machine are left to them. none: it starts all of them.",
             minimum=0,
         ),
     )
@@ -106,6 +106,11 @@ class ParallelConfig:
     def num_local_engines(self) -> int:
         """Number of engines that this command starts."""
         return self.data_parallel_size if self.local_data_parallel_id is None else 1
+
+    @property
+    def first_rank(self) -> int:
+        """Number of this engine's rank 0 among the ranks of all engines, which is that of its GPU too."""
+        return (self.local_data_parallel_id or 0) * self.tensor_parallel_size
 
     @property
     def num_nodes(self) -> int:

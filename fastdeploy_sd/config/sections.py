@@ -28,7 +28,7 @@ class CacheConfig:
     num_blocks: int | None = option(
         None,
         Spec(
-            "KV blocks in all; none: as `kv_cache_memory_gb` allows.",
+            "KV blocks of an engine; none: as `kv_cache_memory_gb` allows.",
             name="num_gpu_blocks_override",
             aliases=("num_blocks_override",),
             minimum=1,
@@ -37,9 +37,9 @@ class CacheConfig:
     kv_cache_memory_gb: float | None = option(
         None,
         Spec(
-            "Memory for KV blocks, in GiB, of all ranks together, at most what the machine has; none: what"
-            " `max_num_seqs` requests of full length need, at most half of what is free when the weights are loaded;"
-            " on a GPU what `gpu_memory_utilization` leaves.",
+            "Memory for KV blocks, in GiB, of an engine's ranks together, at most what the machine has; none: what"
+            " `max_num_seqs` requests of full length need, at most an engine's part of half of what is free when the"
+            " weights are loaded; on a GPU what `gpu_memory_utilization` leaves.",
             minimum=0.001,
         ),
     )
@@ -72,8 +72,8 @@ class CacheConfig:
     swap_space: float | None = option(
         None,
         Spec(
-            "Second level of the prefix cache, in GiB: copies of KV blocks that outlive these. Worth having if it is"
-            " larger than the KV cache. none or 0: there is none.",
+            "Second level of an engine's prefix cache, in GiB: copies of KV blocks that outlive these. Worth having if"
+            " it is larger than the KV cache. none or 0: there is none.",
             minimum=0,
         ),
     )

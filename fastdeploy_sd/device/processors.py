@@ -7,11 +7,23 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 _CPU = Path("sys/devices/system/cpu")
 _NODE = Path("sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A core, with those of its processors that may be used.
+
+    Attributes:
+        node: of memory; None = not known.
+    """
+
+    processors: tuple[int, ...]
+    node: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,10 @@ class Processors:
             " server one node (numactl --cpunodebind=N --membind=N, a cpuset), or start one rank per node"
         )
 
+    def with_quota_among(self, count: int) -> Processors:
+        """Return the same with an equal part of the quota, for one of so many processes."""
+        return self if self.quota is None else replace(self, quota=self.quota / count)
+
     def describe(self) -> str:
         """Return them in words, for logs and bug reports."""
         quota = "no quota" if self.quota is None else f"a quota of {self.quota:g}"
@@ -64,21 +80,39 @@ class Processors:
         return f"{len(self.allowed)} usable on {self.num_cores} cores, {quota}{nodes}"
 
 
+# How many engines a control group's quota is for; see engine_cores.take_share.
+_quota_shares = [1]
+
+
 @functools.cache
 def own_processors() -> Processors:
     """Return those of this process, as they were at the first call."""
-    return read_processors(Path("/"), os.sched_getaffinity(0))
+    return read_processors(Path("/"), os.sched_getaffinity(0)).with_quota_among(_quota_shares[0])
+
+
+def share_quota(count: int) -> None:
+    """Have this process take 1 / count of the quota; called before anything asks for `own_processors`."""
+    _quota_shares[0] = count
 
 
 def read_processors(root: Path, allowed: Collection[int]) -> Processors:
     """Return what the files of a system say; what is missing or cannot be read is taken for unbounded or unknown."""
-    cores = {_text(root / _CPU / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed}
-    nodes = [
-        int(folder.name.removeprefix("node"))
-        for folder in (root / _NODE).glob("node[0-9]*")
-        if read_numbers(_text(folder / "cpulist") or "") & set(allowed)
-    ]
+    cores = read_cores(root, allowed)
+    nodes = {core.node for core in cores if core.node is not None}
     return Processors(tuple(sorted(allowed)), len(cores), min(_quotas(root), default=None), tuple(sorted(nodes)))
+
+
+def read_cores(root: Path, allowed: Collection[int]) -> list[Core]:
+    """Return the cores of the processors that may be used; one whose core the system does not say is its own."""
+    node_of = {
+        cpu: int(folder.name.removeprefix("node"))
+        for folder in (root / _NODE).glob("node[0-9]*")
+        for cpu in read_numbers(_text(folder / "cpulist") or "")
+    }
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(allowed):
+        cores.setdefault(_text(root / _CPU / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu), []).append(cpu)
+    return [Core(tuple(processors), node_of.get(processors[0])) for processors in cores.values()]
 
 
 def first_processor(root: Path = Path("/")) -> Mapping[str, str]:
@@ -136,6 +170,14 @@ def read_numbers(text: str) -> set[int]:
         if first.isdecimal():
             numbers.update(range(int(first), int(last or first) + 1))
     return numbers
+
+
+def describe_numbers(numbers: Collection[int]) -> str:
+    """Return the numbers as such a list, with commas and ranges."""
+    ordered = sorted(numbers)
+    first = [number for number in ordered if number - 1 not in numbers]
+    last = [number for number in ordered if number + 1 not in numbers]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
 
 
 def _text(path: Path) -> str | None:

@@ -22,7 +22,7 @@ from fastdeploy_sd.text.guidance.compiler import GrammarStore
 from fastdeploy_sd.text.guidance.vocabulary import VocabularyError, load_vocabulary
 from fastdeploy_sd.types import ModelInfo, SchedulerOutput, SpeculationInfo, StepResult
 from fastdeploy_sd.types.kv_groups import most_blocks
-from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits, measure_limits
+from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_engines, describe_limits, measure_limits
 from fastdeploy_sd.worker.kv.block_copier import BlockCopier
 from fastdeploy_sd.worker.kv.kv_access import AnyPages, open_pages
 from fastdeploy_sd.worker.kv.kv_identity import KvIdentity
@@ -199,6 +199,8 @@ def _created(
     store = open_block_store(config, pages, loaded.states, identity, loaded.checkpoint, drafts)
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
+        if config.parallel.data_parallel_size > 1 and not config.parallel.first_rank:
+            _log.info("%s", describe_engines(limits, config.parallel.data_parallel_size))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
     is_async = not is_host and is_alone and config.scheduler.async_scheduling

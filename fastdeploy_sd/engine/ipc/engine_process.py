@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fastdeploy_sd.config import Config, from_json, to_json
+from fastdeploy_sd.config import Config, ParallelConfig, from_json, to_json
+from fastdeploy_sd.device.engine_cores import take_share
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor, ServingExecutor
 from fastdeploy_sd.engine.ipc.engine_loop import EngineLoop
@@ -93,9 +94,7 @@ def main() -> int:
     end_with_parent(functools.partial(remove_directory, directory_of(start["address"])))
     try:
         config = from_json(start["config"])
-        parallel = config.parallel
-        has_siblings = parallel.data_parallel_size > 1
-        configure_logging(f"engine {parallel.local_data_parallel_id}" if has_siblings else "engine")
+        _begin(config.parallel)
         create_executor: ExecutorFactory = _find(start["executor"])
         open_engine: EngineFactory = _find(start["engine"])
         file = {"expert_file": int(start["expert_file"])} if "expert_file" in start else {}
@@ -118,6 +117,22 @@ def main() -> int:
     except Exception:
         logger.exception("the engine could not start")
         return EXIT_FAILED
+
+
+def _begin(parallel: ParallelConfig) -> None:
+    """Take this engine's part of the processors, and begin its log."""
+    number, count = parallel.local_data_parallel_id, parallel.data_parallel_size
+    if number is None or count == 1:
+        configure_logging("engine")
+        return
+    try:
+        cores = take_share(number, count)
+    except OSError as error:
+        configure_logging(f"engine {number}")
+        logger.warning("the engines' processors are not kept apart: %s", error)
+        return
+    configure_logging(f"engine {number}")
+    logger.log(logging.WARNING if cores.is_shared else logging.INFO, "runs on %s", cores.describe())
 
 
 def _find(place: str) -> Any:

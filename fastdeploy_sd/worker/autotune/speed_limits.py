@@ -38,6 +38,26 @@ def describe_limits(roofline: Roofline, num_bytes: int) -> str:
     return "; ".join(parts)
 
 
+def describe_engines(roofline: Roofline, num_engines: int) -> str:
+    """Return a line: up to how many rows per step one engine with all threads is faster than several.
+
+    Reading the weights W takes D engines D * W / B together, as long as n rows' arithmetic for n = D * `free_rows`. One
+    engine reads them once: it is faster below that n, by D at most, and as fast from there on, but for what a step
+    costs besides.
+
+    Args:
+        roofline: of one format, measured with the threads of one engine or of all: both limits grow with threads.
+    """
+    [fmt] = roofline.peaks
+    rows, text = roofline.free_rows(fmt), f"{num_engines} engines read the weights {num_engines} times per step: "
+    if rows is None:
+        return text + "for few requests that is slower than one engine with all threads"
+    return (
+        f"{text}with fewer than {num_engines * rows} rows in all (running requests, and their drafts), one engine with"
+        f" all threads is faster, {num_engines} times as fast up to {rows} rows (less for a mixture of experts)"
+    )
+
+
 def bytes_per_step(config: Config, source: ModelSource) -> int:
     """Return the bytes of weights that a step of one row reads, over all ranks; 0 = not known.
 

@@ -128,7 +128,11 @@ def allocate_kv(
     one_block = layers.block_bytes(kv_format, alike=device().kind != "cpu")
     room = partial(room_for_kv, config, target, drafts, group, sum(state_bytes))
     size = kv_sizing.choose_size(config, one_block, max_model_len, room, layout.groups)
-    if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory())):
+    if (
+        group.rank == 0
+        and device().kind == "cpu"
+        and (shortage := size.shortage(free_memory(), config.parallel.data_parallel_size))
+    ):
         _log.warning("%s", shortage)
     zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group, state_bytes)
     return KvMemory(
@@ -149,10 +153,11 @@ def allocate_kv(
 def room_for_kv(
     config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], group: RankGroup, state_bytes: int = 0
 ) -> kv_sizing.KvRoom:
-    """Return the room in the ranks' memory: they share the host's, and have a GPU each."""
+    """Return the room in the ranks' memory: they share the host's with other engines, and have a GPU each."""
     found = device()
     if not isinstance(found, CudaDevice):
-        return kv_sizing.half_of(max(group.smallest(free_memory) - state_bytes, 0))
+        free = max(group.smallest(free_memory) - state_bytes * config.parallel.data_parallel_size, 0)
+        return kv_sizing.half_of(free, config.parallel.data_parallel_size)
     max_tokens = kv_sizing.max_model_len(config, target)
     steps = gpu_memory.step_bytes(config, target, list(drafts.values()), max_tokens, found.library)
     memory = gpu_memory.GpuMemory(*found.library.memory_bytes(), steps)

@@ -167,13 +167,14 @@ class KvCacheSize:
             f" room for {count} requests of {max_request_tokens} tokens"
         )
 
-    def shortage(self, free_bytes: int) -> str | None:
-        """Return a line about missing memory, None where all blocks fit into the free memory."""
-        if self.num_bytes <= free_bytes:
+    def shortage(self, free_bytes: int, num_engines: int = 1) -> str | None:
+        """Return a line about missing memory, None where all blocks of so many engines fit into the free memory."""
+        if self.num_bytes * num_engines <= free_bytes:
             return None
+        each = f" in each of {num_engines} engines" if num_engines > 1 else ""
         return (
-            f"the KV cache may take {self.num_bytes / _GIB:.2f} GiB ({self.reason}), but {free_bytes / _GIB:.2f} GiB of"
-            " memory are free: the system may end the server when more is in use"
+            f"the KV cache may take {self.num_bytes / _GIB:.2f} GiB ({self.reason}){each}, but"
+            f" {free_bytes / _GIB:.2f} GiB of memory are free: the system may end the server when more is in use"
         )
 
 
@@ -219,9 +220,11 @@ class KvRoom:
     takes_all: bool = False
 
 
-def half_of(free_bytes: int) -> KvRoom:
-    """Return the room in main memory with so many free bytes."""
-    return KvRoom(int(free_bytes * _SHARE_OF_FREE), f"half of the {free_bytes / _GIB:.2f} GiB that are free")
+def half_of(free_bytes: int, num_engines: int = 1) -> KvRoom:
+    """Return the room of one of so many engines in main memory with so many free bytes."""
+    among = f", among {num_engines} engines" if num_engines > 1 else ""
+    reason = f"half of the {free_bytes / _GIB:.2f} GiB that are free{among}"
+    return KvRoom(int(free_bytes * _SHARE_OF_FREE / num_engines), reason)
 
 
 def choose_size(

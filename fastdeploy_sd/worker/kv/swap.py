@@ -54,7 +54,7 @@ def open_block_store(
         _fail(f"at least {least * stride / _GIB:.6f} ({what})", config)
     folder, path = config.cache.swap_folder, None
     if folder is None:
-        left = max(0, free_memory() - pages.host_bytes)
+        left = max(0, free_memory() // config.parallel.data_parallel_size - pages.host_bytes)
         if num_slots * stride > left:
             _fail(f"at most {left / _GIB:.3f}, the memory that the KV cache leaves free, or a swap_folder", config)
     else:
@@ -81,7 +81,8 @@ def _file_name(config: Config, identity: KvIdentity, checkpoint: ModelSource, dr
     draft_places = [str(draft.checkpoint.path.resolve()) for draft in drafts]
     formats = identity.kv_format, identity.block_size, config.model.dtype, config.model.quantization, device().kind
     digest = hashlib.blake2b(repr((str(place), draft_places, formats)).encode(), digest_size=6)
-    return f"{place.name}-{digest.hexdigest()}.kvswap"
+    engine = f"-engine{config.parallel.local_data_parallel_id}" if config.parallel.data_parallel_size > 1 else ""
+    return f"{place.name}-{digest.hexdigest()}{engine}.kvswap"
 
 
 def _key(

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def choose_device(config: Config, rank: int = 0) -> Device:
-    """Choose the device of this process; of several GPUs, the one with the rank's number.
+    """Choose the device of this process; of several GPUs, the one with the rank's number among those of all engines.
 
     Raises ConfigError: a GPU was asked for, or an option needs one, but none can be used; or an option needs the CPU.
     """
@@ -27,7 +27,7 @@ def choose_device(config: Config, rank: int = 0) -> Device:
         if needs_gpu is not None:
             raise needs_gpu
         return choose(None)
-    library, refusal = usable_library(rank), next(iter(cpu_only(config)), None)
+    library, refusal = usable_library(config.parallel.first_rank + rank), next(iter(cpu_only(config)), None)
     if isinstance(library, str):
         refusal = ConfigError(f"device: expected cpu or auto on this machine, got gpu: {library}", param="device")
     elif refusal is None and (refusal := _too_few(config, library)) is None:
@@ -46,11 +46,15 @@ def choose_device(config: Config, rank: int = 0) -> Device:
 
 
 def _too_few(config: Config, library: CudaLibrary) -> ConfigError | None:
-    num_ranks, num_gpus = config.parallel.tensor_parallel_size, num_devices(library)
-    if num_ranks <= num_gpus:
+    num_ranks, num_engines = config.parallel.tensor_parallel_size, config.parallel.data_parallel_size
+    num_gpus = num_devices(library)
+    if num_ranks * num_engines <= num_gpus:
         return None
-    text = f"tensor_parallel_size: expected at most {num_gpus}, as every rank has a GPU of its own, got {num_ranks}"
-    return ConfigError(text, param="tensor_parallel_size")
+    name, value, most = "tensor_parallel_size", num_ranks, num_gpus
+    if num_ranks <= num_gpus:
+        name, value, most = "data_parallel_size", num_engines, num_gpus // num_ranks
+    text = f"{name}: expected at most {most}, as every rank has a GPU of its own, got {value}"
+    return ConfigError(text, param=name)
 
 
 def set_kernel_threads(config: Config, group: RankGroup) -> None:

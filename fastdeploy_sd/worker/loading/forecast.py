@@ -27,6 +27,7 @@ from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.kv.state_sizing import state_size, verify_state_options
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
+from fastdeploy_sd.worker.loading.engine_rows import memory_rows, processor_rows, shares_weights
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.expert_ranks import service_shape, verify_expert_parallel
 
@@ -80,18 +81,26 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     stored = model.stored_weights
     rows, gpu = _device_rows(config)
     of_experts = _expert_rows(config, decoder, scheme, drafts)
+    rows |= processor_rows(config, gpu)
     packed = weight_bytes_per_step(decoder, scheme, stored, on_gpu=gpu is not None)
     target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
     layout = KvLayout.of_model(target_kv, model.draft_layers(shard), kv_sizing.KvCacheFormat.create(config), config)
     one_block = shard.size * layout.block_bytes
     if gpu is None:
-        taken = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
-        taken += model.draft_bytes(WHOLE_MODEL)
-        states = state_size(config, decoder, lambda: kv_sizing.half_of(max(0, free() - taken)).num_bytes, shard.size)
-        taken += 0 if states is None else states.num_bytes
+        count = config.parallel.data_parallel_size
+        weight_bytes = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
+        weight_bytes += model.draft_bytes(WHOLE_MODEL)
+        taken = weight_bytes if shares_weights(config) else count * weight_bytes
+        states = state_size(config, decoder, lambda: _room(free() - taken, count).num_bytes, shard.size)
+        state_bytes = 0 if states is None else states.num_bytes
         size = kv_sizing.choose_size(
-            config, one_block, max_model_len, lambda: kv_sizing.half_of(max(0, free() - taken)), layout.groups
+            config,
+            one_block,
+            max_model_len,
+            lambda: _room(free() - taken - count * state_bytes, count),
+            layout.groups,
         )
+        rows |= memory_rows(config, weight_bytes, size.num_bytes + state_bytes)
     else:
         memory = model.memory_with_weights(gpu, shard)
         share = config.cache.gpu_memory_utilization
@@ -119,6 +128,10 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
         if speculative.num_speculative_tokens
         else "none",
     }
+
+
+def _room(free_bytes: int, num_engines: int) -> kv_sizing.KvRoom:
+    return kv_sizing.half_of(max(0, free_bytes), num_engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +205,7 @@ def _device_rows(config: Config) -> tuple[dict[str, str], CudaLibrary | None]:
     """Return the rows about the device, and the chosen GPU."""
     if config.device == "cpu":
         return {}, None
-    found, refusal = usable_library(), next(iter(cpu_only(config)), None)
+    found, refusal = usable_library(config.parallel.first_rank), next(iter(cpu_only(config)), None)
     if isinstance(found, str):
         reason = found
     elif refusal is not None:

@@ -22,11 +22,13 @@ def with_gpus(config: Config, group: RankGroup) -> RankGroup:
     found = device()
     if not isinstance(found, CudaDevice) or not isinstance(group.communicator, Communicator):
         return group
-    for other in range(group.size):
-        if other != group.rank and not reaches(found.library, group.rank, other):
+    first = config.parallel.first_rank
+    own = first + group.rank
+    for other in range(first, first + group.size):
+        if other != own and not reaches(found.library, own, other):
             raise ConfigError(
                 "tensor_parallel_size: expected GPUs that can read one another's memory (`nvidia-smi topo -p2p r`), got"
-                f" GPUs {group.rank} and {other}, which cannot",
+                f" GPUs {own} and {other}, which cannot",
                 param="tensor_parallel_size",
             )
     try:

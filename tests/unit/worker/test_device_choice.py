@@ -12,7 +12,7 @@ import pytest
 
 from custom_ops import cuda_build
 from fastdeploy_sd.cli.inspection import environment
-from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig
 from fastdeploy_sd.device.cuda.library import CudaLibrary, cuda_refusal, load
 from fastdeploy_sd.device.device import choose, device
 from fastdeploy_sd.errors import ConfigError, DeviceLost
@@ -104,3 +104,22 @@ def test_a_gpu_that_kernels_do_not_fit_is_refused(
         assert choose_device(AUTO).kind == ("gpu" if refusal is None else "cpu")
     finally:
         set_architecture(90)
+
+
+def test_every_rank_of_every_engine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "fastdeploy_sd.worker.loading.device_choice.usable_library", lambda number: asked.append(number) or "none here"
+    )
+    for engine in range(3):
+        parallel = ParallelConfig(tensor_parallel_size=2, data_parallel_size=3, local_data_parallel_id=engine)
+        for rank in range(2):
+            choose_device(replace(AUTO, parallel=parallel), rank)
+    assert asked == list(range(6))
+
+
+def test_too_few_gpus_for_all_engines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
+    engines = replace(GPU, parallel=ParallelConfig(data_parallel_size=2, local_data_parallel_id=0))
+    with pytest.raises(ConfigError, match=r"data_parallel_size: expected at most 1, as every rank has a GPU .*, got 2"):
+        choose_device(engines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,25 @@ def test_a_small_memory_bounds_requests() -> None:
     rows = forecast(config_from_kwargs(model="demo", speculative_config="naive"), lambda: 30 << 20)
     assert rows["longest request"].endswith("(the model's 4096 do not fit into the KV cache)")
     assert rows["drafting"] == "none"
+
+
+@pytest.mark.parametrize(("folder", "copies", "total"), [(None, 3, "0.53"), ("packed", 1, "0.51")])
+def test_engines_have_parts_of_the_machine(folder: str | None, copies: int, total: str, tmp_path: Path) -> None:
+    """Each its KV cache and, unless they map one file, its weights, of which no memory is left for KV."""
+    options: dict[str, object] = {} if folder is None else {"packed_weights_cache": str(tmp_path / folder)}
+    found = [
+        forecast(config_from_kwargs(model="demo", speculative_config="naive", **options, **parallel), lambda: GIB)
+        for parallel in ({"data_parallel_size": 3}, {"data_parallel_size": 3, "local_data_parallel_id": 1})
+    ]
+    assert [row for row in found[0] if row.startswith("engine")] == ["engines", "engine 0", "engine 1", "engine 2"]
+    assert [row for row in found[1] if row.startswith("engine")] == ["engines", "engine 1"]
+    assert found[1]["engines"] == "3, number 1 from this command"
+    assert found[0]["memory of engines"] == found[1]["memory of engines"]
+    assert (
+        f"; {total} GiB in all: {'one copy' if copies == 1 else '3 copies'} of the weights"
+        in (found[0]["memory of engines"])
+    )
+    assert ", among 3 engines" in found[0]["KV cache"]
 
 
 def test_it_is_what_the_executor_does() -> None:

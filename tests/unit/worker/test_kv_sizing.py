@@ -56,6 +56,17 @@ def test_more_than_is_free_is_told_with_what_is() -> None:
     )
 
 
+def test_engines_of_one_machine_divide_its_memory() -> None:
+    of_one, of_four = half_of(8 * GIB), half_of(8 * GIB, 4)
+    assert (of_four.num_bytes, of_four.reason) == (
+        of_one.num_bytes // 4,
+        "half of the 8.00 GiB that are free, among 4 engines",
+    )
+    size = choose_size(config(kv_cache_memory_gb=2), ONE_BLOCK, 4096, never)
+    assert size.shortage(8 * GIB, 4) is None
+    assert " in each of 5 engines, but 8.00 GiB" in (size.shortage(8 * GIB, 5) or "")
+
+
 def test_half_of_what_is_free_is_the_limit() -> None:
     size = choose_size(config(max_num_seqs=256), ONE_BLOCK, 100_000, lambda: half_of(3 * GIB))
     assert (size.num_blocks, size.num_tokens) == (1536, 1536 * 64)

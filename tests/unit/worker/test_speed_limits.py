@@ -11,7 +11,7 @@ from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.ops.roofline import Roofline, measure_roofline
-from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_limits
+from fastdeploy_sd.worker.autotune.speed_limits import bytes_per_step, describe_engines, describe_limits
 
 
 def test_rows_are_free_until_arithmetic_takes_as_long_as_reading() -> None:
@@ -52,6 +52,25 @@ def test_the_line_of_a_start(golden_dir: Path, model: str, roofline: Roofline, l
     path = golden_dir / model
     text = describe_limits(roofline, bytes_per_step(Config(ModelConfig(str(path))), Checkpoint(path)))
     assert re.fullmatch(line, text), text
+
+
+def test_engines_are_slower_than_one_until_each_has_rows_enough() -> None:
+    """Times from the two limits: the one of D engines is longer below D times the free rows, and equal from there."""
+    roofline, num_engines = Roofline(10e9, {"bfloat16": 105e9}), 4
+    text = describe_engines(roofline, num_engines)
+    assert "with fewer than 40 rows in all" in text
+    assert "4 times as fast up to 10 rows" in text
+
+    def step_s(rows: float, share: float) -> float:
+        """Seconds of a step over 1e9 weights on a share of the machine."""
+        return max(2e9 / (10e9 * share), 2e9 * rows / (105e9 * share))
+
+    gains = {rows: step_s(rows / num_engines, 1 / num_engines) / step_s(rows, 1) for rows in (1, 10, 20, 39, 42, 200)}
+    assert gains[1] == gains[10] == pytest.approx(4)
+    assert gains[20] == pytest.approx(2, rel=0.06)
+    assert gains[39] > 1
+    assert gains[42] == gains[200] == pytest.approx(1)
+    assert "for few requests that is slower" in describe_engines(Roofline(10e9, {"bfloat16": 0.0}), 2)
 
 
 def test_the_machine_is_measured() -> None:

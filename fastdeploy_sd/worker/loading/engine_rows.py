@@ -1,0 +1,69 @@
+"""What several engines of one machine come to: each one's cores, GPUs and memory, and all of them beside one engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fastdeploy_sd.config import Config
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.engine_cores import divided
+from fastdeploy_sd.device.processors import read_cores
+from fastdeploy_sd.worker.autotune.speed_limits import describe_engines, measure_limits
+
+_GIB = 1 << 30
+
+
+def shares_weights(config: Config) -> bool:
+    """Return whether all engines of a machine read one copy of the packed weights, through the cache of files."""
+    return config.model.packed_weights_folder is not None
+
+
+def processor_rows(config: Config, gpu: CudaLibrary | None, root: Path = Path("/")) -> dict[str, str]:
+    """Return name -> text of what each engine that this command starts runs on; {} for an only engine."""
+    parallel = config.parallel
+    count, num_ranks = parallel.data_parallel_size, parallel.tensor_parallel_size
+    if count == 1:
+        return {}
+    ranks = f" of {num_ranks} ranks" if num_ranks > 1 else ""
+    own = range(count) if parallel.local_data_parallel_id is None else [parallel.local_data_parallel_id]
+    rows = {
+        "engines": f"{count}{ranks}, {'all of them' if len(own) == count else f'number {own[0]}'} from this command"
+    }
+    shares = divided(read_cores(root, os.sched_getaffinity(0)), count)
+    for number in own:
+        text, first = shares[number].describe(), number * num_ranks
+        if gpu is not None:
+            text += f"; GPU {first}" if num_ranks == 1 else f"; GPUs {first} to {first + num_ranks - 1}"
+        rows[f"engine {number}"] = text
+    return rows
+
+
+def memory_rows(config: Config, weight_bytes: int, kv_bytes: int) -> dict[str, str]:
+    """Return the row about main memory of several engines; {} for an only one.
+
+    Args:
+        weight_bytes: of one copy of the weights.
+        kv_bytes: that each engine's KV cache and recurrent states may take.
+    """
+    count = config.parallel.data_parallel_size
+    if count == 1:
+        return {}
+    if shares_weights(config):
+        copies, how = 1, "one copy of the weights for all (packed_weights_cache)"
+    else:
+        copies, how = count, f"{count} copies of the weights (packed_weights_cache makes it one for all)"
+    total = copies * weight_bytes + count * kv_bytes
+    return {
+        "memory of engines": f"{weight_bytes / _GIB:.2f} GiB of weights, {kv_bytes / _GIB:.2f} GiB of KV cache each;"
+        f" {total / _GIB:.2f} GiB in all: {how}"
+    }
+
+
+def speed_rows(config: Config) -> dict[str, str]:
+    """Measure the machine, and return the row that compares several engines with one; {} for an only one.
+
+    Raises ConfigError: the kernel library cannot be used.
+    """
+    count = config.parallel.data_parallel_size
+    return {} if count == 1 else {"several engines": describe_engines(measure_limits(config), count)}

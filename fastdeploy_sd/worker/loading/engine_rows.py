@@ -14,9 +14,9 @@ from fastdeploy_sd.worker.autotune.speed_limits import describe_engines, measure
 _GIB = 1 << 30
 
 
-def shares_weights(config: Config) -> bool:
-    """Return whether all engines of a machine read one copy of the packed weights, through the cache of files."""
-    return config.model.packed_weights_folder is not None
+def num_copies(config: Config) -> int:
+    """Return how many copies of the weights all engines have: one where they map a file, through the cache of files."""
+    return config.parallel.data_parallel_size if config.model.packed_weights_folder is None else 1
 
 
 def processor_rows(config: Config, gpu: CudaLibrary | None, root: Path = Path("/")) -> dict[str, str]:
@@ -39,21 +39,23 @@ def processor_rows(config: Config, gpu: CudaLibrary | None, root: Path = Path("/
     return rows
 
 
-def memory_rows(config: Config, weight_bytes: int, kv_bytes: int) -> dict[str, str]:
+def memory_rows(config: Config, weight_bytes: int, total_bytes: int, kv_bytes: int) -> dict[str, str]:
     """Return the row about main memory of several engines; {} for an only one.
 
     Args:
-        weight_bytes: of one copy of the weights.
+        weight_bytes: of the weights that an engine reads.
+        total_bytes: of the weights of all of them together.
         kv_bytes: that each engine's KV cache and recurrent states may take.
     """
     count = config.parallel.data_parallel_size
     if count == 1:
         return {}
-    if shares_weights(config):
-        copies, how = 1, "one copy of the weights for all (packed_weights_cache)"
-    else:
-        copies, how = count, f"{count} copies of the weights (packed_weights_cache makes it one for all)"
-    total = copies * weight_bytes + count * kv_bytes
+    how = f"{count} copies of the weights (packed_weights_cache makes it one for all)"
+    if num_copies(config) == 1:
+        how = "one copy of the weights for all (packed_weights_cache)"
+    if config.parallel.expert_ranks > 1:
+        how += ", and one of the experts"
+    total = total_bytes + count * kv_bytes
     return {
         "memory of engines": f"{weight_bytes / _GIB:.2f} GiB of weights, {kv_bytes / _GIB:.2f} GiB of KV cache each;"
         f" {total / _GIB:.2f} GiB in all: {how}"

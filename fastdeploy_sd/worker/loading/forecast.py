@@ -27,7 +27,7 @@ from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.kv.state_sizing import state_size, verify_state_options
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
-from fastdeploy_sd.worker.loading.engine_rows import memory_rows, processor_rows, shares_weights
+from fastdeploy_sd.worker.loading.engine_rows import memory_rows, num_copies, processor_rows
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.expert_ranks import service_shape, verify_expert_parallel
 
@@ -89,8 +89,11 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     if gpu is None:
         count = config.parallel.data_parallel_size
         weight_bytes = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
-        weight_bytes += model.draft_bytes(WHOLE_MODEL)
-        taken = weight_bytes if shares_weights(config) else count * weight_bytes
+        spread = _spread_bytes(config, decoder, scheme)
+        if spread:
+            weight_bytes = resident_bytes(decoder, scheme, WHOLE_MODEL, stored)
+        whole = weight_bytes - spread + model.draft_bytes(WHOLE_MODEL)
+        taken = num_copies(config) * whole + spread
         states = state_size(config, decoder, lambda: _room(free() - taken, count).num_bytes, shard.size)
         state_bytes = 0 if states is None else states.num_bytes
         size = kv_sizing.choose_size(
@@ -100,7 +103,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
             lambda: _room(free() - taken - count * state_bytes, count),
             layout.groups,
         )
-        rows |= memory_rows(config, weight_bytes, size.num_bytes + state_bytes)
+        rows |= memory_rows(config, whole + spread // count, taken, size.num_bytes + state_bytes)
     else:
         memory = model.memory_with_weights(gpu, shard)
         share = config.cache.gpu_memory_utilization
@@ -177,6 +180,14 @@ class _Model:
         weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights) + self.draft_bytes(shard)
         steps = gpu_memory.step_bytes(config, self.decoder, list(self.drafts.values()), self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
+
+
+def _spread_bytes(config: Config, decoder: DecoderConfig, scheme: QuantScheme) -> int:
+    """Return the bytes of the target's experts, of which the ranks of all engines have one copy; 0 = each has all."""
+    if config.parallel.expert_ranks == 1:
+        return 0
+    moes = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)]
+    return sum(moe.num_experts * expert_bytes(decoder, scheme, moe) for moe in moes)
 
 
 def _expert_rows(

@@ -108,9 +108,12 @@ def test_a_gpu_that_kernels_do_not_fit_is_refused(
 
 def test_every_rank_of_every_engine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(
-        "fastdeploy_sd.worker.loading.device_choice.usable_library", lambda number: asked.append(number) or "none here"
-    )
+
+    def ask(number: int) -> str:
+        asked.append(number)
+        return "none here"
+
+    monkeypatch.setattr("fastdeploy_sd.worker.loading.device_choice.usable_library", ask)
     for engine in range(3):
         parallel = ParallelConfig(tensor_parallel_size=2, data_parallel_size=3, local_data_parallel_id=engine)
         for rank in range(2):

@@ -120,7 +120,7 @@ def allocate_kv(
 
     Raises ConfigError: no block fits, or the system has no memory for them.
     """
-    kv_format = KvCacheFormat.create(config)
+    kv_format, num_engines = KvCacheFormat.create(config), config.parallel.data_parallel_size
     layers = _Layers(config, target, drafts, group.size)
     layout = layers.layout(kv_format)
     if group.rank == 0 and layout.why_kept:
@@ -128,11 +128,7 @@ def allocate_kv(
     one_block = layers.block_bytes(kv_format, alike=device().kind != "cpu")
     room = partial(room_for_kv, config, target, drafts, group, sum(state_bytes))
     size = kv_sizing.choose_size(config, one_block, max_model_len, room, layout.groups)
-    if (
-        group.rank == 0
-        and device().kind == "cpu"
-        and (shortage := size.shortage(free_memory(), config.parallel.data_parallel_size))
-    ):
+    if group.rank == 0 and device().kind == "cpu" and (shortage := size.shortage(free_memory(), num_engines)):
         _log.warning("%s", shortage)
     zeros = _zeros_of_ranks(config, layers, size.num_blocks, kv_format, group, state_bytes)
     return KvMemory(
@@ -156,8 +152,7 @@ def room_for_kv(
     """Return the room in the ranks' memory: they share the host's with other engines, and have a GPU each."""
     found = device()
     if not isinstance(found, CudaDevice):
-        free = max(group.smallest(free_memory) - state_bytes * config.parallel.data_parallel_size, 0)
-        return kv_sizing.half_of(free, config.parallel.data_parallel_size)
+        return kv_sizing.half_of(group.smallest(free_memory), config.parallel.data_parallel_size, state_bytes)
     max_tokens = kv_sizing.max_model_len(config, target)
     steps = gpu_memory.step_bytes(config, target, list(drafts.values()), max_tokens, found.library)
     memory = gpu_memory.GpuMemory(*found.library.memory_bytes(), steps)

@@ -220,8 +220,9 @@ class KvRoom:
     takes_all: bool = False
 
 
-def half_of(free_bytes: int, num_engines: int = 1) -> KvRoom:
-    """Return the room of one of so many engines in main memory with so many free bytes."""
+def half_of(free_bytes: int, num_engines: int = 1, taken: int = 0) -> KvRoom:
+    """Return the room of one of so many engines in main memory with so many free bytes, of which each takes some."""
+    free_bytes = max(0, free_bytes - num_engines * taken)
     among = f", among {num_engines} engines" if num_engines > 1 else ""
     reason = f"half of the {free_bytes / _GIB:.2f} GiB that are free{among}"
     return KvRoom(int(free_bytes * _SHARE_OF_FREE / num_engines), reason)

@@ -94,13 +94,13 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
             weight_bytes = resident_bytes(decoder, scheme, WHOLE_MODEL, stored)
         whole = weight_bytes - spread + model.draft_bytes(WHOLE_MODEL)
         taken = num_copies(config) * whole + spread
-        states = state_size(config, decoder, lambda: _room(free() - taken, count).num_bytes, shard.size)
+        states = state_size(config, decoder, lambda: kv_sizing.half_of(free() - taken, count).num_bytes, shard.size)
         state_bytes = 0 if states is None else states.num_bytes
         size = kv_sizing.choose_size(
             config,
             one_block,
             max_model_len,
-            lambda: _room(free() - taken - count * state_bytes, count),
+            lambda: kv_sizing.half_of(free() - taken, count, state_bytes),
             layout.groups,
         )
         rows |= memory_rows(config, whole + spread // count, taken, size.num_bytes + state_bytes)
@@ -131,10 +131,6 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
         if speculative.num_speculative_tokens
         else "none",
     }
-
-
-def _room(free_bytes: int, num_engines: int) -> kv_sizing.KvRoom:
-    return kv_sizing.half_of(max(0, free_bytes), num_engines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from fastdeploy_sd.config import Config, ParallelConfig, from_json, to_json
-from fastdeploy_sd.device.engine_cores import take_share
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.interfaces.executor import Executor, ServingExecutor
 from fastdeploy_sd.engine.ipc.engine_loop import EngineLoop
@@ -40,6 +39,8 @@ ExecutorFactory = Callable[..., Executor]
 EngineFactory = Callable[[Config, Executor], AbstractContextManager[Engine]]
 
 _LEAVE_S = 10.0
+# Named by a string, as what an engine runs on is not its business.
+_TAKE_SHARE = "fastdeploy_sd.device.engine_cores:take_share"
 _ALONE = "fastdeploy_sd.engine.ipc.engine_process:open_alone"
 
 
@@ -126,7 +127,7 @@ def _begin(parallel: ParallelConfig) -> None:
         configure_logging("engine")
         return
     try:
-        cores = take_share(number, count)
+        cores = _find(_TAKE_SHARE)(number, count)
     except OSError as error:
         configure_logging(f"engine {number}")
         logger.warning("the engines' processors are not kept apart: %s", error)

@@ -70,12 +70,45 @@ ExpertWave::ExpertWave(const RunExpertsParams& p, const ExpertBuffers& b, int32_
 }
 
 void ExpertWave::Run() const {
+  const ExpertShape& shape = p_.shape;
   ForEachTile(b_.gate_up_matrices, [&](int64_t e, int64_t tile) { PackX(e, tile); });
-  const auto gate_up_of = [](const ExpertWeights& w) { return std::pair(w.gate_up, w.gate_up_bias); };
-  Multiply(b_.gate_up_matrices, gate_up_of, p_.shape.dtype, b_.gate_up);
+  Multiply(b_.gate_up_matrices, [&](int64_t e) {
+    const ExpertWeights& weights = p_.experts[b_.experts[e]];
+    const int64_t size = int64_t{2} * shape.intermediate_size;
+    char* const y = b_.gate_up + FirstRow(e) * size * ElementBytes(shape.dtype);
+    return Product{weights.gate_up, {shape.dtype, 2 * shape.intermediate_size, weights.gate_up_bias, y}};
+  });
   ForEachTile(b_.down_matrices, [&](int64_t e, int64_t tile) { Activate(e, tile); });
-  const auto down_of = [](const ExpertWeights& w) { return std::pair(w.down, w.down_bias); };
-  Multiply(b_.down_matrices, down_of, DType::kFloat32, b_.y);
+  Multiply(b_.down_matrices, [&](int64_t e) {
+    const ExpertWeights& weights = p_.experts[b_.experts[e]];
+    LinearOutput out{DType::kFloat32, shape.hidden_size, weights.down_bias, b_.y + FirstRow(e) * shape.hidden_size};
+    if (IsInPlace(e)) {
+      out.y = p_.y + p_.y_rows[p_.first_pair[b_.experts[e]]] * p_.y_stride;
+      out.y_stride = p_.y_stride;
+    }
+    return Product{weights.down, out};
+  });
+  if (p_.y_rows != nullptr) PlaceRows();
+}
+
+// Whether the places of an expert's rows follow one another.
+bool ExpertWave::IsInPlace(int64_t e) const {
+  const int32_t* first = p_.first_pair + b_.experts[e];
+  return p_.y_rows != nullptr && p_.y_rows[first[1] - 1] - p_.y_rows[first[0]] == first[1] - first[0] - 1;
+}
+
+// Copy rows to their places.
+void ExpertWave::PlaceRows() const {
+  const int64_t size = p_.shape.hidden_size;
+  for (int64_t e = 0; e < num_experts_; ++e) {
+    if (IsInPlace(e)) continue;
+    const int32_t* first = p_.first_pair + b_.experts[e];
+    const float* from = b_.y + FirstRow(e) * size;
+    ParallelForRows(first[1] - first[0], 8 * size, [&](int64_t row) {
+      float* to = p_.y + p_.y_rows[first[0] + row] * p_.y_stride;
+      std::memcpy(to, from + row * size, sizeof(float) * static_cast<size_t>(size));
+    });
+  }
 }
 
 // First row of the e-th expert of the wave.
@@ -123,20 +156,18 @@ void ExpertWave::Activate(int64_t e, int64_t tile) const {
 }
 
 // One pass over the panels of all experts: a thread reads a stretch of them from end to end.
-template <typename WeightsOf>
-void ExpertWave::Multiply(const ExpertMatrices& matrices, WeightsOf&& weights_of, DType y_dtype, void* y) const {
+template <typename ProductOf>
+void ExpertWave::Multiply(const ExpertMatrices& matrices, ProductOf&& product_of) const {
   const int64_t num_panels = DivideUp(matrices.out_features, kPanelColumns);
   const int64_t panel_bytes = PanelBytes(matrices.slices, matrices.format);
-  const int64_t row_bytes = matrices.out_features * ElementBytes(y_dtype);
   const auto multiply = [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t e = unit / num_panels;
       const int64_t panel = unit % num_panels;
       const PackedRows rows = Rows(matrices, e);
-      const auto [packed, bias] = weights_of(p_.experts[b_.experts[e]]);
-      const LinearOutput out{y_dtype, matrices.out_features, bias, static_cast<char*>(y) + FirstRow(e) * row_bytes};
-      matrices.kernels.multiply_panel(rows, 0, rows.num_tiles,
-                                      static_cast<const uint8_t*>(packed) + panel * panel_bytes, panel, out);
+      const Product product = product_of(e);
+      const uint8_t* const packed = static_cast<const uint8_t*>(product.weights) + panel * panel_bytes;
+      matrices.kernels.multiply_panel(rows, 0, rows.num_tiles, packed, panel, product.out);
     }
     matrices.kernels.leave();
   };

@@ -51,18 +51,26 @@ class ExpertWave {
   int64_t first_pair() const { return first_pair_; }
   int64_t end_pair() const { return end_pair_; }
 
-  // The buffers' y is then what the experts make of the pairs' rows.
+  // What the experts make of the pairs' rows is then in y_rows of y or, where these are nullptr, in the buffers' y.
   void Run() const;
 
  private:
+  // One of an expert's two, of all its rows.
+  struct Product {
+    const void* weights;
+    LinearOutput out;
+  };
+
   int64_t FirstRow(int64_t e) const;
   PackedRows Rows(const ExpertMatrices& m, int64_t e) const;
   template <typename Body>
   void ForEachTile(const ExpertMatrices& m, Body&& body) const;
   void PackX(int64_t e, int64_t tile) const;
   void Activate(int64_t e, int64_t tile) const;
-  template <typename WeightsOf>
-  void Multiply(const ExpertMatrices& matrices, WeightsOf&& weights_of, DType y_dtype, void* y) const;
+  template <typename ProductOf>
+  void Multiply(const ExpertMatrices& matrices, ProductOf&& product_of) const;
+  bool IsInPlace(int64_t e) const;
+  void PlaceRows() const;
 
   const RunExpertsParams& p_;
   const ExpertBuffers& b_;

@@ -106,14 +106,8 @@ Error RunExperts(const RunExpertsParams& p) {
   ExpertBuffers(p, most_pairs, num_pairs, &sizes);
   Arena arena(ScratchArray<char>(Scratch::kOp, sizes.size()));
   const ExpertBuffers b(p, most_pairs, num_pairs, &arena);
-  const int64_t size = p.shape.hidden_size;
   for (int32_t expert = 0; expert < p.num_experts && p.first_pair[expert] < num_pairs;) {
-    const ExpertWave wave(p, b, &expert);
-    wave.Run();
-    ParallelForRows(wave.end_pair() - wave.first_pair(), 8 * size, [&](int64_t row) {
-      float* y = p.y + p.y_rows[wave.first_pair() + row] * p.y_stride;
-      std::memcpy(y, b.y + row * size, sizeof(float) * static_cast<size_t>(size));
-    });
+    ExpertWave(p, b, &expert).Run();
   }
   return nullptr;
 }

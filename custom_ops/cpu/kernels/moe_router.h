@@ -12,7 +12,7 @@ struct RouterInput {
   int32_t hidden_size;  // H
   int32_t num_experts;  // E
   DType dtype;
-  const MoeFfnParams::Router& router;
+  MoeFfnParams::Router router;
   const void* x;  // [T, H]
 };
 

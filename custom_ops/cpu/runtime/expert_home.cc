@@ -101,6 +101,8 @@ bool ExpertHome::MustRepeat() const {
 }
 
 Error ExpertHome::Failure() const {
+  // The pass is over: no rank shall wait for its rows.
+  segment_.rank(rank_).next_layer.store(0, std::memory_order_release);
   if (server_.is_aborted()) return "the expert service was aborted";
   const uint64_t seq = job_.seq.load(std::memory_order_relaxed);
   for (int32_t r = 0; r < segment_.shape().num_ranks; ++r)

@@ -33,7 +33,7 @@ struct RunExpertsParams {
   const int32_t* x_rows;         // [first_pair[num_experts]]
   int64_t x_stride;              // in elements
   const void* x;
-  const int32_t* y_rows;  // [first_pair[num_experts]]
+  const int32_t* y_rows;  // [first_pair[num_experts]], rising for each expert
   int64_t y_stride;       // in elements
   float* y;
 };

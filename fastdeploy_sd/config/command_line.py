@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastdeploy_sd.config.catalogue import BY_NAME, canonical_name
+from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.no_effect import NO_EFFECT
+from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.unsupported import UNSUPPORTED
+from fastdeploy_sd.errors import ConfigError, shown, suggest
 
 COMMAND_LINE = "command line"
 _FLAG = re.compile(r"--|-[A-Za-z]")
@@ -62,6 +66,35 @@ def split_flags(
             position += 1
         else:
             yield _without_value(name, index, is_switch)
+
+
+def read_flags(argv: Sequence[str], options: Sequence[Option], whose: str, faults: Faults) -> dict[str, Any]:
+    """Return name -> value of the options of another command than a server's; what is wrong goes to `faults`.
+
+    Args:
+        whose: begins the text of a fault, as in "a router's".
+    """
+    by_name, values = {opt.name: opt for opt in options}, dict[str, Any]()
+    aliases = {alias: opt.name for opt in options for alias in opt.spec.aliases}
+
+    def canonical(written: str) -> str:
+        name = written.replace("-", "_")
+        return aliases.get(name, name)
+
+    for flag in split_flags(argv, canonical, lambda name: name in by_name and by_name[name].kind is bool):
+        with faults.collecting((0, flag.index), COMMAND_LINE):
+            opt = by_name.get(flag.name)
+            if opt is None:
+                if not flag.name or flag.name == "model":
+                    raise ConfigError(
+                        f"command line: expected {whose} flags only, got {shown(flag.name or flag.value)}"
+                    )
+                raise ConfigError(f"{flag.name}: unknown option{suggest(flag.name, by_name)}", param=flag.name)
+            if opt.kind is not bool and isinstance(flag.value, bool):
+                raise ConfigError(f"{flag.name}: expected {opt.expected}, got nothing", param=flag.name)
+            value = opt.convert(flag.value)
+            values[flag.name] = (*values.get(flag.name, ()), *value) if opt.kind is tuple else value
+    return values
 
 
 def _without_value(name: str, index: int, is_switch: Callable[[str], bool]) -> Flag:

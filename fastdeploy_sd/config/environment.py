@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from fastdeploy_sd.errors import ConfigError
 
 LOG_DIR_VARIABLE = "FD_LOG_DIR"
+# Says that multi_api_server is meant; what is started says it too.
+_MULTI_SERVER_VARIABLE = "FD_ENABLE_MULTI_API_SERVER"
 _PREFIX = "FD_"
 _KEYS_VARIABLE = "FD_API_KEY"
 _BUDGET = "drafts are bounded by num_speculative_tokens and max_num_batched_tokens"
@@ -30,9 +32,8 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a line for the log for each variable that is set and would otherwise be ignored without a word."""
     named = [name for name in UNREAD_VARIABLES if name in environment]
     notes = [f"{name}: this variable of FastDeploy is not read; {UNREAD_VARIABLES[name]}" for name in named]
-    others = [
-        name for name in sorted(environment) if name.startswith(_PREFIX) and name not in {*named, LOG_DIR_VARIABLE}
-    ]
+    known = {*named, LOG_DIR_VARIABLE, _MULTI_SERVER_VARIABLE}
+    others = [name for name in sorted(environment) if name.startswith(_PREFIX) and name not in known]
     if others:
         notes.append(f"{', '.join(others)}: these variables of FastDeploy are not read")
     return notes

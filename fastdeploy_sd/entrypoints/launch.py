@@ -61,8 +61,13 @@ _SCHEDULER_END_S = 5.0
 _LEAVE_S = 3.0
 
 
-def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
-    """Serve until a signal or a failure, which has its line on standard error; return the exit status."""
+def run(config: Config, executor: str = DEFAULT_EXECUTOR, expert_file: int | None = None) -> int:
+    """Serve until a signal or a failure, which has its line on standard error; return the exit status.
+
+    Args:
+        expert_file: descriptor of the memory over which engines share experts, with those of other servers too;
+            None = it is made here, where experts are shared.
+    """
     try:
         if config.parallel.own_node() != 0:
             return node.run(config)
@@ -73,7 +78,7 @@ def run(config: Config, executor: str = DEFAULT_EXECUTOR) -> int:
     raise_descriptor_limit()
     try:
         with bound(config.server) as listeners:
-            return asyncio.run(_Launcher(config, listeners).run(executor))
+            return asyncio.run(_Launcher(config, listeners).run(executor, expert_file))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
@@ -90,12 +95,15 @@ class _Launcher:
         self._num_signals = 0
         self._begin_drain: Callable[[], None] = lambda: None
 
-    async def run(self, executor: str) -> int:
+    async def run(self, executor: str, expert_file: int | None) -> int:
         """Serve; return the exit status, with which this process ends soon, whatever its threads are doing."""
         if self._config.redis.is_shared:
             await verify_deployment(self._config)
-        with private_address() as address, new_expert_file(self._config.parallel) as expert_file:
-            self._engines = self._make_engines(address, executor, expert_file)
+        own_file = (
+            new_expert_file(self._config.parallel) if expert_file is None else contextlib.nullcontext(expert_file)
+        )
+        with private_address() as address, own_file as file:
+            self._engines = self._make_engines(address, executor, file)
             running = asyncio.create_task(self._engines.run())
             stop_on_signals(self._stop)
             try:

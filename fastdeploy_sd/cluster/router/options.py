@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy_sd.config import ServerConfig, SplitwiseConfig
-from fastdeploy_sd.config.command_line import Flag, split_flags
+from fastdeploy_sd.config.command_line import read_flags
 from fastdeploy_sd.config.faults import Faults
 from fastdeploy_sd.config.help_text import add_flag
 from fastdeploy_sd.config.option import Option, Spec, option, options_of, verify_fields
-from fastdeploy_sd.errors import ConfigError, shown, suggest
+from fastdeploy_sd.errors import ConfigError
 
 _OF_SERVERS = (
     "host",
@@ -114,7 +114,6 @@ OPTIONS: tuple[Option, ...] = (
     *(opt for opt in options_of(ServerConfig, "server") if opt.name in _OF_SERVERS),
 )
 _BY_NAME = {opt.name: opt for opt in OPTIONS}
-_ALIASES = {alias: opt.name for opt in OPTIONS for alias in opt.spec.aliases}
 
 
 def read_router_options(argv: Sequence[str], prog: str) -> RouterConfig:
@@ -123,10 +122,7 @@ def read_router_options(argv: Sequence[str], prog: str) -> RouterConfig:
         print(_help_text(prog), end="")
         raise SystemExit(0)
     faults = Faults()
-    values: dict[str, Any] = {}
-    for flag in split_flags(argv, _canonical, _is_switch):
-        with faults.collecting((0, flag.index), "command line"):
-            values[flag.name] = _convert(flag, values)
+    values = read_flags(argv, OPTIONS, "a router's", faults)
     faults.raise_all()
     return make_router_config(**values)
 
@@ -144,27 +140,6 @@ def make_router_config(**values: Any) -> RouterConfig:
 def default_of(opt: Option) -> object:
     """Return a router's default of an option, which may be another than a server's."""
     return getattr(getattr(RouterConfig(), opt.section), opt.field_name)
-
-
-def _canonical(written: str) -> str:
-    name = written.replace("-", "_")
-    return _ALIASES.get(name, name)
-
-
-def _is_switch(name: str) -> bool:
-    return name in _BY_NAME and _BY_NAME[name].kind is bool
-
-
-def _convert(flag: Flag, values: dict[str, Any]) -> Any:
-    opt = _BY_NAME.get(flag.name)
-    if opt is None:
-        if not flag.name or flag.name == "model":
-            raise ConfigError(f"command line: expected a router's flags only, got {shown(flag.name or flag.value)}")
-        raise ConfigError(f"{flag.name}: unknown option{suggest(flag.name, _BY_NAME)}", param=flag.name)
-    if opt.kind is not bool and isinstance(flag.value, bool):
-        raise ConfigError(f"{flag.name}: expected {opt.expected}, got nothing", param=flag.name)
-    value = opt.convert(flag.value)
-    return (*values.get(flag.name, ()), *value) if opt.kind is tuple else value
 
 
 def _help_text(prog: str) -> str:

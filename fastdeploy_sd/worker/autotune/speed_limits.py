@@ -46,15 +46,16 @@ def describe_engines(roofline: Roofline, num_engines: int) -> str:
     costs besides.
 
     Args:
-        roofline: of one format, measured with the threads of one engine or of all: both limits grow with threads.
+        roofline: of one format, measured with all threads. With those of one engine alone the bandwidth may be more
+            than its part, and the number of rows too low.
     """
     [fmt] = roofline.peaks
     rows, text = roofline.free_rows(fmt), f"{num_engines} engines read the weights {num_engines} times per step: "
     if rows is None:
         return text + "for few requests that is slower than one engine with all threads"
     return (
-        f"{text}with fewer than {num_engines * rows} rows in all (running requests, and their drafts), one engine with"
-        f" all threads is faster, {num_engines} times as fast up to {rows} rows (less for a mixture of experts)"
+        f"{text}with fewer than about {num_engines * rows} rows in all (running requests, and their drafts), one engine"
+        f" with all threads is faster, {num_engines} times as fast up to {rows} rows (less for a mixture of experts)"
     )
 
 

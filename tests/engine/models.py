@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import pathlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from tests.models.mtp_models import layout_of, make_model
 MODELS: dict[str, dict[str, Any]] = {
     **{name: {"dtype": "bfloat16"} for name in (*golden.FIRST, "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny")},
     **{name: {"dtype": "bfloat16"} for name in ("qwen3_5-tiny", "qwen3_next-tiny", "qwen3_5_moe-tiny")},
-    "float32 experts": {"dtype": "float32"},
+    "seven experts": {"dtype": "float32"},
     "float32": {"dtype": "float32"},
     "wint8": {"dtype": "bfloat16", "quantization": "wint8"},
     "wint4": {"dtype": "bfloat16", "quantization": "wint4"},
@@ -34,10 +35,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "demo": {"dtype": "bfloat16"},
 }
 CHECKPOINTS = {
-    "float32 experts": "qwen3_moe-tiny", "float32": "qwen3-tiny",
+    "seven experts": "qwen3_moe-tiny", "float32": "qwen3-tiny",
     "wint8": "ernie4_5_moe-tiny", "wint4": "qwen3_moe-tiny", "two MTP layers": "qwen3-tiny",
     "int8 KV": "ernie4_5-tiny",
 }  # fmt: skip
+# Sums of more than two numbers have an order.
+CONFIGS: dict[str, dict[str, Any]] = {"seven experts": {"num_experts_per_tok": 7}}
 CACHES = {"int8 KV": CacheConfig(kv_cache_dtype="int8")}
 DOUBLES = {"oracle": OracleProposer, "wrong": WrongProposer, "random": RandomTreeProposer}
 # The same drafts on a server whose method runs a model: it fills its KV all the same, and what it drafted is replaced.
@@ -85,7 +88,10 @@ class References:
         num_layers = 2 if model == "two MTP layers" else 1
         folder = self._folder / model.replace(" ", "-")
         folder.mkdir()
-        return str(make_model(folder, name, layout, num_layers).path)
+        path = make_model(folder, name, layout, num_layers).path
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | CONFIGS.get(model, {})))
+        return str(path)
 
     def _continue(self, model: str) -> dict[str, Sequence[int]]:
         """Prompt and output of every request, some tokens past its end or limit: what an oracle knows."""

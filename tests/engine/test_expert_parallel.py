@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, compare, quick_variants, standard_methods
 from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
-from fastdeploy_sd.cli.verify.runs import Reference, engine_config, make_reference
+from fastdeploy_sd.cli.verify.runs import Reference, engine_config, make_reference, run, run_alone
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.expert_service import expert_segment
@@ -26,6 +27,7 @@ from fastdeploy_sd.types import Request, RequestId
 from fastdeploy_sd.worker.executor import create_executor as create_rank
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.engine.models import References, fitted
+from tests.engine.test_swap import WAY as SWAPPING
 
 pytestmark = pytest.mark.slow
 
@@ -114,11 +116,11 @@ def guided(references: References) -> Callable[[str], Reference]:
 @pytest.mark.parametrize(
     ("model", "num_engines", "size", "method"),
     [
-        *itertools.product(["ernie4_5_moe-tiny", "qwen3_moe-tiny"], [2], [1], ["naive", "mtp-ngram", "auto-mtp"]),
-        ("qwen3_moe-tiny", 3, 1, "mtp-ngram"),  # of eight experts two or three each
+        *itertools.product(["ernie4_5_moe-tiny", "seven experts"], [2], [1], ["naive", "mtp-ngram", "auto-mtp"]),
+        ("seven experts", 3, 1, "mtp-ngram"),  # of eight experts two or three each
         ("ernie4_5_moe-tiny", 1, 2, "auto-mtp"),
-        ("qwen3_moe-tiny", 1, 2, "mtp-ngram"),
-        ("qwen3_moe-tiny", 2, 2, "mtp-ngram"),
+        ("seven experts", 1, 2, "mtp-ngram"),
+        ("seven experts", 2, 2, "mtp-ngram"),
     ],
 )
 def test_same_tokens_whatever_the_ranks(
@@ -135,7 +137,6 @@ def test_same_tokens_whatever_the_ranks(
     "model",
     [
         "glm4_moe-tiny", "gpt_oss-tiny", "deepseek_v3-tiny", "qwen3_5_moe-tiny", "qwen3_next-tiny", "wint8", "wint4",
-        "float32 experts",
     ],
 )  # fmt: skip
 def test_same_tokens_of_every_family_and_format(references: References, model: str) -> None:
@@ -145,6 +146,38 @@ def test_same_tokens_of_every_family_and_format(references: References, model: s
         answers = answers_of(engines, column.apply(requests))
         assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, answers) is None
         assert_all_served(engines[0])
+
+
+def test_engines_do_what_they_like(guided: Callable[[str], Reference]) -> None:
+    """One is idle, then in a long prompt, while another runs, aborts, and fetches blocks from its second level."""
+    reference, method = guided("seven experts"), method_of("mtp-ngram")
+    base = replace(reference.base, cache=replace(reference.base.cache, swap_space=0.05))
+    prompt = np.concatenate([r.prompt_token_ids for r in reference.requests])[:400]
+    long = replace(reference.requests[0], request_id="long", prompt_token_ids=prompt, max_tokens=8)
+    expected = {**reference.answers, **run_alone(reference.base, [long])}
+    way = replace(SWAPPING, long_prefill_token_threshold=16, num_blocks=40)
+    with open_engines(base, way, method, 2, 1) as [first, second]:
+        idle = [*reference.requests[:12]]
+        assert compare({r.request_id: expected[r.request_id] for r in idle}, run(first, idle, 2)) is None
+        assert not second.has_work()
+        collector = AnswerCollector()
+        second.submit(long)
+        for request in reference.requests:
+            first.submit(request)
+        aborted = {"r3", "r11", "r20"}
+        for step in itertools.count():
+            if step == 5:
+                first.abort(sorted(aborted))
+            working = [engine for engine in (first, second) if engine.has_work()]
+            for engine in working:
+                for output in engine.step():
+                    collector.add(output)
+                engine.check_integrity()
+            if not working:
+                break
+        finished = [i for i in expected if i not in aborted]
+        assert compare({i: expected[i] for i in finished}, {i: collector.answer(i) for i in finished}) is None
+        assert first.stats().swap.num_loaded > 0
 
 
 def assert_all_served(engine: Engine) -> None:

@@ -143,7 +143,7 @@ class ExpertService:
     def leave(self, timeout_s: float) -> None:
         """Serve until every other rank leaves too or is gone; then this one is gone.
 
-        Raises ValueError: a rank does not in time; the text names it.
+        Raises ValueError: a rank does not in time; the text names it. It may be called again.
         """
         self._call("leave", timeout_s=timeout_s)
 

@@ -37,7 +37,7 @@ from fastdeploy_sd.worker.ranks.coordinator import (
     RankCoordinator,
     SingleRank,
 )
-from fastdeploy_sd.worker.ranks.expert_ranks import close_experts, with_experts
+from fastdeploy_sd.worker.ranks.expert_ranks import close_experts, leave_experts, with_experts
 from fastdeploy_sd.worker.ranks.gpu_ranks import leave_gpus, with_gpus
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from fastdeploy_sd.worker.ranks.rank_worker import RankWorker
@@ -92,7 +92,7 @@ class LocalExecutor:
     def leave(self, timeout_s: float) -> None:
         """See ServingExecutor."""
         if self.experts is not None:
-            self.experts.leave(timeout_s)
+            leave_experts(self.experts, timeout_s)
 
     def shutdown(self) -> None:
         if self.block_store is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.forecast import forecast
 from fastdeploy_sd.worker.loading.model_loading import load_model
-from fastdeploy_sd.worker.ranks.expert_ranks import service_shape
+from fastdeploy_sd.worker.ranks.expert_ranks import leave_experts, service_shape
 from tests.models import golden
 from tests.models.mtp_models import make_model
 
@@ -127,6 +128,19 @@ def test_engines_share_a_file_of_packed_weights_and_have_one_for_experts(tmp_pat
         assert not times or times == found_times  # the second start writes nothing
         times = found_times
     assert sum("-target-experts-" in path.name for path in tmp_path.glob("*.packed")) == 2
+
+
+def test_a_rank_that_others_need_is_not_gone() -> None:
+    with services(config_of(golden.ROOT / NAME, 2)) as [first, second]:
+        first.start()
+        second.start()
+        leave_experts(first, 0.7)  # longer than one look
+        assert first.states() == ("leaving", "serving")
+        leaving = threading.Thread(target=leave_experts, args=(first, 60.0))
+        leaving.start()
+        leave_experts(second, 60.0)
+        leaving.join()
+        assert first.states() == ("gone", "gone")
 
 
 def test_more_ranks_than_experts_are_refused() -> None:

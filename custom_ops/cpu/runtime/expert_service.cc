@@ -112,7 +112,8 @@ Error ExpertService::Leave(double timeout_s) {
   const Error error = WaitForRanks(timeout_s, "has not left in time", [](ExpertRankState state) {
     return state == ExpertRankState::kLeaving || state == ExpertRankState::kGone;
   });
-  segment_->rank(rank_).SetState(ExpertRankState::kGone);
+  // A rank that others wait for is not gone: they may leave later, or it comes back.
+  if (error == nullptr) segment_->rank(rank_).SetState(ExpertRankState::kGone);
   return error;
 }
 

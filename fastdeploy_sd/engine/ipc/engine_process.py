@@ -5,6 +5,7 @@ Knows no HTTP. The model's framework is imported only here, in the child, by the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -104,8 +105,10 @@ def main() -> int:
             with open_engine(config, executor) as engine:
                 status = _serve(engine, config, start["address"])
             if status == EXIT_OK and isinstance(executor, ServingExecutor):
-                # The other engines are draining too, as the whole server ends.
-                executor.leave(config.server.shutdown_timeout_s + _LEAVE_S)
+                # The other engines are draining too, as the whole server ends; a second signal ends this wait.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                with contextlib.suppress(KeyboardInterrupt):
+                    executor.leave(config.server.shutdown_timeout_s + _LEAVE_S)
             return status
         finally:
             executor.shutdown()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,6 +17,9 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+
+# Python runs no signal's handler inside a native call.
+_LEAVE_S = 0.5
 
 
 def with_experts(config: Config, group: RankGroup) -> RankGroup:
@@ -34,6 +39,15 @@ def with_experts(config: Config, group: RankGroup) -> RankGroup:
     if group.others is not None:
         group.others.share_experts(service)
     return replace(group, experts=service)
+
+
+def leave_experts(experts: ExpertService, timeout_s: float) -> None:
+    """Serve until no other rank runs passes, at most for so long. A signal's handler may end it by what it raises."""
+    deadline = time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(ValueError):  # others are not ready yet
+            experts.leave(min(left_s, _LEAVE_S))
+            return
 
 
 def close_experts(group: RankGroup) -> None:

@@ -24,6 +24,7 @@ from fastdeploy_sd.worker.ranks.commands import (
     TakePlan,
 )
 from fastdeploy_sd.worker.ranks.coordinator import Collectives
+from fastdeploy_sd.worker.ranks.expert_ranks import leave_experts
 from fastdeploy_sd.worker.step.batch import BatchBuilder
 from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
 from fastdeploy_sd.worker.step.forward import StepResources
@@ -101,8 +102,8 @@ class RankWorker:
 
     def leave(self, timeout_s: float) -> None:
         """Serve this rank's experts until no other rank needs them, and for at most so long."""
-        if self._experts is not None and timeout_s > 0:
-            self._experts.leave(timeout_s)
+        if self._experts is not None:
+            leave_experts(self._experts, timeout_s)
 
     def _take_plan(self, plan: SchedulerOutput, refused_ids: tuple[str, ...]) -> None:
         if refused_ids:

@@ -94,10 +94,12 @@ def test_experts_are_consecutive_and_counts_differ_by_one() -> None:
             assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_layers_of_drafters_have_numbers_after_the_targets(is_whole: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_steps", "is_whole"), [(2, False), (1, False), (2, True)])
+def test_layers_of_drafters_have_numbers_after_the_targets(num_steps: int, is_whole: bool, tmp_path: Path) -> None:
     path = make_model(tmp_path, NAME, "numbered", 2).path
-    speculative = SpeculativeConfig("mtp", 2, num_model_steps=2, draft_tensor_parallel_size=1 if is_whole else None)
+    speculative = SpeculativeConfig(
+        "mtp", num_steps, num_model_steps=num_steps, draft_tensor_parallel_size=1 if is_whole else None
+    )
     config = config_of(path, 2, speculative)
     checkpoint = Checkpoint(path)
     decoder = read_decoder_config(checkpoint.config)
@@ -106,7 +108,7 @@ def test_layers_of_drafters_have_numbers_after_the_targets(is_whole: bool, tmp_p
             drafts = open_draft_weights(config, checkpoint, decoder)
             load_model(config, checkpoint, decoder, drafts, TpGroup(None, ExpertGroup(service)))
             service.start()
-        num_layers = decoder.num_layers + 2 * (not is_whole)
+        num_layers = decoder.num_layers + num_steps * (not is_whole)
         assert found[0].shape.num_layers == num_layers
         for layer in range(num_layers):
             assert found[0].placement(layer).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -131,9 +133,12 @@ def test_engines_share_a_file_of_packed_weights_and_have_one_for_experts(tmp_pat
 
 
 def test_a_rank_that_others_need_is_not_gone() -> None:
-    with services(config_of(golden.ROOT / NAME, 2)) as [first, second]:
-        first.start()
-        second.start()
+    config, checkpoint = config_of(golden.ROOT / NAME, 2), Checkpoint(golden.ROOT / NAME)
+    with services(config) as [first, second]:
+        for service in (first, second):
+            group = TpGroup(None, ExpertGroup(service))
+            load_model(config, checkpoint, read_decoder_config(checkpoint.config), {}, group)
+            service.start()
         leave_experts(first, 0.7)  # longer than one look
         assert first.states() == ("leaving", "serving")
         leaving = threading.Thread(target=leave_experts, args=(first, 60.0))

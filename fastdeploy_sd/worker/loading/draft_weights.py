@@ -54,6 +54,14 @@ def parts_of_rank(
     return {name: (weights, WHOLE_MODEL) for name, weights in drafts.items() if shard.rank == 0}
 
 
+def used_layers(config: Config, weights: DraftWeights) -> DecoderConfig:
+    """Return the decoder of a draft model with the layers that are loaded: not all MTP layers make drafts."""
+    own, num_kv_layers = weights.config, weights.num_kv_layers(config.speculative.num_model_steps)
+    if num_kv_layers >= len(own.attentions):
+        return own
+    return replace(own, layers=own.layers[:num_kv_layers])
+
+
 def model_builder(method: str) -> Callable[..., DraftModel]:
     """Return the function that builds a method's model; see DraftMethod.draft_model."""
     return cast(Callable[..., DraftModel], _function(METHODS[method].draft_model))

@@ -33,6 +33,7 @@ from fastdeploy_sd.worker.loading.draft_weights import (
     model_builder,
     own_scheme,
     parts_of_rank,
+    used_layers,
 )
 
 
@@ -112,7 +113,7 @@ def draft_groups(
     found, first_layer = dict[str, TpGroup](), len(target.expert_layers)
     for name, weights in drafts.items():
         found[name] = TpGroup(group.communicator, replace(group.experts, first_layer=first_layer))
-        first_layer += len(weights.config.expert_layers)
+        first_layer += len(used_layers(config, weights).expert_layers)
     return found
 
 

@@ -15,7 +15,7 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.drafters.draft_model import DraftWeights
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.ops.bf16 import storage
-from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
+from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights, used_layers
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 # Python runs no signal's handler inside a native call.
@@ -69,7 +69,7 @@ def service_shape(config: Config, target: DecoderConfig, drafts: Mapping[str, Dr
     """Return the sizes into which every layer of experts fits that is spread."""
     decoders = [target]
     if config.speculative.draft_tensor_parallel_size != 1:  # else rank 0 has all of their experts
-        decoders += [weights.config for weights in drafts.values()]
+        decoders += [used_layers(config, weights) for weights in drafts.values()]
     layers = [(one.hidden_size, layer.mlp) for one in decoders for layer in one.layers]
     spread = [(hidden, mlp) for hidden, mlp in layers if isinstance(mlp, MoeConfig)]
     num_ranks, hidden = config.parallel.expert_ranks, max(hidden for hidden, _ in spread)

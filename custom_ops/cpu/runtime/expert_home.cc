@@ -13,6 +13,8 @@ namespace {
 
 // Another rank that ended its pass is expected to begin the next one within twice the time that this took it before.
 constexpr int64_t kMaxGapNs = 20'000'000;
+// How long a rank sleeps at most that waits for others to begin a pass: they do not wake it.
+constexpr int64_t kPassNapNs = 200'000;
 // What one thread copies; below it another one would cost more to call than it saves.
 constexpr int64_t kCopyBytes = 64 << 10;
 
@@ -56,7 +58,7 @@ Error ExpertHome::BeginPass(int32_t layer) {
   if (end != 0) own.pass_gap.store(std::min(MonotonicNs() - end, kMaxGapNs), std::memory_order_relaxed);
   for (int32_t r = 0; r < num_ranks; ++r) passes_seen_[r] = segment_.rank(r).pass.load(std::memory_order_acquire);
   int64_t left = pass_times_[layer] / 2;
-  server_.ServeUntil(&left, [&] {
+  server_.ServeUntil(&left, kPassNapNs, [&] {
     for (int32_t r = 0; r < num_ranks; ++r)
       if (IsAwaited(r, passes_seen_[r], layer)) return false;
     return true;
@@ -226,7 +228,7 @@ void ExpertHome::Count() {
 
 Error ExpertHome::Post(const ExpertRows& rows) {
   int64_t left = timeout_;
-  if (!server_.ServeUntil(&left, [this] { return IsOver(); })) return Failure();
+  if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return IsOver(); })) return Failure();
   is_posted_ = false;
   if (rows.num_rows == 0) return nullptr;
   const ExpertServiceLayerParams* layer = nullptr;
@@ -250,7 +252,7 @@ Error ExpertHome::Await(int32_t layer, int32_t num_rows) {
   if (!is_posted_ || rows_.layer != layer || rows_.num_rows != num_rows)
     return "x: expected the rows that dispatch_experts has just had of this layer, got others";
   for (int64_t left = timeout_;;) {
-    if (!server_.ServeUntil(&left, [this] { return IsOver(); })) return Failure();
+    if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return IsOver(); })) return Failure();
     if (!MustRepeat()) break;
     if (const Error error = Publish()) return error;
   }

@@ -32,7 +32,8 @@ class ExpertServer {
 
   // Serve until `is_over()`, on the calling thread; one at a time. Returns false where it was aborted, or for so long
   // nothing was over: `left` goes down meanwhile. Time in which this process is stopped does not count.
-  bool ServeUntil(int64_t* left, const std::function<bool()>& is_over);
+  // `nap` is how long it sleeps at most before it looks again.
+  bool ServeUntil(int64_t* left, int64_t nap, const std::function<bool()>& is_over);
 
  private:
   struct Layer {

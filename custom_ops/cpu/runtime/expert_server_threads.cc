@@ -36,7 +36,7 @@ void ExpertServer::Sleep(uint32_t thread, int64_t nanoseconds, const std::functi
   own_.asleep.fetch_and(~thread, std::memory_order_seq_cst);
 }
 
-bool ExpertServer::ServeUntil(int64_t* left, const std::function<bool()>& is_over) {
+bool ExpertServer::ServeUntil(int64_t* left, int64_t nap, const std::function<bool()>& is_over) {
   if (is_over()) return !is_aborted();
   is_caller_serving_.store(true, std::memory_order_seq_cst);
   own_.asleep.fetch_and(~kThreadAsleep, std::memory_order_seq_cst);
@@ -50,7 +50,7 @@ bool ExpertServer::ServeUntil(int64_t* left, const std::function<bool()>& is_ove
     if (served == Served::kLater) Poll(later, has_news);
     if (is_idle || served == Served::kBusy) {
       if (!Poll(std::min(kSpinNanoseconds, *left), has_news) && *left > kSpinNanoseconds) {
-        Sleep(kCallerAsleep, std::min(kNapNanoseconds, *left), has_news);
+        Sleep(kCallerAsleep, std::min(nap, *left), has_news);
       }
     }
     is_done = is_over();

@@ -25,7 +25,7 @@ def all_ops() -> Iterator[OpCases]:
 OPS = {op.name: op for op in all_ops()}
 # Ops that level amx runs on tiles; it is avx512 for the others.
 ON_TILES = (
-    *("linear", "head_linear", "moe_ffn", "cascade_append_attention"),
+    *("linear", "head_linear", "moe_ffn", "combine_experts", "cascade_append_attention"),
     *("cascade_append_attention over int8", "cascade_append_attention over latents"),
 )
 

@@ -35,10 +35,13 @@ class EngineGroup:
         addresses: of the engines.
         timeout_s: as of EngineClient; a request waits as long for a lost engine when there is no other. None = it does
             not wait.
+        shares_experts: engines need one another's; none is silent that waits for one which is being started.
     """
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float | None = None) -> None:
-        self._timeout_s = timeout_s
+    def __init__(
+        self, addresses: Sequence[str], timeout_s: float | None = None, *, shares_experts: bool = False
+    ) -> None:
+        self._timeout_s, self._shares_experts = timeout_s, shares_experts
         self._engines = [_Engine(address) for address in addresses]
         self._keepers: list[asyncio.Task[None]] = []
         self._drain = asyncio.Event()
@@ -199,7 +202,7 @@ class EngineGroup:
         """Connect an engine, and each of its successors."""
         while True:
             client = EngineClient(engine.address, self._timeout_s)
-            client.on_silence = self.on_silence
+            client.on_silence, client.may_wait = self.on_silence, self._may_wait
             if await self._connect(client):
                 engine.enter(client)
                 if self._drain.is_set():
@@ -209,6 +212,10 @@ class EngineGroup:
                 return
             engine.client = None
             await client.close()
+
+    def _may_wait(self) -> bool:
+        """Whether engines may wait inside a step for the experts of one that is being started."""
+        return self._shares_experts and any(engine.client is None for engine in self._engines)
 
     async def _connect(self, client: EngineClient) -> bool:
         """Connect a client unless a drain begins before the engine is there, or the engine ends at once."""

@@ -127,6 +127,11 @@ class ParallelConfig:
         """Number of ranks over which experts are spread; 1 = they are not."""
         return self.data_parallel_size * self.tensor_parallel_size if self.enable_expert_parallel else 1
 
+    @property
+    def shares_experts(self) -> bool:
+        """Whether engines need one another's experts."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
+
     def expert_rank(self, rank: int) -> int:
         """Return the number of a tensor-parallel rank of this engine among those over which experts are spread."""
         return (self.local_data_parallel_id or 0) * self.tensor_parallel_size + rank

@@ -156,7 +156,7 @@ def _verify_nodes(config: Config) -> None:
 
 def _verify_expert_engines(config: Config) -> None:
     parallel = config.parallel
-    if parallel.expert_ranks > parallel.tensor_parallel_size and parallel.local_data_parallel_id is not None:
+    if parallel.shares_experts and parallel.local_data_parallel_id is not None:
         raise ConfigError(
             "enable_expert_parallel: expected false with local_data_parallel_id, as the engines of several commands"
             " share no memory yet, got true",

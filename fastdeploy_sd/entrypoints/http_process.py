@@ -116,7 +116,8 @@ def create_client(common: WorkerStart, stats: RedisStats) -> EngineGroup:
     addresses = engine_addresses(common.config, common.address)
     if common.config.redis.is_shared:
         return ClusterClient(addresses, common.config, common.instance_id, stats)
-    return EngineGroup(addresses, common.config.engine_timeout_s)
+    shares_experts = common.config.parallel.shares_experts
+    return EngineGroup(addresses, common.config.engine_timeout_s, shares_experts=shares_experts)
 
 
 def start_worker(common: WorkerStart, listeners: Listeners, number: int) -> ChildProcess:

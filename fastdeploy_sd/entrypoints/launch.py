@@ -129,7 +129,7 @@ class _Launcher:
         return engines
 
     def _note_given_up(self) -> None:
-        if not self._engines.replaces:
+        if not self._engines.replaces or self._config.parallel.shares_experts:  # the others cannot go on without it
             self._engines.begin_drain()
             self._engines.signal(signal.SIGKILL)
 

@@ -85,16 +85,22 @@ class LivenessProbe:
     Args:
         ask: asks it anything and waits for the answer; raises Unavailable when there will be none.
         on_silence: called once after `timeout_s` without a sign of life, with the seconds; nothing is asked any more.
+        may_wait: whether it may rightly wait for another process, which is no silence.
     """
 
     def __init__(
-        self, pid: int, ask: Callable[[], Awaitable[object]], timeout_s: float, on_silence: Callable[[float], None]
+        self,
+        pid: int,
+        ask: Callable[[], Awaitable[object]],
+        timeout_s: float,
+        on_silence: Callable[[float], None],
+        may_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pause_s = min(_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT)
         self.signs = LivenessClock(pid, self._pause_s)
         self._ask = ask
         self._timeout_s = timeout_s
-        self._on_silence = on_silence
+        self._on_silence, self._may_wait = on_silence, may_wait
         self._tasks = [asyncio.create_task(self._question()), asyncio.create_task(self._watch())]
 
     async def stop(self) -> None:
@@ -112,6 +118,8 @@ class LivenessProbe:
         while self.signs.age_s <= self._timeout_s:
             await asyncio.sleep(self._pause_s)
             self.signs.probe()
+            if self._may_wait():
+                self.signs.note()
         self._on_silence(self.signs.age_s)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,29 @@ def test_engines_that_cannot_be_started_any_more_end_the_server_with_status_1(go
 def test_an_engine_that_cannot_be_started_at_first_ends_the_start(golden_dir: Path) -> None:
     with serving(golden_dir, "create_second_misconfigured", data_parallel_size=2) as server:
         assert server.wait() == 2
-        errors = [line for line in server.stderr.splitlines() if line != "loading"]
+        errors = [line for line in server.stderr.splitlines() if line != "loading" and " INFO " not in line]
         assert errors == ["error: model: expected a checkpoint with weights, got none"]
+
+
+def test_engines_that_share_experts_wait_for_one_that_dies(golden_dir: Path, tmp_path: Path) -> None:
+    """Requests of both go on at the other one, whose steps wait until the experts of the first are there again."""
+    options: dict[str, Any] = {"kv_cache_memory_gb": 0.1, "data_parallel_size": 2, "enable_expert_parallel": True}
+    bodies = [("/v1/completions", {"prompt": [5 + i], "seed": i, "logprobs": 2, "max_tokens": 700}) for i in range(4)]
+    model = golden_dir / "qwen3_moe-tiny"
+    with contextlib.closing(ModelServer(model, tmp_path, timeout_engine=2.0, **options)) as server:
+        wait_until(lambda: states(server.url) == ["ready", "ready"])
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            running = [pool.submit(outcome, server.url, *body) for body in bodies]
+            wait_until(lambda: num_running(server.url, 0) and num_running(server.url, 1))
+            os.kill(server.children("engine_process")[0], signal.SIGKILL)
+            outcomes = [one.result() for one in running]
+        server.wait_for_line("leaves engine 0")
+        assert "no sign of life" not in server.stderr
+        assert states(server.url) == ["ready", "ready"]
+        plain = {"speculation": {"enabled": False}}
+        assert outcomes == [outcome(server.url, path, body | plain) for path, body in bodies]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ class ClusterClient(EngineGroup):
     """
 
     def __init__(self, addresses: Sequence[str], config: Config, server: str, stats: RedisStats) -> None:
-        super().__init__(addresses, config.engine_timeout_s)
+        super().__init__(addresses, config.engine_timeout_s, shares_experts=config.parallel.shares_experts)
         self._config, self._server = config, server
         self._lease = LeaseConfig.of(config)
         self._store = Store(config.redis, stats)

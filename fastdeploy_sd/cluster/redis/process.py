@@ -42,7 +42,8 @@ def main() -> int:
     configure_logging("scheduler")
     start = read_start()
     config = from_json(start["config"])
-    client = EngineGroup(engine_addresses(config, start["address"]), config.engine_timeout_s)
+    addresses, shares_experts = engine_addresses(config, start["address"]), config.parallel.shares_experts
+    client = EngineGroup(addresses, config.engine_timeout_s, shares_experts=shares_experts)
     stats = SharedStats(Path(directory_of(start["address"])), "scheduler")
     return asyncio.run(_work(config, client, start["server"], stats))
 

@@ -36,13 +36,15 @@ class EngineClient:
     `stats` raises Unavailable at once and `is_alive` turns False for good.
 
     With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
-    long counts as ended, and `on_silence` is called with its process id.
+    long counts as ended, and `on_silence` is called with its process id. Not so while
+    `may_wait` returns True.
     """
 
     def __init__(self, address: str, timeout_s: float | None = None) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self.on_silence: Callable[[int], None] = lambda pid: None
+        self.may_wait: Callable[[], bool] = lambda: False
         self._heart: LivenessProbe | None = None
         self.last_stats: EngineStats | None = None  # None = it has not told any yet
         self._channel: ClientChannel | None = None
@@ -69,7 +71,7 @@ class EngineClient:
         self._model_info = ready.model_info
         if self._timeout_s is not None:
             silent = functools.partial(self._note_silence, ready.pid)
-            self._heart = LivenessProbe(ready.pid, self._ask_stats, self._timeout_s, silent)
+            self._heart = LivenessProbe(ready.pid, self._ask_stats, self._timeout_s, silent, self.may_wait)
 
     async def close(self) -> None:
         """Abort what is left, end the conversation and free the socket. May be called twice."""

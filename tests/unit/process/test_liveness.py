@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import resource
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy_sd.process.liveness import LivenessClock, WorkClock
+from fastdeploy_sd.process.liveness import LivenessClock, LivenessProbe, WorkClock
 
 
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
@@ -26,6 +27,28 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
             assert 0 < signs.age_s <= 0.1
             signs.note()
             assert signs.age_s == 0
+        finally:
+            other.kill()
+
+
+async def test_a_process_that_may_wait_for_another_is_not_silent() -> None:
+    silent, may_wait = list[float](), [True]
+
+    async def ask() -> None:
+        await asyncio.sleep(60)
+
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        try:
+            other.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+            probe = LivenessProbe(other.pid, ask, 0.2, silent.append, lambda: may_wait[0])
+            await asyncio.sleep(1)
+            assert not silent
+            may_wait[0] = False
+            async with asyncio.timeout(60):
+                while not silent:
+                    await asyncio.sleep(0.05)
+            await probe.stop()
         finally:
             other.kill()
 

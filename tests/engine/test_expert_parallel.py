@@ -6,6 +6,8 @@ import contextlib
 import functools
 import itertools
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,19 +16,22 @@ import pytest
 
 from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, compare, quick_variants, standard_methods
 from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
-from fastdeploy_sd.cli.verify.runs import Reference, engine_config, make_reference, run, run_alone
+from fastdeploy_sd.cli.verify.runs import Reference, engine_config, make_reference, open_engine, run, run_alone
 from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.expert_service import expert_segment
-from fastdeploy_sd.distributed.executor import KvExecutor, start_ranks
+from fastdeploy_sd.distributed.executor import KvExecutor, MultiProcessExecutor, start_ranks
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.starting import expert_place
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.models.sharding import linear_experts
 from fastdeploy_sd.types import Request, RequestId
 from fastdeploy_sd.worker.executor import create_executor as create_rank
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from tests.engine.models import References, fitted
+from tests.engine.test_failing_rows import WAY as LONG_WAY
+from tests.engine.test_ranks import run_for_ever
 from tests.engine.test_swap import WAY as SWAPPING
 
 pytestmark = pytest.mark.slow
@@ -178,6 +183,23 @@ def test_engines_do_what_they_like(guided: Callable[[str], Reference]) -> None:
         finished = [i for i in expected if i not in aborted]
         assert compare({i: expected[i] for i in finished}, {i: collector.answer(i) for i in finished}) is None
         assert first.stats().swap.num_loaded > 0
+
+
+@pytest.mark.usefixtures("expects_step_failures")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_ends_or_hangs_ends_the_step(guided: Callable[[str], Reference], number: signal.Signals) -> None:
+    """Rank 0 waits for its experts or for its part of a sum."""
+    reference = guided("seven experts")
+    parallel = ParallelConfig(tensor_parallel_size=2, enable_expert_parallel=True, rank_timeout_s=2.0)
+    with open_engine(replace(reference.base, parallel=parallel), LONG_WAY, PLAIN) as engine:
+        for request in reference.requests[:4]:
+            engine.submit(request)
+        engine.step()
+        executor = engine._executor
+        assert isinstance(executor, MultiProcessExecutor)
+        threading.Timer(0.02, executor._others._children[0].signal, (number,)).start()
+        with pytest.raises(InternalError, match="rank 1 "):
+            run_for_ever(engine, reference.requests[:4])
 
 
 def assert_all_served(engine: Engine) -> None:

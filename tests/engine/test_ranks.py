@@ -166,7 +166,7 @@ def test_a_rank_that_ends_or_hangs_inside_a_pass_ends_the_step(
         # Somewhere in the steps that follow, not between two of them.
         threading.Timer(0.02, doomed.signal, (number,)).start()
         with pytest.raises(InternalError, match="rank 1 "):
-            _run_for_ever(engine, reference.requests[:4])
+            run_for_ever(engine, reference.requests[:4])
 
 
 def test_offline_generation_runs_on_ranks_too() -> None:
@@ -178,7 +178,7 @@ def test_offline_generation_runs_on_ranks_too() -> None:
     assert texts[0] == texts[1]
 
 
-def _run_for_ever(engine: Engine, requests: Sequence[Request]) -> None:
+def run_for_ever(engine: Engine, requests: Sequence[Request]) -> None:
     while True:
         engine.step()
         for request in requests:

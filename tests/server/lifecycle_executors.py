@@ -62,8 +62,8 @@ def create_second_misconfigured(config: Config) -> ToyExecutor:
     return create_misconfigured(config) if config.parallel.local_data_parallel_id == 1 else create_never(config)
 
 
-def create_once(config: Config) -> ToyExecutor:
-    """Each engine starts once only."""
+def create_once(config: Config, expert_file: int | None = None) -> ToyExecutor:
+    """Each engine starts once only; it has no experts to share."""
     Path(tempfile.gettempdir(), f"started-{config.parallel.local_data_parallel_id}").touch(exist_ok=False)
     return create_slow(config)
 

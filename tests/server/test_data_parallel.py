@@ -111,6 +111,16 @@ def test_engines_that_cannot_be_started_any_more_end_the_server_with_status_1(go
         assert server.stderr.splitlines()[-1] == "error: the engine process failed (exit status 1)"
 
 
+def test_no_engine_goes_on_without_the_experts_of_another(golden_dir: Path, tmp_path: Path) -> None:
+    setup = "from fastdeploy_sd.entrypoints import worker_pool; worker_pool._MAX_QUICK_DEATHS = 1"
+    options: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    with serving(golden_dir, "create_once", tmpdir=tmp_path, setup=setup, **options) as server:
+        assert complete(server.url).status_code == 200
+        os.kill(server.children("engine_process")[1], signal.SIGKILL)
+        assert server.wait() == 1
+        assert "no engine 1 process is started any more: 2 died in a row" in server.stderr
+
+
 def test_an_engine_that_cannot_be_started_at_first_ends_the_start(golden_dir: Path) -> None:
     with serving(golden_dir, "create_second_misconfigured", data_parallel_size=2) as server:
         assert server.wait() == 2

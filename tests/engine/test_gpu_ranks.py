@@ -28,7 +28,7 @@ from tests.doubles import faulty_rank_workers as faulty_followers
 from tests.doubles.engines import run_to_end
 from tests.engine.gpu import BATCH, TIGHT, model_with_layers, note_drafts, short_requests, tiny_config, two_gpus
 from tests.engine.test_gpu import in_order
-from tests.engine.test_ranks import _run_for_ever
+from tests.engine.test_ranks import run_for_ever
 from tests.ops.cuda_device import EMULATED
 
 REQUESTS = short_requests()[:4]
@@ -124,7 +124,7 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, timeo
         assert isinstance(executor, MultiProcessExecutor)
         threading.Timer(0.02, executor._others._children[0].signal, (number,)).start()
         with pytest.raises(InternalError, match="rank 1 "):
-            _run_for_ever(engine, REQUESTS)
+            run_for_ever(engine, REQUESTS)
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_gpus() -> None:

@@ -114,6 +114,10 @@ def create_executor(
     if config.parallel.own_node() != 0:
         text = "node_rank: expected 0, as `fastdeploy-sd serve` starts the ranks of the other nodes, got another"
         raise ConfigError(text, param="node_rank")
+    if config.parallel.shares_experts and expert_file is None:
+        size = config.parallel.data_parallel_size
+        text = f"data_parallel_size: expected 1 with enable_expert_parallel, as one engine runs alone here, got {size}"
+        raise ConfigError(text, param="data_parallel_size")
     load = create_rank if make_proposer is None else partial(create_rank, make_proposer=make_proposer)
     step_stats = StepStats() if make_proposer is None and METHODS[config.speculative.method].chooses else None
     if step_stats is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SpeculativeConfig, config_from_kwargs
 from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
+from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.layer_builder import LayerBuilder
@@ -160,6 +161,11 @@ def test_a_model_without_experts_is_refused() -> None:
     config = config_from_kwargs(model="demo", enable_expert_parallel=True)
     with pytest.raises(ConfigError, match="enable_expert_parallel: expected false, as the checkpoint has no experts"):
         forecast(config)
+
+
+def test_an_engine_alone_waits_for_no_experts_of_others() -> None:
+    with pytest.raises(ConfigError, match="data_parallel_size: expected 1 with enable_expert_parallel, as one engine"):
+        create_executor(config_of(golden.ROOT / NAME, 2))
 
 
 def test_the_forecast_says_what_a_rank_has() -> None:

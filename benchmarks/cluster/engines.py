@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.cluster.workload import OUTPUT_TOKEN, VOCAB_SIZE
+from benchmarks.cluster.workload import MAX_MODEL_LEN, OUTPUT_TOKEN, VOCAB_SIZE
 from fastdeploy_sd.cluster.membership import InstanceLoad
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
@@ -31,7 +31,6 @@ from fastdeploy_sd.types import (
 )
 
 BLOCK_SIZE = 16
-MAX_MODEL_LEN = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.cluster.deployment import Deployment, EventQueue, Job, KvSend, Outcome, Seat
-from benchmarks.cluster.engines import MAX_MODEL_LEN, KvOrders, SimulatedEngine
+from benchmarks.cluster.engines import KvOrders, SimulatedEngine
 from benchmarks.cluster.routing import SimulatedRouter
-from benchmarks.cluster.workload import OUTPUT_TOKEN
+from benchmarks.cluster.workload import MAX_MODEL_LEN, OUTPUT_TOKEN
 from fastdeploy_sd.cluster.membership import DECODE, MIXED, PREFILL, Member
 from fastdeploy_sd.cluster.messages import HEARTBEAT_S
 from fastdeploy_sd.errors import FdsdError

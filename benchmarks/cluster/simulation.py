@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from benchmarks.cluster.deployment import COMPLETE, LOST, REFUSED, Chat, Deployment, EventQueue, Job, Outcome
-from benchmarks.cluster.engines import MAX_MODEL_LEN
 from benchmarks.cluster.fleet import Fleet
 from benchmarks.cluster.routing import SimulatedRouter, table_of
-from benchmarks.cluster.workload import OUTPUT_TOKEN, Conversation
+from benchmarks.cluster.workload import MAX_MODEL_LEN, OUTPUT_TOKEN, Conversation
 from fastdeploy_sd.cluster.router.choice import Placement, RoutingHints
 from fastdeploy_sd.types import RequestOutput
 

@@ -19,6 +19,7 @@ from fastdeploy_sd.types import I32
 
 OUTPUT_TOKEN = 3
 VOCAB_SIZE = 1 << 15
+MAX_MODEL_LEN = 1 << 15
 _FIRST_TOKEN = 4
 _BYTES_PER_TOKEN = 4
 _MAX_TURNS = 12
@@ -173,8 +174,10 @@ def traced(path: Path, seed: int) -> Iterator[Conversation]:
         name = str(entry.get("conversation", number))
         added = _text(rng, max(prompt - lengths.get(name, 0), 1))
         if name not in turns and common:
-            text = shared.setdefault(str(entry.get("shared", "")), _text(np.random.default_rng(seed + 1), 1 << 15))
-            added[:common] = text[: min(common, len(added))]
+            text_name = str(entry.get("shared", ""))
+            if text_name not in shared:
+                shared[text_name] = _text(np.random.default_rng((seed, len(shared))), MAX_MODEL_LEN)
+            added[:common] = shared[text_name][: min(common, len(added))]
         turns.setdefault(name, []).append(Turn(added, output, due_s=due_s))
         lengths[name] = lengths.get(name, 0) + len(added) + output
     yield from sorted(

@@ -132,13 +132,15 @@ def test_a_trace_says_when_and_how_long(tmp_path: Path) -> None:
         {"time_s": 0.5, "conversation": "b", **first},
         {"time_s": 0.0, "conversation": "a", **first},
         {"time_s": 9.0, "conversation": "a", "prompt_tokens": 64, "output_tokens": 2},
+        {"time_s": 0.0, "conversation": "c", **first, "shared": "another"},
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
-    a, b = traced(path, seed=0)
+    a, c, b = traced(path, seed=0)
     assert [len(turn.added) for turn in a.turns] == [40, 20]
     assert (a.turns[0].added[:32] == b.turns[0].added[:32]).all()
+    assert (a.turns[0].added[:32] != c.turns[0].added[:32]).any()
     outcome = Simulation(Deployment(shape_of(), 1, "load+prefix"), traced(path, seed=0), 0).run()
-    assert [round(job.due_s, 3) for job in outcome.jobs] == [0.0, 0.5, 9.0]
+    assert [round(job.due_s, 3) for job in outcome.jobs] == [0.0, 0.0, 0.5, 9.0]
     assert outcome.num_hit_tokens == 32 + 32  # the shared text, and the whole blocks of the last turn's history
     path.write_text(json.dumps({"time_s": -1, "prompt_tokens": 4, "output_tokens": 4}))
     with pytest.raises(ConfigError, match=r"trace.jsonl:1: time_s: expected a number of at least 0, got -1"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.cluster.deployment import Deployment, Faults
 from benchmarks.cluster.engines import BLOCK_SIZE, EngineShape, LinearTimes
+from benchmarks.cluster.experts import Balance, SkewedExperts, balances, balances_table, read_counts
 from benchmarks.cluster.report import Figures, figures_table, plot_figures
 from benchmarks.cluster.routing import POLICIES
 from benchmarks.cluster.simulation import Simulation
@@ -34,6 +35,7 @@ _REALS: dict[str, tuple[float, float, str]] = {
     "--link-gbit": (10.0, 1e-6, "Gbit/s of an instance's link, for KV"),
     "--restart": (30.0, 0.0, "seconds until an instance that died is back"),
     "--slow-factor": (3.0, 0.01, "how much longer the steps of slow instances take"),
+    "--skew": (1.0, 0.0, "of experts' popularity: the exponent of a Zipf law, 0 = equal"),
     "--preference": (PREFERENCE, 0.0, "how much fuller an instance may be that has the prompt's beginning, as a share"),
 }
 
@@ -42,6 +44,10 @@ def main(argv: Sequence[str]) -> int:
     """Simulate each policy at each size, and print the figures."""
     args = _command().read(argv)
     _verify(args)
+    if args.experts is not None or args.expert_counts is not None:
+        balance = _balances(args)
+        show(args, balance, balances_table(balance))
+        return 0
     shape = _shape(args)
     runs = [(size, policy) for size in args.instances for policy in args.policies]
     progress, found = Progress(len(runs), "simulations"), []
@@ -52,6 +58,17 @@ def main(argv: Sequence[str]) -> int:
         plot_figures(args.plot, found)
     show(args, found, figures_table(found))
     return 0
+
+
+def _balances(args: argparse.Namespace) -> list[Balance]:
+    if args.expert_counts is not None:
+        if args.experts is not None:
+            raise ConfigError("experts: expected none with expert_counts, which say how many, got both", param="experts")
+        first = second = read_counts(args.expert_counts)
+    else:
+        skewed = SkewedExperts(args.layers, args.experts, args.skew, args.window * args.top_k, args.seed)
+        first, second = skewed.windows()
+    return balances(first, second, args.ranks, args.redundant, args.tokens, args.top_k)
 
 
 def _simulate(args: argparse.Namespace, shape: EngineShape, size: int, policy: str) -> Figures:
@@ -149,6 +166,14 @@ def _command() -> Command:
     command.number("--deaths", 0, "instances that die in the course of it", least=0)
     command.number("--hangs", 0, "instances that fall silent", least=0)
     command.number("--slow", 0, "instances that are slow", least=0)
+    command.number("--experts", None, "of a layer: balance of expert parallel ranks in place of a deployment")
+    command.add_argument("--expert-counts", type=Path, metavar="FILE", help="the same of counted rows: JSON, a list a layer")
+    command.number("--ranks", 8, "that experts are spread over")
+    command.number("--redundant", (0, 8, 32), "slots for further copies of experts", least=0)
+    command.number("--layers", 24, "with experts")
+    command.number("--top-k", 8, "experts of a token")
+    command.number("--tokens", 64, "in a step, of all ranks")
+    command.number("--window", 4096, "tokens that a placement is made from")
     command.number("--seed", 0, "of everything random", least=0)
     for option, (default, _, text) in _REALS.items():
         command.add_argument(option, type=float, default=default, metavar="X", help=f"{text} (default: {default:g})")

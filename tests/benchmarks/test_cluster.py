@@ -15,6 +15,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.cluster.deployment import COMPLETE, Deployment, Faults
 from benchmarks.cluster.engines import EngineShape, LinearTimes
+from benchmarks.cluster.experts import SkewedExperts, balances
 from benchmarks.cluster.report import Figures
 from benchmarks.cluster.simulation import Simulation
 from benchmarks.cluster.workload import Conversation, Mix, Turn, recorded, traced
@@ -157,6 +158,30 @@ def test_the_command_prints_a_row_per_size_and_policy(capsys: pytest.CaptureFixt
     assert list(found[0]) == [field.name for field in fields(Figures)]
 
 
+def test_experts_by_load_are_more_even_than_consecutive_ones() -> None:
+    first, second = SkewedExperts(4, 64, 1.0, 1 << 15, seed=0).windows()
+    linear, packed, copied = balances(first, second, 8, [0, 16], num_tokens=64, top_k=4)
+    assert linear.mean < packed.mean < copied.mean <= 1.0
+    assert linear.rows_cost > packed.rows_cost > copied.rows_cost >= 1.0
+    even = np.full((2, 64), 10.0)
+    assert [(found.mean, round(found.rows_cost, 9)) for found in balances(even, even, 8, [0], 64, 4)] == [(1.0, 1.0)] * 2
+    hot = np.zeros((1, 8))
+    hot[0, 3] = 80
+    alone, copies = (balances(hot, hot, 4, [count], 8, 1)[1] for count in (0, 4))
+    assert (alone.mean, round(copies.mean, 9)) == (0.25, 1.0)  # 4 ranks: the hot expert is on one, or on each
+
+
+def test_counted_rows_come_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "counts.json"
+    path.write_text("[[4, 0, 0, 0], [1, 1, 1, 1]]")
+    assert main(["cluster", "--expert-counts", str(path), "--ranks", "2", "--redundant", "2", "--json"]) == 0
+    assert [(found["mean"], found["worst"]) for found in json.loads(capsys.readouterr().out)] == [(0.75, 0.5), (1.0, 1.0)]
+    for wrong in ("[[1, 2], [1]]", "[[1, -2]]", "{}", "[", "[[1.5]]", "[]"):
+        path.write_text(wrong)
+        assert main(["cluster", "--expert-counts", str(path)]) == 2
+        assert "expert_counts: expected" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -164,6 +189,7 @@ def test_the_command_prints_a_row_per_size_and_policy(capsys: pytest.CaptureFixt
         (["--deaths", "3", "--instances", "2"], "deaths: expected at most 2"),
         (["--policies", "randm"], "policies: expected some of"),
         (["--prefill-percent", "1"], "prefill_percent: expected at least one instance of either role"),
+        (["--experts", "4", "--ranks", "8"], "ranks: expected at most as many as experts (4), got 8"),
         (["--profile", "nowhere.json"], "profile: expected a cost profile, got no file nowhere.json"),
     ],
 )

@@ -63,7 +63,9 @@ def main(argv: Sequence[str]) -> int:
 def _balances(args: argparse.Namespace) -> list[Balance]:
     if args.expert_counts is not None:
         if args.experts is not None:
-            raise ConfigError("experts: expected none with expert_counts, which say how many, got both", param="experts")
+            raise ConfigError(
+                "experts: expected none with expert_counts, which say how many, got both", param="experts"
+            )
         first = second = read_counts(args.expert_counts)
     else:
         skewed = SkewedExperts(args.layers, args.experts, args.skew, args.window * args.top_k, args.seed)
@@ -167,7 +169,9 @@ def _command() -> Command:
     command.number("--hangs", 0, "instances that fall silent", least=0)
     command.number("--slow", 0, "instances that are slow", least=0)
     command.number("--experts", None, "of a layer: balance of expert parallel ranks in place of a deployment")
-    command.add_argument("--expert-counts", type=Path, metavar="FILE", help="the same of counted rows: JSON, a list a layer")
+    command.add_argument(
+        "--expert-counts", type=Path, metavar="FILE", help="the same of counted rows: JSON, a list a layer"
+    )
     command.number("--ranks", 8, "that experts are spread over")
     command.number("--redundant", (0, 8, 32), "slots for further copies of experts", least=0)
     command.number("--layers", 24, "with experts")

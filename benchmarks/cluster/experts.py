@@ -7,7 +7,7 @@ judged by those of the next one, as in a server.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,19 +108,16 @@ def balances(
     if not 1 <= num_ranks <= num_experts:
         raise ConfigError(f"ranks: expected at most as many as experts ({num_experts}), got {num_ranks}", param="ranks")
     linear = [list(experts) for experts in linear_experts(num_experts, num_ranks)]
-    makers: list[tuple[str, int, Callable[[Loads], Placement]]] = [("linear", num_experts, lambda loads: linear)]
+    num_rows = num_tokens * top_k
+    found = [_balance("linear", num_experts, [linear] * len(first), second, num_rows)]
     for count in redundant:
         shape = ExpertGroupShape(num_ranks, num_experts + count)
-        makers.append((f"by load, {count} redundant", shape.num_slots, lambda loads, of=shape: balanced_placement(loads, of)))
-    return [
-        _balance(name, num_slots, [make(loads) for loads in first], second, num_tokens * top_k)
-        for name, num_slots, make in makers
-    ]
+        placements = [balanced_placement(loads, shape) for loads in first]
+        found.append(_balance(f"by load, {count} redundant", shape.num_slots, placements, second, num_rows))
+    return found
 
 
-def _balance(
-    policy: str, num_slots: int, placements: Sequence[Placement], loads: Loads, num_rows: int
-) -> Balance:
+def _balance(policy: str, num_slots: int, placements: Sequence[Placement], loads: Loads, num_rows: int) -> Balance:
     found = [balancedness(rank_loads(of, placed)) for of, placed in zip(loads, placements, strict=True)]
     reads = [_reads(of, placed, num_rows) for of, placed in zip(loads, placements, strict=True)]
     return Balance(

@@ -164,10 +164,10 @@ def test_experts_by_load_are_more_even_than_consecutive_ones() -> None:
     assert linear.mean < packed.mean < copied.mean <= 1.0
     assert linear.rows_cost > packed.rows_cost > copied.rows_cost >= 1.0
     even = np.full((2, 64), 10.0)
-    assert [(found.mean, round(found.rows_cost, 9)) for found in balances(even, even, 8, [0], 64, 4)] == [(1.0, 1.0)] * 2
+    assert [found.mean for found in balances(even, even, 8, [0], 64, 4)] == [1.0, 1.0]
     hot = np.zeros((1, 8))
     hot[0, 3] = 80
-    alone, copies = (balances(hot, hot, 4, [count], 8, 1)[1] for count in (0, 4))
+    alone, copies = (balances(hot, hot, 4, [count], 8, 1)[1] for count in (0, 3))
     assert (alone.mean, round(copies.mean, 9)) == (0.25, 1.0)  # 4 ranks: the hot expert is on one, or on each
 
 
@@ -175,7 +175,8 @@ def test_counted_rows_come_from_a_file(capsys: pytest.CaptureFixture[str], tmp_p
     path = tmp_path / "counts.json"
     path.write_text("[[4, 0, 0, 0], [1, 1, 1, 1]]")
     assert main(["cluster", "--expert-counts", str(path), "--ranks", "2", "--redundant", "2", "--json"]) == 0
-    assert [(found["mean"], found["worst"]) for found in json.loads(capsys.readouterr().out)] == [(0.75, 0.5), (1.0, 1.0)]
+    found = json.loads(capsys.readouterr().out)
+    assert [(of["mean"], of["worst"]) for of in found] == [(0.75, 0.5), (0.875, 0.75)]
     for wrong in ("[[1, 2], [1]]", "[[1, -2]]", "{}", "[", "[[1.5]]", "[]"):
         path.write_text(wrong)
         assert main(["cluster", "--expert-counts", str(path)]) == 2

@@ -15,7 +15,7 @@ from benchmarks.cluster.routing import POLICIES
 from benchmarks.cluster.simulation import Simulation
 from benchmarks.cluster.workload import Conversation, Mix, recorded, traced
 from benchmarks.command import Command, Progress, show
-from fastdeploy_sd.cluster.placement import PREFERENCE
+from fastdeploy_sd.cluster.placement import MAX_ENTRIES, PREFERENCE
 from fastdeploy_sd.config import Config, ModelConfig, SchedulerConfig
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.cost import CostModel, StepTimes
@@ -87,6 +87,7 @@ def _simulate(args: argparse.Namespace, shape: EngineShape, size: int, policy: s
         num_instances=size,
         policy=policy,
         preference=args.preference,
+        max_entries=args.table_entries,
         num_engines=args.engines,
         num_prefill=num_prefill,
         num_routers=args.routers,
@@ -165,6 +166,7 @@ def _command() -> Command:
     command.number("--prefill-percent", 0, "of the instances only compute prompts, the others decode", least=0)
     command.number("--kv-token-bytes", 1 << 16, "of a token's KV")
     command.number("--routers", 1, "that share the requests")
+    command.number("--table-entries", MAX_ENTRIES, "beginnings of prompts that a router remembers", least=0)
     command.number("--deaths", 0, "instances that die in the course of it", least=0)
     command.number("--hangs", 0, "instances that fall silent", least=0)
     command.number("--slow", 0, "instances that are slow", least=0)

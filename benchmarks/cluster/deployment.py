@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from benchmarks.cluster.engines import EngineShape, KvOrders, SimulatedEngine
 from benchmarks.cluster.routing import SimulatedRouter
 from benchmarks.cluster.workload import Conversation
-from fastdeploy_sd.cluster.placement import PREFERENCE
+from fastdeploy_sd.cluster.placement import MAX_ENTRIES, PREFERENCE
 from fastdeploy_sd.cluster.router.choice import Placement, RoutingHints
 from fastdeploy_sd.cluster.router.options import RoutingConfig
 from fastdeploy_sd.types import I32
@@ -55,6 +55,7 @@ class Deployment:
     """What is simulated.
 
     Attributes:
+        preference, max_entries: of the product's placement.
         num_engines: of each instance; each is a member of the deployment.
         num_prefill: of the instances; the others decode. 0 = all do both.
         network_s: one way, between any two processes.
@@ -65,6 +66,7 @@ class Deployment:
     num_instances: int
     policy: str
     preference: float = PREFERENCE
+    max_entries: int = MAX_ENTRIES
     num_engines: int = 1
     num_prefill: int = 0
     num_routers: int = 1

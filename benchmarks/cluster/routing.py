@@ -8,7 +8,7 @@ from itertools import count
 
 from fastdeploy_sd.cluster.membership import InstanceLoad, Member
 from fastdeploy_sd.cluster.messages import Clock, Registration
-from fastdeploy_sd.cluster.placement import PREFERENCE, PrefixTable, choose
+from fastdeploy_sd.cluster.placement import PrefixTable, choose
 from fastdeploy_sd.cluster.router.choice import Chooser, Placement, RoutingHints
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RoutingConfig
@@ -70,11 +70,9 @@ POLICIES: Mapping[str, Callable[[random.Random], PrefixTable]] = {
 }
 
 
-def table_of(policy: str, preference: float, rng: random.Random) -> PrefixTable:
-    """Return what places requests; `preference` counts for the product's own policy only."""
-    if policy == OURS and preference != PREFERENCE:
-        return PrefixTable(rng=rng, preference=preference)
-    return POLICIES[policy](rng)
+def table_of(policy: str, preference: float, max_entries: int, rng: random.Random) -> PrefixTable:
+    """Return what places requests; the numbers are for the product's own policy only."""
+    return PrefixTable(max_entries, rng, preference) if policy == OURS else POLICIES[policy](rng)
 
 
 class SimulatedRouter:

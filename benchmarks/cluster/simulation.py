@@ -33,7 +33,9 @@ class Simulation:
         self._num_open = 0  # conversations under way, and the one to come
         self._routers = [
             SimulatedRouter(
-                table_of(d.policy, d.preference, random.Random(self._rng.random())), d.routing, lambda: self._events.now
+                table_of(d.policy, d.preference, d.max_entries, random.Random(self._rng.random())),
+                d.routing,
+                lambda: self._events.now,
             )
             for _ in range(d.num_routers)
         ]

@@ -20,7 +20,7 @@ from fastdeploy_sd.cluster.membership import DECODE, InstanceLoad, Member
 PREFERENCE = 0.25
 _BLOCK_BYTES = 256
 _MAX_BLOCKS = 64
-_MAX_ENTRIES = 1 << 16
+MAX_ENTRIES = 1 << 18  # some 60 MB, where there are so many
 _MAX_INSTANCES = 4  # per beginning
 _DIGEST_BYTES = 16
 
@@ -69,7 +69,7 @@ class PrefixTable:
     """
 
     def __init__(
-        self, max_entries: int = _MAX_ENTRIES, rng: random.Random | None = None, preference: float = PREFERENCE
+        self, max_entries: int = MAX_ENTRIES, rng: random.Random | None = None, preference: float = PREFERENCE
     ) -> None:
         self._max_entries, self._rng, self._preference = max_entries, rng, preference
         self._secret = secrets.token_bytes(_DIGEST_BYTES)  # so that no client can make two beginnings collide

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.cluster.engines import EngineShape, KvOrders, SimulatedEngine
-from benchmarks.cluster.routing import SimulatedRouter
+from benchmarks.cluster.routing import Front
 from benchmarks.cluster.workload import Conversation
 from fastdeploy_sd.cluster.placement import MAX_ENTRIES, PREFERENCE
 from fastdeploy_sd.cluster.router.choice import Placement, RoutingHints
@@ -58,6 +58,7 @@ class Deployment:
         preference, max_entries: of the product's placement.
         num_engines: of each instance; each is a member of the deployment.
         num_prefill: of the instances; the others decode. 0 = all do both.
+        uses_redis: clients send to any instance, which places requests by records in Redis; there is no router.
         network_s: one way, between any two processes.
         kv_token_bytes, link_bytes_s: size of a token's KV, and how fast an engine sends it.
     """
@@ -70,6 +71,7 @@ class Deployment:
     num_engines: int = 1
     num_prefill: int = 0
     num_routers: int = 1
+    uses_redis: bool = False
     network_s: float = 0.0002
     kv_token_bytes: int = 1 << 16
     link_bytes_s: float = 1.25e9
@@ -86,7 +88,7 @@ class Job:
     prompt: I32
     num_wanted: int
     due_s: float
-    router: SimulatedRouter
+    front: Front
     hints: RoutingHints
     first_s: float | None = None
     end_s: float = 0.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -18,17 +19,26 @@ from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import KvDescription, Request, RequestOutput
 
 _SAMPLE_S = 1.0
+_RECORD_S = 0.25  # between an instance's records in Redis, as in cluster/redis/consumer.py
 _KV = KvDescription("CPU", "simulated", 16, "bfloat16", 1, 1, 1, (16, 16))
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-class Fleet:
-    """All engines.
+class Requests(Protocol):
+    """What becomes of requests at engines."""
 
-    Args:
-        take: gets the outputs of requests.
-        fail: a request is not at its engine any more; `is_refusal`: this had no room for it.
-    """
+    def take(self, job: Job, output: RequestOutput) -> None:
+        """An engine gave a request tokens, or ended it."""
+
+    def fail(self, job: Job, *, is_refusal: bool) -> None:
+        """A request is not at its engine any more; `is_refusal`: this had no room for it."""
+
+    def note_fall(self, places: Sequence[str]) -> None:
+        """An instance with these places has died or fallen silent."""
+
+
+class Fleet:
+    """All engines; `requests` is told of theirs."""
 
     def __init__(
         self,
@@ -36,11 +46,10 @@ class Fleet:
         events: EventQueue,
         routers: Sequence[SimulatedRouter],
         rng: random.Random,
-        take: Callable[[Job, RequestOutput], None],
-        fail: Callable[[Job, bool], None],
+        requests: Requests,
     ) -> None:
-        self._d, self._events, self._routers, self._rng = deployment, events, routers, rng
-        self._take, self._fail = take, fail
+        self._d, self._events, self._routers, self._rng, self._requests = deployment, events, routers, rng, requests
+        self._beat_s = _RECORD_S if deployment.uses_redis else HEARTBEAT_S
         self.outcome = Outcome()
         self.jobs: dict[str, Job] = {}
         self.samples = True
@@ -65,6 +74,13 @@ class Fleet:
         request = Request(job.name, job.prompt, _GREEDY, job.num_wanted, 0, output_token_ids=done, kv_source=kv_source)
         seat.engine.submit(request)
         self._wake(seat)
+
+    def is_up(self, place: str) -> bool:
+        return self._seats[place].is_up
+
+    def abort(self, seat: Seat, job: Job) -> None:
+        """Its client is gone."""
+        seat.engine.engine.abort([job.name])
 
     def end(self) -> Outcome:
         for seat in self._seats.values():
@@ -102,7 +118,7 @@ class Fleet:
         member = Member(f"{seat.place}#{seat.num_starts}", seat.role, "simulated", MAX_MODEL_LEN, address, kv)
         for router in self._routers:
             router.register(seat.place, member, seat.engine.load)
-        self._events.at(self._events.now + self._rng.random() * HEARTBEAT_S, self._beat, seat, seat.engine)
+        self._events.at(self._events.now + self._rng.random() * self._beat_s, self._beat, seat, seat.engine)
 
     def _beat(self, seat: Seat, engine: SimulatedEngine) -> None:
         if not seat.is_up or seat.engine is not engine:
@@ -110,7 +126,7 @@ class Fleet:
         seat.last_beat = self._events.now
         for router in self._routers:
             router.report(seat.place, engine.load)
-        self._events.at(self._events.now + HEARTBEAT_S, self._beat, seat, engine)
+        self._events.at(self._events.now + self._beat_s, self._beat, seat, engine)
 
     def _sample(self) -> None:
         loads = [seat.engine.load.share for seat in self._seats.values() if seat.is_up and seat.role != PREFILL]
@@ -130,6 +146,7 @@ class Fleet:
                 found_out = max(seat.last_beat + self._d.routing.lost_s - self._events.now, 0.0)
             self._events.at(self._events.now + found_out, self._break_all, seat, seat.engine)
             self._events.at(self._events.now + self._d.faults.restart_s, self._restart, seat)
+        self._requests.note_fall([seat.place for seat in self._instances[instance]])
 
     def _restart(self, seat: Seat) -> None:
         self._break_all(seat, seat.engine)
@@ -140,7 +157,7 @@ class Fleet:
             return
         seat.is_hung = False
         for job in sorted(seat.jobs, key=lambda job: job.name):
-            self._fail(job, False)
+            self._requests.fail(job, is_refusal=False)
         sends, seat.sends = seat.sends, {}
         for send in sends.values():
             self._arrive(send, None)
@@ -174,11 +191,11 @@ class Fleet:
             self._events.at(self._events.now + engine.executor.last_ms / 1e3, self._finish_step, seat, engine, outputs)
 
     def _refuse(self, seat: Seat, name: str) -> None:
-        send = seat.sends.pop(name, None)
+        send, job = seat.sends.pop(name, None), self.jobs.get(name)
         if send is not None:
             self._arrive(send, None)
-        else:
-            self._fail(self.jobs[name], True)
+        elif job is not None:  # else its client is gone
+            self._requests.fail(job, is_refusal=True)
 
     def _finish_step(self, seat: Seat, engine: SimulatedEngine, outputs: list[RequestOutput]) -> None:
         if not seat.is_up or seat.engine is not engine:
@@ -186,10 +203,11 @@ class Fleet:
         engine.is_stepping = False
         for output in outputs:
             send = seat.sends.pop(output.request_id, None)
-            if send is None:
-                self._take(self.jobs[output.request_id], output)
-            else:
+            job = self.jobs.get(output.request_id)
+            if send is not None:
                 self._send(seat, send)
+            elif job is not None:  # else its client is gone
+                self._requests.take(job, output)
         if engine.has_work:
             self._step(seat)
 

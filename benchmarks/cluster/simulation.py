@@ -7,14 +7,15 @@ but for the few lines of `Relay` that say when a request that failed goes on els
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from benchmarks.cluster.deployment import COMPLETE, LOST, REFUSED, Chat, Deployment, EventQueue, Job, Outcome
 from benchmarks.cluster.fleet import Fleet
-from benchmarks.cluster.routing import SimulatedRouter, table_of
+from benchmarks.cluster.routing import Front, RedisFront, SimulatedRouter, table_of
 from benchmarks.cluster.workload import MAX_MODEL_LEN, OUTPUT_TOKEN, Conversation
+from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.cluster.router.choice import Placement, RoutingHints
 from fastdeploy_sd.types import RequestOutput
 
@@ -31,15 +32,19 @@ class Simulation:
         self._conversations: Iterator[Conversation] = iter(conversations)
         self._events = EventQueue()
         self._num_open = 0  # conversations under way, and the one to come
-        self._routers = [
-            SimulatedRouter(
-                table_of(d.policy, d.preference, d.max_entries, random.Random(self._rng.random())),
-                d.routing,
-                lambda: self._events.now,
-            )
-            for _ in range(d.num_routers)
-        ]
-        self._fleet = Fleet(d, self._events, self._routers, self._rng, self._take, self._fail)
+        routers = [self._router() for _ in range(1 if d.uses_redis else d.num_routers)]
+        self._fronts: list[SimulatedRouter] | list[RedisFront] = routers
+        if d.uses_redis:
+            places = [f"{i}.0" for i in range(d.num_instances)]
+            self._fronts = [RedisFront(place, self._table(), routers[0], lambda: self._events.now) for place in places]
+        self._fleet = Fleet(d, self._events, routers, self._rng, self)
+
+    def _table(self) -> PrefixTable:
+        d = self._d
+        return table_of(d.policy, d.preference, d.max_entries, random.Random(self._rng.random()))
+
+    def _router(self) -> SimulatedRouter:
+        return SimulatedRouter(self._table(), self._d.routing, lambda: self._events.now)
 
     def run(self) -> Outcome:
         """Run to the end, once."""
@@ -70,16 +75,33 @@ class Simulation:
             self._fleet.outcome.num_cut += 1
             self._num_open -= 1
             return
-        router = self._rng.choice(self._routers)
+        front = self._any_front()
         name = str(len(self._fleet.outcome.jobs))
-        job = Job(name, chat, prompt, turn.num_output, self._events.now, router, router.hints(prompt))
+        job = Job(name, chat, prompt, turn.num_output, self._events.now, front, front.hints(prompt))
         self._fleet.outcome.jobs.append(job)
         self._fleet.jobs[name] = job
-        placement = router.choose(job.hints)
+        placement = front.choose(job.hints)
         if placement is None:
             self._end(job, LOST)
         else:
             self._give(job, placement)
+
+    def _any_front(self) -> Front:
+        """Where a client's load balancer sends it: to one that is up, unless none is."""
+        up = [of for of in self._fronts if not isinstance(of, RedisFront) or self._fleet.is_up(of.place)]
+        return self._rng.choice(up or self._fronts)
+
+    def note_fall(self, places: Sequence[str]) -> None:
+        """What came to an instance directly is lost with it."""
+        lost = [
+            job for job in self._fleet.jobs.values() if isinstance(job.front, RedisFront) and job.front.place in places
+        ]
+        for job in lost:
+            if job.seat is not None:
+                self._fleet.abort(job.seat, job)
+                self._leave(job)
+            job.placement = job.seat = None
+            self._end(job, LOST)
 
     def _end(self, job: Job, how: str) -> None:
         job.ended, job.end_s = how, self._events.now + self._d.network_s
@@ -109,7 +131,7 @@ class Simulation:
         if job.placement is not placement or job.seat is None or job.seat.is_hung:
             return
         if not job.seat.is_up:
-            self._fail(job, False)
+            self.fail(job, is_refusal=False)
             return
         self._fleet.submit(job.seat, job)
 
@@ -123,7 +145,7 @@ class Simulation:
         job.has_source = False
         job.seat.jobs.discard(job)
 
-    def _fail(self, job: Job, is_refusal: bool) -> None:
+    def fail(self, job: Job, *, is_refusal: bool) -> None:
         assert job.placement is not None, "it was given to one"
         self._leave(job)
         instance = job.placement.instance
@@ -141,12 +163,14 @@ class Simulation:
 
     def _retry(self, job: Job, begin: float) -> None:
         """See `Relay._next_place`."""
+        if job.ended:
+            return
         has_started, routing = job.num_done > 0, self._d.routing
         deadline = (job.failing_since or 0.0) + (routing.resume_s if has_started else 0.0)
         if job.num_broken < routing.max_attempts:
             if has_started and self._events.now - begin >= _REFUSED_S:
                 job.hints.tried -= job.refused_by
-            placement = job.router.choose(job.hints)
+            placement = job.front.choose(job.hints)
             is_new = placement is not None and placement.instance.instance_id not in job.hints.tried
             if placement is not None and (is_new or (self._events.now >= deadline and not job.refused_by)):
                 job.num_moves += 1
@@ -157,7 +181,7 @@ class Simulation:
                 return
         self._end(job, REFUSED if job.refused_by and not has_started else LOST)
 
-    def _take(self, job: Job, output: RequestOutput) -> None:
+    def take(self, job: Job, output: RequestOutput) -> None:
         if not job.num_events:
             self._note_first(job)
         job.num_events += 1

@@ -92,6 +92,7 @@ def _simulate(args: argparse.Namespace, shape: EngineShape, size: int, policy: s
         num_prefill=num_prefill,
         num_routers=args.routers,
         uses_redis=args.redis,
+        is_sticky=args.sticky,
         network_s=args.network_ms / 1e3,
         kv_token_bytes=args.kv_token_bytes,
         link_bytes_s=args.link_gbit * _GIGA / 8,
@@ -168,6 +169,7 @@ def _command() -> Command:
     command.number("--kv-token-bytes", 1 << 16, "of a token's KV")
     command.number("--routers", 1, "that share the requests")
     command.add_argument("--redis", action="store_true", help="clients send to any instance; these share by Redis")
+    command.add_argument("--sticky", action="store_true", help="a conversation keeps its router, or its server")
     command.number("--table-entries", MAX_ENTRIES, "beginnings of prompts that a router remembers", least=0)
     command.number("--deaths", 0, "instances that die in the course of it", least=0)
     command.number("--hangs", 0, "instances that fall silent", least=0)

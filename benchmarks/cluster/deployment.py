@@ -59,6 +59,7 @@ class Deployment:
         num_engines: of each instance; each is a member of the deployment.
         num_prefill: of the instances; the others decode. 0 = all do both.
         uses_redis: clients send to any instance, which places requests by records in Redis; there is no router.
+        is_sticky: all turns of a conversation come to the router, or the server, that got the first.
         network_s: one way, between any two processes.
         kv_token_bytes, link_bytes_s: size of a token's KV, and how fast an engine sends it.
     """
@@ -72,6 +73,7 @@ class Deployment:
     num_prefill: int = 0
     num_routers: int = 1
     uses_redis: bool = False
+    is_sticky: bool = False
     network_s: float = 0.0002
     kv_token_bytes: int = 1 << 16
     link_bytes_s: float = 1.25e9
@@ -111,6 +113,7 @@ class Chat:
     of: Conversation
     history: I32
     next_turn: int = 0
+    front: Front | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -107,21 +107,23 @@ def figures_table(figures: Sequence[Figures]) -> str:
 
 def plot_figures(path: Path, figures: Sequence[Figures]) -> None:
     """Draw p99 of the time to first token, prefix hits and imbalance by the number of instances, a line a policy."""
-    drawn: tuple[tuple[str, Callable[[Figures], float | None], bool], ...] = (
-        ("TTFT p99, ms", lambda of: of.ttft_p99, True),
-        ("prefix hits, %", lambda of: 100 * of.hit_rate, False),
-        ("imbalance (fullest / mean)", lambda of: of.imbalance, True),
+    drawn: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
+        ("TTFT p99, ms", lambda of: of.ttft_p99),
+        ("prefix hits, %", lambda of: 100 * of.hit_rate),
+        ("imbalance (fullest / mean)", lambda of: of.imbalance),
     )
+    sizes = list(dict.fromkeys(of.num_instances for of in figures))
     policies = dict.fromkeys(of.policy for of in figures)
     try:
         with panels(path, 1, len(drawn), "Simulated deployment, by placement policy") as axes:
-            for axis, (title, value, is_log) in zip(axes[0], drawn, strict=True):
+            for axis, (title, value) in zip(axes[0], drawn, strict=True):
                 for policy in policies:
                     own = [of for of in figures if of.policy == policy]
                     axis.plot([of.num_instances for of in own], [value(of) for of in own], marker="o", label=policy)
                 axis.set_xscale("log")
-                if is_log:
-                    axis.set_yscale("log")
+                axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+                axis.minorticks_off()
+                axis.set_ylim(bottom=0)
                 axis.set_title(title)
                 axis.set_xlabel("instances")
                 axis.grid(alpha=0.3)

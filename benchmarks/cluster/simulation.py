@@ -17,8 +17,10 @@ from benchmarks.cluster.routing import Front, RedisFront, SimulatedRouter, table
 from benchmarks.cluster.workload import MAX_MODEL_LEN, OUTPUT_TOKEN, Conversation
 from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.cluster.router.choice import Placement, RoutingHints
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import RequestOutput
 
+_STUCK_S = 86_400.0
 # As in cluster/router/relay.py.
 _POLL_S, _REFUSED_S, _MANY_EVENTS = 0.1, 0.5, 32
 
@@ -31,6 +33,7 @@ class Simulation:
         self._rng = random.Random(seed)
         self._conversations: Iterator[Conversation] = iter(conversations)
         self._events = EventQueue()
+        self._heard_at = 0.0  # when a request began or ended
         self._num_open = 0  # conversations under way, and the one to come
         routers = [self._router() for _ in range(1 if d.uses_redis else d.num_routers)]
         self._fronts: list[SimulatedRouter] | list[RedisFront] = routers
@@ -51,6 +54,8 @@ class Simulation:
         self._begin_next()
         while self._num_open:
             self._events.run_next()
+            if self._events.now > self._heard_at + _STUCK_S:
+                raise InternalError(f"simulation: expected every request to end, got {self._num_open} that do not")
         return self._fleet.end()
 
     # Clients
@@ -75,10 +80,12 @@ class Simulation:
             self._fleet.outcome.num_cut += 1
             self._num_open -= 1
             return
-        front = self._any_front()
+        front = chat.front if self._d.is_sticky and chat.front in self._fronts_up() else self._any_front()
+        chat.front = front
         name = str(len(self._fleet.outcome.jobs))
         job = Job(name, chat, prompt, turn.num_output, self._events.now, front, front.hints(prompt))
         self._fleet.outcome.jobs.append(job)
+        self._heard_at = self._events.now
         self._fleet.jobs[name] = job
         placement = front.choose(job.hints)
         if placement is None:
@@ -88,8 +95,11 @@ class Simulation:
 
     def _any_front(self) -> Front:
         """Where a client's load balancer sends it: to one that is up, unless none is."""
-        up = [of for of in self._fronts if not isinstance(of, RedisFront) or self._fleet.is_up(of.place)]
-        return self._rng.choice(up or self._fronts)
+        fronts: list[Front] = self._fronts_up() or [*self._fronts]
+        return self._rng.choice(fronts)
+
+    def _fronts_up(self) -> list[Front]:
+        return [of for of in self._fronts if not isinstance(of, RedisFront) or self._fleet.is_up(of.place)]
 
     def note_fall(self, places: Sequence[str]) -> None:
         """What came to an instance directly is lost with it."""
@@ -105,6 +115,7 @@ class Simulation:
 
     def _end(self, job: Job, how: str) -> None:
         job.ended, job.end_s = how, self._events.now + self._d.network_s
+        self._heard_at = self._events.now
         del self._fleet.jobs[job.name]
         job.hints, chat = RoutingHints(()), job.chat
         prompt, job.prompt = job.prompt, job.prompt[:0]

@@ -103,6 +103,11 @@ def test_prompts_with_a_known_beginning_find_it_with_our_policy() -> None:
     assert hits["load+prefix"] > hits["least-requests"] + 0.1
 
 
+def test_routers_that_do_not_share_what_they_saw_need_sticky_clients() -> None:
+    hits = [figures_of(MIX.conversations(), num_routers=4, is_sticky=sticky).hit_rate for sticky in (False, True)]
+    assert hits[0] + 0.05 < hits[1]
+
+
 def test_the_preference_counts() -> None:
     """With none, a request leaves the instance that knows its prompt for any that is emptier."""
     hits = [figures_of(MIX.conversations(), preference=value).hit_rate for value in (0.0, 4.0)]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.distributed.executor import create_executor as create_ranks
 from fastdeploy_sd.types import SchedulerOutput, StepResult
 from fastdeploy_sd.worker.executor import LocalExecutor, create_executor
 from fastdeploy_sd.worker.step.batch import PendingRows
@@ -68,9 +69,9 @@ class _BrakingExecutor(LocalExecutor):
         return super().execute(plan)
 
 
-def create_braking(config: Config) -> LocalExecutor:
+def create_braking(config: Config, expert_file: int | None = None) -> LocalExecutor:
     """The model as it is, with a brake in the folder of the deployment."""
-    executor = create_executor(config)
+    executor = create_ranks(config, expert_file=expert_file)
     executor.__class__ = _BrakingExecutor
     assert isinstance(executor, _BrakingExecutor)
     executor.brake = Brake(Path(os.environ["XDG_STATE_HOME"]), config.splitwise.splitwise_role)

@@ -95,6 +95,8 @@ def open_pair(
     prefill: tuple[EngineVariant, Method],
     seed: int,
     num_ranks: tuple[int, int] = (1, 1),
+    *,
+    spreads_experts: bool = False,
 ) -> Iterator[Pair]:
     """Load the model twice, each in its way and with its method, on so many ranks for decode and prefill."""
     wire, num_threads = Wire(seed), library.num_threads()
@@ -103,7 +105,9 @@ def open_pair(
             engine_config(reference.base, way, method),
             splitwise=SplitwiseConfig(splitwise_role=role),
             # Slow steps of a busy machine are no hang.
-            parallel=ParallelConfig(tensor_parallel_size=size, rank_timeout_s=60.0),
+            parallel=ParallelConfig(
+                tensor_parallel_size=size, enable_expert_parallel=spreads_experts, rank_timeout_s=60.0
+            ),
         )
         for role, (way, method), size in zip(ROLES, (decode, prefill), num_ranks, strict=True)
     ]

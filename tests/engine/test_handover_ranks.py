@@ -33,6 +33,7 @@ NUM_REQUESTS = 12
         ("gpt_oss-tiny", "mtp", (2, 1)),
         ("qwen3_5-tiny", "mtp", (1, 2)),
         ("qwen3_5-tiny", "naive", (2, 1)),
+        ("seven experts", "mtp", (1, 2)),  # which are spread
     ],
 )
 def test_pages_of_any_number_of_ranks_fit_any_other(
@@ -41,7 +42,14 @@ def test_pages_of_any_number_of_ranks_fit_any_other(
     """num_ranks: of the decode and of the prefill instance."""
     reference, rng, drafting = references.get(model), random.Random(0), method(name)
     requests = reference.requests[:NUM_REQUESTS]
-    with open_pair(reference, (DECODE, drafting), (PREFILL, drafting), seed=1, num_ranks=num_ranks) as pair:
+    with open_pair(
+        reference,
+        (DECODE, drafting),
+        (PREFILL, drafting),
+        seed=1,
+        num_ranks=num_ranks,
+        spreads_experts="experts" in model,
+    ) as pair:
         got = pair.run(drafting.apply(requests), rng)
         assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, got) is None
         stats, source = pair.decode.stats(), pair.prefill.stats()

@@ -77,11 +77,13 @@ def main() -> int:
     communicator, exchange = open_communicator(start)
     session = _Session(link)
     try:
-        configure_logging(f"rank-{rank}")
+        config = from_json(start["config"])
+        has_siblings = config.parallel.data_parallel_size > 1
+        engine = f"engine-{config.parallel.local_data_parallel_id}-" if has_siblings else ""
+        configure_logging(f"{engine}rank-{rank}")
         library.set_isa(start["isa"])  # another level has other bytes
         module, name = start["rank_worker"].split(":")
         create: RankWorkerFactory = getattr(importlib.import_module(module), name)
-        config = from_json(start["config"])
         expert_file = int(start["expert_file"]) if "expert_file" in start else None
         group = RankGroup(
             rank,

@@ -20,13 +20,15 @@ _log = logging.getLogger(__name__)
 
 
 def machine_key(config: Config) -> Key:
-    """Return what the times of any model depend on."""
-    return {
+    """Return what the times of any model depend on; several engines share the memory's bandwidth."""
+    engines = config.parallel.data_parallel_size
+    key: dict[str, str | int] = {
         "cpu": processor_name(),
         "isa": library.isa(),
         "num_threads": library.num_threads(),
         "ranks": config.parallel.tensor_parallel_size,
     }
+    return key | {"engines": engines} if engines > 1 else key
 
 
 def measurements_folder(config: Config) -> Path | None:

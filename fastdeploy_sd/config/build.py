@@ -14,6 +14,7 @@ from typing import Any
 
 from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import unread_variables
+from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.config.faults import LAST, Faults
 from fastdeploy_sd.config.model_names import advice, hub_name, is_gguf
 from fastdeploy_sd.config.model_section import DEMO_MODEL
@@ -273,7 +274,7 @@ def _verify_checkpoint(config: Config) -> None:
 def _value(config: Config, opt: Option) -> Any:
     """Return the option's value as JSON has it."""
     value = getattr(getattr(config, opt.section) if opt.section else config, opt.field_name)
-    return value.to_map() if isinstance(value, QuantizationFormats) else value
+    return value.to_map() if isinstance(value, QuantizationFormats | EplbConfig) else value
 
 
 def _public_value(config: Config, opt: Option) -> object:

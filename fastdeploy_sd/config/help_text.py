@@ -72,7 +72,7 @@ def add_flag(group: Any, opt: Option, default_value: object) -> None:
 
 def _metavar(opt: Option) -> str:
     if not opt.choices:
-        return _METAVARS[opt.kind]
+        return _METAVARS.get(opt.kind, "JSON")
     words = [*map(str, opt.choices), *["none"] * (opt.is_optional and "none" not in opt.choices)]
     return "{" + ",".join([*words, *["JSON"] * (opt.spec.read_map is not None)]) + "}"
 

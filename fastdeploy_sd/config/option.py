@@ -107,9 +107,11 @@ class Option:
             text = "one of " + ", ".join(str(c) for c in self.choices)
         elif self.kind is tuple:
             text = "a non-empty string or a list of them"
+        elif is_dataclass(self.kind):
+            text = "a map"
         else:
             text = _KIND_TEXT[self.kind] + _limits_text(self.spec)
-        if self.spec.read_map is not None:
+        if self.spec.read_map is not None and not is_dataclass(self.kind):
             text += ", a map"
         if not self.is_optional:
             return text
@@ -124,6 +126,8 @@ class Option:
             return None
         if self.spec.read_map is not None and _is_map(value):
             return self.spec.read_map(value)
+        if is_dataclass(self.kind):
+            raise self.error(value)
         try:
             if self.spec.comma_separated:
                 return tuple(self._within_limits(_PARSERS[self.item_kind](item)) for item in _items(value))

@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from fastdeploy_sd.config.addresses import is_bindable
+from fastdeploy_sd.config.eplb import EplbConfig, read_eplb
 from fastdeploy_sd.config.option import Spec, option, verify_fields, wrong_value
 
 _MAX_PORT = 65535
@@ -28,6 +29,21 @@ class ParallelConfig:
         Spec(
             "Spread the experts of every layer over all ranks: each has whole experts, and computes them for the tokens"
             " of all ranks. Needs a model with experts. The tokens are the same either way."
+        ),
+    )
+    enable_eplb: bool = option(
+        False,
+        Spec(
+            "Move experts between ranks, so that each computes as many rows. Needs enable_expert_parallel. The tokens"
+            " are the same either way."
+        ),
+    )
+    eplb_config: EplbConfig | None = option(  # noqa: RUF009 (makes a field)
+        None,
+        Spec(
+            "Of enable_eplb: redundant_experts_num (0), slots of each layer for further copies of experts, and"
+            " redundant_expert_dump_workload_interval (10), seconds between two looks at the rows of each expert.",
+            read_map=read_eplb,
         ),
     )
     data_parallel_size: int = option(
@@ -87,6 +103,10 @@ class ParallelConfig:
         hosts = [_address(text) for text in self.ips]
         if self.data_parallel_size > 1 and hosts:
             raise wrong_value("data_parallel_size", "1 together with ips", self.data_parallel_size)
+        if self.enable_eplb and not self.enable_expert_parallel:
+            raise wrong_value("enable_eplb", "false without enable_expert_parallel", "true")
+        if self.eplb_config is not None and not self.enable_eplb:
+            raise wrong_value("eplb_config", "none without enable_eplb", "a map")
         if self.local_data_parallel_id is not None and self.local_data_parallel_id >= self.data_parallel_size:
             raise wrong_value(
                 "local_data_parallel_id",
@@ -126,6 +146,11 @@ class ParallelConfig:
     def expert_ranks(self) -> int:
         """Number of ranks over which experts are spread; 1 = they are not."""
         return self.data_parallel_size * self.tensor_parallel_size if self.enable_expert_parallel else 1
+
+    @property
+    def eplb(self) -> EplbConfig | None:
+        """How experts are balanced; None = they stay where they are."""
+        return (self.eplb_config or EplbConfig()) if self.enable_eplb and self.expert_ranks > 1 else None
 
     @property
     def shares_experts(self) -> bool:

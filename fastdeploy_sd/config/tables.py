@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fastdeploy_sd.config.aliases import OTHER_MEANING, SAME_MEANING
 from fastdeploy_sd.config.catalogue import OPTIONS
+from fastdeploy_sd.config.eplb import EPLB_OPTION
 from fastdeploy_sd.config.no_effect import NO_EFFECT
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION
@@ -13,6 +14,7 @@ from fastdeploy_sd.config.speculative_scopes import scope_of
 from fastdeploy_sd.config.unsupported import (
     INSTEAD,
     UNSUPPORTED,
+    UNSUPPORTED_EPLB,
     UNSUPPORTED_QUANTIZATION,
     UNSUPPORTED_SPECULATIVE,
 )
@@ -50,14 +52,22 @@ def speculative_markdown() -> str:
 
 def unsupported_markdown() -> str:
     """Return the options that are known but not supported yet as a table, for docs/unsupported.md."""
-    maps = {"quantization": UNSUPPORTED_QUANTIZATION, SPECULATIVE_OPTION: UNSUPPORTED_SPECULATIVE}
+    maps = {
+        "quantization": UNSUPPORTED_QUANTIZATION,
+        EPLB_OPTION: UNSUPPORTED_EPLB,
+        SPECULATIVE_OPTION: UNSUPPORTED_SPECULATIVE,
+    }
     keys = {f"{name}.{key}": accepted for name, keys in maps.items() for key, accepted in keys.items()}
     rows = ["| Option | Accepted value | |", "|---|---|---|"]
     rows += [
-        f"| `{name}` | {' or '.join(f'`{v}`'.lower() for v in accepted)} | {INSTEAD.get(name.rpartition('.')[2], '')} |"
+        f"| `{name}` | {' or '.join(map(_accepted, accepted))} | {INSTEAD.get(name.rpartition('.')[2], '')} |"
         for name, accepted in {**UNSUPPORTED, **keys}.items()
     ]
     return "\n".join(rows) + "\n"
+
+
+def _accepted(value: object) -> str:
+    return '`""`' if value == "" else f"`{value}`".lower()
 
 
 def no_effect_markdown() -> str:

@@ -42,8 +42,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "enable_entropy": (False,),
     "model_impl": ("auto", "fastdeploy"),
     # parallel
-    "enable_eplb": (False,),
-    "eplb_config": (None,),
     "routing_replay_config": (None,),
     "enable_chunked_moe": (False,),
     # cache
@@ -66,6 +64,9 @@ INSTEAD: Mapping[str, str] = {
     "scheduler_max_size": "use max_num_queued_requests to bound the queue",
     "max_waiting_time": "use max_num_queued_requests to bound the queue",
     "timeout": "use timeout_graceful_shutdown for the time after SIGTERM",
+    "window_size": "use redundant_expert_dump_workload_interval, in seconds",
+    "step_interval": "use redundant_expert_dump_workload_interval, in seconds",
+    "log_balancedness": "it is logged when experts are placed anew",
 }
 
 # Keys of speculative_config; as above. Most are FastDeploy's own, which users do not set.
@@ -78,6 +79,19 @@ UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
     # vLLM's
     "disable_by_batch_size": (None,),
     "parallel_drafting": (False,),
+}
+
+# Keys of eplb_config; as above.
+UNSUPPORTED_EPLB: Mapping[str, tuple[object, ...]] = {
+    "redundant_expert_api_user": ("",),
+    "redundant_expert_api_password": ("",),
+    "redundant_expert_eplb_strategy": ("",),
+    # vLLM's
+    "window_size": (),
+    "step_interval": (),
+    "log_balancedness": (False,),
+    "use_async": (True,),
+    "policy": ("default",),
 }
 
 # Keys of quantization's map; as above.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -99,11 +99,15 @@ class ExpertService:
     Attributes:
         handle: 1 or more; -1 once closed.
         kept: what lives as long as the service: the memory of weights.
+        layers: what was registered, by number.
+        on_close: called before the service is closed: what uses it in threads of its own ends.
     """
 
     def __init__(self, handle: int, rank: int, shape: ServiceShape) -> None:
         self.handle, self.rank, self.shape = handle, rank, shape
         self.kept: list[object] = []
+        self.layers: dict[int, ExpertLayer] = {}
+        self.on_close: list[Callable[[], None]] = []
 
     @classmethod
     def open(cls, fd: int, rank: int, shape: ServiceShape, timeout_s: float = TIMEOUT_S) -> ExpertService:
@@ -125,6 +129,7 @@ class ExpertService:
         values = {field.name: getattr(what, field.name) for field in fields(what)}
         values |= {"dtype": DTYPE_CODES[array_dtype_name(what.dtype)], "gate_limit": what.gate_limit or 0.0}
         self._call("layer", layer=layer, **values)
+        self.layers[layer] = what
         for slot, found in enumerate(slots):
             self.set_slot(layer, slot, found)
 
@@ -153,6 +158,8 @@ class ExpertService:
 
     def close(self) -> None:
         """Give the handle back. No op may run on it, then or later."""
+        for end in self.on_close:
+            end()
         self._call("close")
         self.handle = -1
         self.kept.clear()
@@ -176,6 +183,19 @@ class ExpertService:
         experts: I32 = np.empty((self.shape.num_ranks, self.shape.num_slots), np.int32)
         self._call("placement", layer=layer, experts=experts.ctypes.data)
         return experts
+
+    def target(self, layer: int) -> I32:
+        """Return the experts i32[num_ranks, num_slots] that each rank shall have, -1 = none; all -1: not said yet."""
+        experts: I32 = np.empty((self.shape.num_ranks, self.shape.num_slots), np.int32)
+        self._call("target", layer=layer, is_new=False, experts=experts.ctypes.data)
+        return experts
+
+    def set_target(self, layer: int, experts: I32) -> None:
+        """Say which experts each rank shall have, in any order; each rank reaches that by itself."""
+        if experts.shape != (self.shape.num_ranks, self.shape.num_slots):
+            raise ValueError(f"experts: expected one per slot of every rank, got an array {list(experts.shape)}")
+        table = np.ascontiguousarray(experts, np.int32)
+        self._call("target", layer=layer, is_new=True, experts=table.ctypes.data)
 
     def set_slot(self, layer: int, slot: int, what: ExpertSlot | None) -> None:
         """Say what lies in a slot of this rank; not yet published. None = nothing: its memory may then be written.

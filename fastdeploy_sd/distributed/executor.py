@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.distributed.expert_planner import ExpertPlanner
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
 from fastdeploy_sd.distributed.starting import expert_place, new_expert_file, threads_per_rank
@@ -130,6 +131,10 @@ def create_executor(
         )
         if executor.experts is not None:
             _wait_until_all_serve(executor)
+            eplb = config.parallel.eplb
+            if eplb is not None and config.parallel.first_rank == 0:
+                interval_s = eplb.redundant_expert_dump_workload_interval
+                ExpertPlanner(executor.experts, eplb.redundant_experts_num, interval_s).start()
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
     return executor

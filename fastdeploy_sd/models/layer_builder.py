@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
-from fastdeploy_sd.device.expert_service import ExpertLayer
+from fastdeploy_sd.device.expert_service import ExpertLayer, ExpertSlot
 from fastdeploy_sd.models.attention_config import AttentionConfig, GatedDeltaConfig, LatentAttentionConfig
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
@@ -16,7 +18,15 @@ from fastdeploy_sd.models.layers.attention import Attention
 from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, RmsNorm, TokenMixer
 from fastdeploy_sd.models.layers.delta_net import GatedDeltaNet
 from fastdeploy_sd.models.layers.latent_attention import LatentAttention
-from fastdeploy_sd.models.layers.linear import ExpertGroup, GatheredLinear, Linear, LinearLayer, SummedLinear, TpGroup
+from fastdeploy_sd.models.layers.linear import (
+    ExpertGroup,
+    ExpertMemory,
+    GatheredLinear,
+    Linear,
+    LinearLayer,
+    SummedLinear,
+    TpGroup,
+)
 from fastdeploy_sd.models.layers.mlp import (
     Experts,
     FeedForward,
@@ -151,7 +161,7 @@ class LayerBuilder:
         own = self._experts(weights, i, moe)
         if self._group.experts is None:
             return MoeMlp(router, own, shared, self._group)
-        return SpreadMoeMlp(router, self._served(self._group.experts, own, i, moe), shared, self._group)
+        return SpreadMoeMlp(router, self._served(self._group.experts, own, weights, i, moe), shared, self._group)
 
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> GatedMlp:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
@@ -163,21 +173,28 @@ class LayerBuilder:
         )
 
     def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:
-        own = self._shard.experts(moe)
-        parts = expert_parts(moe)[own.inputs.start : own.inputs.stop]
+        own, group = self._shard.experts(moe), self._group.experts
+        ids: Sequence[int] = own.inputs
+        may_move = group is not None and group.num_redundant is not None
+        if group is not None and may_move:
+            ids = group.experts_of(group.first_layer + self._config.expert_layers.index(i), moe.num_experts)
+            # Memory of every slot; what is in the last ones is not published.
+            ids = (*ids, *[ids[0]] * (group.service.shape.num_slots - len(ids)))
+        parts = expert_parts(moe)
         gate_up, down = (
             self._packer.experts(
-                [read(i, part, moe.intermediate_size)[0] for part in parts],
+                [read(i, parts[expert], moe.intermediate_size)[0] for expert in ids],
                 self._scheme.experts,
-                are_spread=self._group.experts is not None,
+                are_spread=group is not None,
+                are_kept=not may_move,  # a file's memory cannot be written
             )
             for read in (weights.gate_up, weights.down)
         )
         biases = weights.moe_biases(i, moe)
-        of_experts = [] if biases is None else [constant(b[own.inputs.start : own.inputs.stop]) for b in biases[1:]]
-        return Experts(own.inputs.start, gate_up, down, own.slices.count, *of_experts)
+        of_experts = [] if biases is None else [constant(np.ascontiguousarray(b[list(ids)])) for b in biases[1:]]
+        return Experts(ids, gate_up, down, own.slices.count, *of_experts)
 
-    def _served(self, group: ExpertGroup, own: Experts, i: int, moe: MoeConfig) -> ServedExperts:
+    def _served(self, group: ExpertGroup, own: Experts, weights: LayerWeights, i: int, moe: MoeConfig) -> ServedExperts:
         """Register the rank's experts of layer i at its service."""
         layers = self._config.expert_layers
         number = group.first_layer + layers.index(i)
@@ -185,9 +202,31 @@ class LayerBuilder:
             moe.num_experts, self._config.hidden_size, moe.intermediate_size, moe.top_k, storage(self._scheme.dtype),
             format_code(own.gate_up.format), format_code(own.down.format), moe.gate_limit,
         )  # fmt: skip
-        group.service.register_layer(number, layer, own.slots())
+        places: Sequence[ExpertSlot] = own.slots()
+        count = len(places)
+        if group.num_redundant is not None:
+            count = len(group.experts_of(number, moe.num_experts))
+            group.moves[number] = ExpertMemory(places, self._packs(own, weights, i, moe))
+        group.service.register_layer(number, layer, places[:count])
         group.service.kept.append(own)  # a recorded pass keeps no layers
         return ServedExperts(group.service, number, i == layers[0], i == layers[-1], own.num_slices)
+
+    def _packs(
+        self, own: Experts, weights: LayerWeights, i: int, moe: MoeConfig
+    ) -> Callable[[int, ExpertSlot], ExpertSlot]:
+        """Return what writes an expert of layer i over another."""
+        parts, size, fmt = expert_parts(moe), moe.intermediate_size, self._scheme.experts
+
+        def pack(expert: int, place: ExpertSlot) -> ExpertSlot:
+            self._packer.pack_expert(weights.gate_up(i, parts[expert], size)[0], fmt, own.gate_up, place.gate_up)
+            self._packer.pack_expert(weights.down(i, parts[expert], size)[0], fmt, own.down, place.down)
+            if (biases := weights.moe_biases(i, moe)) is not None:
+                for bias, address in zip(biases[1:], (place.gate_up_bias, place.down_bias), strict=True):
+                    row = np.ascontiguousarray(bias[expert], np.float32)
+                    ctypes.memmove(address, row.ctypes.data, row.nbytes)
+            return replace(place, expert=expert)
+
+        return pack
 
     def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
         """Build the rank's outputs of a linear layer, which stay with it."""

@@ -62,6 +62,12 @@ def linear_experts(num_experts: int, num_ranks: int) -> tuple[range, ...]:
     return tuple(range(begin, end) for begin, end in pairwise(bounds))
 
 
+def spread_experts(num_experts: int, num_ranks: int, num_redundant: int) -> tuple[tuple[int, ...], ...]:
+    """Return the experts of each rank before load is known: consecutive ones, then the first ones a second time."""
+    slots = linear_experts(num_experts + num_redundant, num_ranks)
+    return tuple(tuple(dict.fromkeys(slot % num_experts for slot in own)) for own in slots)
+
+
 def _largest_count(size: int) -> int:
     return max(count for count in COUNTS if size % count == 0)
 

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import itertools
 import os
+import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,14 +20,16 @@ from fastdeploy_sd.cli.verify import PLAIN, EngineVariant, Method, compare, quic
 from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
 from fastdeploy_sd.cli.verify.runs import Reference, engine_config, make_reference, open_engine, run, run_alone
 from fastdeploy_sd.config import Config, ParallelConfig
+from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.device import library
-from fastdeploy_sd.device.expert_service import expert_segment
+from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
 from fastdeploy_sd.distributed.executor import KvExecutor, MultiProcessExecutor, start_ranks
+from fastdeploy_sd.distributed.expert_planner import ExpertPlanner
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.starting import expert_place
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.models.sharding import linear_experts
+from fastdeploy_sd.models.sharding import linear_experts, spread_experts
 from fastdeploy_sd.types import Request, RequestId
 from fastdeploy_sd.worker.executor import create_executor as create_rank
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
@@ -43,11 +47,21 @@ WAY = quick_variants()[1]
 
 @contextlib.contextmanager
 def open_engines(
-    base: Config, way: EngineVariant, method: Method, num_engines: int, size: int
+    base: Config,
+    way: EngineVariant,
+    method: Method,
+    num_engines: int,
+    size: int,
+    eplb: EplbConfig | None = None,
 ) -> Iterator[list[Engine]]:
     """Load engines of so many ranks each in this process. While one runs a step, the others' services run experts."""
     parallel = ParallelConfig(
-        tensor_parallel_size=size, data_parallel_size=num_engines, enable_expert_parallel=True, rank_timeout_s=60.0
+        tensor_parallel_size=size,
+        data_parallel_size=num_engines,
+        enable_expert_parallel=True,
+        enable_eplb=eplb is not None,
+        eplb_config=eplb,
+        rank_timeout_s=60.0,
     )
     base = engine_config(replace(base, parallel=parallel), way, method)
     configs = [replace(base, parallel=replace(parallel, local_data_parallel_id=d)) for d in range(num_engines)]
@@ -84,9 +98,12 @@ def split(requests: Sequence[Request], num_engines: int) -> list[list[Request]]:
 
 
 def answers_of(
-    engines: Sequence[Engine], requests: Sequence[Request], arrivals_per_step: int = 3
+    engines: Sequence[Engine],
+    requests: Sequence[Request],
+    arrivals_per_step: int = 3,
+    between: Callable[[], object] = lambda: None,
 ) -> Mapping[RequestId, Answer]:
-    """Let the engines take turns until all requests have ended."""
+    """Let the engines take turns until all requests have ended, and `between` happen after each turn."""
     collector, pending = AnswerCollector(), split(requests, len(engines))
     while any(pending) or any(engine.has_work() for engine in engines):
         for engine, own in zip(engines, pending, strict=True):
@@ -96,6 +113,7 @@ def answers_of(
             for output in engine.step() if engine.has_work() else ():
                 collector.add(output)
             engine.check_integrity()
+        between()
     return {r.request_id: collector.answer(r.request_id) for r in requests}
 
 
@@ -153,6 +171,35 @@ def test_same_tokens_of_every_family_and_format(references: References, model: s
         assert_all_served(engines[0])
 
 
+@pytest.mark.parametrize(
+    ("model", "num_engines", "size", "num_redundant"),
+    [("seven experts", 2, 1, 0), ("seven experts", 2, 1, 3), ("ernie4_5_moe-tiny", 1, 2, 2)],
+)
+def test_same_tokens_while_experts_move(
+    guided: Callable[[str], Reference], model: str, num_engines: int, size: int, num_redundant: int
+) -> None:
+    """Goals are drawn at random, for every layer, as soon as the last ones are reached."""
+    reference, method, rng = guided(model), method_of("mtp-ngram"), random.Random(7)
+    seen = set[bytes]()
+    eplb = EplbConfig(redundant_experts_num=num_redundant)
+    with open_engines(reference.base, fitted(WAY, model), method, num_engines, size, eplb) as engines:
+        service = experts_of(engines[0])
+        planner = ExpertPlanner(service, num_redundant, interval_s=1.0)
+
+        def move() -> None:
+            if not planner.follow():
+                for layer, what in service.layers.items():
+                    names = rng.sample(range(what.num_experts), what.num_experts)
+                    first = spread_experts(what.num_experts, num_engines * size, num_redundant)
+                    planner.seek(layer, [{names[expert] for expert in own} for own in first])
+            seen.update(service.placement(layer).tobytes() for layer in service.layers)
+            time.sleep(0.01)
+
+        answers = answers_of(engines, method.apply(reference.requests), between=move)
+        assert compare(reference.answers, answers) is None
+        assert len(seen) > 20
+
+
 def test_engines_do_what_they_like(guided: Callable[[str], Reference]) -> None:
     """One is idle, then in a long prompt, while another runs, aborts, and fetches blocks from its second level."""
     reference, method = guided("seven experts"), method_of("mtp-ngram")
@@ -202,9 +249,15 @@ def test_a_rank_that_ends_or_hangs_ends_the_step(guided: Callable[[str], Referen
             run_for_ever(engine, reference.requests[:4])
 
 
+def experts_of(engine: Engine) -> ExpertService:
+    """The service of an engine's rank 0."""
+    experts: ExpertService = engine._executor.experts  # type: ignore[attr-defined]
+    return experts
+
+
 def assert_all_served(engine: Engine) -> None:
     """Every rank has run experts of every layer, of draft layers too."""
-    experts = engine._executor.experts  # type: ignore[attr-defined]
+    experts = experts_of(engine)
     rows = experts.counts()
     for layer, counts in enumerate(rows):
         for own in linear_experts(len(counts), experts.shape.num_ranks):

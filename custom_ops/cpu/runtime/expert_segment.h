@@ -82,10 +82,16 @@ class ExpertSegment {
   }
   std::atomic<uint64_t>& version() const;
 
+  // [1 + R * S] how often it was written, twice, 1 more while it is; the experts that each rank shall have, plus 1, 0 =
+  // none.
+  std::atomic<int32_t>* target(int32_t layer) const {
+    return At<std::atomic<int32_t>>(offsets_.targets) + layer * (int64_t{1} + shape_.num_ranks * shape_.num_slots);
+  }
+
  private:
   // In bytes, each of whole pages.
   struct Offsets {
-    int64_t ranks, jobs, slots, counts, pairs, rows, results, end;
+    int64_t ranks, jobs, slots, targets, counts, pairs, rows, results, end;
   };
   static Offsets OffsetsOf(const ExpertServiceShape& shape);
 

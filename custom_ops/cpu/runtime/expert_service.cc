@@ -178,6 +178,28 @@ Error ExpertServicePlacement(const ExpertServicePlacementParams& p) {
   });
 }
 
+Error ExpertServiceTarget(const ExpertServiceTargetParams& p) {
+  return WithService(p.service, [&](ExpertService& service) -> Error {
+    const ExpertServiceShape& s = service.segment().shape();
+    if (p.layer < 0 || p.layer >= s.num_layers) return "layer: expected a layer of the service, got another";
+    std::atomic<int32_t>& version = service.segment().target(p.layer)[0];
+    std::atomic<int32_t>* const experts = &version + 1;
+    const int32_t count = s.num_ranks * s.num_slots;
+    const int32_t before = version.load();
+    if (p.is_new != 0) {
+      // Who ended while writing has left an odd number.
+      version.store(before | 1);
+      for (int32_t i = 0; i < count; ++i) experts[i].store(p.experts[i] + 1);
+      version.store((before | 1) + 1);
+      return nullptr;
+    }
+    for (int32_t i = 0; i < count; ++i) p.experts[i] = experts[i].load() - 1;
+    // While it is written there is none: who follows it looks again.
+    if (before % 2 != 0 || version.load() != before) std::fill_n(p.experts, count, -1);
+    return nullptr;
+  });
+}
+
 Error ExpertServiceCounts(const ExpertServiceCountsParams& p) {
   return WithService(p.service, [&](ExpertService& service) -> Error {
     const ExpertServiceShape& s = service.segment().shape();

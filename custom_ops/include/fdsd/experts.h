@@ -147,6 +147,16 @@ struct ExpertServicePlacementParams {
 };
 CallStatus ExpertServicePlacement(const ExpertServicePlacementParams& p);
 
+// The experts that ranks shall have, which one rank says and each reaches by itself. Nothing in the segment follows
+// from them.
+struct ExpertServiceTargetParams {
+  int32_t service;
+  int32_t layer;
+  int32_t is_new;    // 1: say it, 0: read it
+  int32_t* experts;  // [R, S] those of each rank in any order, -1 = none; read while they are written: all -1
+};
+CallStatus ExpertServiceTarget(const ExpertServiceTargetParams& p);
+
 struct ExpertServiceCountsParams {
   int32_t service;
   int64_t* rows;  // [L, num_experts] receives the rows of each expert so far, of all ranks

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
-from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
 from fastdeploy_sd.models.checkpoint import Weights
+from fastdeploy_sd.models.sharding import spread_experts
 from fastdeploy_sd.ops.collective import AnyCommunicator, all_gather, all_reduce
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.packing import PackedLinear
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertMemory:
+    """Memory of a layer's slots on one rank, and what fills it.
+
+    Attributes:
+        places: of every slot; `expert` is what it was packed with.
+        pack: writes another expert into a place and returns it; any thread may call it.
+    """
+
+    places: Sequence[ExpertSlot]
+    pack: Callable[[int, ExpertSlot], ExpertSlot]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,10 +39,22 @@ class ExpertGroup:
     Attributes:
         service: of this rank.
         first_layer: the number of a decoder's first layer with experts among those of all decoders.
+        num_redundant: of a layer's slots besides one for each expert; None = experts stay where they are.
+        moves: layer -> what packs its experts anew, filled while the model is built.
     """
 
     service: ExpertService
     first_layer: int = 0
+    num_redundant: int | None = None
+    moves: dict[int, ExpertMemory] = field(default_factory=dict)
+
+    def experts_of(self, layer: int, num_experts: int) -> tuple[int, ...]:
+        """Return the experts with which this rank begins: those that others ask it for, if it was started before."""
+        service = self.service
+        published = [int(expert) for expert in service.placement(layer)[service.rank] if expert >= 0]
+        if published:
+            return tuple(published)
+        return spread_experts(num_experts, service.shape.num_ranks, self.num_redundant or 0)[service.rank]
 
 
 class TpGroup:

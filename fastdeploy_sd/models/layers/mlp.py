@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import paddle
@@ -62,13 +62,14 @@ class Router:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """The experts of a rank from `first` on, a matrix each; the sum over them has num_slices.
+    """The experts of a rank, a matrix each; the sum over them has num_slices.
 
     Attributes:
+        ids: consecutive, unless they are spread.
         gate_up_bias, down_bias: f32[L, 2 * I] and f32[L, H], or None.
     """
 
-    first: int
+    ids: Sequence[int]
     gate_up: PackedExperts[Tensor]
     down: PackedExperts[Tensor]
     num_slices: int
@@ -82,7 +83,7 @@ class Experts:
         for part in parts:
             begin, size = (0, 0) if part is None else (part.data_ptr(), device().read(part).nbytes // count)
             places.append([begin + i * size for i in range(count)])
-        return [ExpertSlot(self.first + i, *(place[i] for place in places)) for i in range(count)]
+        return [ExpertSlot(expert, *(place[i] for place in places)) for i, expert in enumerate(self.ids)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +153,6 @@ class MoeMlp:
             x, r.weight, e.gate_up, e.down, top_k=c.top_k, normalize=c.normalize, norm_min=c.norm_min, scale=c.scale,
             sigmoid=c.sigmoid, num_groups=c.num_groups, num_chosen_groups=c.num_chosen_groups,
             router_bias=r.bias, gate_up_bias=e.gate_up_bias, down_bias=e.down_bias, gate_limit=c.gate_limit,
-            selection_bias=r.selection_bias, shared=shared, first_expert=e.first, num_slices=e.num_slices,
+            selection_bias=r.selection_bias, shared=shared, first_expert=e.ids[0], num_slices=e.num_slices,
             out_dtype=out_dtype,
         )  # fmt: skip

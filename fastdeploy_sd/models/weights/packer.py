@@ -5,6 +5,7 @@ Knows names, formats and bytes; knows no layers, and not whether packed matrices
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -94,9 +95,11 @@ class WeightPacker:
         return self.linear(matrix, form.format) if form.keeps_integers else None
 
     def experts(
-        self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, *, are_spread: bool = False
+        self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, *, are_spread: bool = False, are_kept: bool = True
     ) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape; `are_spread`: any of a layer, in any order.
+
+        `are_kept`: in the store, if there is one.
 
         Raises ValueError: no expert, or shapes that differ; CheckpointError: as `linear`.
         """
@@ -106,9 +109,21 @@ class WeightPacker:
         if are_spread:
             names = "\0".join(matrix.name for matrix in matrices)
             name += f", {hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}"
-            store = self._spread_store
+            store = self._spread_store if are_kept else None
         data = self._packed(name, matrices, form, store)
         return PackedExperts(data, len(matrices), in_features, out_features, form.format)
+
+    def pack_expert(self, matrix: WeightMatrix, fmt: LinearFormat, like: PackedExperts[Tensor], address: int) -> None:
+        """Pack an expert again into memory of the host, to the bytes that `experts` makes of it for a layer.
+
+        Raises ValueError: it would have another format than the layer's experts.
+        """
+        form = self._form([matrix], fmt, WHOLE)
+        if form.format != like.format:
+            raise ValueError(f"{matrix.name}: expected the format of the layer's experts, got {form.format}")
+        size = packed_bytes(like.in_features, like.out_features, form.format)
+        _pack_into(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)), matrix, form)
+        self._source.release(name for part in matrix.parts for name in part.tensors)
 
     def log_kept(self) -> None:
         """Log in which formats integers and e4m3 of the source were kept, and what that takes."""

@@ -29,7 +29,7 @@ from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
 from fastdeploy_sd.worker.loading.engine_rows import memory_rows, num_copies, processor_rows
 from fastdeploy_sd.worker.loading.free_memory import free_memory
-from fastdeploy_sd.worker.ranks.expert_ranks import service_shape, verify_expert_parallel
+from fastdeploy_sd.worker.ranks.expert_ranks import service_shape, slots_per_rank, verify_expert_parallel
 
 _GIB = 1 << 30
 
@@ -183,7 +183,12 @@ def _spread_bytes(config: Config, decoder: DecoderConfig, scheme: QuantScheme) -
     if config.parallel.expert_ranks == 1:
         return 0
     moes = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)]
-    return sum(moe.num_experts * expert_bytes(decoder, scheme, moe) for moe in moes)
+    eplb, num_ranks = config.parallel.eplb, config.parallel.expert_ranks
+
+    def count(moe: MoeConfig) -> int:
+        return moe.num_experts if eplb is None else num_ranks * slots_per_rank(config, moe.num_experts)
+
+    return sum(count(moe) * expert_bytes(decoder, scheme, moe) for moe in moes)
 
 
 def _expert_rows(
@@ -196,6 +201,8 @@ def _expert_rows(
     shards = [DecoderShard(decoder, WHOLE_MODEL, Shard(rank, num_ranks)) for rank in range(num_ranks)]
     moes = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)]
     counts = [[len(shard.experts(moe).inputs) for moe in moes] for shard in shards]
+    if config.parallel.eplb is not None:
+        counts = [[slots_per_rank(config, moe.num_experts) for moe in moes]]
     most = sum(
         count * expert_bytes(decoder, scheme, moe) for count, moe in zip(max(counts, key=sum), moes, strict=True)
     )

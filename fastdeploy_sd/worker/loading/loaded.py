@@ -38,6 +38,7 @@ from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.loading.loading_errors import asking_for_memory
 from fastdeploy_sd.worker.loading.model_loading import load_model
 from fastdeploy_sd.worker.loading.rotary import make_rotary
+from fastdeploy_sd.worker.ranks.expert_mover import ExpertMover
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 from fastdeploy_sd.worker.step.forward import (
     EagerForward,
@@ -152,11 +153,16 @@ def load(config: Config, group: RankGroup) -> Loaded:
     eos_token_ids = producible_eos("checkpoint", checkpoint.eos_token_ids(), decoder_config.vocab_size)
     # Opened first: an error about missing ones must come before the target is packed.
     draft_weights = open_draft_weights(config, checkpoint, decoder_config)
-    tp = TpGroup(group.communicator, None if group.experts is None else ExpertGroup(group.experts))
+    eplb = config.parallel.eplb
+    num_redundant = None if eplb is None else eplb.redundant_experts_num
+    spread = None if group.experts is None else ExpertGroup(group.experts, num_redundant=num_redundant)
+    tp = TpGroup(group.communicator, spread)
     with asking_for_memory("model, quantization, device", "weights"):
         model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
-    if group.experts is not None:
-        group.experts.start()
+    if spread is not None:
+        spread.service.start()
+        if eplb is not None:
+            ExpertMover(spread.service, spread.moves).start()
     is_host = device().kind == "cpu"
     if is_host:
         _tune_linear(config, group, model.weight_bytes, drafts=bool(draft_weights))

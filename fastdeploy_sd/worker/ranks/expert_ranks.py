@@ -65,6 +65,14 @@ def verify_expert_parallel(config: Config, decoder: DecoderConfig) -> None:
         )
 
 
+def slots_per_rank(config: Config, num_experts: int) -> int:
+    """Return a rank's places for experts of a layer: with balancing one more, for an expert that moves in."""
+    eplb, num_ranks = config.parallel.eplb, config.parallel.expert_ranks
+    if eplb is None:
+        return -(-num_experts // num_ranks)
+    return -(-(num_experts + eplb.redundant_experts_num) // num_ranks) + 1
+
+
 def service_shape(config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights]) -> ServiceShape:
     """Return the sizes into which every layer of experts fits that is spread."""
     decoders = [target]
@@ -79,7 +87,7 @@ def service_shape(config: Config, target: DecoderConfig, drafts: Mapping[str, Dr
         num_ranks=num_ranks,
         num_layers=len(spread),
         num_experts=num_experts,
-        num_slots=-(-num_experts // num_ranks),
+        num_slots=slots_per_rank(config, num_experts),
         top_k=max(moe.top_k for _, moe in spread),
         hidden_size=hidden,
         row_bytes=hidden * storage(config.model.dtype).itemsize,

@@ -10,6 +10,7 @@ from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS
 from fastdeploy_sd.config.unsupported import (
     INSTEAD,
     UNSUPPORTED,
+    UNSUPPORTED_EPLB,
     UNSUPPORTED_QUANTIZATION,
     UNSUPPORTED_SPECULATIVE,
 )
@@ -54,7 +55,7 @@ def test_any_other_value_is_not_supported_yet(model: str, flags: str, text: str)
 
 def test_no_option_is_both_supported_and_not() -> None:
     assert UNSUPPORTED.keys().isdisjoint(KNOWN_NAMES)
-    assert INSTEAD.keys() <= UNSUPPORTED.keys() | UNSUPPORTED_QUANTIZATION.keys()
+    assert INSTEAD.keys() <= UNSUPPORTED.keys() | UNSUPPORTED_QUANTIZATION.keys() | UNSUPPORTED_EPLB.keys()
 
 
 @pytest.mark.parametrize(

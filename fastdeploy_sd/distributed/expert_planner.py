@@ -1,0 +1,160 @@
+"""Decides which rank shall have which experts, from the rows that each expert has had lately."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.distributed.expert_balance import (
+    ExpertGroupShape,
+    Loads,
+    balanced_placement,
+    balancedness,
+    rank_loads,
+    slot_table,
+)
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+# A placement must be so much better to be worth its moves.
+_LEAST_GAIN = 0.05
+# Rows per expert, on average, before what they say is more than chance.
+_LEAST_ROWS = 100
+
+
+def next_sets(now: Sequence[set[int]], goal: Sequence[set[int]], num_slots: int) -> list[set[int]]:
+    """Return the experts that ranks shall have next on the way to a goal; `now` where nothing can change.
+
+    Ranks first free what others have too, then take what they miss. An expert is never without a rank.
+
+    Args:
+        now, goal: of each rank, of at most num_slots experts; every expert is in both.
+    """
+    found = [set(own) for own in now]
+    for own, wanted in zip(found, goal, strict=True):
+        for expert in sorted(own - wanted):
+            if sum(expert in other for other in found) > 1:
+                own.discard(expert)
+    if found != [set(own) for own in now]:
+        return found
+    for own, wanted in zip(found, goal, strict=True):
+        # What another rank waits to free comes first.
+        missing = sorted(wanted - own, key=lambda e: (not _is_left(e, now, goal), e))
+        own.update(missing[: num_slots - len(own)])
+    return found
+
+
+def _is_left(expert: int, now: Sequence[set[int]], goal: Sequence[set[int]]) -> bool:
+    return any(expert in own and expert not in wanted for own, wanted in zip(now, goal, strict=True))
+
+
+def fitted(goal: Sequence[set[int]], now: Sequence[set[int]]) -> list[set[int]]:
+    """Return the sets of a goal, each given to the rank that has most of it already."""
+    ranks = range(len(now))
+    common = sorted(((len(goal[i] & now[rank]), -rank, -i) for rank in ranks for i in ranks), reverse=True)
+    found: dict[int, int] = {}
+    for _, rank, i in common:
+        if -rank not in found and -i not in found.values():
+            found[-rank] = -i
+    return [goal[found[rank]] for rank in ranks]
+
+
+class ExpertPlanner:
+    """A thread of one rank of all.
+
+    Args:
+        num_redundant: slots of a layer besides one for each expert.
+        interval_s: between two decisions.
+    """
+
+    def __init__(self, service: ExpertService, num_redundant: int, interval_s: float) -> None:
+        self._service, self._num_redundant = service, num_redundant
+        self._layers = {number: layer.num_experts for number, layer in service.layers.items()}
+        self._interval_s = interval_s
+        self._counts = service.counts()
+        self._goals: dict[int, list[set[int]]] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fdsd-balance", daemon=True)
+
+    def start(self) -> None:
+        """Decide until the service is closed."""
+        self._service.on_close.append(self.close)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. May be called twice."""
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def seek(self, layer: int, goal: list[set[int]]) -> None:
+        """Have the ranks end with these experts, every one of the layer's on at least one of them."""
+        self._goals[layer] = goal
+
+    def decide(self) -> None:
+        """Set a goal for every layer whose rows since the last decision were not balanced."""
+        counts, gains = self._service.counts(), list[tuple[float, float]]()
+        for layer, num_experts in self._layers.items():
+            rows = (counts[layer] - self._counts[layer])[:num_experts]
+            if layer in self._goals or rows.sum() < _LEAST_ROWS * num_experts:
+                continue
+            self._counts[layer] = counts[layer]
+            if (gain := self._decide(layer, rows.astype(np.float64))) is not None:
+                gains.append(gain)
+        if gains:
+            before, after = np.mean(gains, axis=0)
+            text = "experts move in %d of %d layers: balancedness %.2f, then %.2f on average"
+            logger.info(text, len(gains), len(self._layers), before, after)
+
+    def follow(self) -> bool:
+        """Bring layers one step nearer to their goals, where all ranks have made the last one; returns whether
+        a layer has a goal.
+        """
+        for layer in list(self._goals):
+            self._step(layer)
+        return bool(self._goals)
+
+    def _decide(self, layer: int, loads: Loads) -> tuple[float, float] | None:
+        """Set a goal if it is worth its moves; returns the balancedness before and after, None = it is not."""
+        now = self._published(layer)
+        shape = ExpertGroupShape(self._service.shape.num_ranks, len(loads) + self._num_redundant)
+        goal = fitted([set(own) for own in balanced_placement(loads, shape)], now)
+        before, after = (balancedness(rank_loads(loads, [sorted(own) for own in sets])) for sets in (now, goal))
+        if after < before + _LEAST_GAIN:
+            return None
+        self.seek(layer, goal)
+        return before, after
+
+    def _step(self, layer: int) -> None:
+        now, table = self._published(layer), self._service.target(layer)
+        if (table >= 0).any() and now != [_experts(own) for own in table.tolist()]:
+            return
+        found = next_sets(now, self._goals[layer], self._service.shape.num_slots)
+        if found == now:
+            del self._goals[layer]
+        else:
+            new = slot_table([sorted(own) for own in found], self._service.shape.num_slots)
+            self._service.set_target(layer, new)
+
+    def _published(self, layer: int) -> list[set[int]]:
+        return [_experts(own) for own in self._service.placement(layer).tolist()]
+
+    def _run(self) -> None:
+        try:
+            decide_at = time.monotonic() + self._interval_s
+            while not self._is_over.wait(_LOOK_S):
+                if not self.follow() and time.monotonic() >= decide_at:
+                    self.decide()
+                    decide_at = time.monotonic() + self._interval_s
+        except Exception:
+            logger.exception("experts are not balanced any more")
+
+
+def _experts(own: Sequence[int]) -> set[int]:
+    return {expert for expert in own if expert >= 0}

@@ -131,12 +131,13 @@ def create_executor(
         )
         if executor.experts is not None:
             _wait_until_all_serve(executor)
-            eplb = config.parallel.eplb
-            if eplb is not None and config.parallel.first_rank == 0:
-                interval_s = eplb.redundant_expert_dump_workload_interval
-                ExpertPlanner(executor.experts, eplb.redundant_experts_num, interval_s).start()
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
+    eplb = config.parallel.eplb
+    if executor.experts is not None and eplb is not None and config.parallel.first_rank == 0:
+        # Only now: what was measured says nothing about requests.
+        interval_s = eplb.redundant_expert_dump_workload_interval
+        ExpertPlanner(executor.experts, eplb.redundant_experts_num, interval_s).start()
     return executor
 
 

@@ -129,12 +129,13 @@ def create_executor(
             if config.parallel.tensor_parallel_size == 1
             else start_ranks(config, lambda c, group: load(c, group=group), DEFAULT_RANK_WORKER, file)
         )
-        if executor.experts is not None:
+        if config.parallel.expert_ranks > 1:
             _wait_until_all_serve(executor)
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
     eplb = config.parallel.eplb
-    if executor.experts is not None and eplb is not None and config.parallel.first_rank == 0:
+    if eplb is not None and config.parallel.first_rank == 0:
+        assert executor.experts is not None, "experts are spread"
         # Only now: what was measured says nothing about requests.
         interval_s = eplb.redundant_expert_dump_workload_interval
         ExpertPlanner(executor.experts, eplb.redundant_experts_num, interval_s).start()

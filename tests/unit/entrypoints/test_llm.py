@@ -46,7 +46,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     def make(executor: ToyExecutor | None = None, **engine_args: Any) -> tuple[LLM, ToyExecutor]:
         executor = executor or ToyExecutor(INFO)
         module = ModuleType("fastdeploy_sd.worker.executor")
-        module.create_executor = lambda config: executor  # type: ignore[attr-defined]
+        module.create_executor = lambda config, group: executor  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "fastdeploy_sd.worker.executor", module)
         llm = LLM(model=str(GOLDEN), **{"speculative_config": "naive", **engine_args})
         del module.create_executor  # nothing but the LLM holds on to the executor

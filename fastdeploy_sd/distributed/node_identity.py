@@ -16,11 +16,11 @@ from fastdeploy_sd.wire.secret import deployment_secret, derive_key
 from fastdeploy_sd.wire.sockets import CurveKeys
 from fastdeploy_sd.worker.loading.weights_digest import weights_digest
 
-# Options that may differ between nodes: places of files, and what only the first node reads.
+# Options that may differ between nodes: places of files, and what only the first node reads or sets.
 _OWN_OPTIONS = frozenset({
-    "download_dir", "model", "max_num_queued_requests", "max_num_queued_tokens", "model_source", "node_rank",
-    "offline", "packed_weights_cache", "revision", "scheduling_policy", "seed", "served_model_name", "swap_folder",
-    "timeout_nodes", "tokenizer", "tokenizer_backend",
+    "download_dir", "local_data_parallel_id", "model", "max_num_queued_requests", "max_num_queued_tokens",
+    "model_source", "node_rank", "offline", "packed_weights_cache", "revision", "scheduling_policy", "seed",
+    "served_model_name", "swap_folder", "timeout_nodes", "tokenizer", "tokenizer_backend",
 })  # fmt: skip
 _OWN_DRAFTING = frozenset({"model", "suffix_decoding_cache_file"})
 _SECTIONS = ("model", "cache", "scheduler", "parallel")

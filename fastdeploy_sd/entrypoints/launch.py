@@ -256,7 +256,8 @@ class _Launcher:
             self._kill_after(_STUCK_S)
         await running
         status = self._status()
-        self._begin_drain()  # none of the engines will be started again
+        if self._config.parallel.num_local_engines > 1:
+            self._begin_drain()  # none of the engines will be started again
         self._listeners.close()
         # What runs at other instances may finish.
         timeout_s = _HTTP_END_S + self._config.server.shutdown_timeout_s * self._config.redis.is_shared

@@ -273,7 +273,7 @@ def test_what_does_not_fit_the_service_is_named() -> None:
             ExpertService.open(ranks.fd, 0, replace(service.shape, max_tokens=9))
         with pytest.raises(ValueError, match="rank 1 has not left in time"):
             service.leave(0.01)
-        assert other.states() == ("gone", "serving")
+        assert other.states() == ("leaving", "serving")
 
 
 def test_ranks_leave_together() -> None:

@@ -21,6 +21,8 @@ from fastdeploy_sd.device.processors import read_cores
 from fastdeploy_sd.entrypoints.openai.multi_api_server import main, read_servers
 from fastdeploy_sd.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 120.0
 SERVER = "--model demo --max-num-seqs 2 --num-threads 1 --speculative-config naive"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +19,11 @@ from fastdeploy_sd.device.program.declaration import DTYPE_CODES
 from fastdeploy_sd.device.program.host_op import array_dtype_name
 from fastdeploy_sd.types import I32, I64
 
+_log = logging.getLogger(__name__)
+
 TIMEOUT_S = 30.0
+# Between two calls of `ExpertService.repeat`.
+_PAUSE_S = 0.05
 # By ExpertRankState.
 STATES = ("absent", "loading", "serving", "leaving", "gone")
 
@@ -100,14 +106,15 @@ class ExpertService:
         handle: 1 or more; -1 once closed.
         kept: what lives as long as the service: the memory of weights.
         layers: what was registered, by number.
-        on_close: called before the service is closed: what uses it in threads of its own ends.
+        is_closing: set when the threads of `repeat` shall end.
     """
 
     def __init__(self, handle: int, rank: int, shape: ServiceShape) -> None:
         self.handle, self.rank, self.shape = handle, rank, shape
         self.kept: list[object] = []
         self.layers: dict[int, ExpertLayer] = {}
-        self.on_close: list[Callable[[], None]] = []
+        self.is_closing = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     @classmethod
     def open(cls, fd: int, rank: int, shape: ServiceShape, timeout_s: float = TIMEOUT_S) -> ExpertService:
@@ -158,8 +165,9 @@ class ExpertService:
 
     def close(self) -> None:
         """Give the handle back. No op may run on it, then or later."""
-        for end in self.on_close:
-            end()
+        self.is_closing.set()
+        for thread in self._threads:
+            thread.join()
         self._call("close")
         self.handle = -1
         self.kept.clear()
@@ -196,6 +204,19 @@ class ExpertService:
             raise ValueError(f"experts: expected one per slot of every rank, got an array {list(experts.shape)}")
         table = np.ascontiguousarray(experts, np.int32)
         self._call("target", layer=layer, is_new=True, experts=table.ctypes.data)
+
+    def repeat(self, step: Callable[[], object], name: str) -> None:
+        """Call `step` again and again in a thread of this name, until the service is closed or `step` raises."""
+
+        def run() -> None:
+            try:
+                while not self.is_closing.wait(_PAUSE_S):
+                    step()
+            except Exception:
+                _log.exception("%s of rank %d has ended", name, self.rank)
+
+        self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+        self._threads[-1].start()
 
     def set_slot(self, layer: int, slot: int, what: ExpertSlot | None) -> None:
         """Say what lies in a slot of this rank; not yet published. None = nothing: its memory may then be written.

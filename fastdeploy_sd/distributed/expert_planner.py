@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 
@@ -21,7 +20,6 @@ from fastdeploy_sd.distributed.expert_balance import (
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
 # A placement must be so much better to be worth its moves.
 _LEAST_GAIN = 0.05
 # Rows per expert, on average, before what they say is more than chance.
@@ -66,7 +64,7 @@ def fitted(goal: Sequence[set[int]], now: Sequence[set[int]]) -> list[set[int]]:
 
 
 class ExpertPlanner:
-    """A thread of one rank of all.
+    """Sets goals for all ranks, on one of them.
 
     Args:
         num_redundant: slots of a layer besides one for each expert.
@@ -79,19 +77,11 @@ class ExpertPlanner:
         self._interval_s = interval_s
         self._counts = service.counts()
         self._goals: dict[int, list[set[int]]] = {}
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fdsd-balance", daemon=True)
+        self._decides_at = time.monotonic() + interval_s
 
     def start(self) -> None:
         """Decide until the service is closed."""
-        self._service.on_close.append(self.close)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread. May be called twice."""
-        self._is_over.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._service.repeat(self._go_on, "expert planner")
 
     def seek(self, layer: int, goal: list[set[int]]) -> None:
         """Have the ranks end with these experts, every one of the layer's on at least one of them."""
@@ -145,15 +135,10 @@ class ExpertPlanner:
     def _published(self, layer: int) -> list[set[int]]:
         return [_experts(own) for own in self._service.placement(layer).tolist()]
 
-    def _run(self) -> None:
-        try:
-            decide_at = time.monotonic() + self._interval_s
-            while not self._is_over.wait(_LOOK_S):
-                if not self.follow() and time.monotonic() >= decide_at:
-                    self.decide()
-                    decide_at = time.monotonic() + self._interval_s
-        except Exception:
-            logger.exception("experts are not balanced any more")
+    def _go_on(self) -> None:
+        if not self.follow() and time.monotonic() >= self._decides_at:
+            self.decide()
+            self._decides_at = time.monotonic() + self._interval_s
 
 
 def _experts(own: Sequence[int]) -> set[int]:

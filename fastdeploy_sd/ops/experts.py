@@ -8,6 +8,7 @@ from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, Attr, DTypeOf, In, Out
 from fastdeploy_sd.device.program.op import A, Op
+from fastdeploy_sd.ops.moe import ROUTER
 
 DISPATCH_EXPERTS = Op(
     "dispatch_experts",
@@ -18,16 +19,7 @@ DISPATCH_EXPERTS = Op(
     num_parts=Attr(int),
     is_first=Attr(bool),
     x=In(ACTIVATIONS, "num_tokens, hidden_size"),
-    router_weight=In(F32, "num_experts, hidden_size"),
-    router_bias=In(F32, "num_experts", optional=True),
-    selection_bias=In(F32, "num_experts", optional=True),
-    sigmoid=Attr(bool),
-    num_groups=Attr(int),
-    num_chosen_groups=Attr(int),
-    top_k=Attr(int),
-    normalize=Attr(bool),
-    norm_min=Attr(float),
-    scale=Attr(float),
+    **ROUTER,
     dtype=DTypeOf("x"),
     expert_ids=Out(I32, "num_tokens, top_k"),
     weights=Out(F32, "num_tokens, top_k"),

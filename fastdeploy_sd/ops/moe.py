@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastdeploy_sd.device.device_tensor import dtype_name
@@ -10,6 +11,19 @@ from fastdeploy_sd.device.program.op import A, Op
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.ops.packing import PackedExperts
 
+# What ops that route declare of the router.
+ROUTER: Mapping[str, In | Attr] = {
+    "router_weight": In(F32, "num_experts, hidden_size"),
+    "router_bias": In(F32, "num_experts", optional=True),
+    "selection_bias": In(F32, "num_experts", optional=True),
+    "sigmoid": Attr(bool),
+    "num_groups": Attr(int),
+    "num_chosen_groups": Attr(int),
+    "top_k": Attr(int),
+    "normalize": Attr(bool),
+    "norm_min": Attr(float),
+    "scale": Attr(float),
+}
 MOE_FFN = Op(
     "moe_ffn",
     "num_tokens",
@@ -21,22 +35,13 @@ MOE_FFN = Op(
     gate_up_format=Attr(int),
     down_format=Attr(int),
     x=In(ACTIVATIONS, "num_tokens, hidden_size"),
-    router_weight=In(F32, "num_experts, hidden_size"),
+    **ROUTER,
     gate_up=In(U8, "num_local_experts*packed_linear_bytes(hidden_size, 2*intermediate_size, gate_up_format, 1, 1)"),
     down=In(U8, "num_local_experts*packed_linear_bytes(intermediate_size, hidden_size, down_format, 1, 1)"),
     gate_up_bias=In(F32, "num_local_experts, 2*intermediate_size", optional=True),
     down_bias=In(F32, "num_local_experts, hidden_size", optional=True),
     gate_limit=Attr(float),
-    router_bias=In(F32, "num_experts", optional=True),
-    selection_bias=In(F32, "num_experts", optional=True),
     shared=In("x", "num_tokens, hidden_size", optional=True),
-    sigmoid=Attr(bool),
-    num_groups=Attr(int),
-    num_chosen_groups=Attr(int),
-    top_k=Attr(int),
-    normalize=Attr(bool),
-    norm_min=Attr(float),
-    scale=Attr(float),
     dtype=DTypeOf("x"),
     y_dtype=Attr(ACTIVATIONS),
     y=Out("y_dtype", "num_tokens, hidden_size"),

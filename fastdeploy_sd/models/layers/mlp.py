@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import paddle
 from paddle import Tensor
@@ -58,6 +59,21 @@ class Router:
     bias: Tensor | None
     selection_bias: Tensor | None
     config: MoeConfig
+
+    def options(self) -> dict[str, Any]:
+        """Return what ops that route take besides the weight."""
+        c = self.config
+        return {
+            "top_k": c.top_k,
+            "normalize": c.normalize,
+            "norm_min": c.norm_min,
+            "scale": c.scale,
+            "sigmoid": c.sigmoid,
+            "num_groups": c.num_groups,
+            "num_chosen_groups": c.num_chosen_groups,
+            "router_bias": self.bias,
+            "selection_bias": self.selection_bias,
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,13 +130,12 @@ class SpreadMoeMlp:
         self._router, self._experts, self._shared, self._group = router, experts, shared, group
 
     def __call__(self, x: Tensor) -> Tensor:
-        r, c, e, shard = self._router, self._router.config, self._experts, self._group.shard
+        r, e, shard = self._router, self._experts, self._group.shard
+        expert_ids: Tensor
+        weights: Tensor
         expert_ids, weights = dispatch_experts(
-            x, r.weight, e.service, e.number, part=shard.rank, num_parts=shard.size, is_first=e.is_first,
-            top_k=c.top_k, normalize=c.normalize, norm_min=c.norm_min, scale=c.scale, sigmoid=c.sigmoid,
-            num_groups=c.num_groups, num_chosen_groups=c.num_chosen_groups, router_bias=r.bias,
-            selection_bias=r.selection_bias,
-        )  # fmt: skip
+            x, r.weight, e.service, e.number, part=shard.rank, num_parts=shard.size, is_first=e.is_first, **r.options()
+        )
         # Computed while other ranks compute the tokens' experts.
         shared = None if self._shared is None else self._shared(x)
 
@@ -148,11 +163,10 @@ class MoeMlp:
         return all_reduce(self._sum(x, None, paddle.float32), self._group.communicator, x.dtype, shared=shared)
 
     def _sum(self, x: Tensor, shared: Tensor | None, out_dtype: paddle.dtype | None = None) -> Tensor:
-        r, c, e = self._router, self._router.config, self._experts
-        return moe_ffn(
-            x, r.weight, e.gate_up, e.down, top_k=c.top_k, normalize=c.normalize, norm_min=c.norm_min, scale=c.scale,
-            sigmoid=c.sigmoid, num_groups=c.num_groups, num_chosen_groups=c.num_chosen_groups,
-            router_bias=r.bias, gate_up_bias=e.gate_up_bias, down_bias=e.down_bias, gate_limit=c.gate_limit,
-            selection_bias=r.selection_bias, shared=shared, first_expert=e.ids[0], num_slices=e.num_slices,
-            out_dtype=out_dtype,
+        r, e = self._router, self._experts
+        y: Tensor = moe_ffn(
+            x, r.weight, e.gate_up, e.down, gate_up_bias=e.gate_up_bias, down_bias=e.down_bias,
+            gate_limit=r.config.gate_limit, shared=shared, first_expert=e.ids[0], num_slices=e.num_slices,
+            out_dtype=out_dtype, **r.options(),
         )  # fmt: skip
+        return y

@@ -1,4 +1,4 @@
-"""Experts that ranks share: the bytes of moe_ffn in one process, whoever runs which expert when."""
+"""Experts that ranks share: the bytes of moe_ffn in one process, for any placement and order."""
 
 from __future__ import annotations
 

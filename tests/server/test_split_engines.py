@@ -111,7 +111,7 @@ def engines(
 
 
 def prompts(form: dict[str, Any], max_tokens: int = 60, count: int = 1) -> list[dict[str, Any]]:
-    """Requests with prompts that nobody has seen."""
+    """Requests with new prompts."""
     return [
         {"prompt": [10 + (n * 7919 + i * i) % 240 for i in range(200)], "max_tokens": max_tokens, **form}
         for n in itertools.islice(_numbers, count)

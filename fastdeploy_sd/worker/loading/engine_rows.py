@@ -1,4 +1,4 @@
-"""What several engines of one machine come to: each one's cores, GPUs and memory, and all of them beside one engine."""
+"""What several engines of one machine come to: each one's cores, GPUs and memory, and all of them compared with one."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from fastdeploy_sd.config import SchedulerConfig
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.types import SchedulerOutput, StepResult
@@ -21,10 +19,12 @@ _PLAIN_WEIGHT = 0.2  # of the newest time of a step without prompts
 
 
 class StepTime:
-    """Learns what prompt tokens cost from the steps that had some, and bounds them by time.
+    """Learns what tokens cost from the steps that had prompts, and bounds those by time.
 
-    The time of a step is taken as `plain + num_prompt_tokens * per_token`. Both are running means, and a chunk of half
-    the size counts half. The error is small where it matters: chunks have about the size that is asked for next.
+    The time of a step is taken as that of a step without prompts, plus `per_token` for each token that it has more.
+    All three are running means, and a step of half the tokens counts half. The error is small where it matters: chunks
+    have about the size that is asked for next. As decoding tokens count like prompt tokens, the bound holds too when
+    many requests begin at once after steps of a few.
 
     Args:
         max_step_ms: most milliseconds of a step in which requests decode, or three steps without prompts if these take
@@ -34,34 +34,37 @@ class StepTime:
     def __init__(self, max_step_ms: float) -> None:
         self._max_step_ms = max_step_ms
         self._plain_ms = 0.0
+        self._num_plain = 0.0  # tokens of such a step
         self._per_token_ms = 0.0
 
-    def max_prompt_tokens(self, most: int) -> int:
-        """Return how many prompt tokens a step may hold in which requests decode, 1 .. `most`."""
+    def max_prompt_tokens(self, most: int, num_decoding: int) -> int:
+        """Return how many prompt tokens a step may hold with so many tokens of requests that decode, 1 .. `most`."""
         if not self._max_step_ms:
             return most
         if not self._per_token_ms:
             return min(_FIRST_CHUNK, most)
-        limit_ms = _TARGET * max(self._max_step_ms, _PLAIN_STEPS * self._plain_ms)
-        found = int((limit_ms - self._plain_ms) / self._per_token_ms)
+        plain_ms = self._plain_ms + (num_decoding - self._num_plain) * self._per_token_ms
+        limit_ms = _TARGET * max(self._max_step_ms, _PLAIN_STEPS * plain_ms)
+        found = int((limit_ms - plain_ms) / self._per_token_ms)
         return min(max(found - found % _ROUND_TO, _ROUND_TO), most)
 
     def observe(self, plan: SchedulerOutput, result: StepResult) -> None:
         if not self._max_step_ms:
             return
         ms = sum(result.timings_ms.values()) - result.timings_ms.get("idle", 0.0)
-        if int(plan.num_new_tokens.sum()) - len(plan.draft.token_ids) == len(plan.request_ids):  # no row has more
+        num_tokens = int(plan.num_new_tokens.sum())
+        if num_tokens - len(plan.draft.token_ids) == len(plan.request_ids):  # no row has more
             weight = _PLAIN_WEIGHT if self._plain_ms else 1.0
             self._plain_ms += weight * (ms - self._plain_ms)
+            self._num_plain += weight * (num_tokens - self._num_plain)
             return
-        own = plan.num_new_tokens - np.diff(plan.draft.cu_num_draft)
-        is_prompt = own > 1
-        num_prompt_tokens = int(own[is_prompt].sum())
-        plain_ms = 0.0 if is_prompt.all() else self._plain_ms
-        per_token_ms = max(ms - plain_ms, 0.1 * ms) / num_prompt_tokens
+        num_more = num_tokens - self._num_plain
+        if num_more < 1:
+            return
+        per_token_ms = max(ms - self._plain_ms, 0.1 * ms) / num_more
         weight = 1.0
         if self._per_token_ms:  # a few tokens say little: a step takes as long with one as with several
-            weight = _WEIGHT * min(num_prompt_tokens / self.max_prompt_tokens(_MANY_TOKENS), 1.0)
+            weight = _WEIGHT * min(num_more / self.max_prompt_tokens(_MANY_TOKENS, 0), 1.0)
             per_token_ms = min(per_token_ms, _MOST_SLOWDOWN * self._per_token_ms)
         self._per_token_ms += weight * (per_token_ms - self._per_token_ms)
 
@@ -81,10 +84,12 @@ class PromptBudget:
         self._is_chunked = limits.enable_chunked_prefill
         self._is_fair = limits.policy == "fair" and limits.enable_chunked_prefill
 
-    def max_tokens(self, *, is_decoding: bool) -> int:
-        """Prompt tokens a step may hold. Without chunked prefill a prompt runs whole, and no time bounds it."""
-        if is_decoding and self._is_chunked:
-            return self.time.max_prompt_tokens(self._max_tokens)
+    def max_tokens(self, num_decoding: int) -> int:
+        """Prompt tokens a step may hold with so many tokens of requests that decode. Without chunked prefill a prompt
+        runs whole, and no time bounds it.
+        """
+        if num_decoding and self._is_chunked:
+            return self.time.max_prompt_tokens(self._max_tokens, num_decoding)
         return self._max_tokens
 
     def chunk(self, num_tokens: int, room: int) -> int:

@@ -178,7 +178,8 @@ class Scheduler:
             num_draft = [min(count, most) for count in num_draft]
         num_new = list(map(add, num_own, num_draft))  # drafts are only after the last token of a request
         num_prompts = len(num_own) - num_own.count(1)
-        prompt_budget = self._prompts.max_tokens(is_decoding=num_prompts < len(num_own))
+        num_decoding = sum(count for count, own in zip(num_new, num_own, strict=True) if own == 1)
+        prompt_budget = self._prompts.max_tokens(num_decoding)
         step = StepBuilder(self._limits.max_num_batched_tokens, states, rows, num_new, num_draft, prompt_budget)
         if num_prompts:
             step.share_prompts(self._prompts, self._waiting_by_length())
@@ -267,5 +268,5 @@ class Scheduler:
             num_next = min(pool.num_free_seats, len(waiting))
             num_left += min(waiting.num_prompt_tokens * num_next // len(waiting), num_next * self._prompts.max_chunk)
         return min(
-            num_left, self._prompts.max_tokens(is_decoding=True), self._limits.max_num_batched_tokens - len(step.states)
+            num_left, self._prompts.max_tokens(len(step.states)), self._limits.max_num_batched_tokens - len(step.states)
         )

@@ -45,8 +45,8 @@ bool ExpertHome::IsAwaited(int32_t rank, int64_t pass_before, int32_t layer) con
   const ExpertRank& other = segment_.rank(rank);
   if (rank == rank_ || other.State() != ExpertRankState::kServing) return false;
   if (other.pass.load(std::memory_order_acquire) != pass_before) return false;
-  const int32_t next = other.next_layer.load(std::memory_order_acquire) - 1;
-  if (next >= 0) return next > layer + 1;
+  const int32_t next = other.next_layer.load(std::memory_order_acquire);
+  if (next != 0) return next > layer + 2;  // one that waits as well does not come
   const int64_t end = other.pass_end.load(std::memory_order_acquire);
   return end != 0 && MonotonicNs() < end + 2 * other.pass_gap.load(std::memory_order_relaxed);
 }
@@ -57,6 +57,7 @@ Error ExpertHome::BeginPass(int32_t layer) {
   const int64_t end = own.pass_end.load(std::memory_order_relaxed);
   if (end != 0) own.pass_gap.store(std::min(MonotonicNs() - end, kMaxGapNs), std::memory_order_relaxed);
   for (int32_t r = 0; r < num_ranks; ++r) passes_seen_[r] = segment_.rank(r).pass.load(std::memory_order_acquire);
+  own.next_layer.store(-(layer + 1), std::memory_order_release);
   int64_t left = pass_times_[layer] / 2;
   server_.ServeUntil(&left, kPassNapNs, [&] {
     for (int32_t r = 0; r < num_ranks; ++r)

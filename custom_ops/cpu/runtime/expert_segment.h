@@ -44,9 +44,10 @@ struct ExpertRank {
   alignas(64) std::atomic<int32_t> state;
   std::atomic<int32_t> incarnation;
   alignas(64) std::atomic<int64_t> pass;  // passes begun
-  std::atomic<int32_t> next_layer;        // that the pass will need, plus 1; 0 = in no pass
-  std::atomic<int64_t> pass_end;          // when the last pass ended, 0 = there was none
-  std::atomic<int64_t> pass_gap;          // from the end of a pass to the beginning of the next one
+  // That the pass will need, plus 1; less than 0: it waits for others before it begins with that one; 0 = in no pass.
+  std::atomic<int32_t> next_layer;
+  std::atomic<int64_t> pass_end;  // when the last pass ended, 0 = there was none
+  std::atomic<int64_t> pass_gap;  // from the end of a pass to the beginning of the next one
 
   ExpertRankState State() const { return static_cast<ExpertRankState>(state.load(std::memory_order_acquire)); }
   void SetState(ExpertRankState value) { state.store(static_cast<int32_t>(value), std::memory_order_seq_cst); }

@@ -107,9 +107,12 @@ void ExpertServer::Look() {
 // Whether no rank will still give rows to the layer in its pass, or the jobs have waited long enough for that.
 bool ExpertServer::IsGathered(int32_t layer, int64_t wait) const {
   if (wait >= std::clamp(layers_[layer].last_run, kMinGatherNs, kMaxGatherNs)) return true;
+  // Within a pass the thread that computes it serves as soon as it waits itself: another one would take its core.
+  if (own_.next_layer.load(std::memory_order_relaxed) > 0 && !is_caller_serving_.load(std::memory_order_relaxed))
+    return false;
   for (int32_t r = 0; r < segment_.shape().num_ranks; ++r) {
     const ExpertRank& other = segment_.rank(r);
-    if (r == rank_ || other.State() != ExpertRankState::kServing) continue;
+    if (other.State() != ExpertRankState::kServing) continue;
     const int32_t next = other.next_layer.load(std::memory_order_acquire) - 1;
     if (next < 0 || next > layer) continue;
     if (!IsWaiting(r) || segment_.job(r).layer != layer) return false;
@@ -216,16 +219,22 @@ void ExpertServer::RunJobs(int32_t layer_index) {
 }
 
 ExpertServer::Served ExpertServer::TryServe(int64_t* later) {
+  Served served = Served::kJobs;
   {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock) return Served::kBusy;
+    is_busy_.store(true, std::memory_order_seq_cst);
     const int32_t layer = ChooseJob(later);
-    if (layer == kNoJob) return *later > 0 ? Served::kLater : Served::kNothing;
-    RunJobs(layer);
+    if (layer != kNoJob) {
+      RunJobs(layer);
+    } else {
+      served = *later > 0 ? Served::kLater : Served::kNothing;
+    }
+    is_busy_.store(false, std::memory_order_seq_cst);
   }
-  // A caller that found the lock taken may sleep although there are jobs.
+  // In one order with `asleep`: either a caller that goes to sleep sees that none serves, or it is seen asleep.
   if ((own_.asleep.load(std::memory_order_seq_cst) & kCallerAsleep) != 0) SharedWakeAll(&own_.wake);
-  return Served::kJobs;
+  return served;
 }
 
 }  // namespace fdsd

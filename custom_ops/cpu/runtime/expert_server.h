@@ -74,6 +74,7 @@ class ExpertServer {
   std::atomic<bool> quit_{false};
   std::atomic<bool> is_aborted_{false};
   std::atomic<bool> is_caller_serving_{false};  // a thread is in ServeUntil
+  std::atomic<bool> is_busy_{false};            // a thread looks for jobs, or runs them
 
   std::mutex mutex_;  // of all below
   std::vector<Layer> layers_;

@@ -45,10 +45,9 @@ bool ExpertServer::ServeUntil(int64_t* left, int64_t nap, const std::function<bo
     const int64_t before = MonotonicNs();
     int64_t later = 0;
     const Served served = TryServe(&later);
-    const bool is_idle = served == Served::kNothing;
-    const auto has_news = [&] { return is_over() || is_aborted() || (is_idle && HasJobs()); };
-    if (served == Served::kLater) Poll(later, has_news);
-    if (is_idle || served == Served::kBusy) {
+    const auto has_news = [&] { return is_over() || is_aborted() || (!is_busy_.load() && HasJobs()); };
+    if (served == Served::kLater) Poll(later, [&] { return is_over() || is_aborted(); });
+    if (served == Served::kNothing || served == Served::kBusy) {
       if (!Poll(std::min(kSpinNanoseconds, *left), has_news) && *left > kSpinNanoseconds) {
         Sleep(kCallerAsleep, std::min(nap, *left), has_news);
       }

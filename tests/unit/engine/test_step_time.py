@@ -31,7 +31,7 @@ def run(time: StepTime, num_steps: int, per_token: float = 1.0, plain: float = 2
     """Steps of one decoding request and as long a chunk as is allowed; returns their times."""
     found = []
     for _ in range(num_steps):
-        chunk = time.max_prompt_tokens(_MANY)
+        chunk = time.max_prompt_tokens(_MANY, 1)
         found.append(machine_ms(chunk, 1, per_token, plain))
         observe(time, [1, chunk], found[-1])
     return found
@@ -71,26 +71,41 @@ def test_one_disturbed_step_is_soon_forgotten() -> None:
     time = StepTime(150.0)
     observe(time, [1], 20.0)
     run(time, 10)
-    usual = time.max_prompt_tokens(_MANY)
+    usual = time.max_prompt_tokens(_MANY, 1)
     observe(time, [1, usual], 5000.0)
-    assert time.max_prompt_tokens(_MANY) >= usual // 2
+    assert time.max_prompt_tokens(_MANY, 1) >= usual // 2
     run(time, 8)
-    assert time.max_prompt_tokens(_MANY) >= 0.9 * usual
+    assert time.max_prompt_tokens(_MANY, 1) >= 0.9 * usual
+
+
+def test_many_requests_at_once_after_steps_of_one_have_chunks_that_fill_the_time() -> None:
+    """Steps of many decoding tokens take long: they must not be taken for steps with dear prompts."""
+
+    def step_ms(num_tokens: int) -> float:
+        return 15.0 + 5.0 * num_tokens
+
+    time = StepTime(150.0)
+    for _ in range(20):
+        observe(time, [1], step_ms(1))
+    for _ in range(12):
+        chunk = time.max_prompt_tokens(_MANY, 16)
+        observe(time, [1] * 16 + [chunk], step_ms(16 + chunk))
+    assert 0.6 * 3 * step_ms(16) < step_ms(16 + chunk) <= 3 * step_ms(16)
 
 
 def test_a_few_tokens_say_little() -> None:
     time = StepTime(150.0)
     observe(time, [1], 20.0)
     run(time, 10)
-    usual = time.max_prompt_tokens(_MANY)
+    usual = time.max_prompt_tokens(_MANY, 1)
     observe(time, [1, 2], 24.0)
-    assert time.max_prompt_tokens(_MANY) >= 0.9 * usual
+    assert time.max_prompt_tokens(_MANY, 1) >= 0.9 * usual
 
 
 def test_zero_is_no_bound() -> None:
     time = StepTime(0.0)
     run(time, 3)
-    assert time.max_prompt_tokens(_MANY) == _MANY
+    assert time.max_prompt_tokens(_MANY, 1) == _MANY
 
 
 @pytest.mark.parametrize("policy", ["fair", "fcfs"])

@@ -53,6 +53,7 @@ class WorkerPool:
         self._ends_only_in_drain = ends_only_in_drain
         self._running: set[ChildProcess] = set()
         self._is_draining = False
+        self._sent: set[int] = set()
         self.replaces = True
         self.stable_s = _STABLE_S
         self.statuses: dict[int, int] = {}
@@ -65,7 +66,8 @@ class WorkerPool:
             worker.tell()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every process."""
+        """Send a signal to every process. That one ends of it is then no failure to log."""
+        self._sent.add(number)
         for worker in self._running:
             worker.signal(number)
 
@@ -120,6 +122,6 @@ class WorkerPool:
                 status = await worker.wait()
             finally:
                 self._running.discard(worker)
-            if status != EXIT_OK and self.replaces:
+            if status != EXIT_OK and self.replaces and -status not in self._sent:
                 logger.error("%s process %d failed (%s)", kind, worker.pid, describe_exit(status))
             return status

@@ -73,6 +73,19 @@ async def test_one_that_dies_is_replaced_and_the_others_are_left_alone(
     assert await asyncio.wait_for(running, WAIT_S) == 0
 
 
+async def test_who_ends_of_a_signal_of_the_pool_has_not_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = {"folder": str(tmp_path)}
+    pool = WorkerPool(lambda number: ChildProcess(f"{MODULE}:wait_for_word", start), 1, give_up=lambda: None)
+    running = asyncio.create_task(pool.run())
+    await _wait_for_files(tmp_path, 1)
+    pool._is_draining = True
+    pool.signal(signal.SIGTERM)
+    await asyncio.wait_for(running, WAIT_S)
+    assert not caplog.records
+
+
 async def test_none_is_replaced_during_a_drain(tmp_path: Path) -> None:
     start = {"folder": str(tmp_path)}
     pool = WorkerPool(lambda number: ChildProcess(f"{MODULE}:wait_for_word", start), 1, give_up=lambda: None)

@@ -11,7 +11,6 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdeploy_sd.cluster.engine_group import EngineGroup
-from fastdeploy_sd.cluster.redis.client import ClusterClient
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.ipc.engine_process import engine_addresses
 from fastdeploy_sd.entrypoints.openai.app import create_app
@@ -115,6 +114,8 @@ def create_client(common: WorkerStart, stats: RedisStats) -> EngineGroup:
     """Return a client of the engines or, where instances share their requests, of all of them, which `stats` counts."""
     addresses = engine_addresses(common.config, common.address)
     if common.config.redis.is_shared:
+        from fastdeploy_sd.cluster.redis.client import ClusterClient  # brings in the Redis client
+
         return ClusterClient(addresses, common.config, common.instance_id, stats)
     shares_experts = common.config.parallel.shares_experts
     return EngineGroup(addresses, common.config.engine_timeout_s, shares_experts=shares_experts)

@@ -24,10 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.cluster.engine_group import EngineGroup
-from fastdeploy_sd.cluster.redis.deployment import verify_deployment
-from fastdeploy_sd.cluster.redis.process import start_scheduler
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.distributed import node
 from fastdeploy_sd.distributed.starting import new_expert_file
 from fastdeploy_sd.engine.ipc.engine_process import engine_addresses, engine_config, start_engine
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
@@ -39,6 +36,7 @@ from fastdeploy_sd.process.child import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
+    ChildProcess,
     configure_logging,
     describe_exit,
     leave_within,
@@ -70,6 +68,8 @@ def run(config: Config, executor: str = DEFAULT_EXECUTOR, expert_file: int | Non
     """
     try:
         if config.parallel.own_node() != 0:
+            from fastdeploy_sd.distributed import node  # which other servers do not need
+
             return node.run(config)
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
@@ -98,6 +98,8 @@ class _Launcher:
     async def run(self, executor: str, expert_file: int | None) -> int:
         """Serve; return the exit status, with which this process ends soon, whatever its threads are doing."""
         if self._config.redis.is_shared:
+            from fastdeploy_sd.cluster.redis.deployment import verify_deployment  # brings in the Redis client
+
             await verify_deployment(self._config)
         own_file = (
             new_expert_file(self._config.parallel) if expert_file is None else contextlib.nullcontext(expert_file)
@@ -224,7 +226,7 @@ class _Launcher:
     async def _sharing(self, common: WorkerStart) -> AsyncIterator[WorkerPool]:
         """Take part in the deployment, where there is one, until the engines have ended."""
         pool = WorkerPool(
-            lambda _: start_scheduler(self._config, common.address, common.instance_id),
+            lambda _: self._start_scheduler(common),
             int(self._config.redis.is_shared),
             give_up=lambda: None,  # requests of others go elsewhere
             kind="scheduler",
@@ -236,6 +238,11 @@ class _Launcher:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+    def _start_scheduler(self, common: WorkerStart) -> ChildProcess:
+        from fastdeploy_sd.cluster.redis.process import start_scheduler  # brings in the Redis client
+
+        return start_scheduler(self._config, common.address, common.instance_id)
 
     def _workers(self, common: WorkerStart) -> tuple[Coroutine[Any, Any, int], Callable[[], None]]:
         """Return what serves in processes of their own, and what tells them of a drain."""

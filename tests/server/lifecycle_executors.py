@@ -29,6 +29,11 @@ def create_slow(config: Config) -> ToyExecutor:
     return ToyExecutor(_info(config), before_step=lambda plan: time.sleep(0.01))
 
 
+def create_slower(config: Config) -> ToyExecutor:
+    """Takes so long per step that a test can begin many requests before any of them ends."""
+    return ToyExecutor(_info(config), before_step=lambda plan: time.sleep(0.1))
+
+
 def create_busy(config: Config) -> ToyExecutor:
     """Computes for some seconds in each step, as over a long prompt."""
 

@@ -47,10 +47,14 @@ class Router(Program):
         found: list[dict[str, Any]] = self.get("/instances").json()["instances"]
         return found
 
+    def available(self) -> set[str]:
+        """The addresses of the instances that are available."""
+        return {instance["address"] for instance in self.instances() if instance["state"] == "available"}
+
     def wait_for_instances(self, *servers: Program) -> None:
         """Wait until just these servers are available."""
         wanted = {server.url.removeprefix("http://") for server in servers if isinstance(server, Server)}
-        wait_until(lambda: {i["address"] for i in self.instances() if i["state"] == "available"} == wanted)
+        wait_until(lambda: self.available() == wanted)
 
     def metric(self, sample: str) -> float:
         """The sum of the samples whose line starts so."""

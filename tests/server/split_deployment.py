@@ -117,7 +117,7 @@ class SplitDeployment:
         wanted = {server.address for server in servers}
         for router in self.routers:
             if router.process.poll() is None:
-                wait_until(lambda: available(router) == wanted, START_S)  # noqa: B023 (called here)
+                wait_until(lambda: router.available() == wanted, START_S)  # noqa: B023 (called here)
 
     def stop(self) -> None:
         """End all that runs as a service manager does. Each ends well, which tells that its books were right."""
@@ -137,11 +137,6 @@ class SplitDeployment:
             pass
         left = [path.name for path in self.state.iterdir() if path.name != "fastdeploy_sd"]
         assert left == [], left
-
-
-def available(router: Router) -> set[str]:
-    """Addresses of the instances that a router gives requests to."""
-    return {i["address"] for i in router.instances() if i["state"] == "available"}
 
 
 def family(pid: int) -> list[int]:

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -171,22 +172,30 @@ def test_without_an_instance_there_is_a_503_that_says_when_to_try_again(fleet: F
 # ---- instances that fail --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_goes_on_elsewhere_when_its_server_is_killed(fleet: Fleet, name: str) -> None:
-    path, options = STREAMS[name]
-    router = fleet.router()
-    servers = [fleet.server(router) for _ in range(2)]
-    router.wait_for_instances(*servers)
-    body = limited(path, stream_body(options))
-    undisturbed = text_of(servers[0].url, path, body)
-    with reading(router.url, path, body) as pieces:
-        text = next(pieces) + next(pieces)
-        kill(serving_one(*servers))
-        text += "".join(pieces)
-    assert by_choice(text) == by_choice(undisturbed)
-    told = set(re.findall(r'"(id|item_id|created|created_at)":("[^"]+"|\d+)', text))
-    assert len(told) == (4 if path == RESPONSES else 2), "one id and one time, and those of a Response's message"
-    assert router.metric("fastdeploy_sd:router_resumed_streams_total") == 1
+def test_every_kind_of_stream_goes_on_elsewhere_when_its_server_is_killed(fleet: Fleet) -> None:
+    """All begin at one server, as the other is silent, and none ends there: its steps are long, then it is stopped."""
+    router = fleet.router(timeout_lost=120)
+    first, second = fleet.server(router, executor="create_slower"), fleet.server(router)
+    router.wait_for_instances(first, second)
+    os.kill(second.process.pid, signal.SIGSTOP)
+    router.wait_for_instances(first)
+    asks = {name: (path, limited(path, stream_body(options))) for name, (path, options) in STREAMS.items()}
+    with contextlib.ExitStack() as stack:
+        pieces = {name: stack.enter_context(reading(router.url, *ask)) for name, ask in asks.items()}
+        texts = {name: next(text) + next(text) for name, text in pieces.items()}
+        os.kill(first.process.pid, signal.SIGSTOP)
+        os.kill(second.process.pid, signal.SIGCONT)
+        wait_until(lambda: second.url.removeprefix("http://") in router.available())
+        kill(first)
+        for name, text in pieces.items():
+            texts[name] += "".join(text)
+    assert router.metric("fastdeploy_sd:router_resumed_streams_total") == len(STREAMS)
+    with ThreadPoolExecutor() as pool:
+        undisturbed = dict(zip(asks, pool.map(lambda ask: text_of(second.url, *ask), asks.values()), strict=True))
+    for name, (path, _) in asks.items():
+        assert by_choice(texts[name]) == by_choice(undisturbed[name]), name
+        told = set(re.findall(r'"(id|item_id|created|created_at)":("[^"]+"|\d+)', texts[name]))
+        assert len(told) == (4 if path == RESPONSES else 2), "one id and one time, and those of a Response's message"
 
 
 def test_many_streams_survive_two_deaths(fleet: Fleet) -> None:

@@ -16,6 +16,7 @@ from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.guidance.limits import STEP_S
 from fastdeploy_sd.types import DraftTokens, NewRequest, Request, VerifyResult, offsets
+from fastdeploy_sd.worker.step import guided_request
 from fastdeploy_sd.worker.step.guided_rows import GuidedRows
 from tests.unit.text.guidance.test_output_matcher import END, FREE, bits, ids, matcher_of, vocabulary
 
@@ -302,7 +303,10 @@ def test_a_step_waits_for_no_more_than_its_share_and_holds_the_others() -> None:
 
 
 @pytest.mark.slow
-def test_a_request_that_costs_too_much_in_all_ends_with_an_error_about_its_grammar() -> None:
+def test_a_request_that_costs_too_much_in_all_ends_with_an_error_about_its_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guided_request, "_BACKOFF_FACTOR", 0)  # or it would pause for times of the clock that ticks
     step = Step([LONG, ""])
     step.clock.tick = 1.0
     letters, outputs = iter("{" + "a" * 100), 0

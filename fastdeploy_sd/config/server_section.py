@@ -66,6 +66,12 @@ class ServerConfig:
             " need no such thing. Not with `*` as an origin."
         ),
     )
+    web_page: bool = option(
+        True,
+        Spec(
+            "Show browsers a page at `/`: a chat, and the server's numbers. It asks for the API key where there is one."
+        ),
+    )
     access_log: bool = option(
         False,
         Spec(

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from operator import add
 
 from fastdeploy_sd.engine.requests.request_pool import RequestPool
 from fastdeploy_sd.engine.result_rules import ResultRows, verify_result
 from fastdeploy_sd.engine.stopping import Stop, find_stop
 from fastdeploy_sd.types import (
+    TARGET,
     DraftLogprob,
+    DraftSource,
     DraftTokens,
     FinishReason,
     LogprobArrays,
@@ -24,6 +27,7 @@ from fastdeploy_sd.types import (
     RequestOutput,
     SchedulerOutput,
     StepResult,
+    StepSources,
     TokenLogprob,
 )
 
@@ -168,18 +172,27 @@ class _Commit:
 
     def _report(self, output: RequestOutput, r: int) -> RequestOutput:
         state, verified = self._states[r], self._result.verified
-        logprobs, draft_logprobs = None, None
+        logprobs, draft_logprobs, sources = None, None, None
         num_top = state.request.sampling.logprobs
         if num_top is not None and verified.logprobs is not None:
             begin = int(verified.cu_num_output[r])
             logprobs = slice_logprobs(verified.logprobs, begin, output.token_ids, num_top)
-        num_alternatives = state.request.speculation.num_draft_logprobs
-        if num_alternatives is not None:
+        wanted = state.request.speculation
+        if wanted.num_draft_logprobs is not None or wanted.token_sources:
             accepted = verified.accepted(r)[: len(output.token_ids)]
-            draft_logprobs = slice_draft_logprobs(self._plan.draft, r, accepted, num_alternatives)
+            if wanted.num_draft_logprobs is not None:
+                draft_logprobs = slice_draft_logprobs(self._plan.draft, r, accepted, wanted.num_draft_logprobs)
+            if wanted.token_sources:
+                sources = step_sources(self._plan.draft, r, accepted, len(output.token_ids))
         is_first = len(state.token_ids) - len(output.token_ids) == state.num_prompt_tokens
         prompt_logprobs = state.take_prompt_logprobs() if is_first else None
-        return replace(output, logprobs=logprobs, draft_logprobs=draft_logprobs, prompt_logprobs=prompt_logprobs)
+        return replace(
+            output,
+            logprobs=logprobs,
+            draft_logprobs=draft_logprobs,
+            prompt_logprobs=prompt_logprobs,
+            sources=sources,
+        )
 
     def _close(self, output: RequestOutput, r: int) -> RequestOutput:
         state, stop = self._states[r], self._stops.get(r)
@@ -207,6 +220,20 @@ def slice_logprobs(
             strict=True,
         )
     )
+
+
+def step_sources(drafts: DraftTokens, row: int, accepted: Sequence[int], num_tokens: int) -> StepSources:
+    """Return who guessed a row's output tokens: the accepted drafts come first, then those of the target."""
+    begin, end = drafts.cu_num_draft[row : row + 2].tolist()
+    numbers = [0] * (end - begin) if drafts.sources is None else drafts.sources[begin:end].tolist()
+    runs = [(_name_of(number), len(list(run))) for number, run in groupby(numbers[node] for node in accepted)]
+    if num_tokens > len(accepted):
+        runs.append((TARGET, num_tokens - len(accepted)))
+    return StepSources(tuple(runs), {_name_of(number): count for number, count in Counter(numbers).items()})
+
+
+def _name_of(source: int) -> str:
+    return DraftSource(source).name.lower()
 
 
 def slice_draft_logprobs(

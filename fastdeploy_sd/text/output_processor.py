@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, InternalError
 from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.detokenizer import create_detokenizer
 from fastdeploy_sd.text.stop_strings import REPEATED_CALL, StopMatch, StopStrings
+from fastdeploy_sd.text.token_sources import StepText, step_texts
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import (
     DraftLogprob,
@@ -30,6 +31,7 @@ class TextDelta:
     """What one RequestOutput added to a sequence; text may come later than its tokens, which end with the ending one.
 
     Offsets are characters of the generated text, before any stop cut; those of drafts after the last token are its end.
+    `token_sources`: of the step, none where it added no token; None = not asked for.
     `needs_abort` says that the engine does not know of the end; times that it did not report are 0.0.
     """
 
@@ -45,6 +47,23 @@ class TextDelta:
     needs_abort: bool = False
     metrics: RequestMetrics | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    token_sources: tuple[StepText, ...] | None = None
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Tokens of an output, up to the last one of what ends the text.
+
+    Attributes:
+        pieces: text to show now.
+        texts, offsets: the text of each token, shown or held back, and where it starts.
+        match: what ended the text.
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    match: StopMatch | None = None
 
 
 class OutputProcessor:
@@ -72,13 +91,14 @@ class OutputProcessor:
         self.shown_text, self.shown_offsets = self._skip(request.output_token_ids.tolist())
 
     def _skip(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
-        pieces, offsets, match = self._take_tokens(RequestOutput(self._request.request_id, tuple(token_ids)))
-        if match is not None:
+        taken = self._take_tokens(RequestOutput(self._request.request_id, tuple(token_ids)))
+        if taken.match is not None:
             raise BadRequest(
-                f"output_token_ids: expected tokens that have not ended the request, got those of {match.described}",
+                "output_token_ids: expected tokens that have not ended the request, got those of"
+                f" {taken.match.described}",
                 param="output_token_ids",
             )
-        return "".join(pieces), offsets
+        return "".join(taken.pieces), taken.offsets
 
     def process(self, output: RequestOutput) -> TextDelta:
         """Return what `output` adds, nothing after a finish_reason; raises the FdsdError that the output carries."""
@@ -87,9 +107,12 @@ class OutputProcessor:
             raise ERROR_TYPES.get(kind, InternalError)(text)
         if output.token_ids and not self._first_token_time:
             self._first_token_time = time.time()
-        pieces, offsets, match = self._take_tokens(output)
+        taken = self._take_tokens(output)
+        pieces, offsets, match = taken.pieces, taken.offsets, taken.match
         if match is None and output.finish_reason is not None:
-            pieces += [self._stops.finish(), self._detokenizer.finish()]
+            held, rest = self._stops.finish(), self._detokenizer.finish()
+            pieces += [held, rest]
+            taken.texts.append(rest)
         num_kept = len(offsets)
         is_cut = match is not None
         is_last = is_cut or output.finish_reason is not None
@@ -107,12 +130,13 @@ class OutputProcessor:
             needs_abort=is_cut and output.finish_reason is None,
             metrics=self._metrics(output) if is_last else None,
             prompt_logprobs=output.prompt_logprobs,
+            token_sources=None if output.sources is None else step_texts(output.sources, taken.texts, num_kept),
         )
 
-    def _take_tokens(self, output: RequestOutput) -> tuple[list[str], list[int], StopMatch | None]:
-        """Return the text pieces and one text offset per token taken, up to the last token of what ends the text."""
-        pieces: list[str] = []
-        offsets: list[int] = []
+    def _take_tokens(self, output: RequestOutput) -> _Taken:
+        """Take tokens up to the last one of what ends the text."""
+        taken = _Taken()
+        pieces, offsets = taken.pieces, taken.offsets
         params = self._request.sampling
         is_stop = output.finish_reason is FinishReason.STOP
         for i, token_id in enumerate(output.token_ids):
@@ -121,6 +145,7 @@ class OutputProcessor:
             # The token that stopped the engine is a sign, not text, unless the user wants to see what stopped it.
             is_sign = is_stop and i == len(output.token_ids) - 1 and not params.include_stop_str_in_output
             text = "" if is_sign else self._detokenizer.push(token_id)
+            taken.texts.append(text)
             self._num_chars += len(text)
             can_match = self._num_tokens >= params.min_tokens
             piece, match = self._stops.push(text, can_match=can_match)
@@ -128,8 +153,9 @@ class OutputProcessor:
             if match is None and self._is_over_with(piece) and can_match:
                 match = REPEATED_CALL
             if match is not None:
-                return pieces, offsets, match
-        return pieces, offsets, None
+                taken.match = match
+                break
+        return taken
 
     def _is_over_with(self, text: str) -> bool:
         if self._parser is None:
@@ -168,6 +194,7 @@ class Completion:
     draft_logprobs: tuple[DraftLogprob, ...] | None = None
     draft_text_offsets: tuple[int, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
+    token_sources: tuple[StepText, ...] | None = None
 
 
 class CompletionCollector:
@@ -186,6 +213,7 @@ class CompletionCollector:
         last = self._deltas[-1]
         assert last.finish_reason is not None, "a completion is built before its sequence has ended"
         has_logprobs = any(d.logprobs is not None for d in self._deltas)
+        has_sources = any(d.token_sources is not None for d in self._deltas)
         has_drafts = any(d.draft_logprobs is not None for d in self._deltas)
         return Completion(
             index=self._index,
@@ -200,4 +228,5 @@ class CompletionCollector:
             draft_logprobs=tuple(x for d in self._deltas for x in d.draft_logprobs or ()) if has_drafts else None,
             draft_text_offsets=tuple(i for d in self._deltas for i in d.draft_text_offsets),
             prompt_logprobs=next((d.prompt_logprobs for d in self._deltas if d.prompt_logprobs is not None), None),
+            token_sources=tuple(x for d in self._deltas for x in d.token_sources or ()) if has_sources else None,
         )

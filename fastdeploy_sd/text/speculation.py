@@ -35,7 +35,8 @@ def resolve_speculation(options: SpeculationOptions, info: SpeculationInfo) -> S
     if not given.get("enabled", True) or given.get("method") == NAIVE:
         if (name := given.get("method", NAIVE)) not in METHODS:  # a typing error, also with `enabled: false`
             raise _unexpected("method", f"one of {', '.join(METHODS)}", f"{name!r}{suggest(name, METHODS)}")
-        return Speculation(enabled=False, num_draft_logprobs=num_draft_logprobs)
+        wants_sources = given.get("token_sources", False)
+        return Speculation(enabled=False, num_draft_logprobs=num_draft_logprobs, token_sources=wants_sources)
     if info.max_draft_tokens == 0:
         _verify_asks_for_nothing(given)
     method, limit = given.get("method"), info.max_draft_tokens
@@ -96,6 +97,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "enabled": ("true or false", lambda value: isinstance(value, bool)),
     "method": ("the name of a method", lambda value: isinstance(value, str)),
     "num_speculative_tokens": ("an integer >= 1", lambda value: _is_integer(value, 1)),
+    "token_sources": ("true or false", lambda value: isinstance(value, bool)),
     "num_draft_logprobs": (f"an integer in 0..{MAX_LOGPROBS}", lambda value: _is_integer(value, 0, MAX_LOGPROBS)),
 }
 

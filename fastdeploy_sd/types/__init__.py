@@ -11,6 +11,7 @@ from fastdeploy_sd.types.draft_methods import DraftSource
 from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, MAX_TREE_ROWS, DraftTokens, LogprobArrays, chain_parents
 from fastdeploy_sd.types.models import KvDescription, ModelInfo, SpeculationInfo
 from fastdeploy_sd.types.requests import (
+    TARGET,
     DraftCounts,
     DraftLogprob,
     FinishReason,
@@ -21,6 +22,7 @@ from fastdeploy_sd.types.requests import (
     RequestMetrics,
     RequestOutput,
     Speculation,
+    StepSources,
     TokenLogprob,
 )
 from fastdeploy_sd.types.states import LIVE_STATE, NO_STATE, StatePlan
@@ -37,10 +39,10 @@ from fastdeploy_sd.types.steps import (
 )
 
 __all__ = [
-    "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "LIVE_STATE", "MADE_ON_DEVICE", "MAX_TREE_ROWS", "NO_STATE", "U8",
-    "U16", "U64", "Bytes", "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
+    "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "LIVE_STATE", "MADE_ON_DEVICE", "MAX_TREE_ROWS", "NO_STATE",
+    "TARGET", "U8", "U16", "U64", "Bytes", "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
     "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
     "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "PromptLogprobs", "Request", "RequestDelta", "RequestId",
     "RequestMetrics", "RequestOutput", "Rows", "SamplingArrays", "SchedulerOutput", "Speculation", "SpeculationInfo",
-    "StatePlan", "StepResult", "StepView", "TokenLogprob", "VerifyResult", "chain_parents", "offsets",
+    "StatePlan", "StepResult", "StepSources", "StepView", "TokenLogprob", "VerifyResult", "chain_parents", "offsets",
 ]  # fmt: skip

@@ -29,12 +29,14 @@ class Speculation:
         method: one of `SpeculationInfo.methods`; None = the server's.
         num_speculative_tokens: drafts per step at most, 1 .. `SpeculationInfo.max_draft_tokens`; None = the server's.
         num_draft_logprobs: alternatives to report with each verified draft's log-probability; None = report none.
+        token_sources: report who guessed each output token.
     """
 
     enabled: bool = True
     method: str | None = None
     num_speculative_tokens: int | None = None
     num_draft_logprobs: int | None = None
+    token_sources: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,23 @@ class DraftLogprob:
     accepted: bool
 
 
+# In place of a DraftSource's name: the target gave the token, and it was not drafted.
+TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class StepSources:
+    """Who guessed the output tokens of one step; a name is that of a DraftSource in lower case.
+
+    Attributes:
+        runs: (name or TARGET, number of tokens) of neighbouring tokens, in their order.
+        drafted: name -> drafts verified in the step, those after the end of the request too.
+    """
+
+    runs: tuple[tuple[str, int], ...] = ()
+    drafted: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
     """What verification did with drafts. Entry i of a tuple is about the draft at position i of its step.
@@ -213,6 +232,7 @@ class RequestOutput:
         error: (exception class name in errors.py, message) when finish_reason is ERROR.
         metrics: set on the last output.
         prompt_logprobs: on the first output with a token, or that has none to come, when asked for.
+        sources: when asked for.
     """
 
     request_id: RequestId
@@ -225,3 +245,4 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     draft_logprobs: tuple[DraftLogprob, ...] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    sources: StepSources | None = None

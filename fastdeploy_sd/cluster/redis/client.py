@@ -189,7 +189,7 @@ class ClusterClient(EngineGroup):
         return found
 
     def _can_run(self, record: Record, request: Request) -> bool:
-        asks_for = request.speculation != Speculation()
+        asks_for = replace(request.speculation, token_sources=False) != Speculation()  # which every server can tell
         return (
             record.server != self._server
             and record.member.generates

@@ -25,6 +25,7 @@ _OF_SERVERS = (
     "allowed_methods",
     "allowed_headers",
     "allow_credentials",
+    "web_page",
     "access_log",
     "max_body_bytes",
     "max_connections",

@@ -148,7 +148,7 @@ class EngineDead:
 FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect
 FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(8, FromClient, FromEngine)
+_PROTOCOL = Protocol(10, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 

@@ -14,7 +14,15 @@ from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.stats_recorder import DraftCounter
 from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.errors import InternalError
-from fastdeploy_sd.types import LogprobArrays, PromptLogprobs, Request, RequestMetrics, RequestOutput, SpeculationInfo
+from fastdeploy_sd.types import (
+    LogprobArrays,
+    PromptLogprobs,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    SpeculationInfo,
+    StepSources,
+)
 from fastdeploy_sd.types.draft_methods import NAIVE
 
 
@@ -84,10 +92,11 @@ class RequestState:
         self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
         self.token_ids.frombytes(np.ascontiguousarray(request.output_token_ids, np.intc).tobytes())
         asked = request.sampling.logprobs, request.sampling.prompt_logprobs, request.speculation.num_draft_logprobs
-        self.has_reports = any(count is not None for count in asked)
+        has_logits = any(count is not None for count in asked)
+        self.has_reports = has_logits or request.speculation.token_sources
         self._prompt_logprobs: list[LogprobArrays] = []
         has_rules = bool(request.grammar or request.bad_words_token_ids or request.sampling.min_tokens)
-        self.is_text_bound = has_rules or self.has_reports
+        self.is_text_bound = has_rules or has_logits
         self.num_cached_tokens = 0
         self.num_preemptions = self.num_token_steps = 0
         self.arrival_time = request.arrival_time or now
@@ -246,9 +255,13 @@ class RequestState:
 
     def empty_output(self) -> RequestOutput:
         """An output without tokens, for ends that come between steps or instead of tokens."""
-        wanted = self.request.speculation.num_draft_logprobs is not None
+        wanted = self.request.speculation
         return RequestOutput(
-            self.request_id, (), num_cached_tokens=self.num_cached_tokens, draft_logprobs=() if wanted else None
+            self.request_id,
+            (),
+            num_cached_tokens=self.num_cached_tokens,
+            draft_logprobs=None if wanted.num_draft_logprobs is None else (),
+            sources=StepSources() if wanted.token_sources else None,
         )
 
 

@@ -66,6 +66,7 @@ class AnswerOptions:
     includes_continuous_usage: bool = False
     returns_token_ids: bool = False
     names_token_ids: bool = False
+    returns_token_sources: bool = False
     includes_draft_logprobs: bool = False
     collects_metrics: bool = False
     echo: bool = False
@@ -85,6 +86,7 @@ class AnswerOptions:
             includes_continuous_usage=body.includes_continuous_usage,
             returns_token_ids=bool(body.return_token_ids),
             names_token_ids=bool(body.return_tokens_as_token_ids),
+            returns_token_sources=bool(body.return_token_sources),
             includes_draft_logprobs=bool(body.include_draft_logprobs),
             collects_metrics=bool(body.collect_metrics),
             tells_service_tier=body.service_tier is not None,

@@ -13,14 +13,14 @@ from typing import Any
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart, data_event
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.logprobs import LogprobsFormat
-from fastdeploy_sd.entrypoints.openai.usage import UsageCounter, speculate_metrics
+from fastdeploy_sd.entrypoints.openai.usage import UsageCounter, metrics_json, speculate_metrics
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.answer_parts import PartsDelta, ToolCallDelta, tool_call_id
 from fastdeploy_sd.text.output_processor import Completion, TextDelta
 from fastdeploy_sd.text.prompt_logprobs import text_offsets
 from fastdeploy_sd.text.tokenizer import Tokenizer
-from fastdeploy_sd.types import FinishReason, RequestMetrics
+from fastdeploy_sd.types import FinishReason
 from fastdeploy_sd.wire.http.error_format import chunk_error
 from fastdeploy_sd.wire.http.event_stream import DONE
 
@@ -107,9 +107,12 @@ class ChoiceFormat(AnswerFormat):
         """The output's ids when asked for."""
         return {"completion_token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
 
-    def _vllm_token_ids(self, part: Completion | TextDelta) -> dict[str, Any]:
-        """The same where vLLM's clients look for them, next to the text."""
-        return {"token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
+    def _token_reports(self, part: Completion | TextDelta) -> dict[str, Any]:
+        """What is told of the output's tokens next to the text: ids, as for vLLM's clients, and who guessed them."""
+        ids = {"token_ids": list(part.token_ids)} if self._answer.returns_token_ids else {}
+        if not self._answer.returns_token_sources:
+            return ids
+        return ids | {"token_sources": [asdict(step) for step in part.token_sources or ()]}
 
     def _ending(self, part: Completion | TextDelta) -> dict[str, Any]:
         """How a choice ended, and in its last chunk what was measured."""
@@ -118,14 +121,16 @@ class ChoiceFormat(AnswerFormat):
             "stop_reason": part.stop_reason,
         }
         if self._answer.collects_metrics and part.metrics is not None:
-            ending["metrics"] = _metrics_json(part.metrics)
+            ending["metrics"] = metrics_json(part.metrics)
         if self._job.reports_speculation and part.metrics is not None:
             ending["speculate_metrics"] = speculate_metrics(part.metrics, self._job.method, self._job.is_lossy)
         return ending
 
     def _shows_tokens(self, delta: TextDelta) -> bool:
         """Whether a delta shows tokens, be their text held back or not."""
-        return bool(delta.token_ids) and (self._answer.returns_token_ids or delta.logprobs is not None)
+        answer = self._answer
+        is_asked = answer.returns_token_ids or answer.returns_token_sources or delta.logprobs is not None
+        return is_asked and bool(delta.token_ids)
 
 
 class ChatFormat(ChoiceFormat):
@@ -148,7 +153,7 @@ class ChatFormat(ChoiceFormat):
             self._calling.add(index)
             message |= {"content": parts.content or None} | self._calls(index, parts.tool_calls, is_whole=True)
         message |= self._prompt_token_ids(index) | self._token_ids(completion)
-        entry = {"index": index, "message": message} | self._logprobs(completion) | self._vllm_token_ids(completion)
+        entry = {"index": index, "message": message} | self._logprobs(completion) | self._token_reports(completion)
         return entry | self._chat_ending(completion, index)
 
     def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -163,7 +168,7 @@ class ChatFormat(ChoiceFormat):
                 self._calling.add(choice)
                 content |= {"content": parts.content or None} | self._calls(choice, parts.tool_calls, is_whole=False)
             chunk = _chunk(choice, content | self._token_ids(delta))
-            entries.append(chunk | self._logprobs(delta) | self._vllm_token_ids(delta))
+            entries.append(chunk | self._logprobs(delta) | self._token_reports(delta))
         if delta.finish_reason is not None:
             entries.append(_chunk(choice, {}) | self._chat_ending(delta, choice))
         return entries
@@ -231,7 +236,7 @@ class CompletionFormat(ChoiceFormat):
         index = completion.index
         choice = {"index": index, "text": self._echo(index) + completion.text} | self._logprobs(completion, index)
         choice |= self._prompt_logprobs(completion)
-        choice |= self._prompt_token_ids(index) | self._token_ids(completion) | self._vllm_token_ids(completion)
+        choice |= self._prompt_token_ids(index) | self._token_ids(completion) | self._token_reports(completion)
         return choice | self._ending(completion)
 
     def _stream_choice(self, choice: int, delta: TextDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -240,7 +245,7 @@ class CompletionFormat(ChoiceFormat):
             return []
         entry = {"index": choice, "text": text} | self._logprobs(delta, choice)
         entry |= (self._prompt_token_ids(choice) if is_first else {}) | self._token_ids(delta)
-        return [entry | self._vllm_token_ids(delta) | self._ending(delta)]
+        return [entry | self._token_reports(delta) | self._ending(delta)]
 
     def _echo(self, choice: int) -> str:
         """The prompt as text, when asked for; token ids are decoded with their control tokens visible."""
@@ -289,9 +294,3 @@ def _function(call: ToolCallDelta) -> dict[str, str]:
 def _reasoning(text: str) -> dict[str, str]:
     """What the model thought, under the name of DeepSeek and FastDeploy and the one that vLLM has now."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
-
-
-def _metrics_json(metrics: RequestMetrics) -> dict[str, Any]:
-    """Times in seconds since the epoch; null for what did not happen or was not reported."""
-    times = {name: value or None for name, value in asdict(metrics).items() if name.endswith("_time")}
-    return times | {"num_preemptions": metrics.num_preemptions}

@@ -149,7 +149,10 @@ async def _whole(
 
 def _is_large(job: GenerationJob, usage: UsageCounter) -> bool:
     """Whether writing all of an answer takes so long that others should not wait for it."""
-    return job.requests.num_entries(usage.num_completion_tokens) > _MAX_INLINE_ENTRIES
+    num_entries = job.requests.num_entries(usage.num_completion_tokens)
+    if job.answer.returns_token_sources:
+        num_entries += usage.num_completion_tokens
+    return num_entries > _MAX_INLINE_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
@@ -70,6 +71,12 @@ class UsageCounter:
             details["accepted_prediction_tokens"] = self._num_predicted_accepted
             details["rejected_prediction_tokens"] = self._num_predicted - self._num_predicted_accepted
         return details
+
+
+def metrics_json(metrics: RequestMetrics) -> dict[str, Any]:
+    """Times in seconds since the epoch; null for what did not happen or was not reported."""
+    times = {name: value or None for name, value in asdict(metrics).items() if name.endswith("_time")}
+    return times | {"num_preemptions": metrics.num_preemptions}
 
 
 def speculate_metrics(metrics: RequestMetrics, method: str, is_lossy: bool) -> dict[str, Any]:

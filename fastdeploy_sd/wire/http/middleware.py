@@ -19,6 +19,7 @@ from fastdeploy_sd.wire.http.auth import BearerAuth
 from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, error_response, to_fdsd_error
 from fastdeploy_sd.wire.http.origins import OriginGate
 from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
+from fastdeploy_sd.wire.http.web_page import WebPage
 
 LOSSY_HEADER = "X-Speculation-Lossy"
 REQUEST_ID_HEADER = "request-id"
@@ -41,6 +42,8 @@ def add_middleware(app: FastAPI, server: ServerConfig, stats: HttpStats, open_pa
     app.add_exception_handler(HTTPException, _answer_http_exception)
     # The last one added is the first one passed.
     app.add_middleware(BearerAuth, api_keys=server.api_key, open_paths=open_paths)
+    if server.web_page:  # it asks for the key itself
+        app.add_middleware(WebPage)
     if server.allowed_origins:  # a preflight request carries no key
         app.add_middleware(
             CORSMiddleware,

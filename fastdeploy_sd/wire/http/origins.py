@@ -23,6 +23,7 @@ class OriginGate:
 
     A preflight request of an origin that is not allowed is refused. Without keys every request of such an origin is,
     and on a loopback address also one to a Host that may be a name of the Internet, unless an allowed origin has it.
+    The server's own page is allowed where its origin is an address or a local name.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], is_open: bool, host: str) -> None:
@@ -42,17 +43,20 @@ class OriginGate:
 
     def _refusal(self, scope: Scope) -> Forbidden | None:
         headers = Headers(scope=scope)
-        origin = headers.get("origin")
+        origin, host = headers.get("origin"), headers.get("host", "")
         is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
-        if origin is not None and origin not in self._allowed and (self._is_open or is_preflight):
+        is_foreign = origin is not None and origin not in self._allowed and not self._is_own(origin, host)
+        if is_foreign and (self._is_open or is_preflight):
             return Forbidden(f"Origin: expected one of allowed_origins, got {shown(origin)}", code="origin_not_allowed")
-        host = headers.get("host", "")
         if self._known_hosts is not None and not self._is_known(host):
             return Forbidden(
                 f"Host: expected a local name, an address or the host of one of allowed_origins, got {shown(host)}",
                 code="host_not_allowed",
             )
         return None
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        return origin.partition("://")[2] == host and self._is_known(host)
 
     def _is_known(self, host: str) -> bool:
         try:

@@ -103,6 +103,7 @@ class GenerationBody(StructuredFields, SamplingFields):
     cache_salt: Annotated[str, _SHORT_TEXT] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_sources: bool | None = None
     collect_metrics: bool | None = None
     speculation: SpeculationOptions | None = None
     include_draft_logprobs: bool | None = None
@@ -218,4 +219,6 @@ class GenerationBody(StructuredFields, SamplingFields):
     def speculation_options(self, params: SamplingParams) -> dict[str, Any]:
         """Return what was said about drafting, as fields of Speculation; drafts have as many alternatives as tokens."""
         given = {} if self.speculation is None else self.speculation.model_dump(exclude_none=True)
-        return {**given, "num_draft_logprobs": params.logprobs} if self.include_draft_logprobs else given
+        drafts = {"num_draft_logprobs": params.logprobs} if self.include_draft_logprobs else {}
+        sources = {"token_sources": True} if self.return_token_sources else {}
+        return {**given, **drafts, **sources}

@@ -110,6 +110,7 @@ class MessagesBody(GenerationBody):
     stop: Annotated[None, Only([], instead="its name here is stop_sequences")] = None
     prompt_logprobs: NotSupported = None
     include_draft_logprobs: Annotated[None, Only(False, instead="they are in /v1/chat/completions")] = None
+    return_token_sources: Annotated[None, Only(False, instead="they are in /v1/chat/completions")] = None
 
     @property
     def turns(self) -> list[Message]:

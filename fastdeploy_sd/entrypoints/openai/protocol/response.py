@@ -147,6 +147,7 @@ class ResponseBody(GenerationBody):
     return_tokens_as_token_ids: Annotated[None, Only(False)] = None
     collect_metrics: Annotated[None, Only(False)] = None
     include_draft_logprobs: Annotated[None, Only(False, instead="they are in /v1/chat/completions")] = None
+    return_token_sources: Annotated[None, Only(False, instead="they are in /v1/chat/completions")] = None
 
     def _asked(self) -> list[Asked]:
         form = None if self.text is None else self.text.format

@@ -1,4 +1,4 @@
-r"""What an instance writes into a stream for the router that asked for it: comment lines in front of an event's data.
+r"""What an instance writes into a stream for the router that asked for it: lines in front of an event's data.
 
     : fdsd begun ["cmpl-1",1700000000,[7],2]    id, time, seeds of the prompts, number of choices; once, in front
     : fdsd shown [0,[17,4],false,0]             of the event with what it shows: choice, its new tokens, whether it has
@@ -26,7 +26,6 @@ from fastdeploy_sd.types import TokenLogprob
 
 _PREFIX = ": fdsd "
 _RAW_PREFIX = _PREFIX.encode("ascii")
-_END = b"\n\n"
 BEGUN, SHOWN, TOGETHER, ENDED, COUNTED, FAILED = "begun", "shown", "together", "ended", "counted", "failed"
 LOGPROBS = "logprobs"
 
@@ -69,18 +68,26 @@ class StreamEvent:
 
 
 class EventSplitter:
-    """Cuts a stream's bytes into events; what is no whole event yet waits, and those that belong together do."""
+    """Cuts a stream's bytes into events; what is no whole event yet waits, and those that belong together do.
 
-    def __init__(self) -> None:
-        self._rest = b""
+    `end`: of an event. Where that is the end of a line, each note in front of an event is a line of its own.
+    """
+
+    def __init__(self, end: bytes = b"\n\n") -> None:
+        self._end = end
+        self._rest = self._notes = b""
         self._held: list[StreamEvent] = []
 
     def feed(self, data: bytes) -> Iterator[StreamEvent]:
         """Yield the events that these bytes complete; InternalError: a note is malformed."""
-        parts = (self._rest + data).split(_END)
+        parts = (self._rest + data).split(self._end)
         self._rest = parts.pop()
         for part in parts:
-            self._held.append(_event(part))
+            if part.startswith(_RAW_PREFIX) and b"\n" not in part:
+                self._notes += part + b"\n"
+                continue
+            self._held.append(_event(self._notes + part, self._end))
+            self._notes = b""
             first = self._held[0]
             if len(self._held) >= _num_together(first):
                 yield StreamEvent(b"".join(event.data for event in self._held), first.notes, len(self._held))
@@ -96,7 +103,7 @@ def _num_together(event: StreamEvent) -> int:
     return 1
 
 
-def _event(part: bytes) -> StreamEvent:
+def _event(part: bytes, end: bytes) -> StreamEvent:
     notes = []
     while part.startswith(_RAW_PREFIX):
         line, _, part = part.partition(b"\n")
@@ -105,7 +112,7 @@ def _event(part: bytes) -> StreamEvent:
             notes.append((word, json.loads(value)))
         except ValueError:
             raise InternalError(f"an instance sent a note that is not JSON: {word}") from None
-    return StreamEvent(part + _END, tuple(notes))
+    return StreamEvent(part + end, tuple(notes))
 
 
 class ResumeState:

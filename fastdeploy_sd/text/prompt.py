@@ -36,6 +36,11 @@ class PromptEncoder:
             self._joins_descriptions = "+ tool.description" in source
             tokenizer.encode_segments([])  # what the first conversation would have to build, forked processes share
 
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template, without which no conversation can be encoded."""
+        return self._template is not None
+
     def encode_text(self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a raw prompt: control tokens written in it act, and a BOS is added if the model has one.
 

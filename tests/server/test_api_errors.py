@@ -320,8 +320,6 @@ async def test_an_unknown_route_names_the_one_that_was_meant(served: Served, pat
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("/api/chat", "of Ollama; here: POST /v1/chat/completions"),
-        ("/api/tags/", "of Ollama; here: GET /v1/models"),
         ("/completion", "of llama.cpp; here: POST /v1/completions"),
         ("/generate", "of SGLang; here: POST /v1/completions"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -22,13 +23,14 @@ pytestmark = pytest.mark.slow
 
 KEY, INSTANCE = b"r" * 32, "this one"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-MESSAGES = "/v1/messages"
+MESSAGES, OLLAMA = "/v1/messages", "/api/chat"
 USAGE = {"stream_options": {"include_usage": True}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 # Text of several tokens is held back for it, and comes after all.
 NEARLY = text_of(toy_tokens([5, 6], 12)[2:9]) + "but not quite"
 # Events that are about an item or a block of what was told before.
-WITHOUT_ID = (b"event: response.output_", b"event: content_block", b"event: message_")
+WITHOUT_ID = (b"event: response.output_", b"event: content_block", b"event: message_", b'{"model"')
+DURATION = re.compile(rb'"\w+_duration":\d+,')
 BODIES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": [5, 6], "temperature": 0, "logprobs": 2, **USAGE}),
     (COMPLETIONS, {"prompt": [5, 6], "echo": True, "stop": ["zzz", " t\n"], "return_token_ids": True}),
@@ -37,6 +39,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"input": "hi", "stop": ["zzz", " t\n"], "max_tokens": None, "max_output_tokens": 12}),
     (RESPONSES, {"input": "hi", "max_tokens": None, "max_output_tokens": 12, "stop": ["zzz", NEARLY], **LOGPROBS}),
     (MESSAGES, {"messages": [{"role": "user", "content": "hi"}], "stop_sequences": ["zzz", NEARLY]}),
+    (OLLAMA, {"messages": [{"role": "user", "content": "hi"}], "options": {"stop": ["zzz", NEARLY]}}),
 ]
 
 
@@ -74,16 +77,17 @@ async def test_a_client_that_is_no_router_gets_no_notes(served: Served) -> None:
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_a_stream_goes_on_behind_any_of_its_events(served: Served, path: str, body: dict[str, Any]) -> None:
     """Sampled without a seed of the client's own: the seed is among what is told."""
+    end = b"\n" if path == OLLAMA else b"\n\n"
     stream = (await post(served, path, body)).content
-    events = list(EventSplitter().feed(stream))
+    events = list(EventSplitter(end).feed(stream))
     record = ResumeState()
     for i, event in enumerate(events[:-1]):
         record.take(event)
         progress = record.progress
         assert progress is not None
         assert progress.job_id in event.data.decode() or event.data.startswith(WITHOUT_ID)
-        rest = list(EventSplitter().feed((await post(served, path, body, progress)).content))
-        assert [event.data for event in rest] == [event.data for event in events[i + 1 :]]
+        rest = list(EventSplitter(end).feed((await post(served, path, body, progress)).content))
+        assert [DURATION.sub(b"", e.data) for e in rest] == [DURATION.sub(b"", e.data) for e in events[i + 1 :]]
     record.take(events[-1])
     progress = record.progress
     assert progress is not None

@@ -22,12 +22,27 @@ from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Una
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
 from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH, JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
-from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, answer_live, routes_of
+from fastdeploy_sd.wire.http.middleware import (
+    add_middleware,
+    add_refused_routes,
+    answer_live,
+    answer_version,
+    routes_of,
+)
+from fastdeploy_sd.wire.http.ollama_models import (
+    CHAT_PATH,
+    GENERATE_PATH,
+    RUNNING_PATH,
+    SHOW_PATH,
+    TAGS_PATH,
+    VERSION_PATH,
+    OllamaModel,
+)
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http_client import Ask
 
-_GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH)
-_TEXT = ("/tokenize", "/detokenize", COUNT_TOKENS_PATH)
+_GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH, CHAT_PATH, GENERATE_PATH)
+_TEXT = ("/tokenize", "/detokenize", COUNT_TOKENS_PATH, SHOW_PATH)
 _MAX_LARGEST_BODIES = 16  # they are held until their answers are complete
 # What an instance gets of a client's headers.
 _PASSED = ("accept", "content-type", "user-agent", "x-request-id", "traceparent", "tracestate")
@@ -59,6 +74,9 @@ class RouterApp:
         self.app.add_api_route("/version", self.version, methods=["GET"])
         self.app.add_api_route("/v1/models", self.models, methods=["GET"])
         self.app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
+        self.app.add_api_route(TAGS_PATH, self.tags, methods=["GET"])
+        self.app.add_api_route(RUNNING_PATH, self.running, methods=["GET"])
+        self.app.add_api_route(VERSION_PATH, answer_version, methods=["GET"])
         self.app.add_api_route("/health", self.health, methods=["GET"])
         self.app.add_api_route("/ping", self.health, methods=["GET", "POST"])
         self.app.add_api_route("/ready", self.health, methods=["GET"])
@@ -129,6 +147,23 @@ class RouterApp:
             known = ", ".join(map(repr, cards)) or "none, as no instance is there"
             raise NotFound(f"model: expected one of {known}, got {shown(name)}", param="model", code="model_not_found")
         return JsonResponse(cards[name])
+
+    async def tags(self) -> Response:
+        """The models in Ollama's form."""
+        return JsonResponse({"models": [model.entry() for model in self._ollama_models()]})
+
+    async def running(self) -> Response:
+        """The same, as all of them are in memory."""
+        return JsonResponse({"models": [model.running() for model in self._ollama_models()]})
+
+    def _ollama_models(self) -> list[OllamaModel]:
+        serving = [i.said for i in self._registry.available() if i.member.generates]
+        models = {
+            name: OllamaModel(name, said.created, said.member.max_model_len, said.member.fingerprint)
+            for said in serving
+            for name in said.served_names
+        }
+        return list(models.values())
 
     def _cards(self) -> dict[str, dict[str, object]]:
         serving = [i.said for i in self._registry.available() if i.member.generates]

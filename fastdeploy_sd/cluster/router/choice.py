@@ -11,6 +11,7 @@ from fastdeploy_sd.cluster.membership import Member
 from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.wire.http.model_names import resolve_model
+from fastdeploy_sd.wire.http.ollama_models import LATEST
 
 _PROMPT = re.compile(rb'"(?:messages|prompt|prompt_token_ids|input)"\s*:\s*(?=[\["])')
 
@@ -85,7 +86,8 @@ class Chooser:
         if not isinstance(model, str):
             return None
         names = list(dict.fromkeys(name for names in served for name in names))
-        return model if resolve_model(model, names) == model else None
+        found = resolve_model(model, names)
+        return found if model in (found, found + LATEST) else None
 
     def choose(self, hints: RoutingHints) -> Placement | None:
         """Return where a request goes now; None = no instance can take it.

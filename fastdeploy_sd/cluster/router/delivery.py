@@ -14,6 +14,7 @@ from fastdeploy_sd.cluster.stream_metadata import StreamEvent
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.wire.http.auth import client_of
 from fastdeploy_sd.wire.http.error_format import failed_end, to_fdsd_error
+from fastdeploy_sd.wire.http.event_stream import EVENT_ENDS
 from fastdeploy_sd.wire.http_client import Headers
 
 # Answers that say that the instance cannot, not that the request is wrong.
@@ -45,14 +46,19 @@ class Refusal:
 def error_of(body: bytes) -> tuple[str, str]:
     """Return code and message of an instance's error, "" where it has none."""
     try:
-        error = json.loads(body)["error"]
+        value = json.loads(body)
+        error = value["error"]
+        if isinstance(error, str):  # Ollama's form
+            return str(value["code"]), error
         return str(error["code"]), str(error["message"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return "", ""
 
 
-def is_stream(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+def event_end(headers: Headers) -> bytes | None:
+    """Return what ends each event of an answer, None = it is no stream."""
+    media_type = next((value.partition(b";")[0] for name, value in headers if name == b"content-type"), b"")
+    return EVENT_ENDS.get(media_type.decode("latin-1"))
 
 
 # Of an instance's answer; the router's own server writes others.

@@ -23,7 +23,7 @@ from fastdeploy_sd.cluster.router.delivery import (
     Failure,
     Refusal,
     error_of,
-    is_stream,
+    event_end,
 )
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RoutingConfig
@@ -196,14 +196,15 @@ class Relay:
             return await self._forbidden(exchange, instance)
         if exchange.status in INSTANCE_STATUSES or self.delivery.has_started != self._continues(exchange):
             return self._refused(exchange, await exchange.read_all(_MAX_REFUSAL_BYTES))
-        if is_stream(exchange.headers):
-            return await self._relay_stream(exchange)
+        if (end := event_end(exchange.headers)) is not None:
+            return await self._relay_stream(exchange, end)
         await self._relay_whole(exchange)
         return None
 
     def _continues(self, exchange: Exchange) -> bool:
         """Whether an answer can follow what the client has got: a stream does, and anything if it has got nothing."""
-        return self.delivery.has_started and exchange.status == 200 and is_stream(exchange.headers)  # noqa: PLR2004 (OK)
+        is_stream = event_end(exchange.headers) is not None
+        return self.delivery.has_started and exchange.status == 200 and is_stream  # noqa: PLR2004 (OK)
 
     async def _forbidden(self, exchange: Exchange, instance: Instance) -> Failure | None:
         """Answer with what is the client's; what the instance has against this router is the instance's failure."""
@@ -227,8 +228,8 @@ class Relay:
         text = f"the instance answered {exchange.status}"
         return Failure(Unavailable(text, code=f"answered_{exchange.status}"), is_refusal=True)
 
-    async def _relay_stream(self, exchange: Exchange) -> Failure | None:
-        splitter = EventSplitter()
+    async def _relay_stream(self, exchange: Exchange, end: bytes) -> Failure | None:
+        splitter = EventSplitter(end)
         while piece := await exchange.read():
             events: list[StreamEvent] = []
             for event in splitter.feed(piece):

@@ -13,6 +13,7 @@ from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.output_processor import Completion, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.wire.http.error_format import to_json
+from fastdeploy_sd.wire.http.event_stream import EVENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class StreamPart:
     """Events that belong together: a client gets all of them or none, also where a stream goes on elsewhere.
 
     Attributes:
-        text: the events, each ending in an empty line.
+        text: the events, each ending in an empty line; or lines.
     """
 
     text: str
@@ -32,11 +33,13 @@ class AnswerFormat(ABC):
     """The JSON of the answer to one job.
 
     Attributes:
+        media_type: of a stream.
         stream_end: what follows all events of a stream.
         split_depth: how deep the log-probabilities of single tokens are in the whole answer, see `json_pieces`.
         repeats_all: the last part of a stream has all that the others had, so it may be large.
     """
 
+    media_type: ClassVar[str] = EVENTS
     stream_end: ClassVar[str]
     split_depth: ClassVar[int] = 5
     repeats_all: ClassVar[bool] = False

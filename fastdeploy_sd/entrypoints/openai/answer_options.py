@@ -88,7 +88,7 @@ class AnswerOptions:
             names_token_ids=bool(body.return_tokens_as_token_ids),
             returns_token_sources=bool(body.return_token_sources),
             includes_draft_logprobs=bool(body.include_draft_logprobs),
-            collects_metrics=bool(body.collect_metrics),
+            collects_metrics=body.collects_metrics,
             tells_service_tier=body.service_tier is not None,
             echo=isinstance(body, CompletionBody) and bool(body.echo),
             num_prompt_logprobs=body.prompt_logprobs,

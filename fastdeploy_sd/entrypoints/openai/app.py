@@ -15,6 +15,7 @@ from fastdeploy_sd import __version__
 from fastdeploy_sd.config import Config, drafter_advice, explain
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
+from fastdeploy_sd.entrypoints.openai.ollama_show import ollama_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
@@ -22,8 +23,23 @@ from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 from fastdeploy_sd.types.stats import EngineState
 from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH, JsonResponse
-from fastdeploy_sd.wire.http.middleware import add_middleware, add_refused_routes, answer_live, routes_of
+from fastdeploy_sd.wire.http.middleware import (
+    add_middleware,
+    add_refused_routes,
+    answer_live,
+    answer_version,
+    routes_of,
+)
 from fastdeploy_sd.wire.http.model_names import resolve_model
+from fastdeploy_sd.wire.http.ollama_models import (
+    CHAT_PATH,
+    GENERATE_PATH,
+    RUNNING_PATH,
+    SHOW_PATH,
+    TAGS_PATH,
+    VERSION_PATH,
+    OllamaModel,
+)
 
 # Field of /load -> attribute of EngineStats.
 _LOAD = {
@@ -57,11 +73,14 @@ def create_app(
     app.add_api_route(RESPONSES_PATH, handler.response, methods=["POST"])
     app.add_api_route(MESSAGES_PATH, handler.message, methods=["POST"])
     app.add_api_route(COUNT_TOKENS_PATH, handler.count_tokens, methods=["POST"])
+    app.add_api_route(CHAT_PATH, handler.ollama_chat, methods=["POST"])
+    app.add_api_route(GENERATE_PATH, handler.ollama_generate, methods=["POST"])
+    app.add_api_route(SHOW_PATH, handler.show, methods=["POST"])
     add_refused_routes(app)
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
     stats = stats or SharedStats()
-    _Info(client, config, stats).add_routes(app)
+    _Info(client, config, preparer, stats).add_routes(app)
     add_middleware(app, config.server, stats.own.http)
     return app
 
@@ -69,8 +88,9 @@ def create_app(
 class _Info:
     """The routes that tell about the server."""
 
-    def __init__(self, client: Client, config: Config, stats: SharedStats) -> None:
+    def __init__(self, client: Client, config: Config, preparer: Preparer, stats: SharedStats) -> None:
         self._client = client
+        self._tokenizer = preparer.tokenizer
         self._stats = stats
         self._config = config
         self._created = int(time.time())
@@ -81,6 +101,9 @@ class _Info:
         app.add_api_route("/openapi.json", self.openapi, methods=["GET"])
         app.add_api_route("/v1/models", self.models, methods=["GET"])
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
+        app.add_api_route(TAGS_PATH, self.tags, methods=["GET"])
+        app.add_api_route(RUNNING_PATH, self.running, methods=["GET"])
+        app.add_api_route(VERSION_PATH, answer_version, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/ping", self.health, methods=["GET", "POST"])
         app.add_api_route("/ready", self.health, methods=["GET"])
@@ -117,6 +140,19 @@ class _Info:
     async def model(self, name: str) -> Response:
         """One model of the list."""
         return JsonResponse(self._model_card(resolve_model(name, self._config.model.served_names)))
+
+    async def tags(self) -> Response:
+        """The served model under each of its names, as Ollama's list."""
+        return JsonResponse({"models": [model.entry() for model in self._ollama_models()]})
+
+    async def running(self) -> Response:
+        """The same as Ollama lists what is in memory."""
+        return JsonResponse({"models": [model.running() for model in self._ollama_models()]})
+
+    def _ollama_models(self) -> list[OllamaModel]:
+        info, config = self._client.model_info, self._config
+        names = config.model.served_names
+        return [ollama_model(name, self._created, info, self._tokenizer, config) for name in names]
 
     async def load(self) -> Response:
         """How busy the engines are together: counts of requests, prompt tokens and KV blocks."""

@@ -19,13 +19,17 @@ from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.message_format import MessageFormat
+from fastdeploy_sd.entrypoints.openai.ollama_format import GenerateFormat, OllamaFormat
 from fastdeploy_sd.entrypoints.openai.preparation import (
     CHAT,
     COMPLETION,
     COUNT,
     DETOKENIZE,
     MESSAGE,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
     RESPONSE,
+    SHOW,
     TOKENIZE,
 )
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
@@ -76,6 +80,18 @@ class GenerationHandler:
         """POST /v1/messages."""
         return await self._respond(request, MESSAGE, MessageFormat)
 
+    async def ollama_chat(self, request: HttpRequest) -> Response:
+        """POST /api/chat."""
+        return await self._respond(request, OLLAMA_CHAT, OllamaFormat)
+
+    async def ollama_generate(self, request: HttpRequest) -> Response:
+        """POST /api/generate."""
+        return await self._respond(request, OLLAMA_GENERATE, GenerateFormat)
+
+    async def show(self, request: HttpRequest) -> Response:
+        """POST /api/show."""
+        return await self._compute(request, SHOW)
+
     async def count_tokens(self, request: HttpRequest) -> Response:
         """POST /v1/messages/count_tokens."""
         return await self._compute(request, COUNT)
@@ -96,11 +112,13 @@ class GenerationHandler:
     async def _respond(self, request: HttpRequest, task: str, form: type[AnswerFormat]) -> Response:
         route = self._gate.route_of(request.headers)
         job = await self._prepare(request, task, route)  # a function of its own, which lets go of the body
+        if isinstance(job, str):
+            return Response(job, media_type=JsonResponse.media_type)
         job = job.of_client(client_of(request.scope) if route is None else route.client)
         notes = None if route is None else StreamMetadata(job)
         return await self._answer(request, job, form(job, self._tokenizer), notes)
 
-    async def _prepare(self, request: HttpRequest, task: str, route: Route | None) -> GenerationJob:
+    async def _prepare(self, request: HttpRequest, task: str, route: Route | None) -> GenerationJob | str:
         num_added = 0 if route is None else route.num_bytes - route.num_body_bytes
         async with self._bodies.read(request, num_added) as content:
             self._client.verify_takes_requests()
@@ -108,7 +126,7 @@ class GenerationHandler:
                 return await until_disconnected(request.receive, self._preparer.prepare(task, content))
             body, progress = read_content(route, content)
             job = await until_disconnected(request.receive, self._preparer.prepare(task, body))
-            return job.routed(route.kv_source, progress, self._gate.engine_of(route))
+            return job if isinstance(job, str) else job.routed(route.kv_source, progress, self._gate.engine_of(route))
 
     async def _answer(
         self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamMetadata | None
@@ -121,7 +139,8 @@ class GenerationHandler:
             if job.answer.stream:
                 # The first delta is awaited before the status line is sent: a full queue is a 429, not a broken stream.
                 first = await until_disconnected(request.receive, anext(deltas, None))
-                return EventStream(_events(request, job, form, _Deltas(first, deltas), notes), deltas, headers)
+                events = _events(request, job, form, _Deltas(first, deltas), notes)
+                return EventStream(events, deltas, headers, form.media_type)
             whole = await until_disconnected(request.receive, _whole(request, job, form, deltas))
             return Response(whole, headers=headers, media_type=JsonResponse.media_type)
         except BaseException:

@@ -16,10 +16,14 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     CountTokensBody,
     DetokenizeBody,
     MessagesBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
     ResponseBody,
     TokenizeBody,
 )
 from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH
+from fastdeploy_sd.wire.http.ollama_models import CHAT_PATH, GENERATE_PATH, SHOW_PATH
 
 BODIES: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatCompletionBody,
@@ -27,6 +31,9 @@ BODIES: Mapping[str, type[Body]] = {
     RESPONSES_PATH: ResponseBody,
     MESSAGES_PATH: MessagesBody,
     COUNT_TOKENS_PATH: CountTokensBody,
+    CHAT_PATH: OllamaChatBody,
+    GENERATE_PATH: OllamaGenerateBody,
+    SHOW_PATH: OllamaShowBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

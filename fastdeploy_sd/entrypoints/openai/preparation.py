@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -12,13 +13,19 @@ from typing import TypeVar
 from fastdeploy_sd.config import Config, from_json
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.entrypoints.openai.body_shape import verify_shape
-from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder, VerifyGrammar
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob
+from fastdeploy_sd.entrypoints.openai.job_builder import JobBuilder, VerifyGrammar
+from fastdeploy_sd.entrypoints.openai.ollama_format import loaded_answer
+from fastdeploy_sd.entrypoints.openai.ollama_show import OllamaShow
 from fastdeploy_sd.entrypoints.openai.protocol import (
     ChatCompletionBody,
     CompletionBody,
     CountTokensBody,
     GenerationBody,
     MessagesBody,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
     ResponseBody,
     parse_body,
 )
@@ -32,12 +39,14 @@ from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import ModelInfo
 from fastdeploy_sd.wire.codec import pack, unpack
 from fastdeploy_sd.wire.http.error_format import to_json
+from fastdeploy_sd.wire.http.model_names import resolve_model
 
 MemoryLimit = Callable[[int], AbstractContextManager[object]]
 
 BodyType = TypeVar("BodyType", bound=GenerationBody)
 
 CHAT, COMPLETION, RESPONSE, MESSAGE = "chat", "completion", "response", "message"
+OLLAMA_CHAT, OLLAMA_GENERATE, SHOW = "ollama chat", "ollama generate", "show"
 TOKENIZE, DETOKENIZE, COUNT = "tokenize", "detokenize", "count"
 # What reading a body may take, per byte: its bytes, its values, and the lists in which they are collected.
 _GROWTH = 20
@@ -82,6 +91,7 @@ class Preparation:
     ) -> None:
         self._limit, self._field = limit, ""
         self._is_local = verify_grammar is None
+        self._served_names = config.model.served_names
 
         def verify(grammar: str, field: str, forbidden: Collection[int] = ()) -> None:
             self._field = field
@@ -92,11 +102,15 @@ class Preparation:
 
         jobs = JobBuilder(encoder, model_info, config, verify)
         texts = Tokenization(encoder, encoder.tokenizer, model_info, config.model.served_names)
+        models = OllamaShow(encoder, config, model_info)
         self._tasks: Mapping[str, Callable[[bytes], Outcome]] = {
             CHAT: lambda content: self._prepare(ChatCompletionBody, content, jobs.build_chat),
             COMPLETION: lambda content: self._prepare(CompletionBody, content, jobs.build_completion),
             RESPONSE: lambda content: self._prepare(ResponseBody, content, jobs.build_response),
             MESSAGE: lambda content: self._prepare(MessagesBody, content, jobs.build_message),
+            OLLAMA_CHAT: lambda content: self._prepare(OllamaChatBody, content, jobs.build_ollama),
+            OLLAMA_GENERATE: lambda content: self._prepare(OllamaGenerateBody, content, jobs.build_ollama),
+            SHOW: lambda content: Outcome(answer=to_json(models.show(content))),
             COUNT: lambda content: _counted(jobs, content),
             TOKENIZE: lambda content: Outcome(answer=to_json(texts.tokenize(content))),
             DETOKENIZE: lambda content: Outcome(answer=to_json(texts.detokenize(content))),
@@ -123,6 +137,9 @@ class Preparation:
     ) -> Outcome:
         with self._limit(max(_GROWTH * len(content), _MIN_GROWTH_BYTES)):
             body = parse_body(body_type, content)
+        if isinstance(body, OllamaBody) and body.is_load:
+            model = resolve_model(body.model, self._served_names)
+            return Outcome(answer=to_json(loaded_answer(model, time.time(), isinstance(body, OllamaChatBody))))
         if body.all_asked and self._is_local:
             raise _NeedsWorkerError
         try:

@@ -116,15 +116,16 @@ class Preparer:
         for pool in self._pools:
             pool.close()
 
-    async def prepare(self, task: str, content: bytes) -> GenerationJob:
-        """Return the job of a body; cancelling it ends the work.
+    async def prepare(self, task: str, content: bytes) -> GenerationJob | str:
+        """Return the job of a body, or the JSON of its answer where it asks for no tokens; cancelling ends the work.
 
         Raises:
             FdsdError: of the status that tells the client what happened.
         """
         outcome = await self._run(task, content)
-        assert outcome.job is not None, f"{task} is not a task that makes jobs"
-        return outcome.job
+        prepared = outcome.job or outcome.answer
+        assert prepared is not None, f"{task} is not a task that makes jobs"
+        return prepared
 
     async def compute(self, task: str, content: bytes) -> str:
         """Return the answer to a request that needs no engine, as JSON; arguments and errors as for `prepare`."""

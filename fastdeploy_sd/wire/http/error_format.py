@@ -1,4 +1,4 @@
-"""Errors as OpenAI's JSON, status and headers, and as the last event of a stream."""
+"""Errors as JSON in the form of their route, status and headers, and as the last event of a stream."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ MESSAGES_PATH = "/v1/messages"
 COUNT_TOKENS_PATH = f"{MESSAGES_PATH}/count_tokens"
 # Status -> Anthropic's word, where it is another one.
 _MESSAGE_ERRORS = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+_OLLAMA = "/api/"
 StreamError = Callable[[FdsdError, int], str]
 
 
@@ -37,8 +38,18 @@ def error_json(error: FdsdError) -> dict[str, Any]:
 
 
 def message_error_json(error: FdsdError) -> dict[str, Any]:
-    """Return an error in Anthropic's form."""
-    return {"type": "error", "error": {"type": _MESSAGE_ERRORS.get(error.status, error.type), "message": error.message}}
+    """Return an error in Anthropic's form, and its code where it has one, which routers read."""
+    told = {"type": _MESSAGE_ERRORS.get(error.status, error.type), "message": error.message}
+    return {"type": "error", "error": told | _code(error)}
+
+
+def line_error_json(error: FdsdError) -> dict[str, Any]:
+    """Return an error in Ollama's form, and its code where it has one."""
+    return {"error": error.message} | _code(error)
+
+
+def _code(error: FdsdError) -> dict[str, str]:
+    return {} if error.code is None else {"code": error.code}
 
 
 def error_response(error: FdsdError) -> Response:
@@ -110,15 +121,19 @@ class _ErrorResponse(JsonResponse):
 
     def __init__(self, error: FdsdError, headers: Mapping[str, str]) -> None:
         super().__init__(error_json(error), error.status, headers)
-        self._reason = _reason(error)
-        self._as_message = JsonResponse(message_error_json(error), error.status, headers)
+        self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record_of(scope).reason = self._reason
-        if scope["path"] in (MESSAGES_PATH, COUNT_TOKENS_PATH):
-            await self._as_message(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+        record_of(scope).reason = _reason(self._error)
+        self.body = self.render(_form_of(scope["path"])(self._error))
+        self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
+def _form_of(path: str) -> Callable[[FdsdError], dict[str, Any]]:
+    if path in (MESSAGES_PATH, COUNT_TOKENS_PATH):
+        return message_error_json
+    return line_error_json if path.startswith(_OLLAMA) else error_json
 
 
 def chunk_error(error: FdsdError, num_events: int) -> str:
@@ -137,10 +152,17 @@ def message_error(error: FdsdError, num_events: int) -> str:
     return f"event: error\ndata: {to_json(message_error_json(error))}\n\n"
 
 
+def line_error(error: FdsdError, num_events: int) -> str:
+    """Return the last line of a stream of Ollama's routes."""
+    return to_json(line_error_json(error)) + "\n"
+
+
 def failed_end(path: str) -> StreamError:
     """Return what makes the end of a failed stream of a route: the error, and what follows all events."""
     if path == RESPONSES_PATH:
         return response_error
     if path == MESSAGES_PATH:
         return message_error
+    if path.startswith(_OLLAMA):
+        return line_error
     return lambda error, num_events: chunk_error(error, num_events) + DONE

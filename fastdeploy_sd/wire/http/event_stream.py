@@ -1,4 +1,4 @@
-"""HTTP plumbing of generation: server-sent events, and noticing at once that a client is gone.
+"""HTTP plumbing of generation: server-sent events or lines, and noticing at once that a client is gone.
 
 Both are needed because a response that is still being computed sends nothing, so that a closed connection would only
 show when the next chunk is written. Knows no engine.
@@ -17,6 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+# Media type of a stream -> what ends each event of it.
+EVENT_ENDS: Mapping[str, bytes] = {EVENTS: b"\n\n", LINES: b"\n"}
 
 
 async def until_disconnected(receive: Receive, work: Awaitable[T]) -> T:
@@ -33,21 +36,21 @@ async def until_disconnected(receive: Receive, work: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """A `text/event-stream` whose generators are closed the moment the client leaves, or when it ends.
+    """A stream whose generators are closed the moment the client leaves, or when it ends.
 
     A slow client only delays its own generator: `send` waits while the buffer is full. `source`, which `events`
     read from, is closed even if these were never started.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncGenerator[str, None],
         source: AsyncGenerator[Any, None],
         headers: Mapping[str, str] | None = None,
+        media_type: str = EVENTS,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers={**own, **(headers or {})}, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._source = source

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastdeploy_sd.errors import NotFound, shown
+from fastdeploy_sd.wire.http.ollama_models import LATEST
 
 # What clients send that know no name: FastDeploy's default value and its examples', and an empty setting.
 _UNNAMED = (None, "", "default", "null")
 
 
 def resolve_model(asked: str | None, served: Sequence[str]) -> str:
-    """Return the served name that a request means; the first stands for an unnamed model. NotFound: another model."""
-    if asked is not None and asked in served:
-        return asked
+    """Return the served name that a request means; the first stands for an unnamed model. NotFound: another model.
+
+    A name without a tag is also known with Ollama's, which its clients add.
+    """
+    for name in served:
+        if asked in (name, name + LATEST):
+            return name
     if asked in _UNNAMED:
         return served[0]
     wanted = repr(served[0]) if len(served) == 1 else f"one of {', '.join(map(repr, served))}"

@@ -23,6 +23,9 @@ LEAST: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello"},
     "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
+    "/api/chat": {"messages": [{"role": "user", "content": "hello"}]},
+    "/api/generate": {"prompt": "hello"},
+    "/api/show": {"model": "m"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
 }
@@ -62,6 +65,8 @@ PROBES: list[Any] = [
     [{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": "{}"}]}],
     [{"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": ""}]}],
     [{"role": "user", "content": [{"type": "thinking", "thinking": "t", "signature": ""}]}],
+    {"num_predict": -2}, {"num_predict": -3}, {"num_ctx": 0}, {"temperature": 0.5, "stop": "x"}, {"repeat_last_n": 64},
+    [{"role": "user", "content": "x", "images": ["x"]}], [{"role": "tool", "content": "x", "tool_name": "f"}], "json",
     {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "f"}}]}},
 ]  # fmt: skip

@@ -65,8 +65,10 @@ def padded(body: bytes, size: int) -> bytes:
 async def test_a_job_does_not_depend_on_where_it_is_prepared() -> None:
     async with preparing() as preparer:
         local = await preparer.prepare(COMPLETION, SMALL)
+        assert isinstance(local, GenerationJob)
         for size in SIZES:
             job = await preparer.prepare(COMPLETION, padded(SMALL, size))
+            assert isinstance(job, GenerationJob)
             assert job.requests[0].prompt_token_ids.tolist() == local.requests[0].prompt_token_ids.tolist()
             assert job.requests.bad_words_token_ids == local.requests.bad_words_token_ids
             assert (job.requests.seeds, job.requests.sampling) == (local.requests.seeds, local.requests.sampling)

@@ -13,7 +13,8 @@ from fastdeploy_sd.cluster.route import ChoiceProgress, Progress
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat, StreamPart
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat
-from fastdeploy_sd.entrypoints.openai.job import GenerationJob, JobBuilder
+from fastdeploy_sd.entrypoints.openai.job import GenerationJob
+from fastdeploy_sd.entrypoints.openai.job_builder import JobBuilder
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, ResponseBody, parse_body
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.errors import BadRequest

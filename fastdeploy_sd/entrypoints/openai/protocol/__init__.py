@@ -15,6 +15,12 @@ from fastdeploy_sd.entrypoints.openai.protocol.completion import CompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
 from fastdeploy_sd.entrypoints.openai.protocol.messages import CountTokensBody, MessagesBody
+from fastdeploy_sd.entrypoints.openai.protocol.ollama import (
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+)
 from fastdeploy_sd.entrypoints.openai.protocol.response import ResponseBody
 from fastdeploy_sd.entrypoints.openai.protocol.tokenization import DetokenizeBody, TokenizeBody
 
@@ -26,6 +32,10 @@ __all__ = [
     "DetokenizeBody",
     "GenerationBody",
     "MessagesBody",
+    "OllamaBody",
+    "OllamaChatBody",
+    "OllamaGenerateBody",
+    "OllamaShowBody",
     "ResponseBody",
     "TokenizeBody",
     "parse_body",

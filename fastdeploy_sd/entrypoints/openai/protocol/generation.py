@@ -153,6 +153,11 @@ class GenerationBody(StructuredFields, SamplingFields):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
+    def collects_metrics(self) -> bool:
+        """Whether the answer tells times that the engine measured."""
+        return bool(self.collect_metrics)
+
+    @property
     def tool_use(self) -> ToolUse | None:
         """The functions that may be called, None = none."""
         return None

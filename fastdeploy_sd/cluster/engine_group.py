@@ -14,6 +14,7 @@ from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,10 @@ class EngineGroup:
     async def stats_of(self, engine: int) -> EngineStats:
         """Return the statistics of one engine, as `EngineClient.stats`; Unavailable also while it is down."""
         return await self._client_of(engine).stats()
+
+    async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
+        """Return where experts are, as `EngineClient.experts` of the first engine, which places them."""
+        return await self._client_of(0).experts(rearranges=rearranges, clears=clears)
 
     def verify_takes_requests(self) -> None:
         """Raise Unavailable, with `code` "engine_down" or "draining", unless an engine takes new requests."""

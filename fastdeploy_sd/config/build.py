@@ -103,7 +103,8 @@ def explain(config: Config) -> list[Effective]:
 
 def to_json(config: Config, *, with_secrets: bool = False) -> str:
     """Return the configuration as JSON text; options marked secret are left out unless asked for."""
-    options = {o.name: _value(config, o) for o in OPTIONS if with_secrets or not o.spec.secret}
+    password = None if with_secrets else ""
+    options = {o.name: _value(config, o, password) for o in OPTIONS if with_secrets or not o.spec.secret}
     speculative = asdict(config.speculative)
     return json.dumps({"options": options, "speculative": speculative, "origins": dict(config.origins)})
 
@@ -271,12 +272,14 @@ def _verify_checkpoint(config: Config) -> None:
     )
 
 
-def _value(config: Config, opt: Option) -> Any:
-    """Return the option's value as JSON has it."""
+def _value(config: Config, opt: Option, password: str | None = None) -> Any:
+    """Return the option's value as JSON has it, a password in a map replaced by another text unless that is None."""
     value = getattr(getattr(config, opt.section) if opt.section else config, opt.field_name)
+    if isinstance(value, EplbConfig) and password is not None:
+        value = value.with_password(password)
     return value.to_map() if isinstance(value, QuantizationFormats | EplbConfig) else value
 
 
 def _public_value(config: Config, opt: Option) -> object:
-    value = _value(config, opt)
+    value = _value(config, opt, HIDDEN)
     return HIDDEN if opt.spec.secret and value else value

@@ -42,7 +42,8 @@ class ParallelConfig:
         None,
         Spec(
             "Of enable_eplb: redundant_experts_num (0), slots of each layer for further copies of experts, and"
-            " redundant_expert_dump_workload_interval (10), seconds between two looks at the rows of each expert.",
+            " redundant_expert_dump_workload_interval (10), seconds between two looks at the rows of each expert;"
+            " redundant_expert_api_user and redundant_expert_api_password, what the routes about experts ask for.",
             read_map=read_eplb,
         ),
     )

@@ -83,8 +83,6 @@ UNSUPPORTED_SPECULATIVE: Mapping[str, tuple[object, ...]] = {
 
 # Keys of eplb_config; as above.
 UNSUPPORTED_EPLB: Mapping[str, tuple[object, ...]] = {
-    "redundant_expert_api_user": ("",),
-    "redundant_expert_api_password": ("",),
     "redundant_expert_eplb_strategy": ("",),
     # vLLM's
     "window_size": (),

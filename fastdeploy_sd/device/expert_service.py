@@ -87,6 +87,7 @@ class ExpertLayer:
     Attributes:
         dtype: of x; uint16 is bfloat16.
         gate_limit: as moe_ffn's.
+        num_groups: of consecutive experts, which the router chooses together.
     """
 
     num_experts: int
@@ -97,6 +98,7 @@ class ExpertLayer:
     gate_up_format: int
     down_format: int
     gate_limit: float | None = None
+    num_groups: int = 1
 
 
 class ExpertService:
@@ -133,7 +135,7 @@ class ExpertService:
 
     def register_layer(self, layer: int, what: ExpertLayer, slots: Sequence[ExpertSlot | None]) -> None:
         """Say what lies in this rank's slots; before `start`. None = nothing yet. The caller keeps the memory alive."""
-        values = {field.name: getattr(what, field.name) for field in fields(what)}
+        values = {field.name: getattr(what, field.name) for field in fields(what) if field.name != "num_groups"}
         values |= {"dtype": DTYPE_CODES[array_dtype_name(what.dtype)], "gate_limit": what.gate_limit or 0.0}
         self._call("layer", layer=layer, **values)
         self.layers[layer] = what
@@ -181,10 +183,17 @@ class ExpertService:
         """Return the state of every rank, one of STATES."""
         return tuple(STATES[state] for state in self._ranks()[0])
 
-    def _ranks(self) -> tuple[I32, I32]:
+    @property
+    def has_lost_experts(self) -> bool:
+        """Whether the last op of this rank failed because a rank did not run its experts."""
+        return self._ranks()[2]
+
+    def _ranks(self) -> tuple[I32, I32, bool]:
         states, incarnations = np.zeros((2, self.shape.num_ranks), np.int32)
-        self._call("ranks", states=states.ctypes.data, incarnations=incarnations.ctypes.data)
-        return states, incarnations
+        is_lost = ctypes.c_int32()
+        addresses = {"incarnations": incarnations.ctypes.data, "is_lost": ctypes.addressof(is_lost)}
+        self._call("ranks", states=states.ctypes.data, **addresses)
+        return states, incarnations, bool(is_lost.value)
 
     def placement(self, layer: int) -> I32:
         """Return the published expert i32[num_ranks, num_slots] of each slot, -1 = none."""
@@ -251,6 +260,12 @@ class ExpertService:
         rows: I64 = np.empty((self.shape.num_layers, self.shape.num_experts), np.int64)
         self._call("counts", rows=rows.ctypes.data)
         return rows
+
+    def served(self) -> I64:
+        """Return the rows i64[num_ranks, num_layers] that each rank has run its experts on so far."""
+        served: I64 = np.empty((self.shape.num_ranks, self.shape.num_layers), np.int64)
+        self._call("counts", served=served.ctypes.data)
+        return served
 
     def _call(self, name: str, **values: Any) -> None:
         _call(name, service=self.handle, **values)

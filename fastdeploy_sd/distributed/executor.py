@@ -10,13 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from fastdeploy_sd.config import Config
+from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.distributed.expert_monitor import ExpertMonitor
 from fastdeploy_sd.distributed.expert_planner import ExpertPlanner
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
 from fastdeploy_sd.distributed.starting import expert_place, new_expert_file, threads_per_rank
 from fastdeploy_sd.engine.interfaces.executor import Executor, WatchPrompts
+from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.types import SchedulerOutput, StepResult
@@ -44,6 +46,7 @@ class KvExecutor(Executor, Protocol):
     kv_pages: AnyPages
     kv_identity: KvIdentity
     layer_signals: LayerSignals | None
+    expert_monitor: SpreadExperts | None
 
     @property
     def experts(self) -> ExpertService | None: ...
@@ -65,6 +68,7 @@ class MultiProcessExecutor:
         self.model_info, self.block_store, self.grammars = first.model_info, first.block_store, first.grammars
         self.kv_pages, self.kv_identity = first.kv_pages, first.kv_identity
         self.layer_signals, self.experts = first.layer_signals, first.experts
+        self.expert_monitor: SpreadExperts | None = None
 
     @property
     def failure_fd(self) -> int:
@@ -133,13 +137,21 @@ def create_executor(
             _wait_until_all_serve(executor)
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
-    eplb = config.parallel.eplb
-    if eplb is not None and config.parallel.first_rank == 0:
-        assert executor.experts is not None, "experts are spread"
-        # Only now: what was measured says nothing about requests.
-        interval_s = eplb.redundant_expert_dump_workload_interval
-        ExpertPlanner(executor.experts, eplb.redundant_experts_num, interval_s).start()
+    if executor.experts is not None:  # only now: what was measured says nothing about requests
+        executor.expert_monitor = _monitor(config.parallel, executor.experts)
     return executor
+
+
+def _monitor(parallel: ParallelConfig, experts: ExpertService) -> ExpertMonitor:
+    """Return what tells of an engine's experts, after having begun to balance them where that is asked for."""
+    planner: ExpertPlanner | None = None
+    if parallel.eplb is not None and parallel.first_rank == 0:
+        eplb = parallel.eplb
+        interval_s = eplb.redundant_expert_dump_workload_interval
+        planner = ExpertPlanner(experts, eplb.redundant_experts_num, interval_s, parallel.num_nodes)
+        planner.start()
+    first = parallel.expert_rank(0)
+    return ExpertMonitor(experts, range(first, first + parallel.tensor_parallel_size), planner)
 
 
 def _wait_until_all_serve(executor: KvExecutor) -> None:

@@ -6,7 +6,7 @@ Knows no process and no weights. Source: EPLB of DeepSeek (github.com/deepseek-a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,13 @@ class ExpertGroupShape:
         """Return the number of slots of every rank."""
         few, num_more = divmod(self.num_slots, self.num_ranks)
         return [few + (rank < num_more) for rank in range(self.num_ranks)]
+
+    def of_layer(self, num_experts: int) -> ExpertGroupShape:
+        """Return this where every node can have whole groups of a layer's experts, else all ranks as one node."""
+        divides = num_experts % self.num_groups == 0 and self.num_groups % self.num_nodes == 0
+        if divides and self.num_ranks % self.num_nodes == 0 and self.num_slots % self.num_ranks == 0:
+            return self
+        return replace(self, num_nodes=1, num_groups=1)
 
 
 def balanced_packing(weights: Sequence[float], capacities: Sequence[int]) -> list[list[int]]:
@@ -81,10 +88,8 @@ def balanced_placement(loads: Loads, shape: ExpertGroupShape) -> list[list[int]]
 
     Raises ValueError: as `replicated`.
     """
+    shape = shape.of_layer(len(loads))
     num_nodes, num_groups = shape.num_nodes, shape.num_groups
-    divides = len(loads) % num_groups == 0 and num_groups % num_nodes == 0
-    if not divides or shape.num_ranks % num_nodes or shape.num_slots % shape.num_ranks:
-        num_nodes = num_groups = 1
     of_groups = np.arange(len(loads)).reshape(num_groups, -1)
     nodes = balanced_packing(loads[of_groups].sum(axis=1).tolist(), [num_groups // num_nodes] * num_nodes)
     capacities, per_node = shape.slots_of(), shape.num_ranks // num_nodes

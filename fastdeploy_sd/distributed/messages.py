@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.engine.ipc.messages import WireError
 from fastdeploy_sd.wire.codec import pack, unpack
 from fastdeploy_sd.wire.protocol import Protocol
-from fastdeploy_sd.worker.ranks.commands import Command
+from fastdeploy_sd.worker.ranks.commands import Command, RankFailure
 
 # ---- from rank 0 ----------------------------------------------------------------------------------------------------
 
@@ -78,9 +78,9 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDone:
-    """An attempt has ended. failure: why it failed; "" = it did not."""
+    """An attempt has ended. failure: None = it has succeeded."""
 
-    failure: str = ""
+    failure: RankFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RankFailed:
 Order = Command | AllGathered | Measure | AllReducedMin | StopRank
 Reply = Contribution | Loaded | Measurement | RankReady | AttemptDone | RankFailed
 
-_PROTOCOL = Protocol(1, Order, Reply)
+_PROTOCOL = Protocol(2, Order, Reply)
 encode = _PROTOCOL.encode
 
 

@@ -50,11 +50,12 @@ from fastdeploy_sd.worker.ranks.commands import (
     DraftOutcome,
     DraftRows,
     ForgetDrafts,
+    RankFailure,
     RunRows,
     TakeOutput,
     TakePlan,
 )
-from fastdeploy_sd.worker.ranks.coordinator import RankError
+from fastdeploy_sd.worker.ranks.coordinator import LostExpertsError, RankError
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class _Session:
 
     def agree(self) -> None:
         """See RankGroup.agree; raises RankError where another rank has failed."""
-        self._end_attempt("")
+        self._end_attempt(None)
         if not self._expect(DraftOutcome).has_succeeded:
             raise RankError("another rank could not run the draft layers")
 
@@ -163,7 +164,7 @@ class _Session:
 
     def _run(self, rank_worker: RankWorker, attempt: Attempt) -> None:
         self._has_answered = False
-        failure = ""
+        failure: RankFailure | None = None
         try:
             rank_worker.collectives.begin(attempt.attempt)
             rank_worker.run(attempt)
@@ -177,13 +178,13 @@ class _Session:
                 logger.exception("attempt %d failed", attempt.attempt)
                 rank_worker.collectives.fail()
                 rank_worker.drain()
-                failure = repr(error)
+                failure = RankFailure(repr(error), isinstance(error, LostExpertsError))
         if not self._has_answered:
             self._end_attempt(failure)
             if isinstance(attempt, DraftRows):
                 self._expect(DraftOutcome)
 
-    def _end_attempt(self, failure: str) -> None:
+    def _end_attempt(self, failure: RankFailure | None) -> None:
         self._has_answered = True
         self.answer(AttemptDone(failure))
 

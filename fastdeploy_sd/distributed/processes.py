@@ -37,7 +37,7 @@ from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.wire.codec import ProtocolError
 from fastdeploy_sd.worker.kv.kv_file import create_kv_file
-from fastdeploy_sd.worker.ranks.commands import Attempt, Command
+from fastdeploy_sd.worker.ranks.commands import Attempt, Command, RankFailure
 from fastdeploy_sd.worker.ranks.coordinator import GroupEnded
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class RankProcesses:
         self._watch.expect(self._all, is_idle_otherwise=False)
         self._send_all(frame)
 
-    def collect(self) -> Mapping[int, str]:
+    def collect(self) -> Mapping[int, RankFailure]:
         return {rank: done.failure for rank, done in self._receive_all(AttemptDone).items() if done.failure}
 
     # ---- the end ----------------------------------------------------------------------------------------------------

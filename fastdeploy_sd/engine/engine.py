@@ -12,7 +12,12 @@ from fastdeploy_sd.engine.async_scheduler import AsyncScheduler
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.connector_chain import ArrivalFds
 from fastdeploy_sd.engine.draft_log import DraftLog
-from fastdeploy_sd.engine.interfaces.executor import Executor, FallibleExecutor, LaunchingExecutor
+from fastdeploy_sd.engine.interfaces.executor import (
+    Executor,
+    FallibleExecutor,
+    LaunchingExecutor,
+    ServingExecutor,
+)
 from fastdeploy_sd.engine.interfaces.kv_connector import KVConnector, NoKVConnector
 from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.engine.scheduler import Scheduler
@@ -41,6 +46,7 @@ class Engine:
         # Whether `step` would run nothing until requests change or something makes `arrival_fd` readable.
         self.is_stalled = False
         self._pool = self._scheduler.pool
+        self.experts = executor.expert_monitor if isinstance(executor, ServingExecutor) else None
         launcher = executor.launcher if isinstance(executor, LaunchingExecutor) else None
         self._draft_log = DraftLog(config)
         self._pipeline: StepPipeline | None = None
@@ -127,7 +133,8 @@ class Engine:
             poll.poll(timeout_s * 1e3)
 
     def stats(self) -> EngineStats:
-        return self._scheduler.stats()
+        found = self._scheduler.stats()
+        return found if self.experts is None else replace(found, experts=self.experts.stats())
 
     def check_integrity(self) -> None:
         """Verify every invariant between steps. O(tokens and blocks); for tests and the end of a server."""

@@ -13,6 +13,7 @@ from fastdeploy_sd.metrics.process_stats import ProcessStats
 from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
 from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts
+from fastdeploy_sd.types.experts import ExpertStats
 from fastdeploy_sd.types.stats import EngineState, EngineStats, SourceCounts, TransferStats, WayStats
 
 # Enough has happened for every family to have a sample and for every label to have a value.
@@ -21,6 +22,7 @@ _SOME = EngineStats(
     verifications={"mtp": DraftCounts(1, 1, (1,), (1,), (1,))},
     timings_ms={"forward": 1.0},
     transfers=TransferStats({"ipc": WayStats()}, num_refused={"damaged": 1}),
+    experts=ExpertStats({0: (1,)}, {0: 1.0}),
     choice=ChoiceReport(1.0, "", {"drafts": 1}, 1.0, 1.0, {"ngram": Calibration(1, 1.0, 1, 0.0)}),
 )
 _SOME_HTTP = HttpStats(

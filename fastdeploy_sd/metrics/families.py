@@ -13,6 +13,7 @@ from itertools import zip_longest
 
 from fastdeploy_sd.metrics import kv_families
 from fastdeploy_sd.metrics.choice_families import CHOICE_GAUGES, CHOICE_LABELLED_COUNTERS, CHOICE_LABELLED_GAUGES
+from fastdeploy_sd.metrics.expert_families import EXPERT_COUNTERS, EXPERT_GAUGES, EXPERT_LABELLED_GAUGES, EXPERT_ROWS
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
 from fastdeploy_sd.metrics.grammar_families import GRAMMAR_COUNTERS, GRAMMAR_GAUGES
 from fastdeploy_sd.types.stats import EngineStats
@@ -93,6 +94,7 @@ COUNTERS = (
     *kv_families.PREFIX_COUNTERS,
     *kv_families.SWAP_COUNTERS,
     *GRAMMAR_COUNTERS,
+    *EXPERT_COUNTERS,
     *kv_families.TRANSFER_COUNTERS,
 )
 
@@ -179,6 +181,7 @@ GAUGES = (
     *kv_families.STATE_GAUGES,
     *kv_families.SWAP_GAUGES,
     *GRAMMAR_GAUGES,
+    *EXPERT_GAUGES,
 )
 
 LABELLED_COUNTERS = (
@@ -207,7 +210,7 @@ LABELLED_COUNTERS = (
     *kv_families.TRANSFER_LABELLED_COUNTERS,
 )
 
-BY_LABELS = kv_families.TRANSFER_WAYS
+BY_LABELS = (*kv_families.TRANSFER_WAYS, *EXPERT_ROWS)
 
 # A request has one method; its drafts may have several sources, as a method may extend what another one drafted.
 BY_POSITION = (
@@ -272,6 +275,7 @@ LABELLED_GAUGES = (
         },
     ),
     *CHOICE_LABELLED_GAUGES,
+    *EXPERT_LABELLED_GAUGES,
 )
 
 # Name, meaning, key of EngineStats.histograms; over requests that have ended.

@@ -186,7 +186,7 @@ class LayerBuilder:
                 [read(i, parts[expert], moe.intermediate_size)[0] for expert in ids],
                 self._scheme.experts,
                 are_spread=group is not None,
-                are_kept=not may_move,  # a file's memory cannot be written
+                may_move=may_move,
             )
             for read in (weights.gate_up, weights.down)
         )
@@ -200,7 +200,7 @@ class LayerBuilder:
         number = group.first_layer + layers.index(i)
         layer = ExpertLayer(
             moe.num_experts, self._config.hidden_size, moe.intermediate_size, moe.top_k, storage(self._scheme.dtype),
-            format_code(own.gate_up.format), format_code(own.down.format), moe.gate_limit,
+            format_code(own.gate_up.format), format_code(own.down.format), moe.gate_limit, moe.num_groups,
         )  # fmt: skip
         places: Sequence[ExpertSlot] = own.slots()
         count = len(places)

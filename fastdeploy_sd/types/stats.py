@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fastdeploy_sd.types import ChoiceReport, DraftCounts, FinishReason, SpeculationInfo
 from fastdeploy_sd.types.draft_methods import METHODS
+from fastdeploy_sd.types.experts import ExpertStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ class EngineStats:
         num_free_blocks: without content. num_cached_blocks: with reusable content.
         num_state_snapshots: places for snapshots of recurrent states. num_used_state_snapshots: of these, with a
             snapshot or about to get one.
+        experts: where these are spread over ranks.
         histograms: by the names of `HISTOGRAM_BOUNDS`. ttft_s arrival to first token; tpot_s mean time per output
             token after the first; e2e_s arrival to end; queue_s arrival to first schedule; inference_s first schedule
             to end; prefill_s first schedule to first token; decode_s first token to end; the others are token counts.
@@ -235,6 +237,7 @@ class EngineStats:
     num_state_snapshots: int = 0
     num_used_state_snapshots: int = 0
     speculation: SpeculationInfo = field(default_factory=SpeculationInfo)
+    experts: ExpertStats | None = None
     histograms: dict[str, Histogram] = field(default_factory=_empty_histograms)
 
     @property

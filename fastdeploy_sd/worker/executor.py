@@ -13,6 +13,7 @@ from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
+from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_method, create_proposer
@@ -59,6 +60,7 @@ class LocalExecutor:
         kv_pages: the KV cache as bytes; of all ranks where the configuration needs it, else of this one.
         layer_signals: on a prefill instance only.
         launcher: of in-flight steps; None = only `execute`.
+        expert_monitor: see ServingExecutor; set by who starts all ranks.
     """
 
     _runner: ModelRunner | None
@@ -70,6 +72,7 @@ class LocalExecutor:
     grammars: GrammarStore | None = None
     launcher: StepLauncher | None = None
     group: RankGroup = field(default_factory=RankGroup)
+    expert_monitor: SpreadExperts | None = None
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert self._runner is not None, "execute() after shutdown()"
@@ -193,7 +196,7 @@ def _created(
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
     coordinator: RankCoordinator = ranks or SingleRank()
     if group.experts is not None:
-        coordinator = ExpertRanks(coordinator)
+        coordinator = ExpertRanks(coordinator, group.experts)
     runner = ModelRunner(loaded.step, drafting, rule, guided, coordinator)
     pages = open_pages(config, loaded.kv.ranks, loaded.states)
     store = open_block_store(config, pages, loaded.states, identity, loaded.checkpoint, drafts)

@@ -24,11 +24,12 @@ from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
 from fastdeploy_sd.distributed.executor import KvExecutor, MultiProcessExecutor, start_ranks
+from fastdeploy_sd.distributed.expert_monitor import ExpertMonitor
 from fastdeploy_sd.distributed.expert_planner import ExpertPlanner
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.starting import expert_place
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.errors import BadRequest, InternalError
 from fastdeploy_sd.models.sharding import linear_experts, spread_experts
 from fastdeploy_sd.types import Request, RequestId
 from fastdeploy_sd.worker.executor import create_executor as create_rank
@@ -198,6 +199,50 @@ def test_same_tokens_while_experts_move(
         answers = answers_of(engines, method.apply(reference.requests), between=move)
         assert compare(reference.answers, answers) is None
         assert len(seen) > 20
+
+
+def test_experts_are_placed_anew_when_asked(guided: Callable[[str], Reference]) -> None:
+    """What engines tell meanwhile: rows of ranks and experts, moves, and when these are done."""
+    reference, eplb = guided("seven experts"), EplbConfig(redundant_experts_num=1)
+    requests = reference.requests[:12]
+    with open_engines(reference.base, fitted(WAY, "seven experts"), PLAIN, 2, 1, eplb) as engines:
+        service = experts_of(engines[0])
+        planner = ExpertPlanner(service, 1, interval_s=1e9)
+        monitors = [ExpertMonitor(experts_of(engines[0]), range(1), planner)]
+        monitors.append(ExpertMonitor(experts_of(engines[1]), range(1, 2), None))
+        for engine, monitor in zip(engines, monitors, strict=True):
+            engine.experts = monitor
+        answers = answers_of(engines, requests)
+        assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, answers) is None
+        stats = [engine.stats().experts for engine in engines]
+        assert stats[0] is not None
+        assert stats[1] is not None
+        rows = monitors[1].report(clears=True).num_rows
+        served = {**stats[0].num_rows, **stats[1].num_rows}
+        assert [sum(of_layer) for of_layer in rows] == np.sum([served[0], served[1]], axis=0).tolist()
+        loads = np.array([served[0], served[1]], np.float64)
+        assert stats[0].balancedness == {i: column.mean() / column.max() for i, column in enumerate(loads.T)}
+        assert (stats[0].num_moves, stats[0].num_moving, stats[1].balancedness) == (0, 0, {})
+        assert sum(map(sum, monitors[1].report().num_rows)) == 0
+        before = monitors[0].report()
+        with pytest.raises(BadRequest, match="expected at the server of the first engine"):
+            monitors[1].rearrange()
+        monitors[0].rearrange()
+        assert monitors[0].report().is_moving
+        with pytest.raises(BadRequest, match="expected when experts do not move") as told:
+            monitors[0].rearrange()
+        assert told.value.code == "rearranging"
+        planner.start()
+        deadline = time.monotonic() + 60
+        while (after := monitors[0].report()).is_moving:
+            assert time.monotonic() < deadline, "experts move for ever"
+            time.sleep(0.01)
+        assert after.is_reached == (True, True)
+        assert after.placement != before.placement
+        moved = monitors[0].stats()
+        assert moved.num_moves > 0
+        assert moved.num_moving == 0
+        assert compare(answers, answers_of(engines, requests)) is None
 
 
 def test_engines_do_what_they_like(guided: Callable[[str], Reference]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SpeculativeConfig, config_from_kwargs
-from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
+from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot, expert_segment
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
@@ -20,9 +22,12 @@ from fastdeploy_sd.models.layers.linear import ExpertGroup, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.sharding import DecoderShard, linear_experts
+from fastdeploy_sd.models.weights import packer
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
+from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.forecast import forecast
@@ -131,6 +136,45 @@ def test_engines_share_a_file_of_packed_weights_and_have_one_for_experts(tmp_pat
         assert not times or times == found_times  # the second start writes nothing
         times = found_times
     assert sum("-target-experts-" in path.name for path in tmp_path.glob("*.packed")) == 2
+
+
+def test_a_file_holds_experts_that_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself, as it was packed at a start, whatever is written over it later."""
+    base = config_of(golden.ROOT / NAME, 2)
+    config = replace(base, model=ModelConfig(base.model.model, packed_weights_cache=str(tmp_path)))
+    checkpoint = Checkpoint(config.model.path)
+    decoder = read_decoder_config(checkpoint.config)
+    pack_into = packer._pack_into
+
+    def pack_no_expert(data: Bytes, matrix: WeightMatrix, form: packer._Form) -> None:
+        assert ".experts." not in matrix.name, "packed again"
+        pack_into(data, matrix, form)
+
+    def moved() -> dict[int, bytes]:
+        """Move an expert of rank 1 to rank 0 and back; return those of the first layer."""
+        with services(config) as found:
+            groups = [ExpertGroup(service, num_redundant=0) for service in found]
+            for group in groups:
+                load_model(config, checkpoint, decoder, {}, TpGroup(None, group))
+            experts = {place.expert: _bytes_of(group, place) for group in groups for place in group.moves[0].places}
+            own, other = groups[0].moves[0].places[0], groups[1].moves[0].places[0].expert
+            pack = groups[0].moves[0].pack
+            monkeypatch.setattr(packer, "_pack_into", pack_into)  # a rank's file has no experts of others
+            assert _bytes_of(groups[0], pack(other, own)) == experts[other]
+            assert _bytes_of(groups[0], pack(own.expert, own)) == experts[own.expert]
+            return experts
+
+    experts = moved()
+    assert set(experts) == set(range(8))
+
+    monkeypatch.setattr(packer, "_pack_into", pack_no_expert)
+    assert moved() == experts
+
+
+def _bytes_of(group: ExpertGroup, place: ExpertSlot) -> bytes:
+    """The packed matrix of an expert's gate_up."""
+    first, second = group.moves[0].places[:2]
+    return ctypes.string_at(place.gate_up, second.gate_up - first.gate_up)
 
 
 def test_a_rank_that_others_need_is_not_gone() -> None:

@@ -128,11 +128,12 @@ class Ranks:
     services: list[ExpertService] = field(default_factory=list)
 
     def open(self, rank: int) -> ExpertService:
-        """Return a rank that serves."""
+        """Return a rank that serves: what others ask it for, if it was started before."""
         shape = shape_of(self.layers, self.placement, self.max_tokens)
         service = ExpertService.open(self.fd, rank, shape, self.timeout_s)
         for i, layer in enumerate(self.layers):
-            layer.register(service, i, self.placement[rank], self.dtype)
+            published = [int(expert) for expert in service.placement(i)[rank] if expert >= 0]
+            layer.register(service, i, published or self.placement[rank], self.dtype)
         service.start()
         return service
 

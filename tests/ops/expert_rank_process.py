@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from fastdeploy_sd.device import library
-from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call
+from fastdeploy_sd.distributed.expert_planner import ExpertPlanner
+from fastdeploy_sd.models.sharding import spread_experts
 from fastdeploy_sd.types import F32
+from fastdeploy_sd.worker.ranks.expert_mover import ExpertMover
 from tests.ops.expert_model import Layer, Ranks, linear_placement, random_layer
 from tests.ops.rank_process import serve
 
@@ -70,12 +77,37 @@ def run_passes(service: ExpertService, own: list[Layer], seed: int, count: int, 
     return found.hexdigest()
 
 
+def follow_targets(service: ExpertService, own: list[Layer]) -> None:
+    """Take and free experts as the targets say; packing one takes some milliseconds."""
+
+    def memory_of(layer: Layer) -> Any:
+        def pack(expert: int, place: ExpertSlot) -> ExpertSlot:
+            time.sleep(0.005)
+            return layer.slot(expert)
+
+        return SimpleNamespace(places=[layer.slot(0)] * service.shape.num_slots, pack=pack)
+
+    ExpertMover(service, {i: memory_of(layer) for i, layer in enumerate(own)}).start()
+
+
+def shuffle(planner: ExpertPlanner, service: ExpertService) -> None:
+    """Set goals drawn at random as soon as the last ones are reached."""
+    if not planner.follow():
+        for layer in service.layers:
+            names = random.sample(range(NUM_EXPERTS), NUM_EXPERTS)
+            ranges = spread_experts(NUM_EXPERTS, service.shape.num_ranks, 0)
+            planner.seek(layer, [{names[expert] for expert in own} for own in ranges])
+
+
 def main() -> int:
     fd, rank, size = map(int, sys.argv[1:4])
     library.set_num_threads(1)
     own = layers()
-    ranks = Ranks(own, linear_placement(NUM_EXPERTS, size), np.float32, MAX_TOKENS, float(sys.argv[4]), fd)
+    # One slot more than experts, so that they can move.
+    placement = linear_placement(NUM_EXPERTS, size, -(-NUM_EXPERTS // size) + 1)
+    ranks = Ranks(own, placement, np.float32, MAX_TOKENS, float(sys.argv[4]), fd)
     service = ranks.open(rank)
+    planner = ExpertPlanner(service, num_redundant=0, interval_s=1e9)
     print(json.dumps(service.incarnation), flush=True)
 
     def follow(order: str, arguments: dict[str, Any]) -> Any:
@@ -84,6 +116,14 @@ def main() -> int:
             return "ready"
         if order == "gone":
             return service.mark_gone(arguments["rank"])
+        others: dict[str, Callable[[], Any]] = {
+            "lost": lambda: service.has_lost_experts,
+            "follow": lambda: follow_targets(service, own),
+            "shuffle": lambda: service.repeat(lambda: shuffle(planner, service), "shuffle"),
+            "ordered": lambda: planner.num_ordered,
+        }
+        if order in others:
+            return others[order]()
         assert order == "run", order
         return run_passes(service, own, **arguments)
 

@@ -63,11 +63,17 @@ def in_one_process(seed: int, count: int, times: int) -> str:
         return expert_rank_process.run_passes(ranks.services[0], layers, seed, count, times)
 
 
-def test_a_rank_that_is_killed_anywhere_and_starts_again_costs_no_byte() -> None:
-    """Killed before it is asked, while it runs experts for others, and in a pass of its own."""
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_rank_that_is_killed_anywhere_and_starts_again_costs_no_byte(moves: bool) -> None:
+    """Killed before it is asked, while it runs experts for others, and in a pass of its own; also where experts move
+    all the time.
+    """
     orders = [{"seed": 100 * r, "count": 60 + r, "times": 6} for r in range(SIZE)]
     want = [in_one_process(**order) for order in orders]
     with group_of() as group:
+        if moves:
+            assert [rank.ask("follow") for rank in group.ranks] == [None] * SIZE
+            group.ranks[0].ask("shuffle")
         for i, after_s in enumerate((0.0, 0.004, 0.011, 0.023)):
             victim = group.ranks[1]
             if i % 2 == 1:
@@ -78,7 +84,11 @@ def test_a_rank_that_is_killed_anywhere_and_starts_again_costs_no_byte() -> None
             group.start_again(1)
             assert [group.ranks[r].reply() for r in (0, 2)] == [want[0], want[2]], f"killed after {after_s} s"
             assert group.ranks[1].reply() == i + 2  # its incarnation
+            if moves:
+                group.ranks[1].ask("follow")
             assert group.ranks[1].ask("run", **orders[1]) == want[1]
+        if moves:
+            assert group.ranks[0].ask("ordered") > 20
 
 
 def test_a_rank_that_does_not_come_back_is_named_in_time() -> None:
@@ -88,6 +98,7 @@ def test_a_rank_that_does_not_come_back_is_named_in_time() -> None:
         begin = time.monotonic()
         text = group.ranks[0].ask("run", **order)
         assert text == "error: combine_experts: rank 1 did not run its experts in time"
+        assert group.ranks[0].ask("lost") is True
         # The rows of the failed pass are still asked for.
         text = group.ranks[0].ask("run", **order)
         assert text == "error: dispatch_experts: rank 1 did not run its experts in time"
@@ -98,6 +109,7 @@ def test_a_rank_that_does_not_come_back_is_named_in_time() -> None:
         group.start_again(1)
         assert group.ranks[1].reply() == 2
         assert group.ranks[0].ask("run", **order) == in_one_process(**order)
+        assert group.ranks[0].ask("lost") is False
 
 
 def test_a_rank_that_stands_still_for_a_second_costs_no_byte() -> None:

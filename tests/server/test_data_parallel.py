@@ -44,6 +44,17 @@ def num_running(url: str, engine: int) -> float:
     return float(line.removeprefix(name))
 
 
+def samples(url: str, name: str) -> dict[str, float]:
+    """The samples of a metric, by their labels."""
+    lines = (line for line in get(url, "/metrics").text.splitlines() if line.startswith(name + "{"))
+    return {labels: float(value) for labels, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def post(url: str, path: str) -> httpx.Response:
+    """Ask one of the routes about experts, which have no password."""
+    return httpx.post(f"{url}{path}", json={}, timeout=WAIT_S)
+
+
 def sampled(server: Server, max_tokens: int) -> list[Stream]:
     """Streams that both engines have."""
     streams = [Stream(server.url, max_tokens, **body) for body in SAMPLED]
@@ -129,8 +140,12 @@ def test_an_engine_that_cannot_be_started_at_first_ends_the_start(golden_dir: Pa
 
 
 def test_engines_that_share_experts_wait_for_one_that_dies(golden_dir: Path, tmp_path: Path) -> None:
-    """Requests of both go on at the other one, whose steps wait until the experts of the first are there again."""
+    """Requests of both go on at the other one, whose steps wait until the experts of the first are there again. Experts
+    move meanwhile; the first engine places them.
+    """
     options: dict[str, Any] = {"kv_cache_memory_gb": 0.1, "data_parallel_size": 2, "enable_expert_parallel": True}
+    eplb = {"redundant_experts_num": 2, "redundant_expert_dump_workload_interval": 1}
+    options |= {"enable_eplb": True, "eplb_config": json.dumps(eplb)}
     bodies = [("/v1/completions", {"prompt": [5 + i], "seed": i, "logprobs": 2, "max_tokens": 700}) for i in range(4)]
     model = golden_dir / "qwen3_moe-tiny"
     with contextlib.closing(ModelServer(model, tmp_path, timeout_engine=2.0, **options)) as server:
@@ -138,6 +153,7 @@ def test_engines_that_share_experts_wait_for_one_that_dies(golden_dir: Path, tmp
         with ThreadPoolExecutor(len(bodies)) as pool:
             running = [pool.submit(outcome, server.url, *body) for body in bodies]
             wait_until(lambda: num_running(server.url, 0) and num_running(server.url, 1))
+            assert post(server.url, "/rearrange_experts").status_code in (200, 400)  # they may move already
             os.kill(server.children("engine_process")[0], signal.SIGKILL)
             outcomes = [one.result() for one in running]
         server.wait_for_line("leaves engine 0")
@@ -145,6 +161,12 @@ def test_engines_that_share_experts_wait_for_one_that_dies(golden_dir: Path, tmp
         assert states(server.url) == ["ready", "ready"]
         plain = {"speculation": {"enabled": False}}
         assert outcomes == [outcome(server.url, path, body | plain) for path, body in bodies]
+        wait_until(lambda: post(server.url, "/check_redundant").json()["status"] == "FREE")
+        rows = post(server.url, "/get_per_expert_tokens_stats").json()["data"][0]
+        served = samples(server.url, "fastdeploy_sd:expert_rows_total")
+        assert sum(map(sum, rows)) > 0
+        assert all(served.values())
+        assert {labels.partition('rank="')[2][0] for labels in served} == {"0", "1"}
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
 

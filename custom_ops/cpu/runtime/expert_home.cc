@@ -103,9 +103,10 @@ bool ExpertHome::MustRepeat() const {
   return false;
 }
 
-Error ExpertHome::Failure() const {
+Error ExpertHome::Failure() {
   // The pass is over: no rank shall wait for its rows.
   segment_.rank(rank_).next_layer.store(0, std::memory_order_release);
+  is_lost_.store(true, std::memory_order_relaxed);
   if (server_.is_aborted()) return "the expert service was aborted";
   const uint64_t seq = job_.seq.load(std::memory_order_relaxed);
   for (int32_t r = 0; r < segment_.shape().num_ranks; ++r)
@@ -143,14 +144,13 @@ const ExpertHome::Replicas& ExpertHome::ReadTable(int32_t layer, int32_t num_exp
 }
 
 // The own rank's slot if it has one, else one of the others that will come, by row.
-Error ExpertHome::ChooseSlot(const Replicas& replicas, int32_t expert, int64_t row, int32_t* slot) const {
+Error ExpertHome::ChooseSlot(const Replicas& replicas, int32_t expert, int64_t row, int32_t* slot) {
   if (expert < 0 || expert + 1 >= static_cast<int32_t>(replicas.first.size()))
     return "expert_ids: expected experts of the layer, got another";
   const int32_t num_slots = segment_.shape().num_slots;
   const int32_t first = replicas.first[expert];
   const int32_t count = replicas.first[expert + 1] - first;
   if (count == 0) return "expert_ids: expected experts that a rank has published, got another";
-  Error error = nullptr;
   for (int32_t i = 0; i < count; ++i) {
     if (replicas.slots[first + i] / num_slots != rank_) continue;
     *slot = replicas.slots[first + i];
@@ -162,12 +162,11 @@ Error ExpertHome::ChooseSlot(const Replicas& replicas, int32_t expert, int64_t r
       *slot = replicas.slots[first + static_cast<int32_t>((row + rank_ + i) % count)];
       const ExpertRankState state = segment_.rank(*slot / num_slots).State();
       if (state == ExpertRankState::kServing || state == ExpertRankState::kLeaving) return nullptr;
-      if (state == ExpertRankState::kGone)
-        error = RankError(*slot / num_slots, "has ended, and no other has its experts");
       if (state != ExpertRankState::kGone && !must_serve) return nullptr;
     }
   }
-  return error;
+  is_lost_.store(true, std::memory_order_relaxed);
+  return RankError(*slot / num_slots, "has ended, and no other has its experts");
 }
 
 // Place the pairs by rank, then slot, then row.
@@ -228,6 +227,7 @@ void ExpertHome::Count() {
 }
 
 Error ExpertHome::Post(const ExpertRows& rows) {
+  is_lost_.store(false, std::memory_order_relaxed);
   int64_t left = timeout_;
   if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return IsOver(); })) return Failure();
   is_posted_ = false;

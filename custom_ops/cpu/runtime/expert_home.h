@@ -1,5 +1,6 @@
 #pragma once
 // Gives a rank's rows to the ranks that have their experts, and takes what comes back.
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -17,6 +18,8 @@ class ExpertHome final : public ExpertExchange {
     return server_.FindLayer(layer, found);
   }
   int32_t capacity() const override { return segment_.capacity(); }
+  // Whether the last call failed because a rank did not run its experts. Any thread may ask.
+  bool is_lost() const { return is_lost_.load(std::memory_order_relaxed); }
   Error BeginPass(int32_t layer) override;
   void EndPass() override;
   Error Post(const ExpertRows& rows) override;
@@ -36,10 +39,10 @@ class ExpertHome final : public ExpertExchange {
 
   bool IsOver() const;
   bool MustRepeat() const;
-  Error Failure() const;
+  Error Failure();
   bool IsAwaited(int32_t rank, int64_t pass_before, int32_t layer) const;
   const Replicas& ReadTable(int32_t layer, int32_t num_experts);
-  Error ChooseSlot(const Replicas& replicas, int32_t expert, int64_t row, int32_t* slot) const;
+  Error ChooseSlot(const Replicas& replicas, int32_t expert, int64_t row, int32_t* slot);
   Error SortPairs(const Replicas& replicas);
   void Count();
   Error Publish();
@@ -53,6 +56,7 @@ class ExpertHome final : public ExpertExchange {
   ExpertRows rows_{};
   int32_t top_k_ = 0;
   bool is_posted_ = false;
+  std::atomic<bool> is_lost_{false};
   int32_t first_layer_ = 0;  // of the pass
   int64_t pass_begin_ = 0;
   std::vector<int64_t> pass_times_;  // by first layer

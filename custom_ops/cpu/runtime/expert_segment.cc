@@ -11,7 +11,7 @@ namespace fdsd {
 namespace {
 
 // Raised with every change of what the segment holds.
-constexpr int32_t kLayoutVersion = 2;
+constexpr int32_t kLayoutVersion = 3;
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kMaxResultBytes = 64 << 20;
 constexpr int kNumAgreed = 9;
@@ -56,6 +56,7 @@ ExpertSegment::Offsets ExpertSegment::OffsetsOf(const ExpertServiceShape& s) {
   o.slots = take(ranks * s.num_layers * s.num_slots * 4);
   o.targets = take(s.num_layers * (1 + ranks * s.num_slots) * 4);
   o.counts = take(ranks * s.num_layers * s.num_experts * 8);
+  o.served = take(ranks * s.num_layers * 8);
   o.pairs = take(rows * s.top_k * static_cast<int64_t>(sizeof(ExpertPair)));
   o.rows = take(rows * s.row_bytes);
   o.results = take(rows * s.top_k * s.hidden_size * 4);

@@ -72,6 +72,10 @@ class ExpertSegment {
   std::atomic<int64_t>* counts(int32_t rank, int32_t layer) const {
     return At<std::atomic<int64_t>>(offsets_.counts) + (int64_t{rank} * shape_.num_layers + layer) * shape_.num_experts;
   }
+  // [L] the rows that a rank has run its experts on; only it adds.
+  std::atomic<int64_t>* served(int32_t rank) const {
+    return At<std::atomic<int64_t>>(offsets_.served) + int64_t{rank} * shape_.num_layers;
+  }
   // Of all ranks, one after another: [R * capacity] rows of row_bytes, [R * max_pairs, H].
   char* rows() const { return At<char>(offsets_.rows); }
   float* results() const { return At<float>(offsets_.results); }
@@ -92,7 +96,7 @@ class ExpertSegment {
  private:
   // In bytes, each of whole pages.
   struct Offsets {
-    int64_t ranks, jobs, slots, targets, counts, pairs, rows, results, end;
+    int64_t ranks, jobs, slots, targets, counts, served, pairs, rows, results, end;
   };
   static Offsets OffsetsOf(const ExpertServiceShape& shape);
 

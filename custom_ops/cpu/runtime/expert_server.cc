@@ -208,6 +208,8 @@ void ExpertServer::RunJobs(int32_t layer_index) {
     p.y_stride = segment_.shape().hidden_size;
     p.y = segment_.results();
     error = RunExperts(p);
+    std::atomic<int64_t>& served = segment_.served(rank_)[layer_index];
+    if (error == nullptr) served.store(served.load(std::memory_order_relaxed) + num_pairs, std::memory_order_relaxed);
   }
   for (const Taken& taken : taken_) {
     const bool is_refused = taken.is_refused || error != nullptr;

@@ -203,11 +203,14 @@ Error ExpertServiceTarget(const ExpertServiceTargetParams& p) {
 Error ExpertServiceCounts(const ExpertServiceCountsParams& p) {
   return WithService(p.service, [&](ExpertService& service) -> Error {
     const ExpertServiceShape& s = service.segment().shape();
-    for (int32_t layer = 0; layer < s.num_layers; ++layer) {
-      int64_t* const rows = p.rows + int64_t{layer} * s.num_experts;
-      std::fill_n(rows, s.num_experts, 0);
-      for (int32_t r = 0; r < s.num_ranks; ++r) {
+    if (p.rows != nullptr) std::fill_n(p.rows, int64_t{s.num_layers} * s.num_experts, 0);
+    for (int32_t r = 0; r < s.num_ranks; ++r) {
+      for (int32_t layer = 0; layer < s.num_layers; ++layer) {
+        const std::atomic<int64_t>& served = service.segment().served(r)[layer];
+        if (p.served != nullptr) p.served[int64_t{r} * s.num_layers + layer] = served.load(std::memory_order_relaxed);
+        if (p.rows == nullptr) continue;
         const std::atomic<int64_t>* const counts = service.segment().counts(r, layer);
+        int64_t* const rows = p.rows + int64_t{layer} * s.num_experts;
         for (int32_t e = 0; e < s.num_experts; ++e) rows[e] += counts[e].load(std::memory_order_relaxed);
       }
     }
@@ -229,6 +232,7 @@ Error ExpertServiceRanks(const ExpertServiceRanksParams& p) {
       p.states[r] = static_cast<int32_t>(service.segment().rank(r).State());
       p.incarnations[r] = service.segment().rank(r).incarnation.load();
     }
+    *p.is_lost = service.home().is_lost();
     return nullptr;
   });
 }

@@ -159,7 +159,8 @@ CallStatus ExpertServiceTarget(const ExpertServiceTargetParams& p);
 
 struct ExpertServiceCountsParams {
   int32_t service;
-  int64_t* rows;  // [L, num_experts] receives the rows of each expert so far, of all ranks
+  int64_t* rows;    // [L, num_experts] receives the rows of each expert so far, of all ranks; may be nullptr
+  int64_t* served;  // [R, L] receives the rows that each rank has run its experts on so far; may be nullptr
 };
 CallStatus ExpertServiceCounts(const ExpertServiceCountsParams& p);
 
@@ -178,6 +179,7 @@ struct ExpertServiceRanksParams {
   int32_t service;
   int32_t* states;        // [R] receives ExpertRankState
   int32_t* incarnations;  // [R] receives how often each was opened
+  int32_t* is_lost;       // [1] receives 1 where the last op here failed because a rank did not run its experts, else 0
 };
 CallStatus ExpertServiceRanks(const ExpertServiceRanksParams& p);
 

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
+from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
 from fastdeploy_sd.types import F32, I32, ModelInfo, SchedulerOutput, StepResult
 
 # Gets tokens i32[n] of prompts, and the logits f32[n, V] that each was to be expected from; they hold until it returns.
@@ -92,6 +93,10 @@ class LaunchingExecutor(Protocol):
 @runtime_checkable
 class ServingExecutor(Protocol):
     """An executor that computes a part of other engines' steps."""
+
+    @property
+    def expert_monitor(self) -> SpreadExperts | None:
+        """What is known of the experts that it shares with others; constant, None = it shares none."""
 
     def leave(self, timeout_s: float) -> None:
         """Serve until no other engine runs steps any more, at most for so long. After the last step of this one."""

@@ -9,14 +9,15 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.output_stream import OutputStream
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.process.liveness import LivenessProbe
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 from fastdeploy_sd.wire.channel import ClientChannel
 from fastdeploy_sd.wire.codec import ProtocolError
@@ -26,14 +27,15 @@ logger = logging.getLogger(__name__)
 _FLUSH_S = 0.5
 _HELLO_S = 0.5  # one that is sent to a process which is just ending is lost
 _ENDED = "the engine's process ended"
-_STATS_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 5.0
+T = TypeVar("T")
 
 
 class EngineClient:
     """Submits requests to the engine process and hands their outputs to the tasks that wait for them.
 
-    Belongs to one event loop. When the engine's process ends, for whatever reason, every waiting `generate` and
-    `stats` raises Unavailable at once and `is_alive` turns False for good.
+    Belongs to one event loop. When the engine's process ends, for whatever reason, every waiting `generate`,
+    `stats` and `experts` raises Unavailable at once and `is_alive` turns False for good.
 
     With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
     long counts as ended, and `on_silence` is called with its process id. Not so while
@@ -56,7 +58,7 @@ class EngineClient:
         self._ended = asyncio.Event()
         self._is_draining = False
         self._streams: dict[int, OutputStream] = {}
-        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._serials = itertools.count()
 
     async def connect(self) -> None:
@@ -158,21 +160,27 @@ class EngineClient:
 
     async def stats(self) -> EngineStats:
         """Return the engine's statistics as of its next pause between two steps; raises Unavailable after seconds."""
-        try:
-            async with asyncio.timeout(_STATS_TIMEOUT_S):
-                return await self._ask_stats()
-        except TimeoutError:
-            raise Unavailable(f"the engine has not answered for {_STATS_TIMEOUT_S:g} s", code="engine_busy") from None
+        return await _in_time(self._ask_stats())
+
+    async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
+        """Return where experts are, as `stats`; see SpreadExperts. Raises BadRequest: there are none to speak of, or
+        they cannot be placed anew.
+        """
+        report: ExpertReport = await _in_time(self._ask(lambda handle: m.ExpertsRequest(handle, rearranges, clears)))
+        return report
 
     async def _ask_stats(self) -> EngineStats:
+        stats: EngineStats = await self._ask(m.StatsRequest)
+        return stats
+
+    async def _ask(self, question: Callable[[int], m.Message]) -> Any:
         serial = next(self._serials)
-        future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._stats[serial] = future
+        future = self._answers[serial] = asyncio.get_running_loop().create_future()
         try:
-            self._send(m.StatsRequest(serial))
+            self._send(question(serial))
             return await future
         finally:
-            del self._stats[serial]
+            del self._answers[serial]
 
     def _send(self, message: m.Message) -> None:
         if self._end_reason is not None:
@@ -200,10 +208,9 @@ class EngineClient:
                 for handle, output in zip(handles, outputs, strict=True):
                     self._put(handle, output, is_last=output.finish_reason is not None)
             case m.Rejected(handle, error):
-                self._put(handle, error.to_exception(), is_last=True)
-            case m.StatsReply(serial, stats):
-                self.last_stats = stats
-                _resolve(self._stats.get(serial), stats)
+                self._reject(handle, error.to_exception())
+            case m.StatsReply() | m.ExpertsReply():
+                self._answer(message)
             case m.EngineReady(_, pid):
                 self._watch_engine(pid)
                 _resolve(self._ready, message)
@@ -216,6 +223,19 @@ class EngineClient:
                 self._fail_conversation(f"the engine could not read a message: {reason}")
             case _:
                 raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
+
+    def _answer(self, reply: m.StatsReply | m.ExpertsReply) -> None:
+        if isinstance(reply, m.StatsReply):
+            self.last_stats = reply.stats
+            _resolve(self._answers.get(reply.serial), reply.stats)
+        else:
+            _resolve(self._answers.get(reply.handle), reply.report)
+
+    def _reject(self, handle: int, error: FdsdError) -> None:
+        answer = self._answers.get(handle)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+        self._put(handle, error, is_last=True)
 
     def _note_silence(self, pid: int, silence_s: float) -> None:
         if self._end_reason is None:
@@ -262,9 +282,17 @@ class EngineClient:
     def _fail_waiting(self, error: FdsdError, of_requests: FdsdError | None = None) -> None:
         for stream in self._streams.values():
             stream.put(copy.copy(of_requests or error), is_last=True)  # each is raised, and so changed, on its own
-        for future in [self._ready, *self._stats.values()]:
+        for future in [self._ready, *self._answers.values()]:
             if future is not None and not future.done():
                 future.set_exception(copy.copy(error))
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            return await answer
+    except TimeoutError:
+        raise Unavailable(f"the engine has not answered for {_ANSWER_TIMEOUT_S:g} s", code="engine_busy") from None
 
 
 def _resolve(future: asyncio.Future[Any] | None, value: object) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, FdsdError, InternalError, Overloaded
 from fastdeploy_sd.rules.requests import RequestRules
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestOutput
+from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.wire.protocol import Protocol
 
@@ -82,6 +83,15 @@ class StatsRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsRequest:
+    """Ask for an ExpertsReply with the same handle, or Rejected. rearranges, clears: see SpreadExperts."""
+
+    handle: int
+    rearranges: bool = False
+    clears: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ClientDisconnect:
     """The client closes; its remaining requests are aborted and nothing more is sent to it."""
 
@@ -111,7 +121,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The request was not taken."""
+    """The request, or the one about experts, was not taken."""
 
     handle: int
     error: WireError
@@ -123,6 +133,14 @@ class StatsReply:
 
     serial: int
     stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsReply:
+    """Where experts are between two steps."""
+
+    handle: int
+    report: ExpertReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +163,10 @@ class EngineDead:
     has_failed: bool
 
 
-FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect
-FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead
+FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect | ExpertsRequest
+FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead | ExpertsReply
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(10, FromClient, FromEngine)
+_PROTOCOL = Protocol(11, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.config import Config, drafter_advice, explain
+from fastdeploy_sd.entrypoints.openai.expert_routes import ExpertRoutes
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.ollama_show import ollama_model
@@ -79,6 +80,8 @@ def create_app(
     add_refused_routes(app)
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
+    if (eplb := config.parallel.eplb) is not None:
+        ExpertRoutes(client, eplb).add_to(app)
     stats = stats or SharedStats()
     _Info(client, config, preparer, stats).add_routes(app)
     add_middleware(app, config.server, stats.own.http)

@@ -13,6 +13,7 @@ from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
+from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 
 ChoiceDelta = tuple[int, TextDelta]
@@ -36,6 +37,8 @@ class Client(Protocol):
     async def abort(self, request_ids: Iterable[RequestId], reason: FinishReason = FinishReason.ABORT) -> None: ...
 
     async def stats(self) -> dict[int, EngineStats]: ...
+
+    async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport: ...
 
 
 def run_job(

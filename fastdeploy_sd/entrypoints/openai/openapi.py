@@ -22,6 +22,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     ResponseBody,
     TokenizeBody,
 )
+from fastdeploy_sd.entrypoints.openai.protocol.experts import CheckRedundantBody, ExpertTokensBody, RearrangeBody
 from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from fastdeploy_sd.wire.http.ollama_models import CHAT_PATH, GENERATE_PATH, SHOW_PATH
 
@@ -36,6 +37,9 @@ BODIES: Mapping[str, type[Body]] = {
     SHOW_PATH: OllamaShowBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    "/rearrange_experts": RearrangeBody,
+    "/get_per_expert_tokens_stats": ExpertTokensBody,
+    "/check_redundant": CheckRedundantBody,
 }
 _TEXT = {"type": ["string", "null"]}
 _ERROR_SCHEMA = {

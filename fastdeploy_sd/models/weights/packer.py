@@ -45,6 +45,10 @@ class _Form:
     def keeps_integers(self) -> bool:
         return self.is_exact and self.format in GROUP_FORMATS
 
+    def name_of(self, matrix: str) -> str:
+        """Return what a store calls a matrix in this form."""
+        return f"{'integers as ' if self.keeps_integers else ''}{self.format}: {matrix}"
+
 
 class WeightPacker:
     """Packs matrices of one source one after the other: on all kernel threads, or on the GPU that they are for.
@@ -95,21 +99,24 @@ class WeightPacker:
         return self.linear(matrix, form.format) if form.keeps_integers else None
 
     def experts(
-        self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, *, are_spread: bool = False, are_kept: bool = True
+        self, matrices: Sequence[WeightMatrix], fmt: LinearFormat, *, are_spread: bool = False, may_move: bool = False
     ) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape; `are_spread`: any of a layer, in any order.
 
-        `are_kept`: in the store, if there is one.
+        `may_move`: `pack_expert` writes others over them, so the host's memory has a copy of what a file holds.
 
         Raises ValueError: no expert, or shapes that differ; CheckpointError: as `linear`.
         """
         out_features, in_features = experts_shape(matrices)
         form = self._form(matrices, fmt, WHOLE)
+        if may_move:
+            data = device().wrap(self._movable(matrices, form))
+            return PackedExperts(data, len(matrices), in_features, out_features, form.format)
         name, store = f"{len(matrices)} experts from {matrices[0].name}", self._store
         if are_spread:
             names = "\0".join(matrix.name for matrix in matrices)
             name += f", {hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}"
-            store = self._spread_store if are_kept else None
+            store = self._spread_store
         data = self._packed(name, matrices, form, store)
         return PackedExperts(data, len(matrices), in_features, out_features, form.format)
 
@@ -122,8 +129,29 @@ class WeightPacker:
         if form.format != like.format:
             raise ValueError(f"{matrix.name}: expected the format of the layer's experts, got {form.format}")
         size = packed_bytes(like.in_features, like.out_features, form.format)
-        _pack_into(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)), matrix, form)
-        self._source.release(name for part in matrix.parts for name in part.tensors)
+        self._pack_expert(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)), matrix, form)
+
+    def _movable(self, matrices: Sequence[WeightMatrix], form: _Form) -> Bytes:
+        """Return matrices one after the other, each kept in the store by itself: a later start may have others."""
+        out_features, in_features = matrices[0].shape
+        size = packed_bytes(in_features, out_features, form.format, form.slices)
+        data = self._memory.take(len(matrices) * size)
+        for i, matrix in enumerate(matrices):
+            self._pack_expert(data[i * size : (i + 1) * size], matrix, form, is_loading=True)
+        self._note_packed(matrices, form, data.nbytes)
+        return data
+
+    def _pack_expert(self, data: Bytes, matrix: WeightMatrix, form: _Form, *, is_loading: bool = False) -> None:
+        """Write an expert's matrix, from the store if that has it. While the model is loaded the store gets it."""
+        name, store = form.name_of(f"expert {matrix.name}"), self._spread_store
+        found = None if store is None else store.find(name, data.nbytes)
+        if found is not None:
+            data[:] = found
+            return
+        _pack_into(data, matrix, form)
+        self._source.release(part_name for part in matrix.parts for part_name in part.tensors)
+        if store is not None and is_loading:
+            store.add(name, lambda: data)  # not to be found: it is written over later
 
     def log_kept(self) -> None:
         """Log in which formats integers and e4m3 of the source were kept, and what that takes."""
@@ -143,11 +171,17 @@ class WeightPacker:
         out_features, in_features = matrices[0].shape
         size = packed_bytes(in_features, out_features, form.format, form.slices)
         num_bytes = len(matrices) * size
-        name = f"{'integers as ' if form.keeps_integers else ''}{form.format}: {name}"
+        name = form.name_of(name)
         if name in self._made:  # a tied head has the embedding's matrix
             return self._made[name]
         found = None if store is None else store.find(name, num_bytes)
         data = self._newly_packed(name, size, matrices, form, store) if found is None else device().wrap(found)
+        self._note_packed(matrices, form, num_bytes)
+        self._made[name] = data
+        return data
+
+    def _note_packed(self, matrices: Sequence[WeightMatrix], form: _Form, num_bytes: int) -> None:
+        """Count matrices that are in memory, and give their pages in the source back."""
         stored = sum(part.num_bytes for matrix in matrices for part in matrix.parts)
         self._on_packed(stored, num_bytes)
         if form.is_exact:
@@ -155,8 +189,6 @@ class WeightPacker:
             for i, number in enumerate((stored, num_bytes, len(matrices))):
                 sizes[i] += number
         self._source.release(name for matrix in matrices for part in matrix.parts for name in part.tensors)
-        self._made[name] = data
-        return data
 
     def _newly_packed(
         self, name: str, size: int, matrices: Sequence[WeightMatrix], form: _Form, store: PackedMatrices | None

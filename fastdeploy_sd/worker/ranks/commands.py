@@ -95,5 +95,13 @@ class DraftOutcome:
     has_succeeded: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """Why a rank could not run an attempt; has_lost_experts: see coordinator.LostExpertsError."""
+
+    reason: str
+    has_lost_experts: bool = False
+
+
 Attempt = RunRows | CompactPaths | DraftRows
 Command = TakePlan | RunRows | CompactPaths | TakeOutput | BeginDrafts | ForgetDrafts | DraftRows | DraftOutcome

@@ -7,7 +7,6 @@ sockets and no processes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,12 +26,11 @@ from fastdeploy_sd.worker.ranks.commands import (
     DraftOutcome,
     DraftRows,
     ForgetDrafts,
+    RankFailure,
     TakePlan,
 )
 
 MakeAttempt = Callable[[int], Attempt]
-# In what combine_experts raises, also on another rank.
-_LOST_EXPERTS = re.compile(r"rank \d+ .*\bexperts|expert service was aborted")
 
 
 class GroupEnded(BaseException):
@@ -46,6 +44,10 @@ class GroupEnded(BaseException):
 
 class RankError(Exception):
     """Another rank could not run an attempt."""
+
+
+class LostExpertsError(Exception):
+    """An attempt could not be run, here or on another rank, without experts that a rank has not run."""
 
 
 class Collectives(Protocol):
@@ -71,7 +73,7 @@ class OtherRanks(Protocol):
         """Tell them all to run an attempt, now."""
         ...
 
-    def collect(self) -> Mapping[int, str]:
+    def collect(self) -> Mapping[int, RankFailure]:
         """Wait until all have run it; return the ranks that failed, and why."""
         ...
 
@@ -114,8 +116,8 @@ class SingleRank:
 class ExpertRanks:
     """A RankCoordinator where experts are spread: without those of a lost rank no part of the rows can run."""
 
-    def __init__(self, ranks: RankCoordinator) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: RankCoordinator, experts: ExpertService) -> None:
+        self._ranks, self._experts = ranks, experts
         self.take_plan, self.post = ranks.take_plan, ranks.post
 
     @contextmanager
@@ -124,8 +126,8 @@ class ExpertRanks:
         try:
             with self._ranks.attempt(make) as running:
                 yield running
-        except (ValueError, RankError) as error:
-            if _LOST_EXPERTS.search(str(error)):
+        except (ValueError, RankError, LostExpertsError) as error:
+            if isinstance(error, LostExpertsError) or self._experts.has_lost_experts:
                 raise GroupEnded(InternalError(f"experts of another engine are lost: {error}")) from error
             raise
 
@@ -193,13 +195,17 @@ class _RunningAttempt:
         self.end(has_failed=True)
 
     def end(self, *, has_failed: bool) -> None:
-        """Wait for all to end; raise RankError if another one failed, unless this rank has an error of its own."""
+        """Wait for all to end; raise RankError or LostExpertsError if another one failed, unless this rank has an error
+        of its own.
+        """
         self._has_ended = True
         failed = self._others.collect()
         if isinstance(self._command, DraftRows):
             self._others.post(DraftOutcome(not (has_failed or failed)))
         if failed and not has_failed:
-            raise RankError("; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failed.items())))
+            is_lost = any(failure.has_lost_experts for failure in failed.values())
+            text = "; ".join(f"rank {rank}: {failed[rank].reason}" for rank in sorted(failed))
+            raise LostExpertsError(text) if is_lost else RankError(text)
 
 
 class _SharedProposer(Proposer):

@@ -23,7 +23,7 @@ from fastdeploy_sd.worker.ranks.commands import (
     TakeOutput,
     TakePlan,
 )
-from fastdeploy_sd.worker.ranks.coordinator import Collectives
+from fastdeploy_sd.worker.ranks.coordinator import Collectives, LostExpertsError
 from fastdeploy_sd.worker.ranks.expert_ranks import leave_experts
 from fastdeploy_sd.worker.step.batch import BatchBuilder
 from fastdeploy_sd.worker.step.draft_inputs import DraftInputs
@@ -73,7 +73,18 @@ class RankWorker:
                 self._methods[method].forget(table_rows)
 
     def run(self, attempt: Attempt) -> None:
-        """Run rows of the step, or finish them; if that raises, nothing has changed that a further attempt reads."""
+        """Run rows of the step, or finish them; if that raises, nothing has changed that a further attempt reads.
+
+        Raises LostExpertsError: a rank has not run its experts; any other error is of these rows.
+        """
+        try:
+            self._run(attempt)
+        except ValueError as error:
+            if self._experts is not None and self._experts.has_lost_experts:
+                raise LostExpertsError(str(error)) from error
+            raise
+
+    def _run(self, attempt: Attempt) -> None:
         if isinstance(attempt, RunRows):
             assert self._plan is not None, "rows of no plan"
             self._ran = self._plan if attempt.rows is None else self._plan.take(attempt.rows.astype(np.intp))

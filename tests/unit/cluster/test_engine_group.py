@@ -41,14 +41,18 @@ class Engines:
 
 @asynccontextmanager
 async def group_of(
-    count: int, timeout_s: float | None = 60.0, max_num_queued_requests: int = 1000
+    count: int,
+    timeout_s: float | None = 60.0,
+    max_num_queued_requests: int = 1000,
+    *,
+    shares_experts: bool = False,
 ) -> AsyncIterator[tuple[EngineGroup, Engines]]:
     async with AsyncExitStack() as stack:
         address = stack.enter_context(private_address())
         engines = Engines([f"{address}-{number}" for number in range(count)], max_num_queued_requests)
         for number in range(count):
             engines.start(number)
-        group = EngineGroup(engines.addresses, timeout_s)
+        group = EngineGroup(engines.addresses, timeout_s, shares_experts=shares_experts)
         try:
             await asyncio.wait_for(group.connect(to_all=True), WAIT_S)
             yield group, engines
@@ -210,3 +214,17 @@ async def test_a_group_whose_only_engine_ends_has_ended() -> None:
         with pytest.raises(Unavailable):
             await asyncio.wait_for(reader.task, WAIT_S)
         assert len(group.states) == 1
+
+
+@pytest.mark.parametrize("shares_experts", [True, False])
+async def test_engines_may_wait_for_the_experts_of_one_that_is_being_started(shares_experts: bool) -> None:
+    async with group_of(2, shares_experts=shares_experts) as (group, engines):
+        client = group._engines[1].client
+        assert client is not None
+        assert not client.may_wait()
+        await engines.end(0)
+        await until(lambda: group.states[0].name == "down", "the end of the first engine")
+        assert client.may_wait() == shares_experts
+        engines.start(0)
+        await until(lambda: group.states[0].name == "ready", "the engine that was started again")
+        assert not client.may_wait()

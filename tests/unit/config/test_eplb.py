@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy_sd.config import config_from_kwargs, from_json, to_json
+from fastdeploy_sd.config import config_from_kwargs, explain, from_json, to_json
 from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.errors import ConfigError
 
@@ -18,12 +18,23 @@ SPREAD = {"model": "demo", "enable_expert_parallel": True, "data_parallel_size":
         ({"redundant_experts_num": 4, "redundant_expert_dump_workload_interval": 60}, EplbConfig(4, 60)),
         ('{"num_redundant_experts": 4}', EplbConfig(4)),
         ({"moe_quant_type": "w4a8", "redundant_expert_api_user": ""}, EplbConfig()),
+        ({"redundant_expert_api_user": "u"}, EplbConfig(redundant_expert_api_user="u")),
     ],
 )
 def test_keys_of_others_are_read(value: object, expected: EplbConfig) -> None:
     config = config_from_kwargs(**SPREAD, enable_eplb=True, eplb_config=value)
     assert config.parallel.eplb == expected
     assert from_json(to_json(config)).parallel == config.parallel
+
+
+def test_a_password_is_told_only_where_it_is_needed() -> None:
+    eplb = {"redundant_expert_api_user": "u", "redundant_expert_api_password": "hush"}
+    config = config_from_kwargs(**SPREAD, enable_eplb=True, eplb_config=eplb)
+    assert from_json(to_json(config, with_secrets=True)).parallel == config.parallel
+    for text in (to_json(config), repr(config), repr(explain(config))):
+        assert "'u'" in text.replace('"', "'")
+        assert "hush" not in text
+    assert "(hidden)" in repr(explain(config))
 
 
 def test_one_rank_has_nothing_to_balance() -> None:
@@ -51,6 +62,10 @@ def test_one_rank_has_nothing_to_balance() -> None:
         (
             SPREAD | {"enable_eplb": True, "eplb_config": {"redundant_experts_num": 1, "num_redundant_experts": 1}},
             "num_redundant_experts: expected one of its names, got both",
+        ),
+        (
+            SPREAD | {"enable_eplb": True, "eplb_config": {"redundant_expert_api_password": 4711}},
+            "eplb_config.redundant_expert_api_password: expected a text, got int",
         ),
     ],
 )

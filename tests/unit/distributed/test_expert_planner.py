@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_sd.distributed.expert_planner import fitted, next_sets
+from fastdeploy_sd.distributed.expert_planner import ExpertPlanner, fitted, next_sets
 from fastdeploy_sd.models.sharding import spread_experts
 
 
@@ -34,6 +38,37 @@ def test_no_expert_is_ever_without_a_rank(case: tuple[list[set[int]], list[set[i
             break
         now = found
     assert found == now, "no end"
+
+
+def test_what_belongs_to_one_node_goes_to_one_node() -> None:
+    """The node that has most of it, and there the rank that has most."""
+    now = [{0, 1}, {2, 3}, {4, 5}, {6, 7}]
+    goal = [{5, 0}, {6, 4}, {2, 1}, {3, 7}]
+    assert fitted(goal, now, num_nodes=2) == [{2, 1}, {3, 7}, {5, 0}, {6, 4}]
+    assert fitted(goal, now) == [{5, 0}, {2, 1}, {6, 4}, {3, 7}]
+
+
+def test_groups_that_the_router_chooses_together_stay_on_one_host() -> None:
+    """And every host has as many of them, whatever their load."""
+    layer, counts = SimpleNamespace(num_experts=8, num_groups=4), np.zeros((1, 8), np.int64)
+    placement = np.array([[0, 1, -1], [2, 3, -1], [4, 5, -1], [6, 7, -1]], np.int32)
+    service: Any = SimpleNamespace(
+        shape=SimpleNamespace(num_ranks=4, num_slots=3),
+        layers={0: layer},
+        counts=lambda: counts,
+        placement=lambda number: placement,
+    )
+    planner = ExpertPlanner(service, num_redundant=0, interval_s=1e9, num_hosts=2)
+    planner.decide(is_asked=True)
+    assert not planner.is_busy
+    counts = np.array([[900, 1, 800, 1, 1, 1, 1, 1]])
+    planner.decide(is_asked=True)
+    assert planner.is_busy
+    sets = planner._goals[0]
+    hosts = [sets[0] | sets[1], sets[2] | sets[3]]
+    assert all({e ^ 1 for e in own} == own for own in hosts)
+    assert [len(own) for own in hosts] == [4, 4]
+    assert [{0, 2} <= own for own in hosts] == [False, False]
 
 
 @given(cases())

@@ -54,7 +54,7 @@ MESSAGES: list[m.Order | m.Reply] = [
     m.Loaded(),
     m.Measurement(3),
     m.RankReady(),
-    m.AttemptDone("KeyError()"),
+    m.AttemptDone(c.RankFailure("KeyError()", has_lost_experts=True)),
     m.RankFailed(WireError.of(CheckpointError("model: expected", param="model"))),
 ]
 

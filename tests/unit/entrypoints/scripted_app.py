@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from fastdeploy_sd.config import Config, ModelConfig, SpeculativeConfig
+from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.types import (
     DraftCounts,
@@ -24,6 +24,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     TokenLogprob,
 )
+from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 from tests.doubles.preparer import LocalPreparer
 from tests.unit.text.vocabularies import GOLDEN
@@ -31,6 +32,8 @@ from tests.unit.text.vocabularies import GOLDEN
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 EOS = 2
 SPECULATION = SpeculationInfo("mtp", ("naive", "ngram", "mtp"), 8, 1, has_draft_logprobs=True)
+# Has the routes of FastDeploy about experts.
+BALANCED = ParallelConfig(data_parallel_size=2, enable_expert_parallel=True, enable_eplb=True)
 INFO = ModelInfo("m", vocab_size=4096, max_model_len=512, eos_token_ids=(EOS,), block_size=16, num_blocks=64)
 METRICS = RequestMetrics(1.0, 2.0, 3.0, 4.0, drafts=DraftCounts(4, 10, (4, 4, 2), (4, 3, 2), (3, 2, 1)))
 
@@ -87,6 +90,7 @@ class ScriptedClient:
         error: raised instead of the last output of an aborted request.
         submitted: requests in the order they came.
         aborted: ids whose end was asked for, and the reason given. awaited: those whose end was then read.
+        asked: rearranges and clears of each question about experts. experts_found: the answer to it.
     """
 
     model_info: ModelInfo
@@ -95,6 +99,8 @@ class ScriptedClient:
     submitted: list[Request] = field(default_factory=list)
     aborted: dict[RequestId, FinishReason] = field(default_factory=dict)
     awaited: set[RequestId] = field(default_factory=set)
+    asked: list[tuple[bool, bool]] = field(default_factory=list)
+    experts_found: ExpertReport | Exception = field(default_factory=lambda: ExpertReport(False, (), (), ()))
 
     async def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
         script = self.scripts[len(self.submitted)]
@@ -120,6 +126,12 @@ class ScriptedClient:
     async def stats(self) -> dict[int, EngineStats]:
         return {0: EngineStats()}
 
+    async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
+        self.asked.append((rearranges, clears))
+        if isinstance(self.experts_found, Exception):
+            raise self.experts_found
+        return self.experts_found
+
     def verify_takes_requests(self) -> None:
         pass
 
@@ -136,6 +148,7 @@ class ScriptedApp:
         config: SpeculativeConfig | None = None,
         reasoning_parser: str = "auto",
         tool_call_parser: str | None = "auto",
+        parallel: ParallelConfig | None = None,
     ) -> None:
         self.client = ScriptedClient(replace(INFO, speculation=speculation))
         model = ModelConfig(
@@ -144,7 +157,7 @@ class ScriptedApp:
             reasoning_parser=reasoning_parser,
             tool_call_parser=tool_call_parser,
         )
-        whole = Config(model=model, speculative=config or SpeculativeConfig())
+        whole = Config(model=model, speculative=config or SpeculativeConfig(), parallel=parallel or ParallelConfig())
         self._app = create_app(self.client, whole, LocalPreparer(whole, lambda: self.client.model_info))
 
     def post(self, path: str, body: dict[str, Any], scripts: Sequence[Script] = ()) -> httpx.Response:

@@ -13,7 +13,7 @@ from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, ResponseBody
 from fastdeploy_sd.errors import ConfigError, FdsdError
 from tests.doubles.preparer import LocalPreparer
-from tests.unit.entrypoints.scripted_app import INFO, ScriptedClient
+from tests.unit.entrypoints.scripted_app import BALANCED, INFO, ScriptedClient
 from tests.unit.text.vocabularies import GOLDEN
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http_api.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def names(text: str) -> list[str]:
 
 
 def test_routes() -> None:
-    config = Config(model=ModelConfig(model=str(GOLDEN)))
+    config = Config(model=ModelConfig(model=str(GOLDEN)), parallel=BALANCED)
     app = create_app(ScriptedClient(INFO), config, LocalPreparer(config, lambda: INFO))
     served = {f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in r.methods or ()}
     listed = {name for row in rows(ROUTES) for name in names(row[0])}

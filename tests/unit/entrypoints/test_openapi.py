@@ -15,7 +15,7 @@ from fastdeploy_sd.entrypoints.openai.openapi import BODIES, describe
 from fastdeploy_sd.entrypoints.openai.protocol import parse_body
 from fastdeploy_sd.errors import BadRequest
 from tests.fuzz.schema_values import SchemaValues
-from tests.unit.entrypoints.scripted_app import ScriptedApp
+from tests.unit.entrypoints.scripted_app import BALANCED, ScriptedApp
 
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
@@ -28,6 +28,9 @@ LEAST: dict[str, dict[str, Any]] = {
     "/api/show": {"model": "m"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
+    "/rearrange_experts": {},
+    "/get_per_expert_tokens_stats": {},
+    "/check_redundant": {},
 }
 # A value of every kind; a whole number with a point is an integer to JSON schema and not to the validator.
 PROBES: list[Any] = [
@@ -87,7 +90,7 @@ def validators() -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 
 def described() -> dict[str, Any]:
-    document: dict[str, Any] = ScriptedApp().get("/openapi.json")
+    document: dict[str, Any] = ScriptedApp(parallel=BALANCED).get("/openapi.json")
     return document
 
 

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastdeploy_sd.metrics import HttpStats, ProcessStats, RedisStats, SharedStats, render_metrics
 from fastdeploy_sd.types import Calibration, ChoiceReport, DraftCounts, SpeculationInfo
+from fastdeploy_sd.types.experts import ExpertStats
 from fastdeploy_sd.types.stats import (
     EngineState,
     EngineStats,
@@ -90,6 +91,7 @@ STATS = EngineStats(
         measured_s=3.0,
         calibrations={"suffix": Calibration(8, 5.5, 6, 1.0), "ngram": Calibration()},
     ),
+    experts=ExpertStats({2: (5, 6), 3: (7, 8)}, {1: 0.5}, num_moves=9, num_moving=1),
     num_running=3,
     num_waiting=2,
     num_preempted_waiting=1,
@@ -107,6 +109,8 @@ STATS = EngineStats(
     ("name", "expected"),
     [
         ("fastdeploy:requests_number_total", 9),
+        ("fastdeploy_sd:expert_moves_total", 9),
+        ("fastdeploy_sd:expert_moves_under_way", 1),
         ("fastdeploy:request_success_total", 5),
         ("fastdeploy:request_preempted_total", 4),
         ("fastdeploy:num_requests_running", 3),
@@ -164,6 +168,10 @@ def test_labelled_values() -> None:
     for reason, count in (("duplicate", 14), ("damaged", 0)):
         assert _value(samples, "fastdeploy_sd:kv_transfer_refusals_total", reason=reason) == count
     assert _value(samples, "fastdeploy_sd:kv_cache_blocks", state="used") == 20
+    rows = {("2", "0"): 5, ("2", "1"): 6, ("3", "0"): 7, ("3", "1"): 8}
+    for (rank, layer), count in rows.items():
+        assert _value(samples, "fastdeploy_sd:expert_rows_total", rank=rank, layer=layer) == count
+    assert _value(samples, "fastdeploy_sd:expert_balancedness", layer="1") == 0.5
     assert _value(samples, "fastdeploy:cache_config_info", block_size="64", num_gpu_blocks="100") == 1
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from typing import ClassVar
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.errors import BadRequest, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.types import FinishReason, ModelInfo, SchedulerOutput
+from fastdeploy_sd.types.experts import ExpertReport, ExpertStats
 from fastdeploy_sd.wire.channel import ClientChannel
 from tests.doubles.engines import toy_config, toy_request
 from tests.doubles.toy_model import ToyModel, toy_prompt
@@ -355,3 +357,37 @@ async def test_an_abort_says_why() -> None:
         assert (await running)[-1].finish_reason is FinishReason.STOP
         stats = await client.stats()
         assert (stats.num_finished["stop"], stats.num_finished["abort"]) == (1, 0)
+
+
+async def test_what_is_known_of_experts_reaches_the_caller() -> None:
+    report = ExpertReport(True, ((5, 6), (7, 8)), (((0, -1), (1, 0)),), (True, False))
+
+    class Experts:
+        """The first engine's, of which each order is noted."""
+
+        orders: ClassVar[list[str]] = []
+
+        def stats(self) -> ExpertStats:
+            return ExpertStats({3: (4, 5)}, {0: 0.5}, 2, 1)
+
+        def report(self, *, clears: bool = False) -> ExpertReport:
+            self.orders += ["report and clear" if clears else "report"]
+            return report
+
+        def rearrange(self) -> None:
+            if self.orders:
+                raise BadRequest("they move", code="rearranging")
+            self.orders += ["rearrange"]
+
+    async with hosted() as host, connected(host) as client:
+        with pytest.raises(BadRequest, match="experts: expected a model whose experts are spread"):
+            await client.experts()
+        assert (await client.stats()).experts is None
+        host.engine.experts = Experts()
+        assert await client.experts(rearranges=True) == report
+        assert await client.experts(clears=True) == report
+        with pytest.raises(BadRequest, match="they move") as told:
+            await client.experts(rearranges=True)
+        assert told.value.code == "rearranging"
+        assert Experts.orders == ["rearrange", "report", "report and clear"]
+        assert (await client.stats()).experts == Experts().stats()

@@ -44,6 +44,7 @@ from fastdeploy_sd.types import (
     SpeculationInfo,
     TokenLogprob,
 )
+from fastdeploy_sd.types.experts import ExpertReport, ExpertStats
 from fastdeploy_sd.types.stats import EngineStats, SourceCounts
 from fastdeploy_sd.wire.codec import ProtocolError, codec_of
 
@@ -79,6 +80,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Submit(7, REQUEST),
     m.Abort((7, 8)),
     m.StatsRequest(3),
+    m.ExpertsRequest(4, rearranges=True),
     m.ClientDisconnect(),
     m.EngineReady(
         ModelInfo("m", 100, 4096, (1, 2), 64, 10, SpeculationInfo("mtp", ("naive", "mtp"), 4, 1, True, True)),
@@ -94,8 +96,10 @@ MESSAGES: tuple[m.Message, ...] = (
             drafts={"ngram": SourceCounts((3, 1), (3, 1), (1, 0))},
             verifications={"mtp": DraftCounts(3, 4, (3, 1), (3, 1), (1, 0))},
             speculation=SpeculationInfo("mtp", ("naive", "mtp"), 4, 1),
+            experts=ExpertStats({1: (5, 6)}, {0: 0.5}, 3, 1),
         ),
     ),
+    m.ExpertsReply(4, ExpertReport(True, ((5, 6),), (((0, -1), (1, 0)),), (True, False))),
     m.Drain(),
     m.Fault("what"),
     m.EngineDead("why", has_failed=True),

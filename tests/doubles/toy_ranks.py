@@ -38,6 +38,7 @@ class ToyFirst:
     experts: None = None
     kv_identity: Any = None
     layer_signals: Any = None
+    expert_monitor: Any = None
 
     @property
     def model_info(self) -> ModelInfo:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.device import library
+from fastdeploy_sd.device import expert_service, library
 from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call
@@ -102,6 +102,7 @@ def shuffle(planner: ExpertPlanner, service: ExpertService) -> None:
 def main() -> int:
     fd, rank, size = map(int, sys.argv[1:4])
     library.set_num_threads(1)
+    expert_service._PAUSE_S = 0.005  # experts move often
     own = layers()
     # One slot more than experts, so that they can move.
     placement = linear_placement(NUM_EXPERTS, size, -(-NUM_EXPERTS // size) + 1)

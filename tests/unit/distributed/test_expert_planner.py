@@ -61,14 +61,14 @@ def test_groups_that_the_router_chooses_together_stay_on_one_host() -> None:
     planner = ExpertPlanner(service, num_redundant=0, interval_s=1e9, num_hosts=2)
     planner.decide(is_asked=True)
     assert not planner.is_busy
-    counts = np.array([[900, 1, 800, 1, 1, 1, 1, 1]])
+    counts = np.array([[900, 700, 800, 600, 1, 1, 1, 1]])
     planner.decide(is_asked=True)
     assert planner.is_busy
     sets = planner._goals[0]
     hosts = [sets[0] | sets[1], sets[2] | sets[3]]
     assert all({e ^ 1 for e in own} == own for own in hosts)
     assert [len(own) for own in hosts] == [4, 4]
-    assert [{0, 2} <= own for own in hosts] == [False, False]
+    assert not any({0, 2} <= own for own in hosts)
 
 
 @given(cases())

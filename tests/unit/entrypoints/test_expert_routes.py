@@ -33,7 +33,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def test_the_answers_are_fastdeploys(app: ScriptedApp) -> None:
-    asked = [
+    asked: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (REARRANGE, {"ips": ["127.0.0.1:8000"], "action": ""}, {}),
         (STATS, {}, {"data": [[[5, 6, 7], [1, 2, 3]]]}),
         (STATS, {"clear_stat": True}, {"data": [[[5, 6, 7], [1, 2, 3]]]}),

@@ -70,6 +70,6 @@ def test_another_rank_says_which_it_is(has_lost: bool, expected: type[Exception]
 
     worker = RankWorker.__new__(RankWorker)
     worker._experts = SimpleNamespace(has_lost_experts=has_lost)  # type: ignore[assignment]
-    worker._run = fail  # type: ignore[method-assign]
+    worker._run = fail  # type: ignore[method-assign, assignment]
     with pytest.raises(expected, match="an op failed"):
         worker.run(RunRows(1))

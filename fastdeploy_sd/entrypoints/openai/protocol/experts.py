@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Ignored, Only
+from fastdeploy_sd.entrypoints.openai.protocol.fields import Body, Ignored, Matching, Only
 
 
 class ExpertsBody(Body):
@@ -48,5 +48,5 @@ class CheckRedundantBody(ExpertsBody):
         check_get_workloads: add the rows of experts and their places.
     """
 
-    action: Literal["", "check_load_weight_result"] = ""
+    action: Annotated[str | None, Matching("^(check_load_weight_result)?$", '"" or "check_load_weight_result"')] = None
     check_get_workloads: bool = False

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-from typing import ClassVar
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -365,7 +364,8 @@ async def test_what_is_known_of_experts_reaches_the_caller() -> None:
     class Experts:
         """The first engine's, of which each order is noted."""
 
-        orders: ClassVar[list[str]] = []
+        def __init__(self) -> None:
+            self.orders: list[str] = []
 
         def stats(self) -> ExpertStats:
             return ExpertStats({3: (4, 5)}, {0: 0.5}, 2, 1)
@@ -383,11 +383,11 @@ async def test_what_is_known_of_experts_reaches_the_caller() -> None:
         with pytest.raises(BadRequest, match="experts: expected a model whose experts are spread"):
             await client.experts()
         assert (await client.stats()).experts is None
-        host.engine.experts = Experts()
+        host.engine.experts = experts = Experts()
         assert await client.experts(rearranges=True) == report
         assert await client.experts(clears=True) == report
         with pytest.raises(BadRequest, match="they move") as told:
             await client.experts(rearranges=True)
         assert told.value.code == "rearranging"
-        assert Experts.orders == ["rearrange", "report", "report and clear"]
-        assert (await client.stats()).experts == Experts().stats()
+        assert experts.orders == ["rearrange", "report", "report and clear"]
+        assert (await client.stats()).experts == experts.stats()

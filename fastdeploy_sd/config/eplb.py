@@ -35,8 +35,7 @@ class EplbConfig:
     Attributes:
         redundant_experts_num: slots of each layer besides one for each expert.
         redundant_expert_dump_workload_interval: seconds for which rows are counted before experts are placed anew.
-        redundant_expert_api_user, redundant_expert_api_password: of who may use the routes about experts; "" both =
-            whoever may use the server.
+        redundant_expert_api_user, redundant_expert_api_password: what the routes about experts ask for.
     """
 
     redundant_experts_num: int = 0

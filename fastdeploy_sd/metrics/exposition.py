@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -143,12 +143,23 @@ class _EngineFamilies:
 
     def _acceptance_by_position(self) -> Iterator[Metric]:
         """FastDeploy has one gauge per position, with the position in the name."""
-        for position, share in families.acceptance_at_positions(self._stats):
+        for position, share in _acceptance_at_positions(self._stats):
             yield GaugeMetricFamily(
                 f"fastdeploy:spec_decode_draft_single_head_acceptance_rate_{position}",
                 f"Drafts accepted at position {position} (0 = first) of those verified there after accepted ones only.",
                 value=share,
             )
+
+
+def _acceptance_at_positions(stats: EngineStats) -> list[tuple[int, float]]:
+    """Return (position, share accepted of the drafts whose predecessors were accepted) of positions reached so far."""
+    reached = _per_position([counts.reached for counts in stats.drafts.values()])
+    accepted = _per_position([counts.accepted for counts in stats.drafts.values()])
+    return [(i, accepted[i] / num_reached) for i, num_reached in enumerate(reached) if num_reached]
+
+
+def _per_position(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
 
 def http_families(http: HttpStats) -> Iterator[Metric]:

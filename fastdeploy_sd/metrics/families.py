@@ -8,12 +8,8 @@ constant one. Knows no exposition format.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
-
-from fastdeploy_sd.metrics import kv_families
+from fastdeploy_sd.metrics import expert_families, kv_families
 from fastdeploy_sd.metrics.choice_families import CHOICE_GAUGES, CHOICE_LABELLED_COUNTERS, CHOICE_LABELLED_GAUGES
-from fastdeploy_sd.metrics.expert_families import EXPERT_COUNTERS, EXPERT_GAUGES, EXPERT_LABELLED_GAUGES, EXPERT_ROWS
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
 from fastdeploy_sd.metrics.grammar_families import GRAMMAR_COUNTERS, GRAMMAR_GAUGES
 from fastdeploy_sd.types.stats import EngineStats
@@ -94,7 +90,7 @@ COUNTERS = (
     *kv_families.PREFIX_COUNTERS,
     *kv_families.SWAP_COUNTERS,
     *GRAMMAR_COUNTERS,
-    *EXPERT_COUNTERS,
+    *expert_families.EXPERT_COUNTERS,
     *kv_families.TRANSFER_COUNTERS,
 )
 
@@ -181,7 +177,7 @@ GAUGES = (
     *kv_families.STATE_GAUGES,
     *kv_families.SWAP_GAUGES,
     *GRAMMAR_GAUGES,
-    *EXPERT_GAUGES,
+    *expert_families.EXPERT_GAUGES,
 )
 
 LABELLED_COUNTERS = (
@@ -210,7 +206,7 @@ LABELLED_COUNTERS = (
     *kv_families.TRANSFER_LABELLED_COUNTERS,
 )
 
-BY_LABELS = (*kv_families.TRANSFER_WAYS, *EXPERT_ROWS)
+BY_LABELS = (*kv_families.TRANSFER_WAYS, *expert_families.EXPERT_ROWS)
 
 # A request has one method; its drafts may have several sources, as a method may extend what another one drafted.
 BY_POSITION = (
@@ -275,7 +271,7 @@ LABELLED_GAUGES = (
         },
     ),
     *CHOICE_LABELLED_GAUGES,
-    *EXPERT_LABELLED_GAUGES,
+    *expert_families.EXPERT_LABELLED_GAUGES,
 )
 
 # Name, meaning, key of EngineStats.histograms; over requests that have ended.
@@ -291,14 +287,3 @@ HISTOGRAMS = (
     ("fastdeploy:request_generation_tokens", "Generated tokens per request.", "generated_tokens"),
     ("fastdeploy:request_params_max_tokens", "Limit on generated tokens per request.", "max_tokens"),
 )
-
-
-def acceptance_at_positions(stats: EngineStats) -> list[tuple[int, float]]:
-    """Return (position, share accepted of the drafts whose predecessors were accepted) of positions reached so far."""
-    reached = _per_position([counts.reached for counts in stats.drafts.values()])
-    accepted = _per_position([counts.accepted for counts in stats.drafts.values()])
-    return [(i, accepted[i] / num_reached) for i, num_reached in enumerate(reached) if num_reached]
-
-
-def _per_position(counts: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]

@@ -85,9 +85,10 @@ class Soak:
 
     Args:
         redis: instances share their requests through it; None = routers alone choose.
+        num_asks: different requests.
     """
 
-    def __init__(self, deployment: SplitDeployment, seed: int, redis: RedisServer | None) -> None:
+    def __init__(self, deployment: SplitDeployment, seed: int, redis: RedisServer | None, num_asks: int) -> None:
         self._deployment = deployment
         self._redis = None if redis is None else RedisUnit(redis)
         self._rng = random.Random(f"faults {seed}")
@@ -102,7 +103,7 @@ class Soak:
         ]
         # Without a Redis a prefill instance would compute requests of its own alone.
         doors = [*self._routers, *self._routers, *self._instances[0 if redis else 2 :]]
-        self.load = Load(make_asks(seed, NUM_ASKS), doors, seed)
+        self.load = Load(make_asks(seed, num_asks), doors, seed)
 
     async def run(self, seconds: float, period_s: float) -> None:
         """Everything, in order."""
@@ -193,6 +194,7 @@ def soak(
     protocol: str = "ipc,tcp",
     *,
     with_redis: bool = True,
+    num_asks: int = NUM_ASKS,
 ) -> Soak:
     """Run a soak on a deployment of its own; return what it saw."""
     with contextlib.ExitStack() as stack:
@@ -200,7 +202,7 @@ def soak(
         redis = stack.enter_context(running_redis(folder)) if with_redis else None
         options = SHARED | {"cache_transfer_protocol": protocol}
         deployment = stack.enter_context(SplitDeployment(model, redis, **options))
-        run = Soak(deployment, seed, redis)
+        run = Soak(deployment, seed, redis, num_asks)
         asyncio.run(run.run(seconds, period_s))
     return run
 

@@ -12,7 +12,7 @@ from tests.fuzz.harness import server_at
 
 pytestmark = pytest.mark.slow
 
-COUNT = 1000
+COUNT = 500
 
 
 @pytest.mark.long

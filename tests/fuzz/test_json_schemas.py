@@ -10,7 +10,7 @@ from tests.fuzz.schema_maker import SchemaMaker
 
 pytestmark = pytest.mark.slow
 
-COUNT = 300
+COUNT = 150
 
 
 def test_outputs_are_valid_or_the_schema_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The soak for half a minute, and that it finds what it is there to find."""
+"""The soak for a quarter of a minute, and that it finds what it is there to find."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ pytestmark = pytest.mark.long
 
 
 def test_nothing_is_lost_while_processes_die_and_hang() -> None:
-    run = soak(seed=12, seconds=30, period_s=4)
+    run = soak(seed=12, seconds=15, period_s=2.5, num_asks=20)
     print(run.report())
     assert run.load.findings == []
     assert run.faults, "nothing happened"
-    assert run.load.outcomes["right"] > 20, "few requests ended well"
+    assert run.load.outcomes["right"] > 10, "few requests ended well"
 
 
 class Still:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.doubles.redis_server import RedisServer, running_redis
 from tests.server.redis_deployment import NUM_TOKENS, Deployment, deployed, text_of
-from tests.server.toy_process import Stream, serving
+from tests.server.toy_process import Server, Stream, serving
 
 
 @pytest.fixture
@@ -22,6 +22,22 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 def deployment(golden_dir: Path, tmp_path: Path, redis: RedisServer) -> Iterator[Deployment]:
     with deployed(golden_dir, tmp_path, redis) as servers:
         yield servers
+
+
+@pytest.fixture(scope="module")
+def lasting(golden_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A deployment for tests that disturb it and leave it whole."""
+    folder = tmp_path_factory.mktemp("deployment")
+    with running_redis(folder) as redis, deployed(golden_dir, folder, redis) as servers:
+        yield servers
+        servers.stop()
+
+
+@pytest.fixture
+def pair(lasting: Deployment) -> Iterator[list[Server]]:
+    """Its two servers; one that a test ends has a successor in the next test."""
+    yield lasting.two()
+    lasting.settle()
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,21 @@ class Deployment:
         self._servers.append(server)
         return server
 
+    def settle(self) -> list[Server]:
+        """Wait until the servers that run have no request, and Redis has nothing but their records; return them."""
+        running = [server for server in self._servers if server.process.poll() is None]
+        self.wait_for_instances(len(running))
+        until(lambda: all(num_running(server) == 0 for server in running))
+        self.redis.wait_for_keys(*[CLUSTER] * bool(running))
+        return running
+
+    def two(self) -> list[Server]:
+        """The servers that run, and new ones in the place of those that have ended."""
+        running = self.settle()
+        running += [self.start() for _ in range(2 - len(running))]
+        self.wait_for_instances(2)
+        return running
+
     def wait_for_instances(self, count: int) -> None:
         """Wait until so many instances have a record, and each is read by all."""
         until(lambda: int(self.redis.do("HLEN", CLUSTER)) == count)

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from fastdeploy_sd.cli import main
-from fastdeploy_sd.config import DEMO_MODEL, ModelConfig
+from fastdeploy_sd.config import DEMO_MODEL, ModelConfig, load_config
+from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.sampling_params import SamplingParams
 from tests.doubles.redis_server import running_redis
@@ -90,8 +91,20 @@ def test_no_option_of_other_files_is_missing(name: str, model: Path) -> None:
     assert main(["explain-config", "--model", str(model), "--config", str(YAML / f"{name}.yaml")]) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("prefill", "decode")])
-def test_every_other_command_serves(name: str, model: Path) -> None:
+@pytest.mark.parametrize("name", ["greedy", "accept policy", "ngram"])
+def test_an_engine_loads_as_a_command_says(name: str, model: Path) -> None:
+    """In this process; a server is started by those below."""
+    argv = [*arguments(COMMANDS[name], model, num_devices=1), "--num-threads", "1"]
+    executor = create_executor(load_config(argv, "test"))
+    try:
+        speculation = executor.model_info.speculation
+        assert (speculation.method, speculation.lossy) == (("ngram", False) if name == "ngram" else ("mtp", True))
+    finally:
+        executor.shutdown()
+
+
+@pytest.mark.parametrize("name", ["mtp", "hybrid", "suffix", "naive"])
+def test_a_command_serves(name: str, model: Path) -> None:
     with running_server(*arguments(COMMANDS[name], model, num_devices=2), "--num-threads", "1") as server:
         body = {"prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S).json()

@@ -24,7 +24,7 @@ from tests.server.redis_deployment import (
     text_of,
     until,
 )
-from tests.server.toy_process import complete
+from tests.server.toy_process import Server, complete
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +48,8 @@ def test_a_server_starts_without_redis_and_shares_when_it_comes(
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_streams_outlive_redis(deployment: Deployment, redis: RedisServer, want: str, comes_back: bool) -> None:
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_streams_outlive_redis(pair: list[Server], lasting: Deployment, want: str, comes_back: bool) -> None:
+    (a, b), redis = pair, lasting.redis
     running = streams(a, 3, NUM_TOKENS)
     redis.stop()
     if comes_back:
@@ -60,13 +59,11 @@ def test_streams_outlive_redis(deployment: Deployment, redis: RedisServer, want:
     until(lambda: num_running(a) == num_running(b) == 0)
     if not comes_back:
         redis.start()
-    deployment.wait_for_instances(2)
-    deployment.stop()
+    lasting.wait_for_instances(2)
 
 
-def test_streams_outlive_whatever_is_deleted(deployment: Deployment, redis: RedisServer, want: str) -> None:
-    a, _ = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_streams_outlive_whatever_is_deleted(pair: list[Server], lasting: Deployment, want: str) -> None:
+    (a, _), redis = pair, lasting.redis
     is_over = threading.Event()
 
     def flush() -> None:
@@ -80,14 +77,12 @@ def test_streams_outlive_whatever_is_deleted(deployment: Deployment, redis: Redi
     finally:
         is_over.set()
         flushing.join()
-    deployment.wait_for_instances(2)
-    deployment.stop()
+    lasting.wait_for_instances(2)
 
 
-def test_streams_outlive_a_redis_that_hangs(deployment: Deployment, redis: RedisServer, want: str) -> None:
+def test_streams_outlive_a_redis_that_hangs(pair: list[Server], lasting: Deployment, want: str) -> None:
     """Commands whose answer came too late may have been carried out, and are repeated."""
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+    (a, b), redis = pair, lasting.redis
     running = streams(a, 3, NUM_TOKENS)
     redis.signal(signal.SIGSTOP)
     begun = time.monotonic()
@@ -96,14 +91,12 @@ def test_streams_outlive_a_redis_that_hangs(deployment: Deployment, redis: Redis
         time.sleep(0.1)
     redis.signal(signal.SIGCONT)
     assert {text_of(stream.read()) for stream in running} == {want}
-    deployment.wait_for_instances(2)
+    lasting.wait_for_instances(2)
     until(lambda: num_running(a) == num_running(b) == 0)
-    deployment.stop()
 
 
-def test_streams_outlive_a_redis_that_is_full(deployment: Deployment, redis: RedisServer, want: str) -> None:
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_streams_outlive_a_redis_that_is_full(pair: list[Server], lasting: Deployment, want: str) -> None:
+    (a, b), redis = pair, lasting.redis
     running = streams(a, 3, NUM_TOKENS)
     redis.do("CONFIG", "SET", "maxmemory-policy", "noeviction")
     redis.do("CONFIG", "SET", "maxmemory", "1")
@@ -112,10 +105,9 @@ def test_streams_outlive_a_redis_that_is_full(deployment: Deployment, redis: Red
     b.wait_for_line("this instance takes no requests of others until it answers")
     until(lambda: counted(b, "errors", kind="refused") > 0)
     redis.do("CONFIG", "SET", "maxmemory", "0")
-    deployment.wait_for_instances(2)
+    lasting.wait_for_instances(2)
     until(lambda: num_running(a) == num_running(b) == 0)
     redis.wait_for_keys(CLUSTER)
-    deployment.stop()
 
 
 def test_every_key_expires_and_has_the_topic(deployment: Deployment, redis: RedisServer) -> None:
@@ -143,7 +135,7 @@ def test_hundreds_of_clients_that_leave_leave_nothing(deployment: Deployment, re
     has = []
     aborted = 0.0
     for seed in range(MAX_STORMS):
-        bodies = [{"prompt": [5, 6], "max_tokens": 200, "stream": i % 2 == 0, "n": 4} for i in range(300)]
+        bodies = [{"prompt": [5, 6], "max_tokens": 200, "stream": i % 2 == 0, "n": 4} for i in range(150)]
         print(f"{len(bodies)} connections in {asyncio.run(storm(a.url, bodies, seed, num_at_once=16)):.1f} s")
         until(lambda: num_running(a) == num_running(b) == 0)
         redis.wait_for_keys(CLUSTER)

@@ -27,7 +27,7 @@ from tests.server.redis_deployment import (
     text_of,
     until,
 )
-from tests.server.toy_process import complete
+from tests.server.toy_process import Server, complete
 
 pytestmark = pytest.mark.slow
 
@@ -99,9 +99,8 @@ def test_a_prompt_goes_where_its_beginning_has_been(deployment: Deployment) -> N
 
 
 @pytest.mark.parametrize("victim", ["server", ENGINE, SCHEDULER])
-def test_what_a_killed_instance_ran_goes_on_elsewhere(deployment: Deployment, want: str, victim: str) -> None:
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_what_a_killed_instance_ran_goes_on_elsewhere(pair: list[Server], want: str, victim: str) -> None:
+    a, b = pair
     running = streams(a, 3, NUM_TOKENS)
     if victim == "server":
         b.process.kill()
@@ -113,18 +112,15 @@ def test_what_a_killed_instance_ran_goes_on_elsewhere(deployment: Deployment, wa
         until(lambda: len(b.children(SCHEDULER)) == 1)
     else:
         b.wait()
-    deployment.stop()
 
 
-def test_streams_outlive_the_engine_of_the_instance_that_has_them(deployment: Deployment, want: str) -> None:
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_streams_outlive_the_engine_of_the_instance_that_has_them(pair: list[Server], want: str) -> None:
+    a, b = pair
     running = streams(a, 3, NUM_TOKENS)
     signal_all(a, signal.SIGKILL, ENGINE)
     assert {text_of(stream.read()) for stream in running} == {want}
     assert a.wait() == 1
     until(lambda: num_running(b) == 0)
-    deployment.stop()
 
 
 def test_an_instance_that_stops_hands_on_what_it_cannot_finish(deployment: Deployment, want: str) -> None:
@@ -137,30 +133,23 @@ def test_an_instance_that_stops_hands_on_what_it_cannot_finish(deployment: Deplo
     deployment.stop()
 
 
-def test_an_instance_that_stops_lets_its_streams_elsewhere_finish(deployment: Deployment, want: str) -> None:
-    a, _ = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_an_instance_that_stops_lets_its_streams_elsewhere_finish(pair: list[Server], want: str) -> None:
+    a, _ = pair
     running = streams(a, 3, NUM_TOKENS)
     a.process.terminate()
     assert {text_of(stream.read()) for stream in running} == {want}
     assert a.wait() == 0
-    deployment.stop()
 
 
 @pytest.mark.parametrize("kinds", [(SCHEDULER,), (SCHEDULER, ENGINE)])
-def test_a_suspended_instance_is_given_up_and_comes_back(
-    deployment: Deployment, redis: RedisServer, want: str, kinds: tuple[str, ...]
-) -> None:
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_a_suspended_instance_is_given_up_and_comes_back(pair: list[Server], want: str, kinds: tuple[str, ...]) -> None:
+    a, b = pair
     running = streams(a, 3, NUM_TOKENS)
     signal_all(b, signal.SIGSTOP, *kinds)
     assert {text_of(stream.read()) for stream in running} == {want}
     signal_all(b, signal.SIGCONT, *kinds)
     until(lambda: num_running(b) == 0)
-    redis.wait_for_keys(CLUSTER)
     assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
-    deployment.stop()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -182,14 +171,11 @@ def test_the_requests_of_an_origin_that_dies_end(deployment: Deployment, redis: 
     deployment.stop()
 
 
-def test_a_client_that_leaves_ends_its_request_wherever_it_runs(deployment: Deployment, redis: RedisServer) -> None:
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_a_client_that_leaves_ends_its_request_wherever_it_runs(pair: list[Server]) -> None:
+    a, b = pair
     for stream in streams(a, 3, 4000):
         stream.close()
     until(lambda: num_running(a) == num_running(b) == 0)
-    redis.wait_for_keys(CLUSTER)
-    deployment.stop()
 
 
 def test_stop_strings_end_requests_elsewhere(deployment: Deployment, want: str) -> None:
@@ -257,9 +243,8 @@ GARBAGE = [
 ]
 
 
-def test_garbage_in_every_list_is_passed_over(deployment: Deployment, redis: RedisServer, want: str) -> None:
-    a, b = deployment.start(), deployment.start()
-    deployment.wait_for_instances(2)
+def test_garbage_in_every_list_is_passed_over(pair: list[Server], lasting: Deployment, want: str) -> None:
+    (a, b), redis = pair, lasting.redis
     running = streams(a, 3, NUM_TOKENS)
     instances = [name.decode() for name in redis.do("HKEYS", CLUSTER)]
     for frame in GARBAGE:
@@ -271,7 +256,6 @@ def test_garbage_in_every_list_is_passed_over(deployment: Deployment, redis: Red
     b.wait_for_line("an unreadable message in Redis is passed over")
     assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     redis.do("DEL", CLUSTER)
-    deployment.stop()
 
 
 def test_a_wrong_password_ends_the_start(deployment: Deployment) -> None:

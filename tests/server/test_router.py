@@ -77,10 +77,8 @@ def text_of(url: str, path: str, body: dict[str, Any]) -> str:
 # ---- answers ------------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_those_of_an_instance(fleet: Fleet) -> None:
-    router = fleet.router()
-    server = fleet.server(router)
-    router.wait_for_instances(server)
+def test_answers_are_those_of_an_instance(toy_fleet: tuple[Fleet, Any, Server]) -> None:
+    _, router, server = toy_fleet
     for path, options in STREAMS.values():
         body = limited(path, stream_body(options, max_tokens=12))
         assert by_choice(text_of(router.url, path, body)) == by_choice(text_of(server.url, path, body))
@@ -330,10 +328,8 @@ def test_a_server_that_refuses_is_passed_over(fleet: Fleet) -> None:
 # ---- clients ------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_frees_its_request(fleet: Fleet) -> None:
-    router = fleet.router()
-    server = fleet.server(router)
-    router.wait_for_instances(server)
+def test_a_client_that_leaves_frees_its_request(toy_fleet: tuple[Fleet, Any, Server]) -> None:
+    _, router, server = toy_fleet
     with reading(router.url, COMPLETIONS, stream_body({"prompt": [5, 6]}, max_tokens=4000)) as pieces:
         next(pieces)
         assert load_of(server) == 1
@@ -344,10 +340,8 @@ def test_a_client_that_leaves_frees_its_request(fleet: Fleet) -> None:
     wait_until(lambda: load_of(server) == 0)
 
 
-def test_a_slow_reader_delays_nobody(fleet: Fleet) -> None:
-    router = fleet.router()
-    server = fleet.server(router)
-    router.wait_for_instances(server)
+def test_a_slow_reader_delays_nobody(toy_fleet: tuple[Fleet, Any, Server]) -> None:
+    _, router, server = toy_fleet
     body = json.dumps(stream_body({"prompt": [5], "n": 8, "logprobs": 20}, max_tokens=400)).encode()
     host, port = router.address.split(":")
     with socket.create_connection((host, int(port))) as slow:

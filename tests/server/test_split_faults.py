@@ -354,7 +354,7 @@ def test_hundreds_of_clients_that_leave_leave_nothing(split: Split) -> None:
     has: list[list[tuple[int, int]]] = []
     before = split.total('requests_finished_total{reason="abort"}')
     for seed in range(MAX_STORMS):
-        bodies = [prompt(200, num_tokens=100) | {"n": 4} for _ in range(300)]
+        bodies = [prompt(200, num_tokens=100) | {"n": 4} for _ in range(150)]
         seconds = asyncio.run(storm(split.patient.url, bodies, seed))
         for server in (split.prefill, *split.decodes):
             server.wait_idle()

@@ -15,18 +15,22 @@ from typing import Any
 import httpx
 import pytest
 
+from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR
 from tests.doubles.ports import free_port
+from tests.server.model_executors import Brake
 from tests.server.outcomes import BODIES, LETTERS, TIMEOUT_S, outcome
 from tests.server.router_process import Router, kill, wait_until
-from tests.server.split_deployment import START_S, ModelServer
+from tests.server.split_deployment import BRAKING, START_S, ModelServer, family
 
 pytestmark = pytest.mark.slow
 
 
-def demo_server(router: Router, state: Path, speculation: dict[str, object], role: str = "mixed") -> ModelServer:
+def demo_server(
+    router: Router, state: Path, speculation: dict[str, object], role: str = "mixed", executor: str = DEFAULT_EXECUTOR
+) -> ModelServer:
     """A server on the demo model."""
     options: dict[str, Any] = {"router": [router.address], "kv_cache_memory_gb": 0.3, "splitwise_role": role}
-    return ModelServer("demo", state, speculative_config=speculation, **options)
+    return ModelServer("demo", state, executor, speculative_config=speculation, **options)
 
 
 @pytest.mark.long
@@ -67,28 +71,23 @@ def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
     """Either one gets the KV of the prompt from the prefill instance, and the bytes are those of a server by itself."""
     naive: dict[str, object] = {"method": "naive"}
     prompt = "def add(a, b):\n    return a + b\n" * 20
-    # Long enough to be seen and cut off under way, however seldom this process runs.
-    path, body = "/v1/completions", {"prompt": prompt, "seed": 4, "logprobs": 1, "max_tokens": 3000}
-    body |= LETTERS
+    path, body = "/v1/completions", {"prompt": prompt, "seed": 4, "logprobs": 1, "max_tokens": 60, **LETTERS}
+    brake = Brake(tmp_path, "decode")
     with contextlib.ExitStack() as stack:
         router = stack.enter_context(contextlib.closing(Router(tmp_path, free_port(), splitwise="true")))
         servers = [
-            stack.enter_context(contextlib.closing(demo_server(router, tmp_path, naive, role)))
+            stack.enter_context(contextlib.closing(demo_server(router, tmp_path, naive, role, BRAKING)))
             for role in ("prefill", "decode", "decode")
         ]
         wait_until(lambda: set(states(router)) == {server.url for server in servers}, START_S)
         outcomes: list[object] = []
         reader = threading.Thread(target=lambda: outcomes.append(outcome(router.url, path, body)))
+        brake.pull(5)
         reader.start()
-        seen: list[str] = []
-
-        def is_seen() -> bool:
-            seen.extend(busy(router))
-            return bool(seen)
-
-        wait_until(is_seen)
-        victim = next(server for server in servers if server.url == seen[0])
+        wait_until(lambda: brake.stopped)
+        victim = next(server for server in servers if brake.stopped in family(server.process.pid))
         kill(victim)
+        brake.release()
         reader.join()
         (survivor,) = (server for server in servers[1:] if server is not victim)
         assert outcomes == [outcome(survivor.url, path, body)]
@@ -97,15 +96,6 @@ def test_a_stream_goes_on_at_another_decode_instance(tmp_path: Path) -> None:
         assert router.metric(f'fastdeploy_sd:router_requests_given_total{{instance="{servers[0].url[7:]}"') == 2
         supplied = httpx.get(f"{survivor.url}/metrics", timeout=TIMEOUT_S).text
         assert 'fastdeploy_sd:supplied_kv_tokens_total{origin="prefill"}' in supplied
-
-
-def busy(router: Router) -> list[str]:
-    """The decode instances that have requests, by URL."""
-    return [
-        f"http://{instance['address']}"
-        for instance in router.instances()
-        if instance["role"] == "decode" and instance["num_requests_running"]
-    ]
 
 
 def states(router: Router) -> dict[str, str]:

@@ -45,7 +45,7 @@ def test_odd_bytes_do_no_harm(golden_dir: Path) -> None:
     report = Report()
     with serving(golden_dir, **SERVER_OPTIONS) as server:
         with Watch(server.url, report):
-            asyncio.run(fuzz(server.url, 0, range(500), report))
+            asyncio.run(fuzz(server.url, 0, range(1000), report))
         log = server.stderr
     assert report.findings == [], report
     assert report.statuses["200"] > 100

@@ -13,8 +13,9 @@ const HEALTH_MS = 10000;
 const about = { isRouter: false };
 const views = { chat: byId("chat"), server: byId("server") };
 const settings = new Settings(byId("settings"));
-const chat = new Chat(settings, () => byId("model").value || undefined);
+const chat = new Chat(settings, () => byId("model").value || undefined, showLegend);
 const server = new ServerView(views.server, about);
+const known = new Set(["target"]); // sources in the legend
 let cards = [];
 
 function showView() {
@@ -42,13 +43,17 @@ function chooseModel() {
   const card = cards.find(({ id }) => id === byId("model").value);
   const methods = card?.speculation?.methods ?? [];
   settings.offer(methods);
-  showLegend(methods.filter((name) => name !== "naive" && name !== "auto"));
+  known.clear();
+  for (const name of ["target", ...methods.filter((method) => method !== "naive" && method !== "auto"), "grammar", "prediction"]) known.add(name);
+  showLegend(chat.sources());
 }
 
-function showLegend(methods) {
+/** Show the colours of what the server may draft with, and of what has drafted. */
+function showLegend(seen) {
   const toggle = element("input", { type: "checkbox", id: "colours", onchange: () => colour(toggle.checked) });
   toggle.checked = kept("colours", true);
-  const chips = ["target", ...methods, "grammar", "prediction"].map((name) =>
+  seen.forEach((name) => known.add(name));
+  const chips = [...known].map((name) =>
     element("span", { class: `chip ${classOf(name)}`, title: tellsOf(name) }, labelOf(name)));
   byId("legend").replaceChildren(
     element("label", {}, toggle, "Who guessed each token"),
@@ -101,7 +106,7 @@ byId("model").addEventListener("change", () => {
 window.addEventListener("hashchange", showView);
 theme(kept("theme", null));
 toggleSettings(window.innerWidth > 900);
-showLegend([]);
+showLegend(chat.sources());
 showTips(chat);
 showView();
 showState();

@@ -7,12 +7,18 @@ import { SettingError } from "./settings.js";
 import { keep, kept } from "./store.js";
 
 const MAX_FILE_BYTES = 512 * 1024;
+const EXAMPLES = [
+  "Write a Python class for a stack. Then show the same class with type hints.",
+  "Write a JSON list of five cities with name, country and population.",
+  "Count from one to twenty in words, then backwards.",
+];
 
-/** The chat; `model` returns the chosen model's name. */
+/** The chat; `model` returns the chosen model's name, and `told` is given the sources after each answer. */
 export class Chat {
-  constructor(settings, model) {
+  constructor(settings, model, told) {
     this.settings = settings;
     this.model = model;
+    this.told = told;
     this.messages = kept("messages", []);
     this.views = new Map();
     this.files = [];
@@ -44,8 +50,17 @@ export class Chat {
   showAll() {
     this.views.clear();
     this.box.replaceChildren();
+    if (!this.messages.length) this.box.append(this.welcome());
     for (const message of this.messages) this.show(message);
     this.changed();
+  }
+
+  welcome() {
+    const examples = EXAMPLES.map((text) => button(text, () => {
+      byId("text").value = text;
+      this.send();
+    }));
+    return element("div", { class: "welcome" }, element("p", {}, "Ask the model something, and see how each token came to be."), ...examples);
   }
 
   show(message) {
@@ -62,7 +77,6 @@ export class Chat {
 
   changed() {
     keep("messages", this.messages);
-    this.box.classList.toggle("empty", !this.messages.length);
   }
 
   notice(text) {
@@ -81,6 +95,7 @@ export class Chat {
   }
 
   add(message) {
+    if (!this.messages.length) this.box.replaceChildren();
     this.messages.push(message);
     this.changed();
     return this.show(message);
@@ -133,6 +148,13 @@ export class Chat {
       view.finish();
     });
     if (this.messages.includes(message)) this.changed();
+    this.told(this.sources());
+  }
+
+  /** Return who guessed tokens of the conversation. */
+  sources() {
+    const steps = this.messages.flatMap((message) => message.steps ?? []);
+    return new Set(steps.flatMap((step) => step.runs.map((run) => run.source)));
   }
 
   async read(body, view, signal) {

@@ -50,6 +50,7 @@ export class ServerView {
       problem ? element("p", { class: "notice" }, `The server does not answer: ${problem}`) : null,
       now.of(GENERATED).length ? element("div", { class: "tiles" }, ...this.tiles(now)) : null,
       now.of(GENERATED).length ? this.sources(now) : null,
+      this.instances ? element("div", { class: "tiles" }, ...this.routerTiles(now)) : null,
       this.instances ? instanceTable(this.instances) : null,
       element("p", { class: "hint" }, `Rates are of the last ${(PERIOD_MS * WINDOW) / 1000} seconds. Everything here is in `, element("a", { href: "metrics" }, "/metrics"), "."),
     ];
@@ -85,7 +86,22 @@ export class ServerView {
       tile("Queue", short(waiting), waiting === 1 ? "request" : "requests", `${short(now.sum("fastdeploy_sd:num_waiting_tokens"))} prompt tokens`, line(gauge("fastdeploy:num_requests_waiting"))),
       tile("KV cache", percent((blocks.used ?? 0) / numBlocks), "in use", `${short(blocks.cached ?? 0)} cached, ${short(blocks.free ?? 0)} free of ${plural(numBlocks, "block")}`, meter([["used", blocks.used], ["cached", blocks.cached], ["free", blocks.free]])),
       tile("Prefix hits", percent(now.sum("fastdeploy:prefix_cache_token_num_total") / queried), "of prompt tokens", `${short(queried, 4)} looked up`, null),
-      tile("First token", Number.isFinite(ttft) ? short(ttft * 1000) : "-", "ms, median", Number.isFinite(tpot) ? `then ${short(tpot * 1000)} ms per token` : "no request has ended lately", null),
+      tile("First token", Number.isFinite(ttft) ? short(ttft * 1000) : "-", Number.isFinite(ttft) ? "ms, median" : "", Number.isFinite(tpot) ? `then ${short(tpot * 1000)} ms per token` : "no request has ended lately", null),
+    ];
+  }
+
+  routerTiles(now) {
+    const sum = (name) => this.instances.reduce((total, one) => total + one[name], 0);
+    const numTaking = this.instances.filter((one) => one.state === "available").length;
+    const numBlocks = sum("num_blocks");
+    const relayed = now.of("fastdeploy_sd:http_requests_total").filter(({ labels }) => labels.route.startsWith("/v1/"));
+    return [
+      tile("Instances", short(numTaking), `of ${short(this.instances.length)}`, "take requests", null),
+      tile("Requests running", short(sum("num_requests_running")), `of ${short(sum("max_num_seqs"))}`, `${short(relayed.reduce((total, { value }) => total + value, 0), 4)} answered since the start`, null),
+      tile("Queue", short(sum("num_requests_waiting")), "requests", "at the instances", null),
+      tile("KV caches", percent(numBlocks ? 1 - sum("num_available_blocks") / numBlocks : NaN), "in use", `of ${plural(numBlocks, "block")}`, null),
+      tile("Streams resumed", short(now.sum("fastdeploy_sd:router_resumed_streams_total")), "", "at another instance", null),
+      tile("Retries", short(now.sum("fastdeploy_sd:router_retries_total")), "", `${short(now.sum("fastdeploy_sd:router_unplaced_total"))} requests found no instance`, null),
     ];
   }
 
@@ -138,7 +154,7 @@ function meter(parts) {
 function instanceTable(instances) {
   const head = ["Instance", "Role", "State", "Running", "Waiting", "KV in use"].map((text) => element("th", { scope: "col" }, text));
   const rows = instances.map((one) => element("tr", {},
-    element("th", { scope: "row", title: one.models.join(", ") }, `${one.id}${one.engine ? `, engine ${one.engine}` : ""}`, element("small", {}, ` ${one.address}`)),
+    element("th", { scope: "row", title: `${one.id}: ${one.models.join(", ")}` }, `${one.id.slice(0, 8)}${one.engine ? `, engine ${one.engine}` : ""}`, element("small", {}, ` ${one.address}`)),
     element("td", {}, one.role),
     element("td", { class: `state-${one.state}` }, one.state),
     ...[`${one.num_requests_running} of ${one.max_num_seqs}`, String(one.num_requests_waiting), percent(1 - one.num_available_blocks / one.num_blocks)].map((text) => element("td", {}, text))));

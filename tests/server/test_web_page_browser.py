@@ -5,6 +5,7 @@ It needs `playwright` and Chromium: of Debian's package `chromium`, or the one t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from fastdeploy_sd.types import RequestId
 from tests.doubles.proposers import OracleProposer
 from tests.server.test_api import CHAT
 from tests.server.test_speculation import executor
-from tests.server.toy_server import Served, post, serve, server_config, toy_tokens
+from tests.server.toy_server import TOKENIZER, Served, post, serve, server_config, toy_tokens
 
 pytestmark = pytest.mark.slow
 api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
@@ -123,6 +124,30 @@ async def test_a_conversation_and_the_colours_of_its_tokens() -> None:
         assert shown.startswith("25 tokens in "), shown
         await page.reload()
         assert await page.inner_text(".message.assistant .numbers summary") == shown, "it is kept"
+
+
+async def test_files_become_part_of_the_message_and_an_answer_can_be_stopped() -> None:
+    files = [("a.py", b"x = '```'\n"), ("b.bin", b"\0\1"), ("c.txt", b"\xff")]
+    async with drafting_server() as served, page_of(served, {"settings": {"max_tokens": "300"}}) as page:
+        await page.wait_for_selector(".state.ready")
+        for name, content in files:
+            await page.set_input_files("#attach", {"name": name, "mimeType": "text/plain", "buffer": content})
+            await page.wait_for_selector(
+                "#files .chip" if name == "a.py" else f"#notice:text('{name}: expected a text')"
+            )
+        served.client.running.clear()
+        await page.fill("#text", "look")
+        await page.click("#send")
+        while not served.client.submitted:
+            await asyncio.sleep(0.01)
+        prompt = TOKENIZER.decode(served.client.submitted[0].prompt_token_ids.tolist(), skip_hidden=False)
+        assert "File a.py:\n````\nx = '```'\n\n````\n\nlook" in prompt
+        await page.click("#stop")
+        await page.wait_for_selector(".end:text('Stopped')")
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            while not served.client.aborted:
+                await asyncio.sleep(0.01)
+        assert served.client.aborted == [served.client.submitted[0].request_id]
 
 
 @pytest.mark.parametrize("text", [ATTACK])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastdeploy_sd.engine.commit import step_sources
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import (
+    TARGET,
     DraftCounts,
     DraftLogprob,
     DraftSource,
     DraftTokens,
     FinishReason,
     Speculation,
+    StepSources,
     TokenLogprob,
 )
 from fastdeploy_sd.types.stats import SourceCounts
@@ -255,3 +258,15 @@ def test_drafts_are_cut_where_no_token_would_fit_behind_them() -> None:
     rows = rows_of(counters, 1, max_total_tokens=5)
     PendingDrafts(counters).keep(rows, result_of(0, 9, None, False))
     assert counters.num_drafts[rows[0]] == 3
+
+
+def test_sources_follow_the_accepted_path_of_a_tree() -> None:
+    """Two first drafts of n-gram's and suffix's, the second with two more after it; the row before has one draft."""
+    sources = [DraftSource.MTP, DraftSource.NGRAM, DraftSource.SUFFIX, DraftSource.SUFFIX, DraftSource.GRAMMAR]
+    tokens, cu_num_draft = np.arange(5, dtype=np.int32), np.array([0, 1, 5], np.int32)
+    drafts = DraftTokens(tokens, cu_num_draft, np.array(sources, np.int8), None, np.array([-1, -1, -1, 1, 2], np.int32))
+    drafted = {"ngram": 1, "suffix": 2, "grammar": 1}
+    whole = StepSources((("suffix", 2), ("grammar", 1), (TARGET, 1)), drafted)
+    assert step_sources(drafts, 1, [1, 2, 3], 4) == whole
+    assert step_sources(drafts, 1, [1], 1) == StepSources((("suffix", 1),), drafted), "it ended the request"
+    assert step_sources(drafts, 0, [], 1) == StepSources(((TARGET, 1),), {"mtp": 1})

@@ -41,10 +41,11 @@ async function learn() {
 
 function chooseModel() {
   const card = cards.find(({ id }) => id === byId("model").value);
-  const methods = card?.speculation?.methods ?? [];
+  const methods = card?.speculation?.methods ?? ["ngram", "suffix"]; // a router does not say
   settings.offer(methods);
+  const drafting = methods.filter((name) => name !== "naive" && name !== "auto");
   known.clear();
-  for (const name of ["target", ...methods.filter((method) => method !== "naive" && method !== "auto"), "grammar", "prediction"]) known.add(name);
+  ["target", ...drafting, "grammar", "prediction"].forEach((name) => known.add(name));
   showLegend(chat.sources());
 }
 

@@ -10,7 +10,7 @@ const MAX_FILE_BYTES = 512 * 1024;
 const EXAMPLES = [
   "Write a Python class for a stack. Then show the same class with type hints.",
   "Write a JSON list of five cities with name, country and population.",
-  "Count from one to twenty in words, then backwards.",
+  "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):",
 ];
 
 /** The chat; `model` returns the chosen model's name, and `told` is given the sources after each answer. */

@@ -84,7 +84,7 @@ export class ServerView {
       tile("Gain", gain.length ? short(gain.reduce((a, b) => a + b) / gain.length) : "-", gain.length ? "times" : "", gain.length ? "as fast as plain decoding, in the latest steps" : "not measured yet", null),
       tile("Requests running", short(running), `of ${short(now.sum("fastdeploy:max_batch_size"))}`, `${short(this.rate("fastdeploy:requests_number_total") * 60)} a minute`, line(gauge("fastdeploy:num_requests_running"))),
       tile("Queue", short(waiting), waiting === 1 ? "request" : "requests", `${short(now.sum("fastdeploy_sd:num_waiting_tokens"))} prompt tokens`, line(gauge("fastdeploy:num_requests_waiting"))),
-      tile("KV cache", percent((blocks.used ?? 0) / numBlocks), "in use", `${short(blocks.cached ?? 0)} cached, ${short(blocks.free ?? 0)} free of ${plural(numBlocks, "block")}`, meter([["used", blocks.used], ["cached", blocks.cached], ["free", blocks.free]])),
+      tile("KV cache", percent((blocks.used ?? 0) / numBlocks), "in use", `${short(blocks.cached ?? 0, 4)} cached, ${short(blocks.free ?? 0, 4)} free of ${plural(numBlocks, "block")}`, meter([["used", blocks.used], ["cached", blocks.cached], ["free", blocks.free]])),
       tile("Prefix hits", percent(now.sum("fastdeploy:prefix_cache_token_num_total") / queried), "of prompt tokens", `${short(queried, 4)} looked up`, null),
       tile("First token", Number.isFinite(ttft) ? short(ttft * 1000) : "-", Number.isFinite(ttft) ? "ms, median" : "", Number.isFinite(tpot) ? `then ${short(tpot * 1000)} ms per token` : "no request has ended lately", null),
     ];

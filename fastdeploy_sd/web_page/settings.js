@@ -22,13 +22,16 @@ const TEXTS = [
   { name: "tools", label: "Tools, as the API's JSON list", rows: 4, isCode: true },
 ];
 
+// At the first visit: the same answer whenever it is generated again, with drafts and without.
+const FIRST = { temperature: "0", max_tokens: "1024" };
+
 /** Raised for a setting that is no JSON or of another form. */
 export class SettingError extends Error {}
 
 /** The panel; its values are kept. */
 export class Settings {
   constructor(panel) {
-    this.values = kept("settings", {});
+    this.values = kept("settings", FIRST);
     this.drafting = element("select", { id: "set-drafting", onchange: () => this.take("drafting", this.drafting.value) });
     const fields = element("div", { class: "numbers" }, ...NUMBERS.map((field) => this.number(field)));
     panel.replaceChildren(

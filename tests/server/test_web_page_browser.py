@@ -1,6 +1,6 @@
 """The web page in a real browser, headless: a conversation, the colours of its tokens, hostile text, the server view.
 
-It needs `playwright` and Chromium: of Debian's package `chromium`, or the one that FDSD_CHROMIUM names.
+It needs `playwright` and Chromium, as of Debian's package `chromium`, or Chrome, or what FDSD_CHROMIUM names.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from tests.server.toy_server import TOKENIZER, Served, post, serve, server_confi
 
 pytestmark = pytest.mark.slow
 api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-CHROMIUM = os.environ.get("FDSD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = os.environ.get("FDSD_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 if CHROMIUM is None:
-    pytest.skip("no chromium here; Debian has it in the package chromium", allow_module_level=True)
+    pytest.skip(f"no browser here: none of {', '.join(NAMES)}; Debian has the first", allow_module_level=True)
 
 TIMEOUT_MS = 60000
 ATTACK = """<img src=x onerror="window.hit=1"><script>window.hit=1</script> **bold** `code` <b>b</b>

@@ -25,8 +25,6 @@ NUM_REQUESTS = 12
     ("model", "name", "num_ranks"),
     [
         ("demo", "mtp-ngram", (1, 2)),
-        ("demo", "naive", (2, 1)),
-        ("demo", "mtp", (2, 2)),
         ("demo", "mtp", (2, 4)),
         ("int8 KV", "mtp", (4, 1)),  # two KV heads, so that each is on two ranks
         ("two MTP layers", "mtp", (2, 1)),

@@ -14,6 +14,7 @@ import pytest
 
 from custom_ops import cuda_build
 from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR
+from tests.engine.gpu import small_model
 from tests.server.model_executors import create_losing_gpu, loses_gpu
 from tests.server.router_process import wait_until
 from tests.server.split_deployment import ModelServer
@@ -28,7 +29,7 @@ NUM_TOKENS = 400
 
 @contextlib.contextmanager
 def serving_on_gpus(
-    golden_dir: Path, state: Path, monkeypatch: pytest.MonkeyPatch, executor: str = DEFAULT_EXECUTOR, num_ranks: int = 1
+    model: Path, state: Path, monkeypatch: pytest.MonkeyPatch, executor: str = DEFAULT_EXECUTOR, num_ranks: int = 1
 ) -> Iterator[ModelServer]:
     """A server that runs two requests at once; nothing of it is left afterwards but its state."""
     monkeypatch.setenv("FDSD_CUDA_LIBRARY", str(cuda_build.build_emulated()))
@@ -38,7 +39,7 @@ def serving_on_gpus(
         "max_num_batched_tokens": 16, "max_model_len": NUM_TOKENS + 16, "num_gpu_blocks_override": 64,
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
     }  # fmt: skip
-    with contextlib.closing(ModelServer(golden_dir / "qwen3-tiny", state, executor, **options)) as server:
+    with contextlib.closing(ModelServer(model, state, executor, **options)) as server:
         yield server
         left = {path.name for path in state.iterdir()}
         assert left <= {"fastdeploy_sd", loses_gpu(state).name}
@@ -68,15 +69,16 @@ def verify_ends(server: ModelServer, lose: Callable[[], object]) -> None:
 
 
 def test_a_lost_gpu_and_a_lost_rank_end_their_server_and_the_next_one_answers_the_same(
-    golden_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one computes on two GPUs."""
-    with serving_on_gpus(golden_dir, tmp_path, monkeypatch, LOSING) as server:
+    model = small_model(tmp_path_factory.mktemp("small") / "model", "qwen3-tiny")
+    with serving_on_gpus(model, tmp_path, monkeypatch, LOSING) as server:
         wanted = answer_of(server)
         verify_ends(server, loses_gpu(tmp_path).touch)
         assert "the GPU has failed: " in server.stderr
         assert "gather_output_rows" in server.stderr
-    with serving_on_gpus(golden_dir, tmp_path, monkeypatch, num_ranks=2) as server:
+    with serving_on_gpus(model, tmp_path, monkeypatch, num_ranks=2) as server:
         assert answer_of(server) == wanted
         [rank] = ranks_of(server, 2)
         verify_ends(server, lambda: os.kill(rank, signal.SIGKILL))

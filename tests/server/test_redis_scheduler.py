@@ -152,22 +152,28 @@ def test_a_suspended_instance_is_given_up_and_comes_back(pair: list[Server], wan
     assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_requests_of_an_origin_that_dies_end(deployment: Deployment, redis: RedisServer, workers: int) -> None:
-    a, b = deployment.start(workers=workers), deployment.start()
+def test_the_requests_of_an_origin_that_dies_end(pair: list[Server]) -> None:
+    a, b = pair
+    running = streams(a, 3, 4000)
+    until(lambda: num_running(b) > 0)
+    a.process.kill()
+    until(lambda: num_running(b) == 0)
+    for stream in running:
+        stream.close()
+    a.wait()
+
+
+def test_the_requests_of_http_processes_that_die_end(deployment: Deployment, redis: RedisServer) -> None:
+    a, b = deployment.start(workers=2), deployment.start()
     deployment.wait_for_instances(2)
     running = streams(a, 3, 4000)
     until(lambda: num_running(b) > 0)
-    if workers == 1:
-        a.process.kill()
-    else:
-        signal_all(a, signal.SIGKILL, HTTP)
+    signal_all(a, signal.SIGKILL, HTTP)
     until(lambda: num_running(b) == 0)
     for stream in running:
         stream.close()
     redis.wait_for_keys(CLUSTER)
-    if workers > 1:
-        until(lambda: num_running(a) == 0)
+    until(lambda: num_running(a) == 0)
     deployment.stop()
 
 

@@ -68,7 +68,7 @@ def test_every_http_process_tells_the_counts_of_all_and_of_the_dead(golden_dir: 
         os.kill(second, signal.SIGCONT)
 
 
-def test_a_short_suspension_costs_nothing_but_time(golden_dir: Path) -> None:
+def test_a_short_suspension_costs_nothing_but_time_and_a_drain_ends_it(golden_dir: Path) -> None:
     with serving(golden_dir) as server:
         stream = Stream(server.url, max_tokens=100)
         os.kill(engine_of(server), signal.SIGSTOP)
@@ -76,6 +76,11 @@ def test_a_short_suspension_costs_nothing_but_time(golden_dir: Path) -> None:
         assert health(server) == (200, None)
         os.kill(engine_of(server), signal.SIGCONT)
         assert is_complete(stream.read())
+        stream = Stream(server.url, max_tokens=100)
+        os.kill(engine_of(server), signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        assert is_complete(stream.read())
+        assert server.wait() == 0
 
 
 def test_asking_a_suspended_engine_has_a_deadline_before_it_counts_as_silent(golden_dir: Path) -> None:
@@ -127,12 +132,3 @@ def test_a_second_signal_has_a_deadline(golden_dir: Path) -> None:
         server.wait_for_line("stopping")  # two signals that wait to be seen are one
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 1
-
-
-def test_a_suspended_engine_goes_on_to_drain(golden_dir: Path) -> None:
-    with serving(golden_dir) as server:
-        stream = Stream(server.url, max_tokens=100)
-        os.kill(engine_of(server), signal.SIGSTOP)
-        server.process.send_signal(signal.SIGTERM)
-        assert is_complete(stream.read())
-        assert server.wait() == 0

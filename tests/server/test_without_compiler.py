@@ -86,6 +86,8 @@ def test_eager_execution_that_cannot_be_is_refused_at_the_start(
     assert done.returncode == 2, done.stderr
     [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: enforce_eager: {message}")
+    if path:  # LLM says what a server says
+        return
     code = "from fastdeploy_sd import LLM; LLM(model='demo', enforce_eager=True, num_gpu_blocks_override=64)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False

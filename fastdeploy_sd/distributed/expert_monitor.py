@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,14 +30,18 @@ class ExpertMonitor:
         self._service, self._own_ranks, self._planner = service, own_ranks, planner
         self._cleared: I64 = np.zeros_like(service.counts())
         self._window = _Window(service.served())
+        self._num_moves = 0
 
     def stats(self) -> ExpertStats:
-        served, planner = self._service.served(), self._planner
-        num_moving = 0 if planner is None else planner.num_moving
+        served, num_moving = self._service.served(), 0
+        if self._planner is not None:
+            num_ordered, num_moving = self._planner.num_ordered, self._planner.num_moving
+            # Those that have been ordered since the first look are under way, and are counted later.
+            self._num_moves = max(self._num_moves, num_ordered - num_moving)
         return ExpertStats(
             {rank: tuple(served[rank].tolist()) for rank in self._own_ranks},
             self._window.balancedness(served) if 0 in self._own_ranks else {},
-            0 if planner is None else planner.num_ordered - num_moving,
+            self._num_moves,
             num_moving,
         )
 
@@ -46,15 +51,17 @@ class ExpertMonitor:
         rows = counts - self._cleared
         if clears:
             self._cleared = counts
-        placements = {number: service.placement(number).tolist() for number in service.layers}
+        layers = sorted(service.layers)
+        placements = [service.placement(layer).tolist() for layer in layers]
+        targets = [service.target(layer).tolist() for layer in layers]
         is_reached = tuple(
-            all(self._has_target(layer, rank, found[rank]) for layer, found in placements.items())
-            for rank in range(service.shape.num_ranks)
+            all(map(_has_target, of_layers, goals))
+            for of_layers, goals in zip(zip(*placements, strict=True), zip(*targets, strict=True), strict=True)
         )
         return ExpertReport(
             is_moving=not all(is_reached) or (self._planner is not None and self._planner.is_busy),
-            num_rows=tuple(tuple(rows[i, : what.num_experts].tolist()) for i, what in sorted(service.layers.items())),
-            placement=tuple(tuple(map(tuple, found)) for _, found in sorted(placements.items())),
+            num_rows=tuple(tuple(rows[i, : service.layers[i].num_experts].tolist()) for i in layers),
+            placement=tuple(tuple(map(tuple, found)) for found in placements),
             is_reached=is_reached,
         )
 
@@ -68,9 +75,10 @@ class ExpertMonitor:
             raise BadRequest(f"rearrange_experts: {text}", code="rearranging")
         self._planner.ask()
 
-    def _has_target(self, layer: int, rank: int, own: list[int]) -> bool:
-        target = self._service.target(layer)
-        return bool((target < 0).all()) or {*own, -1} == {*target[rank].tolist(), -1}
+
+def _has_target(own: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a rank has the experts that it shall have in a layer, if any were said."""
+    return max(target) < 0 or {*own, -1} == {*target, -1}
 
 
 class _Window:

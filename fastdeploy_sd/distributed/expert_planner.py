@@ -165,8 +165,9 @@ class ExpertPlanner:
             del self._goals[layer]
         else:
             new = slot_table([sorted(own) for own in found], self._service.shape.num_slots)
-            self.num_ordered += sum(len(after - before) for before, after in zip(now, found, strict=True))
             self._service.set_target(layer, new)
+            # Only now: those on their way are subtracted from these.
+            self.num_ordered += sum(len(after - before) for before, after in zip(now, found, strict=True))
 
     def _published(self, layer: int) -> list[set[int]]:
         return [_experts(own) for own in self._service.placement(layer).tolist()]

@@ -50,9 +50,21 @@ def samples(url: str, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def post(url: str, path: str) -> httpx.Response:
+def post(url: str, path: str, **body: object) -> httpx.Response:
     """Ask one of the routes about experts, which have no password."""
-    return httpx.post(f"{url}{path}", json={}, timeout=WAIT_S)
+    return httpx.post(f"{url}{path}", json=body, timeout=WAIT_S)
+
+
+def check(url: str) -> dict[str, Any]:
+    """Whether experts move, and where they are."""
+    found: dict[str, Any] = post(url, "/check_redundant", check_get_workloads=True).json()
+    return found
+
+
+def placement(url: str) -> list[list[list[int]]]:
+    """The experts of each rank, by layer."""
+    slots = check(url)["data"]["ep_rank_to_expert_id_list"]
+    return [[sorted(layer[:6]), sorted(layer[6:])] for layer in slots]
 
 
 def sampled(server: Server, max_tokens: int) -> list[Stream]:
@@ -144,16 +156,21 @@ def test_engines_that_share_experts_wait_for_one_that_dies(golden_dir: Path, tmp
     move meanwhile; the first engine places them.
     """
     options: dict[str, Any] = {"kv_cache_memory_gb": 0.1, "data_parallel_size": 2, "enable_expert_parallel": True}
-    eplb = {"redundant_experts_num": 2, "redundant_expert_dump_workload_interval": 1}
+    eplb = {"redundant_experts_num": 2, "redundant_expert_dump_workload_interval": 3600}
     options |= {"enable_eplb": True, "eplb_config": json.dumps(eplb)}
     bodies = [("/v1/completions", {"prompt": [5 + i], "seed": i, "logprobs": 2, "max_tokens": 700}) for i in range(4)]
     model = golden_dir / "qwen3_moe-tiny"
     with contextlib.closing(ModelServer(model, tmp_path, timeout_engine=2.0, **options)) as server:
         wait_until(lambda: states(server.url) == ["ready", "ready"])
+        before = placement(server.url)
+        outcome(server.url, "/v1/completions", bodies[0][1] | {"max_tokens": 40})
+        assert post(server.url, "/rearrange_experts").status_code == 200
+        wait_until(lambda: check(server.url)["status"] == "FREE")
+        assert placement(server.url) != before
         with ThreadPoolExecutor(len(bodies)) as pool:
             running = [pool.submit(outcome, server.url, *body) for body in bodies]
             wait_until(lambda: num_running(server.url, 0) and num_running(server.url, 1))
-            assert post(server.url, "/rearrange_experts").status_code in (200, 400)  # they may move already
+            assert post(server.url, "/rearrange_experts").status_code == 200
             os.kill(server.children("engine_process")[0], signal.SIGKILL)
             outcomes = [one.result() for one in running]
         server.wait_for_line("leaves engine 0")
@@ -161,7 +178,7 @@ def test_engines_that_share_experts_wait_for_one_that_dies(golden_dir: Path, tmp
         assert states(server.url) == ["ready", "ready"]
         plain = {"speculation": {"enabled": False}}
         assert outcomes == [outcome(server.url, path, body | plain) for path, body in bodies]
-        wait_until(lambda: post(server.url, "/check_redundant").json()["status"] == "FREE")
+        wait_until(lambda: check(server.url)["status"] == "FREE")
         rows = post(server.url, "/get_per_expert_tokens_stats").json()["data"][0]
         served = samples(server.url, "fastdeploy_sd:expert_rows_total")
         assert sum(map(sum, rows)) > 0

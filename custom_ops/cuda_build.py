@@ -3,8 +3,8 @@
 Usage: python custom_ops/cuda_build.py [--nvcc]
 
 Without --nvcc: build/cuda-emulated/libfdsd_cuda.so, where g++ compiles the kernels' own source against
-cuda/emulation/. With it: build/cuda/libfdsd_cuda.so for sm_80, sm_90a and sm_100, and a report of what every kernel
-takes of a GPU. Neither is part of a wheel.
+cuda/emulation/. With it: build/cuda/libfdsd_cuda.so for all ARCHITECTURES, and a report of what every kernel takes of
+a GPU. Neither is part of a wheel.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CUDA = build.ROOT / "cuda"
 BUILD = build.ROOT.parent / "build"
 EMULATED = BUILD / "cuda-emulated"
 LIBRARY = "libfdsd_cuda.so"
-# Ampere, Hopper with its own instructions, Blackwell.
-ARCHITECTURES = ("80", "90a", "100")
+# Ampere (A100, then others with less shared memory), Ada, Hopper with its own instructions, Blackwell likewise.
+ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
 # What the CPU's kernels and these have in common.
 _SHARED_SOURCES = (
     build.ROOT / "cpu" / "kernels" / "shared" / "kv_check.cc",

@@ -25,10 +25,11 @@ namespace fdsd::cuda {
 namespace {
 
 // Blocks take tasks in turn, as only the device knows how many there are.
-template <typename T, typename Cached, int kColumnTiles, int kSlots>
-__global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(AttentionShape shape, AttentionArrays a,
-                                                                               DevicePtr<float> results) {
-  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged);
+template <typename T, typename Cached, int kColumnTiles>
+__global__ __launch_bounds__(kAttentionThreads,
+                             kAttentionBlocks) void SharedPartitionsKernel(AttentionShape shape, AttentionArrays a,
+                                                                           DevicePtr<float> results) {
+  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + SectionsOf<Cached>(shape).merged);
   Arrivals arrivals;
   for (int64_t i = blockIdx.x;; i += gridDim.x) {
     SharedTask task;
@@ -38,7 +39,7 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(A
     merged.Clear();
     merged.Store(before, task.tile.num_columns);
     __syncthreads();
-    MergePartitions<Cached, kColumnTiles, kSlots>(shape, a, task.tile, task.begin, task.end, &arrivals, &merged);
+    MergePartitions<Cached, kColumnTiles>(shape, a, task.tile, task.begin, task.end, &arrivals, &merged);
     merged.StoreShared(shape, task.tile, task.begin, results);
     __syncthreads();
   }
@@ -46,10 +47,11 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void SharedPartitionsKernel(A
 
 // Block (tile, part of a KV head, partition) writes a partition's result; with one partition in the grid, block (tile,
 // part of a KV head) merges all of them and writes y.
-template <typename T, typename Cached, int kColumnTiles, int kSlots>
-__global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(AttentionShape shape, AttentionArrays a,
-                                                                        DevicePtr<float> partials,
-                                                                        DevicePtr<const float> shared) {
+template <typename T, typename Cached, int kColumnTiles>
+__global__ __launch_bounds__(kAttentionThreads, kAttentionBlocks) void AttentionKernel(AttentionShape shape,
+                                                                                       AttentionArrays a,
+                                                                                       DevicePtr<float> partials,
+                                                                                       DevicePtr<const float> shared) {
   TilePlace tile;
   if (!tile.Find(shape, a)) return;
   const auto own = static_cast<int>(blockIdx.z);
@@ -60,15 +62,14 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void AttentionKernel(Attentio
   Partial<kColumnTiles> merged;
   if (is_split) {
     __syncthreads();
-    ComputePartition<Cached, kColumnTiles, kSlots>(shape, a, tile, own, &arrivals, &merged);
+    ComputePartition<Cached, kColumnTiles>(shape, a, tile, own, &arrivals, &merged);
     merged.StoreOwn(shape, tile, own, partials);
     return;
   }
   merged.LoadShared(shape, tile, shared);
-  merged.Store(ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged), tile.num_columns);
+  merged.Store(ViewAs<float>(DynamicShared<uint8_t>() + SectionsOf<Cached>(shape).merged), tile.num_columns);
   __syncthreads();
-  MergePartitions<Cached, kColumnTiles, kSlots>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &arrivals,
-                                                &merged);
+  MergePartitions<Cached, kColumnTiles>(shape, a, tile, tile.first_partition, tile.NumPartitions(), &arrivals, &merged);
   merged.template Write<T>(shape, a, tile);
 }
 
@@ -159,29 +160,27 @@ struct AttentionCall {
   }
 };
 
-template <typename T, typename Cached, int kColumnTiles>
-Error LaunchAttention(const AttentionCall& call) {
-  constexpr int kSlots = kStages<Cached>;
-  const int32_t bytes = PartsOf<Cached, kSlots>(call.shape).num_bytes;
-  Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes);
-  if (error == nullptr)
-    error = call.LaunchTiles<AttentionKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes,
-                                                                               call.grid.num_parts);
+// What requests share, then the tiles' own partitions by another kernel, whose blocks have so many parts.
+template <typename T, typename Cached, int kColumnTiles, auto kernel>
+Error LaunchAttention(AttentionCall call, unsigned num_parts) {
+  call.shape.num_stages = NumStages<Cached>(LimitsOfDevice(), call.shape);
+  if (call.shape.num_stages == 0) return kNoSharedMemory;
+  const int32_t bytes = SectionsOf<Cached>(call.shape).num_bytes;
+  Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles>>(kAttentionThreads, bytes);
+  if (error == nullptr) error = call.LaunchTiles<kernel>(kAttentionThreads, bytes, num_parts);
   return error == nullptr ? call.LaunchMerge<T, kColumnTiles>() : error;
+}
+
+template <typename T, typename Cached, int kColumnTiles>
+Error LaunchParts(const AttentionCall& call) {
+  return LaunchAttention<T, Cached, kColumnTiles, AttentionKernel<T, Cached, kColumnTiles>>(call, call.grid.num_parts);
 }
 
 template <typename T, typename Cached>
 Error LaunchLatent(const AttentionCall& call) {
   constexpr int kColumnTiles = kPartColumns / kMatrixColumns;
-  constexpr int kSlots = kLatentStages;
-  const int32_t bytes = PartsOf<Cached, kSlots>(call.shape).num_bytes;
-  Error error = call.LaunchShared<SharedPartitionsKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes);
-  if (error == nullptr) {
-    const auto num_heads = static_cast<unsigned>(call.p.cache.num_kv_heads);
-    error =
-        call.LaunchTiles<LatentAttentionKernel<T, Cached, kColumnTiles, kSlots>>(kAttentionThreads, bytes, num_heads);
-  }
-  return error == nullptr ? call.LaunchMerge<T, kColumnTiles>() : error;
+  const auto num_heads = static_cast<unsigned>(call.p.cache.num_kv_heads);
+  return LaunchAttention<T, Cached, kColumnTiles, LatentAttentionKernel<T, Cached, kColumnTiles>>(call, num_heads);
 }
 
 template <typename Cached, int kHead>
@@ -208,8 +207,8 @@ Error LaunchHeads(const AttentionCall& call) {
   if constexpr (!kIsScaled<Cached>) {
     if (call.p.cache.head_dim > kMaxHeadDim) return LaunchLatent<T, Cached>(call);
   }
-  if (call.p.cache.head_dim <= 64) return LaunchAttention<T, Cached, 8>(call);
-  return LaunchAttention<T, Cached, 16>(call);
+  if (call.p.cache.head_dim <= 64) return LaunchParts<T, Cached, 8>(call);
+  return LaunchParts<T, Cached, 16>(call);
 }
 
 template <typename Cached>
@@ -222,7 +221,7 @@ Error LaunchOver(const CascadeAppendAttentionParams& p, void* workspace, Stream 
   }
   // Activations of float32 need no speed: no GPU serves them.
   if constexpr (sizeof(Cached) != 2) {
-    if (p.cache.dtype == DType::kFloat32) return LaunchAttention<float, Cached, 16>(call);
+    if (p.cache.dtype == DType::kFloat32) return LaunchParts<float, Cached, 16>(call);
   }
   if constexpr (kIsScaled<Cached>) {
     if (p.cache.dtype == DType::kFloat16) return LaunchHeads<half16, ForHalf16<Cached>>(call);

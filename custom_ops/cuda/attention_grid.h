@@ -80,6 +80,7 @@ inline AttentionShape ShapeOf(const CascadeAppendAttentionParams& p, const Atten
                         static_cast<int32_t>(grid.num_partitions),
                         grid.num_slots,
                         grid.tile_rows,
+                        0,
                         grid.num_rows,
                         p.cache.dtype == DType::kFloat32};
 }

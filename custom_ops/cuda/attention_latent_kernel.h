@@ -6,10 +6,11 @@
 namespace fdsd::cuda {
 
 // Block (tile, KV head, partition): as AttentionKernel, with all parts of the values.
-template <typename T, typename Cached, int kColumnTiles, int kSlots>
-__global__ __launch_bounds__(kAttentionThreads, 2) void LatentAttentionKernel(AttentionShape shape, AttentionArrays a,
-                                                                              DevicePtr<float> partials,
-                                                                              DevicePtr<const float> shared) {
+template <typename T, typename Cached, int kColumnTiles>
+__global__ __launch_bounds__(kAttentionThreads,
+                             kAttentionBlocks) void LatentAttentionKernel(AttentionShape shape, AttentionArrays a,
+                                                                          DevicePtr<float> partials,
+                                                                          DevicePtr<const float> shared) {
   using Result = Partial<kColumnTiles>;
   TilePlace tile;
   if (!tile.Find(shape, a)) return;
@@ -18,7 +19,7 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void LatentAttentionKernel(At
   if (is_split && (own < tile.first_partition || own >= tile.NumPartitions())) return;
   Arrivals arrivals;
   LoadQueries<T, Cached>(shape, a, tile, DynamicShared<uint8_t>());
-  const auto merged = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged);
+  const auto merged = ViewAs<float>(DynamicShared<uint8_t>() + SectionsOf<Cached>(shape).merged);
   const auto merged_at = [&](const TilePlace& part) {
     return merged + part.first_column / kPartColumns * kTileRows * (kPartColumns + 2);
   };
@@ -35,17 +36,16 @@ __global__ __launch_bounds__(kAttentionThreads, 2) void LatentAttentionKernel(At
   const int begin = is_split ? own : tile.first_partition;
   const int end = is_split ? own + 1 : tile.NumPartitions();
   for (int partition = begin; partition < end; ++partition) {
-    ComputeParts<Cached, kColumnTiles, kSlots, true>(shape, a, tile, partition, &arrivals,
-                                                     [&](const TilePlace& part, const Result& result) {
-                                                       if (is_split) return result.StoreOwn(shape, part, own, partials);
-                                                       Result all;
-                                                       all.Load(merged_at(part), part.num_columns);
-                                                       all.Merge(result);
-                                                       if (partition + 1 == end)
-                                                         return all.template Write<T>(shape, a, part);
-                                                       __syncwarp();
-                                                       all.Store(merged_at(part), part.num_columns);
-                                                     });
+    ComputeParts<Cached, kColumnTiles, true>(shape, a, tile, partition, &arrivals,
+                                             [&](const TilePlace& part, const Result& result) {
+                                               if (is_split) return result.StoreOwn(shape, part, own, partials);
+                                               Result all;
+                                               all.Load(merged_at(part), part.num_columns);
+                                               all.Merge(result);
+                                               if (partition + 1 == end) return all.template Write<T>(shape, a, part);
+                                               __syncwarp();
+                                               all.Store(merged_at(part), part.num_columns);
+                                             });
   }
 }
 

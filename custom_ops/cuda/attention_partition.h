@@ -2,12 +2,13 @@
 // What a block computes for a tile of query rows: partitions of its keys; and which tiles and partitions are of groups.
 #include "attention_partial.h"
 #include "attention_values.h"
+#include "device_limits.h"
 
 namespace fdsd::cuda {
 
-// Where the parts of a block's dynamic shared memory begin, in bytes. What is on its way and the warps' results are not
-// there at the same time.
-struct SharedParts {
+// Where the sections of a block's dynamic shared memory begin, in bytes. What is on its way and the warps' results are
+// not there at the same time.
+struct SharedSections {
   int32_t units;   // of all warps
   int32_t staged;  // of all warps
   int32_t merged;  // the partitions before
@@ -16,24 +17,33 @@ struct SharedParts {
 
 // What a warp prepares for products: a unit's values, or all weights of float32.
 template <typename Cached>
-__device__ __host__ int32_t StagedBytes(const KvShape& cache) {
+__device__ __host__ int32_t StagedBytes(const AttentionShape& shape) {
   if (sizeof(Cached) == 2) return 0;
-  return sizeof(Cached) == 4 ? kWarpKeys * kTileRows * 4 : kUnitKeys * ValueRowBytes<Cached>(cache);
+  return sizeof(Cached) == 4 ? kWarpKeys * kTileRows * 4 : kUnitKeys * ValueRowBytes<Cached>(shape);
 }
 
-template <typename Cached, int kSlots>
-__device__ __host__ SharedParts PartsOf(const AttentionShape& shape) {
+template <typename Cached>
+__device__ __host__ SharedSections SectionsOf(const AttentionShape& shape) {
   const int32_t head_dim = shape.cache.head_dim;
-  const int32_t units = kAttentionWarps * kSlots * kUnitKeys * UnitStream<Cached, 1>::RowBytes(head_dim);
+  const int32_t units = kAttentionWarps * shape.num_stages * kUnitKeys * UnitStream<Cached>::RowBytes(shape);
   const int32_t result = kTileRows * shape.PartialSize() * static_cast<int32_t>(sizeof(float));
-  SharedParts parts;
-  parts.units = kTileRows * QueryRowBytes<Cached>(head_dim);
-  parts.staged = parts.units + (units > kAttentionWarps * result ? units : kAttentionWarps * result);
-  parts.merged = parts.staged + kAttentionWarps * StagedBytes<Cached>(shape.cache);
+  SharedSections sections;
+  sections.units = kTileRows * QueryRowBytes<Cached>(head_dim);
+  sections.staged = sections.units + (units > kAttentionWarps * result ? units : kAttentionWarps * result);
+  sections.merged = sections.staged + kAttentionWarps * StagedBytes<Cached>(shape);
   // Where a block has all parts of the values, one after the other.
   const bool has_all_parts = head_dim > kMaxHeadDim;
-  parts.num_bytes = parts.merged + result * (has_all_parts ? shape.NumParts() : 1);
-  return parts;
+  sections.num_bytes = sections.merged + result * (has_all_parts ? shape.NumParts() : 1);
+  return sections;
+}
+
+// Units of a warp on their way, on a device with these limits; 0 = there is no shared memory even for one.
+template <typename Cached>
+int32_t NumStages(const DeviceLimits& limits, AttentionShape shape) {
+  return StagesOf(limits, {kAttentionThreads, kAttentionBlocks}, {kMaxStages, 2, 1}, [&shape](int32_t count) {
+    shape.num_stages = count;
+    return SectionsOf<Cached>(shape).num_bytes + kArrivalBytes;
+  });
 }
 
 // The results of a partition's keys, which the block's warps have summed, in `results`: merged in order. All threads.
@@ -71,24 +81,24 @@ __device__ __forceinline__ void MergeWarps(const float (*sums)[4], const float* 
 
 // take(tile, result) with the result of one partition, spread over the block: of the tile's part of the values or,
 // kAllParts, of each part of them after the other, with the same weights. All threads of the block.
-template <typename Cached, int kColumnTiles, int kSlots, bool kAllParts, typename Take>
+template <typename Cached, int kColumnTiles, bool kAllParts, typename Take>
 __device__ __forceinline__ void ComputeParts(const AttentionShape& shape, const AttentionArrays& a,
                                              const TilePlace& whole, int partition, Arrivals* arrivals, Take&& take) {
-  using Units = UnitStream<Cached, kSlots>;
-  const int head_dim = shape.cache.head_dim;
+  using Units = UnitStream<Cached>;
   const int warp = threadIdx.x / kWarpSize;
-  const SharedParts parts = PartsOf<Cached, kSlots>(shape);
+  const SharedSections sections = SectionsOf<Cached>(shape);
   const DevicePtr<uint8_t> shared = DynamicShared<uint8_t>();
-  const DevicePtr<float> results = ViewAs<float>(shared + parts.units);
-  const DevicePtr<uint8_t> staged = shared + parts.staged + warp * StagedBytes<Cached>(shape.cache);
+  const DevicePtr<float> results = ViewAs<float>(shared + sections.units);
+  const DevicePtr<uint8_t> staged = shared + sections.staged + warp * StagedBytes<Cached>(shape);
   const int first_key = partition * kPartitionKeys + warp * kWarpKeys;
   TilePlace tile = whole;
   float scores[kKeyTiles][4] = {};
   float max[2];
   float total[2];
-  const DevicePtr<uint8_t> slots = shared + parts.units + warp * kSlots * kUnitKeys * Units::RowBytes(head_dim);
+  const DevicePtr<uint8_t> slots =
+      shared + sections.units + warp * shape.num_stages * kUnitKeys * Units::RowBytes(shape);
   const Units units(shape, a, tile, first_key, slots, arrivals);
-  ScoreKeys<Cached, kSlots>(shape, a, tile, units, shared, scores);
+  ScoreKeys<Cached>(shape, a, tile, units, shared, scores);
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     WeighKeys<Cached>(shape, a, tile, first_key, half, scores, &max[half], &total[half]);
@@ -99,7 +109,7 @@ __device__ __forceinline__ void ComputeParts(const AttentionShape& shape, const 
     if constexpr (kAllParts) tile.FindPart(shape, whole.kv_head * shape.NumParts() + part);
     if (part > 0) units.BeginValues();
     float sums[kColumnTiles][4] = {};
-    AddValues<Cached, kSlots, kColumnTiles>(shape, a, tile, units, weights, staged, sums);
+    AddValues<Cached, kColumnTiles>(shape, a, tile, units, weights, staged, sums);
     Partial<kColumnTiles> result;
     MergeWarps<kColumnTiles>(sums, max, total, tile.num_columns, results, &result);
     take(tile, result);
@@ -107,24 +117,24 @@ __device__ __forceinline__ void ComputeParts(const AttentionShape& shape, const 
 }
 
 // The result of one partition, spread over the block. All threads of the block.
-template <typename Cached, int kColumnTiles, int kSlots>
+template <typename Cached, int kColumnTiles>
 __device__ void ComputePartition(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
                                  int partition, Arrivals* arrivals, Partial<kColumnTiles>* result) {
-  ComputeParts<Cached, kColumnTiles, kSlots, false>(
+  ComputeParts<Cached, kColumnTiles, false>(
       shape, a, tile, partition, arrivals,
       [&](const TilePlace&, const Partial<kColumnTiles>& found) { *result = found; });
 }
 
 // The tile's partitions [begin, end) onto those before, whose result is in shared memory.
-template <typename Cached, int kColumnTiles, int kSlots>
+template <typename Cached, int kColumnTiles>
 __device__ __forceinline__ void MergePartitions(const AttentionShape& shape, const AttentionArrays& a,
                                                 const TilePlace& tile, int begin, int end, Arrivals* arrivals,
                                                 Partial<kColumnTiles>* merged) {
   // In shared memory, since registers are for what is computed.
-  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + PartsOf<Cached, kSlots>(shape).merged);
+  const auto before = ViewAs<float>(DynamicShared<uint8_t>() + SectionsOf<Cached>(shape).merged);
   for (int partition = begin; partition < end; ++partition) {
     Partial<kColumnTiles> next;
-    ComputePartition<Cached, kColumnTiles, kSlots>(shape, a, tile, partition, arrivals, &next);
+    ComputePartition<Cached, kColumnTiles>(shape, a, tile, partition, arrivals, &next);
     merged->Load(before, tile.num_columns);
     merged->Merge(next);
     if (partition + 1 == end) return;

@@ -37,17 +37,19 @@ __device__ void LoadQueries(const AttentionShape& shape, const AttentionArrays& 
   }
 }
 
-// scores += those of a unit's keys: elements as products leave them.
+// scores += those of a part of a unit's keys, with the same elements of queries: as products leave them.
 template <typename Cached>
-__device__ __forceinline__ void ScoreUnit(int head_dim, DevicePtr<const uint8_t> queries, DevicePtr<const uint8_t> keys,
-                                          float (*scores)[4]) {
+__device__ __forceinline__ void ScoreUnit(const AttentionShape& shape, int part, DevicePtr<const uint8_t> queries,
+                                          DevicePtr<const uint8_t> keys, float (*scores)[4]) {
   const int lane = threadIdx.x % kWarpSize;
-  const int query_bytes = QueryRowBytes<Cached>(head_dim);
-  const int key_bytes = head_dim * static_cast<int>(sizeof(Cached)) + kPadding;
+  const int query_bytes = QueryRowBytes<Cached>(shape.cache.head_dim);
+  const int key_bytes = UnitStream<Cached>::RowBytes(shape);
+  const int num_elements = min(shape.cache.head_dim - part * kPartColumns, kPartColumns);
+  queries = queries + part * kPartColumns * (sizeof(Cached) == 4 ? 4 : 2);
   if constexpr (sizeof(Cached) == 4) {
     const DevicePtr<const float> row = ViewAs<const float>(queries + lane / 4 * query_bytes);
     const DevicePtr<const float> other_row = ViewAs<const float>(queries + (lane / 4 + 8) * query_bytes);
-    for (int d = 0; d < head_dim; ++d) {
+    for (int d = 0; d < num_elements; ++d) {
 #pragma unroll
       for (int i = 0; i < 2 * kUnitTiles; ++i) {
         const int key = i / 2 * kMatrixColumns + lane % 4 * 2 + i % 2;
@@ -58,7 +60,7 @@ __device__ __forceinline__ void ScoreUnit(int head_dim, DevicePtr<const uint8_t>
     }
   } else {
     const DevicePtr<const uint8_t> own_row = queries + (lane % 16 * query_bytes + lane / 16 * 16);
-    for (int d = 0; d < head_dim; d += 2 * kMatrixWords) {
+    for (int d = 0; d < num_elements; d += 2 * kMatrixWords) {
       uint32_t rows[4];
       uint32_t columns[kUnitTiles][2];
       LoadRowWords(own_row + 2 * d, rows);
@@ -92,9 +94,9 @@ __device__ __forceinline__ bool IsRowOf(const AttentionShape& shape, const TileP
 }
 
 // The warp's scores of its keys.
-template <typename Cached, int kSlots>
+template <typename Cached>
 __device__ __forceinline__ void ScoreKeys(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
-                                          const UnitStream<Cached, kSlots>& units, DevicePtr<const uint8_t> queries,
+                                          const UnitStream<Cached>& units, DevicePtr<const uint8_t> queries,
                                           float (*scores)[4]) {
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
@@ -109,9 +111,13 @@ __device__ __forceinline__ void ScoreKeys(const AttentionShape& shape, const Att
         const int64_t index = units.KeysOf(unit, token).Index(lane % kUnitKeys);
         scale = index < 0 ? 0.0f : static_cast<float>(a.k_scale[index]);
       }
-      const DevicePtr<uint8_t> keys = is_apart ? units.Fetch(unit, token) : units.Wait(unit);
       float found[kUnitTiles][4] = {};
-      ScoreUnit<Cached>(shape.cache.head_dim, queries, keys, found);
+#pragma unroll 1
+      for (int part = 0; part < shape.NumParts(); ++part) {
+        const int stage = units.KeyStage(unit, part);
+        ScoreUnit<Cached>(shape, part, queries, is_apart ? units.Fetch(stage, token) : units.Wait(stage), found);
+        if (!is_apart) units.Release(stage);
+      }
 #pragma unroll
       for (int i = 0; i < 2 * kUnitTiles; ++i) {
         float factor = 1.0f;
@@ -124,7 +130,7 @@ __device__ __forceinline__ void ScoreKeys(const AttentionShape& shape, const Att
       }
     }
     PutUnit(own, unit, scores);
-    units.Release(unit);
+    for (int part = 0; is_apart && part < shape.NumParts(); ++part) units.Release(units.KeyStage(unit, part));
   }
 }
 

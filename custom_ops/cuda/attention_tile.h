@@ -10,8 +10,9 @@ namespace fdsd::cuda {
 constexpr int kTileRows = kMatrixRows;
 constexpr int kAttentionWarps = 4;
 constexpr int kAttentionThreads = kAttentionWarps * kWarpSize;
-constexpr int kUnitKeys = 16;  // of one product with values
-constexpr int kUnits = 4;      // of a warp
+constexpr int kAttentionBlocks = 2;  // of a multiprocessor, for which there are registers
+constexpr int kUnitKeys = 16;        // of one product with values
+constexpr int kUnits = 4;            // of a warp
 constexpr int kWarpKeys = kUnits * kUnitKeys;
 constexpr int kPartitionKeys = kAttentionWarps * kWarpKeys;
 static_assert(kPartitionKeys == fdsd::kPartitionKeys);
@@ -30,6 +31,7 @@ struct AttentionShape {
   int32_t num_partitions;  // of the grid
   int32_t num_slots;       // for results over shared partitions: one for each of them, or 1 for all merged
   int32_t tile_rows;       // kTileRows, or so many times that
+  int32_t num_stages;      // units of a warp on their way, see UnitStream: a power of two
   int64_t num_rows;        // packed, of a KV head; there is room for so many results over a partition
   bool is_float32;         // activations; else bfloat16
 
@@ -50,14 +52,16 @@ struct AttentionShape {
 
   __device__ __forceinline__ int32_t GroupSize() const { return num_heads / cache.num_kv_heads; }
 
-  // Parts of a head's values that different blocks have.
+  // Parts of a head. Different blocks have those of its values.
   __device__ __host__ __forceinline__ int32_t NumParts() const {
     return static_cast<int32_t>(DivideUp(cache.head_dim, kPartColumns));
   }
-  // Floats of a row's result over some keys: its sums, a maximum and a total.
-  __device__ __host__ __forceinline__ int32_t PartialSize() const {
-    return (cache.head_dim < kPartColumns ? cache.head_dim : kPartColumns) + 2;
+  // Elements of a head that are copied at a time, at most; NumParts of them are a head.
+  __device__ __host__ __forceinline__ int32_t PartSize() const {
+    return cache.head_dim < kPartColumns ? cache.head_dim : kPartColumns;
   }
+  // Floats of a row's result over some keys: its sums, a maximum and a total.
+  __device__ __host__ __forceinline__ int32_t PartialSize() const { return PartSize() + 2; }
 };
 
 // See fdsd::SharedPrefixes. Without group_rows nothing is shared.

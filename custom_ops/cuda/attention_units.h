@@ -1,5 +1,5 @@
 #pragma once
-// How a warp's keys and values come to shared memory: in units of 16 tokens, several on their way at a time.
+// How a warp's keys and values come to shared memory: in units of a part of 16 tokens, several on their way at a time.
 #include "attention_cache.h"
 #include "attention_tile.h"
 #include "bulk_copies.h"
@@ -9,11 +9,8 @@ namespace fdsd::cuda {
 constexpr int kPadding = 16;  // bytes after a row in shared memory, so that neighbours lie in different banks
 constexpr int kNobody = -1;
 
-// Units on their way. More hide the memory's latency, as far as there is shared memory.
-template <typename Cached>
-constexpr int kStages = sizeof(Cached) == 4 ? 1 : 4;
 constexpr int kMaxStages = 4;
-constexpr int kLatentStages = 1;  // of latent vectors, which are long
+constexpr int kArrivalBytes = kAttentionWarps * kMaxStages * int{sizeof(BulkBarrier)};  // of Arrivals
 
 // Which tokens of the cache are a unit's keys: those that all rows of the tile see at these places, or those that one
 // new token sees.
@@ -73,9 +70,10 @@ struct Arrivals {
   }
 };
 
-// The warp's units of a partition that a row of the tile sees, keys first, then the tile's part of values. A slot has
-// 16 rows of bytes as the cache has them, zeros where there is no content.
-template <typename Cached, int kSlots>
+// The warp's units of a partition that a row of the tile sees: of the keys all parts, unit by unit, then the tile's
+// part of the values. A slot has a part of 16 tokens as rows of bytes as the cache has them, zeros where there is no
+// content.
+template <typename Cached>
 class UnitStream {
  public:
   __device__ UnitStream(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile, int first_key,
@@ -84,14 +82,17 @@ class UnitStream {
     const int num_keys = min(tile.end_key - first_key, kWarpKeys);
     num_units_ = num_keys > 0 ? static_cast<int>(DivideUp(num_keys, kUnitKeys)) : 0;
 #pragma unroll 1
-    for (int stage = 0; stage < kSlots; ++stage) Begin(stage);
+    for (int stage = 0; stage < shape_.num_stages; ++stage) Begin(stage);
   }
 
-  static __device__ __host__ __forceinline__ int32_t RowBytes(int32_t head_dim) {
-    return head_dim * static_cast<int32_t>(sizeof(Cached)) + kPadding;
+  static __device__ __host__ __forceinline__ int32_t RowBytes(const AttentionShape& shape) {
+    return shape.PartSize() * static_cast<int32_t>(sizeof(Cached)) + kPadding;
   }
 
   __device__ __forceinline__ int num_units() const { return num_units_; }
+  // The stages of a unit: of a part of its keys, and of its values.
+  __device__ __forceinline__ int KeyStage(int unit, int part) const { return unit * shape_.NumParts() + part; }
+  __device__ __forceinline__ int ValueStage(int unit) const { return num_units_ * shape_.NumParts() + unit; }
   __device__ __forceinline__ UnitKeys KeysOf(int unit, int token) const {
     return UnitKeys(shape_, a_, tile_, first_key_ + unit * kUnitKeys, token);
   }
@@ -110,15 +111,15 @@ class UnitStream {
   // Begin with the values again, of another part of the tile: what came before has been released.
   __device__ __forceinline__ void BeginValues() const {
 #pragma unroll 1
-    for (int stage = 0; stage < kSlots; ++stage) Begin(num_units_ + stage);
+    for (int i = 0; i < shape_.num_stages; ++i) Begin(ValueStage(i));
   }
 
   // The slot of a stage, when it has arrived. Stages are waited for in order.
   __device__ __forceinline__ DevicePtr<uint8_t> Wait(int stage) const {
     if (HasBulkCopies()) {
-      arrivals_->Wait(stage % kSlots);
+      arrivals_->Wait(SlotOf(stage));
     } else {
-      WaitForCopies<kSlots - 1>();
+      WaitForStage();
       __syncwarp();
     }
     return Slot(stage);
@@ -128,7 +129,7 @@ class UnitStream {
   __device__ __forceinline__ void Release(int stage) const {
     FenceBulkWrites();
     __syncwarp();
-    Begin(stage + kSlots);
+    Begin(stage + shape_.num_stages);
   }
 
   // The slot of a stage with what one new token sees of its unit.
@@ -137,7 +138,7 @@ class UnitStream {
     __syncwarp();
     if (HasBulkCopies()) {
       CopyRows(stage, token);
-      arrivals_->Wait(stage % kSlots);
+      arrivals_->Wait(SlotOf(stage));
     } else {
       CopyPieces(stage, token);
       CommitCopies();
@@ -148,13 +149,29 @@ class UnitStream {
   }
 
  private:
+  __device__ __forceinline__ int SlotOf(int stage) const { return stage & (shape_.num_stages - 1); }
   __device__ __forceinline__ DevicePtr<uint8_t> Slot(int stage) const {
-    return slots_ + stage % kSlots * kUnitKeys * RowBytes(shape_.cache.head_dim);
+    return slots_ + SlotOf(stage) * kUnitKeys * RowBytes(shape_);
+  }
+
+  // For the thread's copies but those of the stages that follow. The instruction has their number in it.
+  __device__ __forceinline__ void WaitForStage() const {
+    static_assert(kMaxStages == 4);
+    if (shape_.num_stages == 4) return WaitForCopies<3>();
+    if (shape_.num_stages == 2) return WaitForCopies<1>();
+    WaitForCopies<0>();
+  }
+
+  // The unit of a stage; num_units and more after the last.
+  __device__ __forceinline__ int UnitOf(int stage) const {
+    const int of_values = stage - ValueStage(0);
+    return of_values < 0 ? stage / shape_.NumParts() : of_values;
   }
 
   // Without bulk copies every stage is a group of copies, also one after the last.
   __device__ __forceinline__ void Begin(int stage) const {
-    const bool is_shared = stage < 2 * num_units_ && !IsApart(stage % num_units_);
+    const int unit = UnitOf(stage);
+    const bool is_shared = unit < num_units_ && !IsApart(unit);
     if (HasBulkCopies()) {
       if (is_shared) CopyRows(stage, kNobody);
     } else {
@@ -163,7 +180,7 @@ class UnitStream {
     }
   }
 
-  // What a stage copies: of each of 16 tokens so many bytes of its keys or values.
+  // What a stage copies: of each of 16 tokens so many bytes of its key or value.
   struct Source {
     DevicePtr<const uint8_t> from;
     UnitKeys keys;
@@ -171,9 +188,14 @@ class UnitStream {
   };
   __device__ __forceinline__ Source SourceOf(int stage, int token) const {
     constexpr int kElement = sizeof(Cached);
-    if (stage < num_units_) return Source{a_.k, KeysOf(stage, token), shape_.cache.head_dim * kElement};
-    const DevicePtr<const uint8_t> from = a_.v + tile_.first_column * kElement;
-    return Source{from, KeysOf(stage - num_units_, token), tile_.num_columns * kElement};
+    const int unit = UnitOf(stage);
+    if (stage >= ValueStage(0)) {
+      const DevicePtr<const uint8_t> from = a_.v + tile_.first_column * kElement;
+      return Source{from, KeysOf(unit, token), tile_.num_columns * kElement};
+    }
+    const int first = (stage - KeyStage(unit, 0)) * kPartColumns;
+    const int num_elements = min(shape_.cache.head_dim - first, kPartColumns);
+    return Source{a_.k + first * kElement, KeysOf(unit, token), num_elements * kElement};
   }
 
   // A lane has every 32nd piece of 16 bytes.
@@ -189,7 +211,7 @@ class UnitStream {
       const int piece = i % num_pieces * kPiece;
       const int64_t index = source.keys.Index(row);
       const int64_t at = (index < 0 ? 0 : index) * token_bytes + piece;
-      CopyAsync<kPiece>(to + row * RowBytes(shape_.cache.head_dim) + piece, source.from + at, index >= 0);
+      CopyAsync<kPiece>(to + row * RowBytes(shape_) + piece, source.from + at, index >= 0);
     }
   }
 
@@ -199,11 +221,11 @@ class UnitStream {
     const Source source = SourceOf(stage, token);
     const int64_t index = lane < kUnitKeys ? source.keys.Index(lane) : -1;
     const int num_rows = __popc(__ballot_sync(kAllLanes, index >= 0));
-    const DevicePtr<BulkBarrier> barrier = arrivals_->barriers + stage % kSlots;
+    const DevicePtr<BulkBarrier> barrier = arrivals_->barriers + SlotOf(stage);
     if (lane == 0) ExpectBytes(barrier, num_rows * source.num_bytes);
     __syncwarp();
     if (lane >= kUnitKeys) return;
-    const DevicePtr<uint8_t> row = Slot(stage) + lane * RowBytes(shape_.cache.head_dim);
+    const DevicePtr<uint8_t> row = Slot(stage) + lane * RowBytes(shape_);
     if (index >= 0) {
       const int64_t at = index * shape_.cache.head_dim * static_cast<int>(sizeof(Cached));
       return CopyBulk(row, source.from + at, source.num_bytes, barrier);

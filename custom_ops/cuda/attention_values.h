@@ -6,10 +6,8 @@ namespace fdsd::cuda {
 
 // Bytes of a row of values as products take them.
 template <typename Cached>
-__device__ __host__ __forceinline__ int32_t ValueRowBytes(const KvShape& cache) {
-  if constexpr (kIsScaled<Cached>)
-    return 2 * (cache.head_dim < kPartColumns ? cache.head_dim : kPartColumns) + kPadding;
-  return cache.head_dim * static_cast<int32_t>(sizeof(Cached)) + kPadding;
+__device__ __host__ __forceinline__ int32_t ValueRowBytes(const AttentionShape& shape) {
+  return shape.PartSize() * (kIsScaled<Cached> ? 2 : static_cast<int32_t>(sizeof(Cached))) + kPadding;
 }
 
 // A unit's values as products take them, and where: elements of a byte go to `staged`, times their scales.
@@ -21,7 +19,7 @@ __device__ __forceinline__ DevicePtr<const uint8_t> PrepareValues(const Attentio
     return slot;
   } else {
     const int lane = threadIdx.x % kWarpSize;
-    const int row_bytes = shape.cache.head_dim + kPadding;
+    const int row_bytes = UnitStream<Cached>::RowBytes(shape);
     const int num_words = keys.tile.num_columns / 4;
     const int64_t index = keys.Index(lane % kUnitKeys);
     const float scale = index < 0 ? 0.0f : static_cast<float>(a.v_scale[index]);
@@ -31,7 +29,7 @@ __device__ __forceinline__ DevicePtr<const uint8_t> PrepareValues(const Attentio
       uint32_t words[2];
       const float factor = __shfl_sync(kAllLanes, scale, row);
       ScaledWords<Cached>(ViewAs<const uint32_t>(slot + row * row_bytes)[word], factor, words);
-      const DevicePtr<uint32_t> to = ViewAs<uint32_t>(staged + row * ValueRowBytes<Cached>(shape.cache));
+      const DevicePtr<uint32_t> to = ViewAs<uint32_t>(staged + row * ValueRowBytes<Cached>(shape));
       to[2 * word] = words[0];
       to[2 * word + 1] = words[1];
     }
@@ -53,7 +51,7 @@ __device__ __forceinline__ bool HasBadValue(const AttentionShape& shape, const A
     const int row_words = keys.tile.num_columns * static_cast<int>(sizeof(Cached)) / 4;
 #pragma unroll 1
     for (int i = lane; i < kUnitKeys * row_words; i += kWarpSize) {
-      const auto row = ViewAs<const uint32_t>(slot + i / row_words * ValueRowBytes<Cached>(shape.cache));
+      const auto row = ViewAs<const uint32_t>(slot + i / row_words * ValueRowBytes<Cached>(shape));
       is_bad = is_bad || IsBad<Cached>(row[i % row_words]);
     }
   }
@@ -133,13 +131,13 @@ __device__ __forceinline__ void AddUnit(int num_columns, int row_bytes, const We
 
 // Adds the weighted values of the warp's keys. A value that is infinite or NaN is only for the rows that see it. So
 // where some do not, new tokens are taken one after the other, each with what it sees.
-template <typename Cached, int kSlots, int kColumnTiles>
+template <typename Cached, int kColumnTiles>
 __device__ __forceinline__ void AddValues(const AttentionShape& shape, const AttentionArrays& a, const TilePlace& tile,
-                                          const UnitStream<Cached, kSlots>& units, const Weights<Cached>& weights,
+                                          const UnitStream<Cached>& units, const Weights<Cached>& weights,
                                           DevicePtr<uint8_t> staged, float (*sums)[4]) {
 #pragma unroll 1
   for (int unit = 0; unit < units.num_units(); ++unit) {
-    const int stage = units.num_units() + unit;
+    const int stage = units.ValueStage(unit);
     bool is_apart = units.IsApart(unit);
     DevicePtr<uint8_t> slot;
     if (!is_apart) {
@@ -152,8 +150,8 @@ __device__ __forceinline__ void AddValues(const AttentionShape& shape, const Att
       if (is_apart) slot = units.Fetch(stage, token);
       const auto values = PrepareValues<Cached>(shape, a, units.KeysOf(unit, token), slot, staged);
       const bool is_row_of[2] = {IsRowOf(shape, tile, token, 0), IsRowOf(shape, tile, token, 2)};
-      AddUnit<Cached, kColumnTiles>(tile.num_columns, ValueRowBytes<Cached>(shape.cache), weights, unit, values,
-                                    is_row_of, sums);
+      AddUnit<Cached, kColumnTiles>(tile.num_columns, ValueRowBytes<Cached>(shape), weights, unit, values, is_row_of,
+                                    sums);
     }
     units.Release(stage);
   }

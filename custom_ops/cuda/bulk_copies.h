@@ -12,7 +12,7 @@ using BulkBarrier = uint64_t;
 
 #if defined(FDSD_EMULATED)
 
-inline bool HasBulkCopies() { return emulation::Architecture() >= 90; }
+inline bool HasBulkCopies() { return emulation::HasBulkUnits(); }
 
 // One thread, before any other touches the barriers; FenceBulkBarriers and a block's barrier follow.
 inline void InitBulkBarrier(DevicePtr<BulkBarrier> barrier) {

@@ -30,7 +30,7 @@ FDSD_EXPORT int64_t fdsd_cuda_bytes_read(const void* memory) { return fdsd::emul
 // Streams and events that were created and not destroyed.
 FDSD_EXPORT int64_t fdsd_cuda_num_streams() { return fdsd::emulation::NumStreams(); }
 FDSD_EXPORT int64_t fdsd_cuda_num_events() { return fdsd::emulation::NumEvents(); }
-// The chip that is emulated from now on: 80, 86, 89, 90 or 100.
+// The chip that is emulated from now on: 80, 86, 89, 90, 100 or 120.
 FDSD_EXPORT void fdsd_cuda_set_architecture(int32_t architecture) { fdsd::emulation::Architecture() = architecture; }
 // What a kernel did wrong is forgotten.
 FDSD_EXPORT void fdsd_cuda_reset() { fdsd::emulation::Reset(); }

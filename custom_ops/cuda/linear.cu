@@ -51,19 +51,30 @@ struct LinearCall {
 
   template <typename Weights, int kRowTiles>
   Error MultiplyFewRows() const {
+    using Few = FewRows<Weights, kRowTiles>;
+    const bool by_warpgroup = DeviceHasWarpgroupProducts();
+    const int32_t num_stages = Few::NumStages(LimitsOfDevice(), by_warpgroup);
     const LaunchShape launch{dim3(num_panels(), num_tiles()), dim3(kThreads),
-                             FewRows<Weights, kRowTiles>::kSharedBytes};
-    return Launch<FewRowsKernel<Weights, kRowTiles>>(launch, stream, shape, groups, input,
-                                                     DevicePtr<const uint8_t>(p.packed), output);
+                             Few::DynamicBytes(num_stages, by_warpgroup)};
+    return Multiply<FewRowsKernel<Weights, kRowTiles>>(launch, num_stages);
   }
 
   template <typename Weights, int kRowTiles>
   Error MultiplyManyRows() const {
     using Many = ManyRows<Weights, kRowTiles>;
     const auto num_columns = static_cast<unsigned>(DivideUp(num_panels(), Many::kPanels));
-    const LaunchShape launch{dim3(num_columns, num_tiles()), dim3(kThreads), Many::kSharedBytes};
-    return Launch<ManyRowsKernel<Weights, kRowTiles>>(launch, stream, shape, groups, input,
-                                                      DevicePtr<const uint8_t>(p.packed), output);
+    const int32_t num_stages = Many::NumStages(LimitsOfDevice(), shape.slices.count);
+    const LaunchShape launch{dim3(num_columns, num_tiles()), dim3(kThreads),
+                             Many::DynamicBytes(num_stages, shape.slices.count)};
+    return Multiply<ManyRowsKernel<Weights, kRowTiles>>(launch, num_stages);
+  }
+
+  template <auto kernel>
+  Error Multiply(const LaunchShape& launch, int32_t num_stages) const {
+    if (num_stages == 0) return kNoSharedMemory;
+    LinearShape own = shape;
+    own.num_stages = num_stages;
+    return Launch<kernel>(launch, stream, own, groups, input, DevicePtr<const uint8_t>(p.packed), output);
   }
 
   // More rows at a time read the weights less often, and change no row's bits.
@@ -148,6 +159,26 @@ struct LinearCall {
   }
 };
 
+// Whether the device has shared memory for tiles of 64 rows. Chips take 8-bit floats apart into registers, of which too
+// few are left for so many rows.
+bool HasTilesOf64(LinearFormat format) {
+  const DeviceLimits limits = LimitsOfDevice();
+  const bool by_warpgroup = DeviceHasWarpgroupProducts();
+  switch (format) {
+    case LinearFormat::kFp8:
+      return false;
+    case LinearFormat::kBFloat16:
+    case LinearFormat::kFloat16:
+      return FewRows<Bf16Weights, 8>::NumStages(limits, by_warpgroup) > 0;
+    case LinearFormat::kWint8:
+      return FewRows<Wint8Weights, 8>::NumStages(limits, by_warpgroup) > 0;
+    case LinearFormat::kWint4:
+      return FewRows<Wint4Weights, 8>::NumStages(limits, by_warpgroup) > 0;
+    default:
+      return true;
+  }
+}
+
 // Where the input's parts lie in the workspace: the words come first.
 struct LinearWorkspace {
   int64_t scales;
@@ -166,6 +197,14 @@ LinearWorkspace WorkspaceOf(const LinearParams& p) {
 
 }  // namespace
 
+int32_t TileRowsOf(LinearFormat format, int64_t rows_per_group) {
+  if (format == LinearFormat::kFloat32) return kFloatTileRows;
+  if (rows_per_group <= 8) return 8;
+  if (rows_per_group <= 32) return 32;
+  if (rows_per_group > 64) return kManyRows;
+  return HasTilesOf64(format) ? 64 : 32;
+}
+
 int64_t LinearWorkspaceBytes(const LinearParams& p) { return WorkspaceOf(p).num_bytes; }
 
 Error MultiplyGroups(const LinearParams& p, const RowGroups& groups, void* workspace, Stream stream) {
@@ -174,7 +213,8 @@ Error MultiplyGroups(const LinearParams& p, const RowGroups& groups, void* works
   const LinearWorkspace parts = WorkspaceOf(p);
   char* const bytes = static_cast<char*>(workspace);
   const LinearInput input{p.num_rows, DevicePtr<uint32_t>(bytes), DevicePtr<GroupScale>(bytes + parts.scales)};
-  const LinearShape shape{p.out_features, BordersOf(SlicesOf(p.in_features, p.format, p.slices), p.format), p.y_dtype};
+  const LinearShape shape{p.out_features, BordersOf(SlicesOf(p.in_features, p.format, p.slices), p.format), p.y_dtype,
+                          0};
   const LinearOutput output{DevicePtr<const float>(p.bias), DevicePtr<uint8_t>(p.y)};
   const LinearCall call{p, groups, shape, input, output, stream};
   return WithElement(p.x_dtype, [&](auto element) { return call.Run<decltype(element)>(); });

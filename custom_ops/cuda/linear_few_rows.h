@@ -2,8 +2,8 @@
 // Few rows: how a block adds up a product of few rows with a panel, by products of warps or of warpgroups.
 #include <type_traits>
 
+#include "device_limits.h"
 #include "linear_pipeline.h"
-#include "shared_memory.h"
 
 namespace fdsd::cuda {
 
@@ -29,24 +29,24 @@ struct FewRows {
   static constexpr int kExchangedRows = kRows < 16 ? kRows : 16;
   static constexpr int kExchanged = kExchangedRows * kPanelColumns;
   static constexpr int kPerThread = kExchanged / kThreads;
-  template <int kStages>
-  using RingOf = StageRing<Weights, 1, kRows, kWarpSize, kStages>;
-  // As many stages as leave room for two blocks on a GPU's 227 KB, or one on 163.
-  static constexpr int kMaxBytes = (kRowTiles == 1 ? 96 : 144) * 1024;
-  static constexpr int kRingStages = kWarps * RingOf<4>::kBytes <= kMaxBytes   ? 4
-                                     : kWarps * RingOf<3>::kBytes <= kMaxBytes ? 3
-                                                                               : 2;
-  using Ring = RingOf<kRingStages>;
+  using Ring = StageRing<Weights, 1, kRows, kWarpSize>;
   // Of a warpgroup, with as much on its way.
-  using WarpgroupRing = StageRing<Weights, 1, kRows, kSideThreads, kSides * kRingStages, kSides>;
-  static constexpr int kWarpBytes = kWarps * Ring::kBytes;
-  static constexpr int kWarpgroupBytes = kWarps / kWarpgroupWarps * WarpgroupRing::kBytes;
-  static constexpr int kSharedBytes =
-      kIsByWarpgroup<Weights> && kWarpgroupBytes > kWarpBytes ? kWarpgroupBytes : kWarpBytes;
-  static_assert(kSharedBytes + kWarps * kExchanged * int{sizeof(float)} <= kMaxSharedBytes);
+  using WarpgroupRing = StageRing<Weights, 1, kRows, kSideThreads, kSides>;
   // Minimum blocks of a multiprocessor. Without this number nvcc would take more registers than two blocks have, or
   // spill those that it needs.
   static constexpr int kMinBlocks = kRowTiles == 1 && Weights::kFormat != LinearFormat::kFp8 ? 2 : 1;
+  static constexpr int kStaticBytes = kWarps * kExchanged * int{sizeof(float)};
+
+  // Of all rings of a block. by_warpgroup: the device has such products.
+  static constexpr int32_t DynamicBytes(int num_stages, bool by_warpgroup) {
+    return by_warpgroup && kIsByWarpgroup<Weights> ? kWarps / kWarpgroupWarps * WarpgroupRing::Bytes(num_stages)
+                                                   : kWarps * Ring::Bytes(num_stages);
+  }
+  // Stages of a ring; 0 = a device with these limits has no room for such tiles.
+  static int32_t NumStages(const DeviceLimits& limits, bool by_warpgroup) {
+    return StagesOf(limits, {kThreads, kMinBlocks}, {kMaxRingStages, 3, kMinRingStages},
+                    [=](int32_t count) { return kStaticBytes + DynamicBytes(count, by_warpgroup); });
+  }
 };
 
 // Adds the parts of a slice, in order, to the totals: a thread has some elements of the block's. `put(first, sums)`
@@ -70,11 +70,12 @@ __device__ __forceinline__ void AddParts(int slice, DevicePtr<float> part_sums, 
 }
 
 template <typename Weights, int kRowTiles, typename Totals>
-__device__ __forceinline__ void MultiplyFewRows(const StageSource& source, DevicePtr<float> part_sums, Totals* totals) {
+__device__ __forceinline__ void MultiplyFewRows(const StageSource& source, int num_stages, DevicePtr<float> part_sums,
+                                                Totals* totals) {
   using Few = FewRows<Weights, kRowTiles>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::kBytes, source,
+  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::Bytes(num_stages), num_stages, source,
                           StageWalk(source.slices, warp, warp + 1, Weights::kPieceStages));
 #pragma unroll 1
   for (int s = 0; s < source.slices.count; ++s) {
@@ -149,15 +150,15 @@ __device__ __forceinline__ Products<float, kRowTiles, 1> SumOfPart(Ring* ring, c
 // As MultiplyFewRows, where a warp has 16 columns of two parts, one after the other. Of what a warpgroup multiplies,
 // columns with rows of the other side are not wanted: products are the least of what few rows take.
 template <typename Weights, int kRowTiles, typename Totals>
-__device__ __forceinline__ void MultiplyFewRowsByWarpgroup(const StageSource& source, DevicePtr<float> part_sums,
-                                                           Totals* totals) {
+__device__ __forceinline__ void MultiplyFewRowsByWarpgroup(const StageSource& source, int num_stages,
+                                                           DevicePtr<float> part_sums, Totals* totals) {
   using Few = FewRows<Weights, kRowTiles>;
   using Ring = typename Few::WarpgroupRing;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int product = warp % kPanelProducts;
   const int step_side = static_cast<int>(threadIdx.x) / kSideThreads;
-  Ring ring(DynamicShared<uint8_t>() + warp / kWarpgroupWarps * Ring::kBytes, source,
+  Ring ring(DynamicShared<uint8_t>() + warp / kWarpgroupWarps * Ring::Bytes(num_stages), num_stages, source,
             StepWalk(source.slices, step_side, Weights::kPieceStages));
 #pragma unroll 1
   for (int s = 0; s < source.slices.count; ++s) {

@@ -12,6 +12,7 @@ struct LinearShape {
   int32_t out_features;
   SliceBorders slices;
   DType y_dtype;
+  int32_t num_stages;  // of a ring, see StageRing
 };
 
 // What every product ends with. The type of y is no argument of templates: that would double what there is to compile.
@@ -51,11 +52,11 @@ __global__ __launch_bounds__(kThreads, (FewRows<Weights, kRowTiles>::kMinBlocks)
   bool is_done = false;
   if constexpr (kIsByWarpgroup<Weights>) {
     if (HasWarpgroupProducts()) {
-      MultiplyFewRowsByWarpgroup<Weights, kRowTiles>(source, part_sums, totals);
+      MultiplyFewRowsByWarpgroup<Weights, kRowTiles>(source, shape.num_stages, part_sums, totals);
       is_done = true;
     }
   }
-  if (!is_done) MultiplyFewRows<Weights, kRowTiles>(source, part_sums, totals);
+  if (!is_done) MultiplyFewRows<Weights, kRowTiles>(source, shape.num_stages, part_sums, totals);
 #pragma unroll
   for (int e = 0; e < Few::kRows * kPanelColumns / kThreads; ++e) {
     const int element = e * kThreads + static_cast<int>(threadIdx.x);
@@ -72,14 +73,20 @@ template <typename Weights, int kRowTiles>
 struct ManyRows {
   static constexpr int kWarpRows = kRowTiles * kMatrixColumns;
   static constexpr int kPanels = kWarps * kWarpRows / kManyRows;
-  static constexpr int kRingStages = 4;
-  using Ring = StageRing<Weights, kPanels, kManyRows, kThreads, kRingStages>;
+  using Ring = StageRing<Weights, kPanels, kManyRows, kThreads>;
   // Registers have no room for the sums of slices: a thread's are in shared memory, two for each of its elements.
   static constexpr int kElements = kRowTiles * kPanelProducts * 4;
   static constexpr bool kHasSlices = kRowTiles != kWholeSumTiles;
-  static constexpr int kSliceSums = kHasSlices ? kMaxSlices / 2 * kElements * kThreads : 0;
-  static constexpr int kSharedBytes = Ring::kBytes + kSliceSums * int{sizeof(float)};
-  static_assert(kSharedBytes <= kMaxSharedBytes);
+
+  static constexpr int32_t DynamicBytes(int num_stages, int num_slices) {
+    const int num_sums = kHasSlices ? (num_slices + 1) / 2 * kElements * kThreads : 0;
+    return Ring::Bytes(num_stages) + num_sums * int{sizeof(float)};
+  }
+  // Stages of the ring, of a sum of so many slices.
+  static int32_t NumStages(const DeviceLimits& limits, int num_slices) {
+    return StagesOf(limits, {kThreads, 1}, {kMaxRingStages, 3, kMinRingStages},
+                    [=](int32_t count) { return DynamicBytes(count, num_slices); });
+  }
 };
 
 template <typename Weights, int kRowTiles, int kProducts>
@@ -100,9 +107,10 @@ __device__ __forceinline__ void MultiplyManyRows(const LinearShape& shape, const
   const RowGroups::Tile rows = groups.TileOf(static_cast<int32_t>(blockIdx.y), kManyRows);
   if (rows.begin >= rows.end) return;
   const StageSource source = SourceOf<Weights>(shape, x, rows, packed, Many::kPanels);
-  typename Many::Ring ring(DynamicShared<uint8_t>(), source, StageWalk(shape.slices, 0, kParts, Weights::kPieceStages));
+  typename Many::Ring ring(DynamicShared<uint8_t>(), shape.num_stages, source,
+                           StageWalk(shape.slices, 0, kParts, Weights::kPieceStages));
   const DevicePtr<float> slice_sums =
-      ViewAs<float>(DynamicShared<uint8_t>() + Many::Ring::kBytes) + static_cast<int>(threadIdx.x);
+      ViewAs<float>(DynamicShared<uint8_t>() + Many::Ring::Bytes(shape.num_stages)) + static_cast<int>(threadIdx.x);
   const int num_slices = Many::kHasSlices ? shape.slices.count : 1;
   Products<float, kRowTiles, kProducts> totals = {};  // of a slice, then of all
 #pragma unroll 1

@@ -19,10 +19,15 @@ struct StageSource {
   int32_t num_rows;  // that there are
 };
 
-// A ring of kStages stages of kPanels panels and kRows rows, or kSides such rings side by side, each at its own place
-// of the sum. kThreads threads fill a side: one warp, which then is its only reader, or several where all of a block
-// read. A stage has the panels' lines of all sides, the rows, and where it ends a group the scales of both.
-template <typename Weights, int kPanels, int kRows, int kThreads, int kStages, int kSides = 1>
+// Stages of a ring, the most first: as many as the device has shared memory for. A ring of several sides has so many
+// times as many.
+constexpr int kMaxRingStages = 4;
+constexpr int kMinRingStages = 2;
+
+// A ring of stages of kPanels panels and kRows rows, or kSides such rings side by side, each at its own place of the
+// sum. kThreads threads fill a side: one warp, which then is its only reader, or several where all of a block read. A
+// stage has the panels' lines of all sides, the rows, and where it ends a group the scales of both.
+template <typename Weights, int kPanels, int kRows, int kThreads, int kSides = 1>
 class StageRing {
  public:
   using Walk = std::conditional_t<kSides == 1, StageWalk, StepWalk>;
@@ -34,29 +39,41 @@ class StageRing {
   static constexpr int kRowScalesAt = kWeightScalesAt + (Weights::kIsScaled ? kSides * kPanels * kScaleBytes : 0);
   static constexpr int kUsedBytes = kRowScalesAt + (Weights::kIsScaled ? kSides * kRows * int{sizeof(GroupScale)} : 0);
   static constexpr int kStageBytes = (kUsedBytes + kAlignment - 1) / kAlignment * kAlignment;
-  static constexpr int kBytes = kStages * kStageBytes;
-  static_assert(kStages >= 2);
+
+  // Of a ring with so many stages for each side.
+  static __host__ __device__ __forceinline__ constexpr int Bytes(int num_stages) {
+    return kSides * num_stages * kStageBytes;
+  }
 
   // A ring in this memory, over the stages of a walk (the side's own); the first copies begin.
-  __device__ __forceinline__ StageRing(DevicePtr<uint8_t> memory, const StageSource& source, const Walk& walk)
-      : memory_(memory), next_(walk) {
-#pragma unroll
-    for (int slot = 0; slot < kStages - 1; ++slot) Fill(source, slot);
+  __device__ __forceinline__ StageRing(DevicePtr<uint8_t> memory, int num_stages, const StageSource& source,
+                                       const Walk& walk)
+      : memory_(memory), num_stages_(num_stages), next_(walk) {
+#pragma unroll 1
+    for (int slot = 0; slot < kSides * num_stages_ - 1; ++slot) Fill(source, slot);
   }
 
   // The next stage, once it is there. Until the next call. kIsFenced: for products of a warpgroup.
   template <bool kIsFenced>
   __device__ __forceinline__ DevicePtr<const uint8_t> Next(const StageSource& source) {
-    WaitForCopies<kStages - 2>();
+    WaitForStage();
     if constexpr (kIsFenced) FenceCopies();
     Meet();  // all threads have what each has copied, and are done with the stage before, whose place is filled now
-    Fill(source, slot_ == 0 ? kStages - 1 : slot_ - 1);
+    const int last = kSides * num_stages_ - 1;
+    Fill(source, slot_ == 0 ? last : slot_ - 1);
     const DevicePtr<const uint8_t> stage = memory_ + slot_ * kStageBytes;
-    slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
+    slot_ = slot_ == last ? 0 : slot_ + 1;
     return stage;
   }
 
  private:
+  // For the thread's copies but those of the stages that follow. The instruction has their number in it.
+  __device__ __forceinline__ void WaitForStage() const {
+    static_assert(kMinRingStages == 2 && kMaxRingStages == 4);
+    if (num_stages_ == 4) return WaitForCopies<4 * kSides - 2>();
+    if (num_stages_ == 3) return WaitForCopies<3 * kSides - 2>();
+    WaitForCopies<2 * kSides - 2>();
+  }
   static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x) % kThreads; }
   static __device__ __forceinline__ int Side() { return static_cast<int>(threadIdx.x) / kThreads % kSides; }
 
@@ -171,8 +188,9 @@ class StageRing {
   }
 
   DevicePtr<uint8_t> memory_;
-  Walk next_;     // the stage to copy next
-  int slot_ = 0;  // where the stage to multiply next lies
+  int num_stages_;  // of a side
+  Walk next_;       // the stage to copy next
+  int slot_ = 0;    // where the stage to multiply next lies
 };
 
 // What a warp multiplies of a block's panels and rows: kProducts products of a panel, from `product` on, with rows from

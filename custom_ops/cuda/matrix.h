@@ -86,6 +86,7 @@ constexpr int kFp8Architecture = 89;  // the first with products of e4m3
 inline bool HasFp8Products() { return emulation::Architecture() >= kFp8Architecture; }
 inline void AddNativeFp8Product(float* c, const uint32_t* a, const uint32_t* b,
                                 std::source_location where = std::source_location::current()) {
+  if (!HasFp8Products()) emulation::Fail("multiplies e4m3 on sm_%d, which cannot", emulation::Architecture());
   stand_in::AddProduct<double, stand_in::DotFp8>(c, a, b, where);
 }
 

@@ -42,15 +42,8 @@ struct RowGroups {
   }
 };
 
-// Rows that a block of a product has where a group has this many on average.
-inline int32_t TileRowsOf(LinearFormat format, int64_t rows_per_group) {
-  if (format == LinearFormat::kFloat32) return kFloatTileRows;
-  if (rows_per_group <= 8) return 8;
-  if (rows_per_group <= 32) return 32;
-  // Chips take 8-bit floats apart into registers, of which too few are left for 64 rows.
-  if (rows_per_group <= 64) return format == LinearFormat::kFp8 ? 32 : 64;
-  return kManyRows;
-}
+// Rows that a block of a product has where a group has this many on average, on the current device.
+int32_t TileRowsOf(LinearFormat format, int64_t rows_per_group);
 
 // Linear, row by row of the groups: p.num_rows is groups.max_rows, and p.packed the first matrix of the groups'. Wants
 // Linear's workspace.

@@ -16,8 +16,7 @@ constexpr int kWarpgroupAlignment = 512;
 
 #if defined(FDSD_EMULATED)
 
-inline bool HasWarpgroupProducts() { return emulation::Architecture() == 90; }
-inline bool DeviceHasWarpgroupProducts() { return HasWarpgroupProducts(); }
+inline bool HasWarpgroupProducts() { return emulation::HasWarpgroups(); }
 
 namespace stand_in {
 
@@ -156,17 +155,6 @@ void WaitForWarpgroupProducts(T*) {
 
 #else
 
-// For launchers: whether HasWarpgroupProducts in what the current device runs.
-inline bool DeviceHasWarpgroupProducts() {
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
-         minor == 0;
-}
-
 __device__ __forceinline__ constexpr bool HasWarpgroupProducts() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return true;
@@ -226,5 +214,16 @@ __device__ __forceinline__ void WaitForWarpgroupProducts(T*) {}
 
 #endif
 #endif
+
+// For launchers: whether HasWarpgroupProducts in what the current device runs.
+inline bool DeviceHasWarpgroupProducts() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 &&
+         minor == 0;
+}
 
 }  // namespace fdsd::cuda

@@ -50,7 +50,7 @@ class OpRunner:
 
     @contextlib.contextmanager
     def emulates(self, architecture: int) -> Iterator[None]:
-        """Let the emulated device be a chip of 80, 90 or 100, in place of 90."""
+        """Let the emulated device be a chip of 80, 86, 89, 100 or 120, in place of 90."""
         set_architecture = self.device.library.functions.fdsd_cuda_set_architecture
         set_architecture(architecture)
         try:
@@ -127,6 +127,14 @@ class DeviceCall:
 def emulated() -> OpRunner:
     """The emulated device, built when it is out of date."""
     return OpRunner(cuda_build.build_emulated())
+
+
+@functools.cache
+def planted_kernels() -> pathlib.Path:
+    """The emulated library of tests alone: kernels with a fault each, and the plans of tiles."""
+    here = pathlib.Path(__file__).parent
+    sources = [here / "cuda_faults.cu", here / "cuda_plans.cu"]
+    return cuda_build.build_emulated(cuda_build.BUILD / "cuda-planted", sources)
 
 
 @functools.cache

@@ -250,6 +250,23 @@ __global__ void CopyToGlobal(Ints p) {
 
 __global__ void Fill(Ints p) { p[threadIdx.x] = static_cast<int32_t>(threadIdx.x); }
 
+// Products of e4m3, which not all chips have.
+__global__ void Fp8Product(Ints p) {
+  float c[4] = {};
+  const uint32_t zeros[4] = {};
+  fdsd::cuda::AddNativeFp8Product(c, zeros, zeros);
+  p[threadIdx.x] = static_cast<int32_t>(c[0]);
+}
+
+// More shared arrays than any block may have.
+__global__ void LargeArray(Ints p) {
+  FDSD_SHARED(int32_t, s, 13 << 10);
+  s[threadIdx.x] = 1;
+  p[threadIdx.x] = s[threadIdx.x];
+}
+
+LaunchShape WithDynamic(int32_t num_bytes) { return {dim3(1), dim3(kThreads), num_bytes}; }
+
 const LaunchShape kOneBlock{dim3(1), dim3(kThreads)};
 const LaunchShape kWarpgroup{dim3(1), dim3(128)};
 const LaunchShape kTwoBlocks{dim3(2), dim3(kThreads)};
@@ -341,7 +358,15 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("copy to global memory")) return Launch<CopyToGlobal>(kOneBlock, nullptr, p);
   if (is("part of a warp in a block")) return Launch<Fill>(LaunchShape{dim3(1), dim3(48)}, nullptr, p);
   if (is("too many threads")) return Launch<Fill>(LaunchShape{dim3(1), dim3(2048)}, nullptr, p);
-  if (is("too much shared memory")) return Launch<Fill>(LaunchShape{dim3(1), dim3(kThreads), 1 << 20}, nullptr, p);
+  const int32_t all_bytes = fdsd::emulation::ChipNow().block_bytes;
+  if (is("too much shared memory")) return Launch<Fill>(WithDynamic(all_bytes + 1), nullptr, p);
+  if (is("all shared memory")) return Launch<Fill>(WithDynamic(all_bytes), nullptr, p);
+  if (is("too much together with arrays"))
+    return Launch<SharedRace>(WithDynamic(all_bytes - kThreads * 4 + 1), nullptr, p, true);
+  if (is("all together with arrays"))
+    return Launch<SharedRace>(WithDynamic(all_bytes - kThreads * 4), nullptr, p, true);
+  if (is("too large arrays")) return Launch<LargeArray>(kOneBlock, nullptr, p);
+  if (is("product of e4m3")) return Launch<Fp8Product>(kOneBlock, nullptr, p);
   if (is("memory of the host")) {
     int32_t host[kThreads] = {};
     return Launch<Fill>(kOneBlock, nullptr, Ints(host));
@@ -355,8 +380,9 @@ fdsd::Error RunFault(const char* name, Ints p) {
 
 }  // namespace
 
-// Runs one of them on memory of kThreads int32; returns what the emulation says of it.
-FDSD_EXPORT fdsd::Error run_fault(const char* name) {
+// Runs one of them on a chip of this generation, with memory of kThreads int32; returns what the emulation says of it.
+FDSD_EXPORT fdsd::Error run_fault(const char* name, int32_t architecture) {
+  fdsd::emulation::Architecture() = architecture;
   void* memory = fdsd::emulation::Allocate(kThreads * sizeof(int32_t));
   std::memset(memory, 0, kThreads * sizeof(int32_t));
   const fdsd::Error error = RunFault(name, Ints(memory));

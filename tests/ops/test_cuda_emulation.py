@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from custom_ops import cuda_build
-from tests.ops.cuda_device import emulated
+from tests.ops.cuda_device import emulated, planted_kernels
 
 pytestmark = pytest.mark.slow
 
 MAP_FIXED_NOREPLACE = 0x100000  # of mmap: Python has no name for it
-RunFault = Callable[[str], str | None]
+RunFault = Callable[[str, int], str | None]
+# On every chip.
 FAULTS = {
     "shared race": "SharedRace: block (0, 0, 0) thread 0 race: writes byte 0 of shared memory .*, which thread 63 read",
     "write after read": "race: writes byte .* of global memory [256 bytes], which thread . read with no barrier",
@@ -44,15 +44,16 @@ FAULTS = {
     "copy not waited for": "CopyThenRead: .* byte 252 of shared memory [256 bytes], to which a copy is on its way",
     "copy of another, no barrier": "reads byte 4 of shared memory [256 bytes] before anything was written there",
     "copy over what is read": "race: writes byte .* of shared memory [256 bytes], which thread .* read with no barrier",
-    "product of what is not fenced": "multiplies what threads wrote, with no fence between",
-    "product of what is written and not fenced": "multiplies what threads wrote, with no fence between",
-    "product before its registers": "a product of a warpgroup before its registers are ready",
-    "product written over": "race: .* byte .* of shared memory [4096 bytes], which thread .* with no barrier between",
-    "product not waited for": "writes 4 bytes through a pointer to no device memory",  # as its elements are not zero
-    "product of floats of what is not fenced": "multiplies what threads wrote, with no fence between",
-    "product of floats before its registers": "a product of a warpgroup before its registers are ready",
-    "product of floats written over": "race: .* of shared memory [4096 bytes], which thread .* with no barrier between",
-    "product of floats not waited for": "writes 4 bytes through a pointer to no device memory",
+    "copy to global memory": "copies asynchronously to what is no shared memory",
+    "part of a warp in a block": "expected blocks of whole warps",
+    "too many threads": "expected 1..1024 threads per block",
+    "too much shared memory": "Fill: expected at most .* KB of shared memory on sm_.*, got .* bytes",
+    "too much together with arrays": "thread 0 expected at most .* KB of shared memory on sm_.*, got .* bytes",
+    "too large arrays": "LargeArray: block (0, 0, 0) thread 0 has 53248 bytes of shared arrays, 49152 are possible",
+    "memory of the host": "writes 4 bytes through a pointer to no device memory",
+}
+# On chips with bulk copies.
+BULK_FAULTS = {
     "bulk copy not waited for": "reads byte .* of shared memory [256 bytes], to which a copy is on its way",
     "wait for another phase": "reads byte .* of shared memory [256 bytes], to which a copy is on its way",
     "more bytes than expected": "256 bytes are on their way where 240 are expected",
@@ -69,62 +70,69 @@ FAULTS = {
     "bulk copy over what is not fenced": "copies over bytes 0..15 of .*, which threads wrote, with no fence between",
     "bulk copy, fenced too early": "copies over bytes 0..15 of .*, which threads wrote, with no fence between",
     "bulk copy, fenced elsewhere": "copies over bytes 0..15 of .*, which threads wrote, with no fence between",
-    "copy to global memory": "copies asynchronously to what is no shared memory",
-    "part of a warp in a block": "expected blocks of whole warps",
-    "too many threads": "expected 1..1024 threads per block",
-    "too much shared memory": "expected at most 163 KB of shared memory",
-    "memory of the host": "writes 4 bytes through a pointer to no device memory",
 }
-NO_FAULTS = (
-    *(
-        "shared, waited",
-        "write after read, waited",
-        "neighbour bytes",
-        "bytes and their word, waited",
-        "blocks apart",
-        "warp, waited",
-        "counter",
+# On Hopper, which has products of warpgroups.
+WARPGROUP_FAULTS = {
+    "product of what is not fenced": "multiplies what threads wrote, with no fence between",
+    "product of what is written and not fenced": "multiplies what threads wrote, with no fence between",
+    "product before its registers": "a product of a warpgroup before its registers are ready",
+    "product written over": "race: .* byte .* of shared memory [4096 bytes], which thread .* with no barrier between",
+    "product not waited for": "writes 4 bytes through a pointer to no device memory",  # as its elements are not zero
+    "product of floats of what is not fenced": "multiplies what threads wrote, with no fence between",
+    "product of floats before its registers": "a product of a warpgroup before its registers are ready",
+    "product of floats written over": "race: .* of shared memory [4096 bytes], which thread .* with no barrier between",
+    "product of floats not waited for": "writes 4 bytes through a pointer to no device memory",
+}
+CHIPS = (80, 86, 89, 90, 100, 120)
+# Sound kernels -> the chips that have the instructions, and what the others say of them.
+ON_EVERY_CHIP = (
+    "shared, waited", "write after read, waited", "neighbour bytes", "bytes and their word, waited", "blocks apart",
+    "warp, waited", "counter", "reads the last", "two launches", "copy of its own, waited", "copy of another, waited",
+    "copy over what was read", "all shared memory", "all together with arrays",
+)  # fmt: skip
+NO_FAULTS: dict[str, tuple[tuple[int, ...], str]] = {
+    **dict.fromkeys(ON_EVERY_CHIP, (CHIPS, "")),
+    "product of e4m3": ((89, 90, 100, 120), "multiplies e4m3 on sm_{}, which cannot"),
+    **dict.fromkeys(
+        ("bulk copy", "bulk copy, fenced by writers"),
+        ((90, 100, 120), "a barrier of bulk copies on sm_{}, which has none"),
     ),
-    *(
-        "reads the last",
-        "two launches",
-        "copy of its own, waited",
-        "copy of another, waited",
-        "copy over what was read",
-        "bulk copy",
-        "bulk copy, fenced by writers",
-        "product of what is written",
-        "product",
-        "product of floats",
+    **dict.fromkeys(
+        ("product of what is written", "product", "product of floats"),
+        ((90,), "a product of a warpgroup on sm_{}, which has none"),
     ),
-)
+}
 
 
 @pytest.fixture(scope="module")
-def run_fault(tmp_path_factory: pytest.TempPathFactory) -> RunFault:
-    source = Path(__file__).with_name("cuda_faults.cu")
-    library = ctypes.CDLL(str(cuda_build.build_emulated(tmp_path_factory.mktemp("faults"), [source])))
+def run_fault() -> RunFault:
+    library = ctypes.CDLL(str(planted_kernels()))
     library.run_fault.restype = ctypes.c_char_p
 
-    def run(name: str) -> str | None:
-        error = library.run_fault(name.encode())
+    def run(name: str, chip: int) -> str | None:
+        error = library.run_fault(name.encode(), chip)
         return None if error is None else error.decode()
 
     return run
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [*FAULTS, *BULK_FAULTS, *WARPGROUP_FAULTS])
 def test_a_planted_fault_is_found(name: str, run_fault: RunFault) -> None:
+    chips = CHIPS if name in FAULTS else (90, 100, 120) if name in BULK_FAULTS else (90,)
     # Brackets of the texts are no classes of characters.
-    wanted = FAULTS[name].replace("[", r"\[").replace("(", r"\(").replace(")", r"\)")
-    with pytest.raises(ValueError, match=wanted):
-        raise ValueError(run_fault(name))
-    assert run_fault("shared, waited") is None, "what failed before has no part in what follows"
+    text = {**FAULTS, **BULK_FAULTS, **WARPGROUP_FAULTS}[name]
+    wanted = text.replace("[", r"\[").replace("(", r"\(").replace(")", r"\)")
+    for chip in chips:
+        assert re.search(wanted, str(run_fault(name, chip))), chip
+        assert run_fault("shared, waited", chip) is None, "what failed before has no part in what follows"
 
 
 @pytest.mark.parametrize("name", NO_FAULTS)
 def test_no_fault_is_found_where_there_is_none(name: str, run_fault: RunFault) -> None:
-    assert run_fault(name) is None
+    chips, refusal = NO_FAULTS[name]
+    for chip in CHIPS:
+        error = run_fault(name, chip)
+        assert error is None if chip in chips else refusal.format(chip) in str(error)
 
 
 def test_memory_of_the_host_may_begin_where_the_devices_ends() -> None:

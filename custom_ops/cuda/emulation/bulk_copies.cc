@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "emulation/architecture.h"
 #include "emulation/engine.h"
 
 namespace fdsd::emulation {
@@ -74,6 +75,7 @@ void Arrive(Barrier* barrier) {
 }  // namespace
 
 void InitBarrier(const Allocation* allocation, void* barrier) {
+  if (!HasBulkUnits()) Fail("a barrier of bulk copies on sm_%d, which has none", Architecture());
   if (!IsShared(allocation)) Fail("a barrier in what is no shared memory");
   Check(allocation, barrier, sizeof(uint64_t), Access::kWrite);
   if (OfBlock().count(barrier) != 0) Fail("initializes a barrier that is one");

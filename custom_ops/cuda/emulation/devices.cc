@@ -40,7 +40,36 @@ cudaError_t cudaGetDeviceCount(int* count) {
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   const int architecture = Architecture();
-  *properties = cudaDeviceProp{"emulated GPU", architecture / 10, architecture % 10, SharedBytesOfBlock()};
+  *properties = cudaDeviceProp{"emulated GPU", architecture / 10, architecture % 10};
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = ChipNow().sm_threads;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = Architecture() / 10;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = Architecture() % 10;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = ChipNow().sm_bytes;
+      break;
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      *value = kRegistersOfSm;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = ChipNow().block_bytes;
+      break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+      *value = ChipNow().sm_blocks;
+      break;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      *value = kReservedBytes;
+      break;
+  }
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "emulation/architecture.h"
 #include "emulation/engine.h"
 #include "emulation/fences.h"
 #include "emulation/pages.h"
@@ -73,6 +74,7 @@ std::vector<std::unique_ptr<Allocation>> freed;
 // but what was done to it then counts no more.
 std::map<const void*, std::unique_ptr<Allocation>> shared;
 size_t dynamic_bytes_of_block = 0;
+size_t static_bytes_of_block = 0;
 
 Fences fences;
 
@@ -99,6 +101,17 @@ inline void KeepRead(Shadow* shadow, const Trace& now, const ThreadPlace& here) 
     read = other;
     other = now;
   }
+}
+
+// Of a block's shared arrays, the first time that it comes to one.
+void AddStaticBytes(size_t num_bytes) {
+  static_bytes_of_block += num_bytes;
+  if (static_bytes_of_block > size_t{kStaticBytesOfBlock})
+    Fail("has %zu bytes of shared arrays, %d are possible", static_bytes_of_block, kStaticBytesOfBlock);
+  const size_t all_bytes = static_bytes_of_block + dynamic_bytes_of_block;
+  if (all_bytes > static_cast<size_t>(ChipNow().block_bytes))
+    Fail("expected at most %d KB of shared memory on sm_%d, got %zu bytes", ChipNow().block_bytes >> 10, Architecture(),
+         all_bytes);
 }
 
 // Looks at an access to bytes whose shadow is in common, the first of them at `offset`.
@@ -256,6 +269,7 @@ bool Free(void* address) {
 
 void BeginSharedMemory(size_t dynamic_bytes) {
   dynamic_bytes_of_block = dynamic_bytes;
+  static_bytes_of_block = 0;
   fences.Clear();
 }
 
@@ -268,6 +282,7 @@ const Allocation* SharedAllocation(const void* site, size_t num_bytes, void** ad
     found->block = Here().block_begin;
     found->num_bytes = num_bytes;
     std::memset(found->begin, kUnwritten, num_bytes);
+    if (site != nullptr) AddStaticBytes(num_bytes);
   }
   *address = found->begin;
   return found.get();

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "emulation/architecture.h"
 #include "emulation/engine.h"
 #include "emulation/per_thread.h"
 
@@ -40,7 +41,10 @@ PerThread<Products> products;
 
 }  // namespace
 
-void BeginProducts() { products.Own().has_begun = true; }
+void BeginProducts() {
+  if (!HasWarpgroups()) Fail("a product of a warpgroup on sm_%d, which has none", Architecture());
+  products.Own().has_begun = true;
+}
 
 void ReadForProducts(const Allocation* allocation, const void* address, size_t num_bytes) {
   if (!IsShared(allocation)) Fail("multiplies what is no shared memory");

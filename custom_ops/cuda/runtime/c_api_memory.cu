@@ -6,7 +6,6 @@
 #include "../../bindings/c_api.h"
 #include "runtime/memory_ops.h"
 #include "runtime/status.h"
-#include "shared_memory.h"
 
 using fdsd::cuda::TextOf;
 
@@ -27,17 +26,11 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_refusal() {
   cudaDeviceProp properties;
   if (const cudaError_t status = cudaGetDevice(&device)) return cudaGetErrorString(status);
   if (const cudaError_t status = cudaGetDeviceProperties(&properties, device)) return cudaGetErrorString(status);
-  // Compiled for sm_80, sm_90a and sm_100; code runs on chips of the same first number.
-  if (properties.major < 8 || properties.major > 10 || (properties.major == 9 && properties.minor != 0)) {
-    std::snprintf(text, sizeof(text), "the GPU is of sm_%d%d, the kernels are for sm_80, sm_90 and sm_100",
+  // Code runs on chips of the same first number. sm_110 is for chips that are part of a host.
+  if (properties.major < 8 || properties.major == 11 || properties.major > 12 ||
+      (properties.major == 9 && properties.minor != 0)) {
+    std::snprintf(text, sizeof(text), "the GPU is of sm_%d%d, the kernels are for sm_80, sm_90, sm_100 and sm_120",
                   properties.major, properties.minor);
-    return text;
-  }
-  if (properties.sharedMemPerBlockOptin < static_cast<size_t>(fdsd::cuda::kMaxSharedBytes)) {
-    std::snprintf(text, sizeof(text),
-                  "the GPU, of sm_%d%d, gives a block %zu bytes of shared memory, the kernels want %d",
-                  properties.major, properties.minor, properties.sharedMemPerBlockOptin,
-                  static_cast<int>(fdsd::cuda::kMaxSharedBytes));
     return text;
   }
   return nullptr;

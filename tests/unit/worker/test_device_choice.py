@@ -85,11 +85,9 @@ def test_what_describes_a_gpu_says_that_it_has_no_room_for_a_context(
 @pytest.mark.parametrize(
     ("architecture", "refusal"),
     [
-        (75, "the GPU is of sm_75, the kernels are for sm_80, sm_90 and sm_100"),
-        (80, None),
-        (86, "the GPU, of sm_86, gives a block 101376 bytes of shared memory, the kernels want 166912"),
-        (89, "the GPU, of sm_89, gives a block 101376 bytes of shared memory, the kernels want 166912"),
-        (100, None),
+        (75, "the GPU is of sm_75, the kernels are for sm_80, sm_90, sm_100 and sm_120"),
+        *((architecture, None) for architecture in (80, 86, 89, 90, 100, 120)),
+        (110, "the GPU is of sm_110, the kernels are for sm_80, sm_90, sm_100 and sm_120"),
     ],
 )
 def test_a_gpu_that_kernels_do_not_fit_is_refused(

@@ -96,9 +96,9 @@ __device__ __forceinline__ T* DynamicShared() {
 
 template <auto kernel, typename... Arguments>
 Error Launch(const LaunchShape& shape, Stream stream, const Arguments&... arguments) {
-  constexpr int32_t kUsualDynamicBytes = 48 * 1024;
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return nullptr;
-  if (shape.dynamic_bytes > kUsualDynamicBytes) {
+  // Needed where these and the kernel's shared arrays are more than 48 KB together.
+  if (shape.dynamic_bytes > 0) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.dynamic_bytes);
     if (status != cudaSuccess) return cudaGetErrorString(status);

@@ -193,13 +193,6 @@ std::string PlainName(const std::string& whole) {
   return name;
 }
 
-std::string SharedMemoryText(int64_t num_bytes) {
-  char text[128];
-  std::snprintf(text, sizeof(text), "expected at most %d KB of shared memory on sm_%d, got %lld bytes",
-                ChipNow().block_bytes >> 10, Architecture(), static_cast<long long>(num_bytes));
-  return text;
-}
-
 }  // namespace
 
 ThreadPlace place_now{};
@@ -267,7 +260,10 @@ Error LaunchRefusal(const char* name, Size3 grid, Size3 block, int32_t dynamic_b
   if (count == 0 || count > kMaxThreads) text = "expected 1..1024 threads per block";
   if (count % kWarpSize != 0) text = "expected blocks of whole warps";
   if (grid.x > 0x7fffffffu || grid.y > 0xffffu || grid.z > 0xffffu) text = "expected a grid within CUDA's limits";
-  if (dynamic_bytes < 0 || dynamic_bytes > ChipNow().block_bytes) text = SharedMemoryText(dynamic_bytes);
+  const Chip& chip = ChipNow();
+  if (dynamic_bytes < 0 || dynamic_bytes > chip.block_bytes)
+    text = "expected at most " + std::to_string(chip.block_bytes >> 10) + " KB of shared memory on sm_" +
+           std::to_string(Architecture()) + ", got " + std::to_string(dynamic_bytes) + " bytes";
   if (text.empty()) return nullptr;
   text = PlainName(name) + ": " + text;
   return text.c_str();

@@ -78,6 +78,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "google": ("text/sentencepiece_tokenizer.py",),
     "jinja2": ("text",),
     "llguidance": ("text/guidance", "worker"),
+    "opentelemetry": ("wire/http/tracing.py",),
     "prometheus_client": ("metrics",),
     "yaml": ("config",),
     "httpx": ("cli",),

@@ -79,6 +79,13 @@ class ServerConfig:
             aliases=("enable_log_requests",),
         ),
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        Spec(
+            "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, as `http://127.0.0.1:4318`; without"
+            " a path it is `/v1/traces`. Each POST request is a span, with its stages and drafts."
+        ),
+    )
     enable_force_include_usage: bool = option(
         False, Spec("End every stream with its usage, as if each request had `stream_options.include_usage`.")
     )
@@ -150,6 +157,7 @@ class ServerConfig:
         _verify_origins(self.allowed_origins)
         _verify_pages(self)
         _verify_routers(self.router)
+        _verify_collector(self.otlp_traces_endpoint)
 
 
 def _verify_api_keys(keys: tuple[str, ...]) -> None:
@@ -165,6 +173,14 @@ def _verify_origins(origins: tuple[str, ...]) -> None:
                 f"allowed_origins: expected '*' or an origin as 'https://chat.example', got {origin!r}",
                 param="allowed_origins",
             )
+
+
+def _verify_collector(url: str | None) -> None:
+    if url is not None and not re.fullmatch(r"https?://[^/\s?#@]+(/[^\s?#]*)?", url):
+        raise ConfigError(
+            f"otlp_traces_endpoint: expected a URL as 'http://127.0.0.1:4318', got {url!r}",
+            param="otlp_traces_endpoint",
+        )
 
 
 def _verify_pages(server: ServerConfig) -> None:

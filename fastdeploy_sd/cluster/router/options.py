@@ -27,6 +27,7 @@ _OF_SERVERS = (
     "allow_credentials",
     "web_page",
     "access_log",
+    "otlp_traces_endpoint",
     "max_body_bytes",
     "max_connections",
     "max_connections_per_address",

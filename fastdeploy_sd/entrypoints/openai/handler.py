@@ -221,7 +221,8 @@ async def _events(
 
 
 def _usage(request: HttpRequest, form: AnswerFormat) -> UsageCounter:
-    """A counter that the request's log line reads at the end, however that comes about."""
+    """A counter that the request's log line and span read at the end, however that comes about."""
     usage = form.usage_counter()
-    record_of(request.scope).usage = usage.to_json
+    record = record_of(request.scope)
+    record.usage, record.metrics = usage.to_json, usage.metrics
     return usage

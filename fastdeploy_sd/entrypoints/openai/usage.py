@@ -27,6 +27,7 @@ class UsageCounter:
             self._add_cached(choice, num_cached)
         self._has_prediction = job.has_prediction
         self._num_predicted = self._num_predicted_accepted = 0
+        self.metrics: list[RequestMetrics] = []  # of the choices that have ended
         self._thoughts: list[ThoughtCounter] = []
         if job.answer.reasoning is not None:
             self._thoughts = [ThoughtCounter(job.answer.reasoning) for _ in range(len(requests))]
@@ -39,6 +40,7 @@ class UsageCounter:
         if choice not in self._known:
             self._add_cached(choice, delta.num_cached_tokens)
         if delta.metrics is not None:
+            self.metrics.append(delta.metrics)
             self._num_predicted += delta.metrics.drafts.num_predicted
             self._num_predicted_accepted += delta.metrics.drafts.num_predicted_accepted
         if self._thoughts:

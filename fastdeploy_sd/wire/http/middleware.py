@@ -20,6 +20,7 @@ from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse, e
 from fastdeploy_sd.wire.http.ollama_models import API_VERSION
 from fastdeploy_sd.wire.http.origins import OriginGate
 from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
+from fastdeploy_sd.wire.http.tracing import make_tracer
 from fastdeploy_sd.wire.http.web_page import WebPage
 
 LOSSY_HEADER = "X-Speculation-Lossy"
@@ -52,7 +53,8 @@ def add_middleware(app: FastAPI, server: ServerConfig, stats: HttpStats, open_pa
             expose_headers=["Retry-After", REQUEST_ID_HEADER, LOSSY_HEADER],
         )
     app.add_middleware(OriginGate, allowed=server.allowed_origins, is_open=not server.api_key, host=server.host)
-    app.add_middleware(RequestMiddleware, stats=stats, has_log=server.access_log)
+    tracer = None if server.otlp_traces_endpoint is None else make_tracer(server.otlp_traces_endpoint)
+    app.add_middleware(RequestMiddleware, stats=stats, has_log=server.access_log, tracer=tracer)
 
 
 async def _answer_error(request: HttpRequest, error: Exception) -> Response:

@@ -27,6 +27,7 @@ from fastdeploy_sd.errors import (
 from fastdeploy_sd.metrics import HttpStats
 from fastdeploy_sd.wire.http.error_format import error_response, to_fdsd_error
 from fastdeploy_sd.wire.http.request_record import RequestRecord, begin_record
+from fastdeploy_sd.wire.http.tracing import RequestTracer
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,14 @@ _LINE_BYTES = len(b": \r\n")
 
 
 class RequestMiddleware:
-    """Answers every exception, counts every request and, where wanted, logs a line for each.
+    """Answers every exception, counts every request and, where wanted, logs a line for each and reports it as a span.
 
     HEAD is answered as GET without the body; a target with scheme and host (RFC 9112, 3.2.2) as its path alone.
     """
 
-    def __init__(self, app: ASGIApp, stats: HttpStats, has_log: bool) -> None:
+    def __init__(self, app: ASGIApp, stats: HttpStats, has_log: bool, tracer: RequestTracer | None = None) -> None:
         self._app = app
+        self._tracer = tracer
         self._stats = stats
         self._has_log = has_log
 
@@ -53,6 +55,7 @@ class RequestMiddleware:
             return
         inner = _normalized(scope)
         record = begin_record(inner)
+        span = None if self._tracer is None else self._tracer.begin(inner)
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -64,7 +67,9 @@ class RequestMiddleware:
             if error is not None and record.status == 0:
                 await error_response(error)(inner, receive, noting)
         finally:
-            self._close(record, inner, scope["method"])
+            route = self._close(record, inner, scope["method"])
+            if span is not None and self._tracer is not None:
+                self._tracer.end(span, record, route)
 
     async def _error_of(self, scope: Scope, receive: Receive, send: Send) -> FdsdError | None:
         try:
@@ -81,12 +86,14 @@ class RequestMiddleware:
             return to_fdsd_error(error, HttpRequest(scope))
         return None
 
-    def _close(self, record: RequestRecord, scope: Scope, method: str) -> None:
+    def _close(self, record: RequestRecord, scope: Scope, method: str) -> str:
+        """Count and log a request that has been answered, and return its route."""
         record.status = record.status or _CLIENT_CLOSED_REQUEST
         route = getattr(scope.get("route"), "path", "other")  # a path of the client's own could be any
         self._stats.requests[route, str(record.status), record.reason] += 1
         if self._has_log:
             logger.info("%s", _line(record, scope, method))
+        return str(route)
 
 
 def _normalized(scope: Scope) -> Scope:

@@ -9,6 +9,8 @@ from typing import Any
 
 from starlette.types import Scope
 
+from fastdeploy_sd.types import RequestMetrics
+
 _KEY = "fastdeploy_sd.record"
 
 
@@ -22,6 +24,7 @@ class RequestRecord:
         reason: code, else type, of the error it was answered with, also inside a stream; "" = none.
         request_id: id of the response; "" until there is one.
         usage: returns what a generation has cost so far, as OpenAI's `usage`; None = there was none.
+        metrics: of its choices that have ended.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -29,6 +32,7 @@ class RequestRecord:
     reason: str = ""
     request_id: str = ""
     usage: Callable[[], Mapping[str, Any]] | None = None
+    metrics: list[RequestMetrics] = field(default_factory=list)
 
 
 def begin_record(scope: Scope) -> RequestRecord:

@@ -10,6 +10,8 @@ from fastdeploy_sd.config.eplb import EplbConfig, read_eplb
 from fastdeploy_sd.config.option import Spec, option, verify_fields, wrong_value
 
 _MAX_PORT = 65535
+# Above node_port: the first at which the commands that share experts connect.
+_EXPERT_PORT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,9 @@ class ParallelConfig:
     ips: tuple[str, ...] = option(
         (),
         Spec(
-            "Numeric addresses of the hosts (nodes) that share the ranks, with commas; the first one serves HTTP, and"
-            " the others report there. The same command is started on each. none: one host.",
+            "Numeric addresses of the hosts (nodes) that share the ranks, with commas. The same command is started on"
+            " each. The first one serves HTTP, and the others report there; with data_parallel_size each serves its own"
+            " engines. none: one host.",
             comma_separated=True,
         ),
     )
@@ -90,7 +93,7 @@ class ParallelConfig:
         8010,
         Spec(
             "TCP port of the first of `ips` at which the others report; the next port carries what ranks exchange"
-            " inside a step.",
+            " inside a step, and those from the one after on, at every address but the last, rows for experts.",
             minimum=1,
             maximum=_MAX_PORT - 1,
         ),
@@ -102,8 +105,9 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         verify_fields(self, "parallel")
         hosts = [_address(text) for text in self.ips]
-        if self.data_parallel_size > 1 and hosts:
-            raise wrong_value("data_parallel_size", "1 together with ips", self.data_parallel_size)
+        if self.data_parallel_size > 1 and hosts and not self.enable_expert_parallel:
+            text = "1 together with ips, unless enable_expert_parallel"
+            raise wrong_value("data_parallel_size", text, self.data_parallel_size)
         if self.enable_eplb and not self.enable_expert_parallel:
             raise wrong_value("enable_eplb", "false without enable_expert_parallel", "true")
         if self.eplb_config is not None and not self.enable_eplb:
@@ -118,15 +122,27 @@ class ParallelConfig:
             raise wrong_value("ips", "every address once", ",".join(self.ips))
         if len({host.is_loopback for host in hosts}) > 1:
             raise wrong_value("ips", "addresses that all hosts can reach", ",".join(self.ips))
-        if self.node_rank is not None and self.node_rank >= self.num_nodes:
+        if self.node_rank is not None and self.node_rank >= self.num_hosts:
             raise wrong_value(
-                "node_rank", f"a number up to {self.num_nodes - 1}, as ips has {len(hosts)}", self.node_rank
+                "node_rank", f"a number up to {self.num_hosts - 1}, as ips has {len(hosts)}", self.node_rank
             )
 
     @property
     def num_local_engines(self) -> int:
         """Number of engines that this command starts."""
-        return self.data_parallel_size if self.local_data_parallel_id is None else 1
+        return self.engines_per_host if self.local_data_parallel_id is None else 1
+
+    @property
+    def engines_per_host(self) -> int:
+        """Number of engines on each host, which share its memory and processors."""
+        return max(1, self.data_parallel_size // self.num_hosts)
+
+    @property
+    def first_engine(self) -> int:
+        """Number of the first engine that this command starts; raises ConfigError as `own_host`."""
+        if self.local_data_parallel_id is not None:
+            return self.local_data_parallel_id
+        return self.own_host() * self.engines_per_host if self.data_parallel_size > 1 else 0
 
     @property
     def first_rank(self) -> int:
@@ -134,13 +150,18 @@ class ParallelConfig:
         return (self.local_data_parallel_id or 0) * self.tensor_parallel_size
 
     @property
-    def num_nodes(self) -> int:
-        """Number of hosts that share the ranks."""
+    def num_hosts(self) -> int:
+        """Number of hosts."""
         return max(1, len(self.ips))
 
     @property
+    def num_nodes(self) -> int:
+        """Number of hosts that share the ranks of one engine; of several engines each is on one host."""
+        return self.num_hosts if self.data_parallel_size == 1 else 1
+
+    @property
     def ranks_per_node(self) -> int:
-        """Number of ranks on each host."""
+        """Number of an engine's ranks on each of its hosts."""
         return self.tensor_parallel_size // self.num_nodes
 
     @property
@@ -158,6 +179,19 @@ class ParallelConfig:
         """Whether engines need one another's experts."""
         return self.enable_expert_parallel and self.data_parallel_size > 1
 
+    @property
+    def expert_places(self) -> tuple[tuple[str, int], ...]:
+        """Address and port at which each command's ranks give rows to those of the others; they have as many each."""
+        if self.expert_ranks == 1:
+            return ()
+        count = self.num_hosts if self.local_data_parallel_id is None else self.data_parallel_size
+        per_host, ips = count // self.num_hosts, self.ips or ("127.0.0.1",)
+        return tuple((ips[i // per_host], self.node_port + _EXPERT_PORT + i % per_host) for i in range(count))
+
+    def own_expert_place(self) -> int:
+        """Return this command's place in `expert_places`; raises ConfigError as `own_host`."""
+        return self.own_host() if self.local_data_parallel_id is None else self.local_data_parallel_id
+
     def expert_rank(self, rank: int) -> int:
         """Return the number of a tensor-parallel rank of this engine among those over which experts are spread."""
         return (self.local_data_parallel_id or 0) * self.tensor_parallel_size + rank
@@ -168,11 +202,15 @@ class ParallelConfig:
         return all(_address(text).is_loopback for text in self.ips)
 
     def own_node(self) -> int:
+        """Return this host's place among those of its engine; raises ConfigError as `own_host`."""
+        return self.own_host() if self.num_nodes > 1 else 0
+
+    def own_host(self) -> int:
         """Return this host's place in `ips`, 0 where there is none.
 
         Raises ConfigError: `node_rank` does not say it, and this host has none or several of the addresses.
         """
-        if self.node_rank is not None or self.num_nodes == 1:
+        if self.node_rank is not None or self.num_hosts == 1:
             return self.node_rank or 0
         own = [node for node, text in enumerate(self.ips) if is_bindable(text)]
         if len(own) != 1:

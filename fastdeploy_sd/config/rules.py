@@ -130,23 +130,15 @@ def _verify_swap(config: Config) -> None:
 
 
 def _verify_nodes(config: Config) -> None:
-    parallel, num_nodes = config.parallel, config.parallel.num_nodes
-    if parallel.tensor_parallel_size % num_nodes:
-        raise ConfigError(
-            f"ips: expected as many as divide tensor_parallel_size ({parallel.tensor_parallel_size}), got {num_nodes}",
-            param="ips",
-        )
-    if num_nodes == 1:
+    parallel, num_hosts = config.parallel, config.parallel.num_hosts
+    name = "tensor_parallel_size" if parallel.data_parallel_size == 1 else "data_parallel_size"
+    if (size := getattr(parallel, name)) % num_hosts:
+        raise ConfigError(f"ips: expected as many as divide {name} ({size}), got {num_hosts}", param="ips")
+    if num_hosts == 1:
         return
-    if parallel.enable_expert_parallel:
-        raise ConfigError(
-            "enable_expert_parallel: expected false with ips, as experts are spread over ranks of one host only yet,"
-            " got true",
-            param="enable_expert_parallel",
-        )
     if not parallel.is_local and config.splitwise.pd_secret is None:
         raise ConfigError("ips: expected loopback addresses when pd_secret is not set, got others", param="ips")
-    if config.copies_kv:
+    if config.copies_kv and parallel.num_nodes > 1:
         raise ConfigError(
             "ips: expected none with swap_space or splitwise_role prefill or decode, as KV is copied on one host only"
             " yet",
@@ -154,14 +146,14 @@ def _verify_nodes(config: Config) -> None:
         )
 
 
-def _verify_expert_engines(config: Config) -> None:
-    parallel = config.parallel
-    if parallel.shares_experts and parallel.local_data_parallel_id is not None:
-        raise ConfigError(
-            "enable_expert_parallel: expected false with local_data_parallel_id, as the engines of several commands"
-            " share no memory yet, got true",
-            param="enable_expert_parallel",
+def _verify_expert_ports(config: Config) -> None:
+    last = max((port for _, port in config.parallel.expert_places), default=0)
+    if len(config.parallel.expert_places) > 1 and last > MAX_PORT:
+        most = MAX_PORT - (last - config.parallel.node_port)
+        text = (
+            f"node_port: expected at most {most}, as experts take the ports above it, got {config.parallel.node_port}"
         )
+        raise ConfigError(text, param="node_port")
 
 
 def _verify_ports(config: Config) -> None:
@@ -197,7 +189,7 @@ def _verify_router_secret(config: Config) -> None:
 
 def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
-    if config.parallel.num_nodes > 1:
+    if config.parallel.num_hosts > 1:
         yield _error("ips", "one host", ",".join(config.parallel.ips))
     if config.parallel.expert_ranks > 1:
         yield _error("enable_expert_parallel", "false", "true")
@@ -255,9 +247,9 @@ RULES = (
     Rule(_verify_swap, ("swap_space", "swap_folder", "enable_prefix_caching")),
     Rule(
         _verify_nodes,
-        ("ips", "tensor_parallel_size", "enable_expert_parallel", "pd_secret", "swap_space", "splitwise_role"),
+        ("ips", "tensor_parallel_size", "data_parallel_size", "pd_secret", "swap_space", "splitwise_role"),
     ),
-    Rule(_verify_expert_engines, ("enable_expert_parallel", "data_parallel_size", "local_data_parallel_id")),
+    Rule(_verify_expert_ports, ("enable_expert_parallel", "ips", "local_data_parallel_id", "node_port")),
     Rule(_verify_ports, ("pd_comm_port", "rdma_comm_ports", "data_parallel_size")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
     Rule(_verify_device, ("device", "ips", "enable_expert_parallel", "enforce_eager")),

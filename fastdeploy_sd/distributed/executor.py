@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -14,9 +14,10 @@ from fastdeploy_sd.config import Config, ParallelConfig
 from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.distributed.expert_monitor import ExpertMonitor
 from fastdeploy_sd.distributed.expert_planner import ExpertPlanner
+from fastdeploy_sd.distributed.expert_process import shared_experts
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
-from fastdeploy_sd.distributed.starting import expert_place, new_expert_file, threads_per_rank
+from fastdeploy_sd.distributed.starting import expert_place, threads_per_rank
 from fastdeploy_sd.engine.interfaces.executor import Executor, WatchPrompts
 from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
 from fastdeploy_sd.errors import ConfigError
@@ -64,6 +65,7 @@ class MultiProcessExecutor:
 
     def __init__(self, first: KvExecutor, others: RankProcesses) -> None:
         self._first, self._others = first, others
+        self._kept = ExitStack()
         self._is_shut_down = False
         self.model_info, self.block_store, self.grammars = first.model_info, first.block_store, first.grammars
         self.kv_pages, self.kv_identity = first.kv_pages, first.kv_identity
@@ -90,13 +92,18 @@ class MultiProcessExecutor:
         self._others.leave(timeout_s)
         self._first.leave(timeout_s)
 
+    def keep(self, kept: ExitStack) -> None:
+        """Close this at `shutdown`."""
+        self._kept = kept
+
     def shutdown(self) -> None:
         if not self._is_shut_down:
             self._is_shut_down = True
-            try:
-                self._first.shutdown()
-            finally:
-                self._others.close()
+            with self._kept:
+                try:
+                    self._first.shutdown()
+                finally:
+                    self._others.close()
 
 
 def create_executor(
@@ -127,7 +134,8 @@ def create_executor(
     step_stats = StepStats() if make_proposer is None and METHODS[config.speculative.method].chooses else None
     if step_stats is not None:
         load = partial(load, step_stats=step_stats)
-    with new_expert_file(config.parallel) if expert_file is None else nullcontext(expert_file) as file:
+    with ExitStack() as kept:
+        file = kept.enter_context(shared_experts(config))[0] if expert_file is None else expert_file
         executor: KvExecutor = (
             load(config, group=RankGroup(expert_place=expert_place(config.parallel, 0, file)))
             if config.parallel.tensor_parallel_size == 1
@@ -135,6 +143,8 @@ def create_executor(
         )
         if config.parallel.expert_ranks > 1:
             _wait_until_all_serve(executor)
+        if isinstance(executor, MultiProcessExecutor):
+            executor.keep(kept.pop_all())
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
     if executor.experts is not None:  # only now: what was measured says nothing about requests

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.distributed.expert_process import shared_experts
 from fastdeploy_sd.distributed.link import Relay
 from fastdeploy_sd.distributed.node_identity import describe, node_keys
 from fastdeploy_sd.distributed.node_messages import (
@@ -38,7 +39,14 @@ from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.starting import ExchangeStart, RankStarter
 from fastdeploy_sd.distributed.watch import LocalRank, probe_pause_s
 from fastdeploy_sd.errors import ConfigError, FdsdError, InternalError
-from fastdeploy_sd.process.child import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, stop_signals
+from fastdeploy_sd.process.child import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    ChildProcess,
+    configure_logging,
+    stop_signals,
+)
 from fastdeploy_sd.wire.sockets import KEYS_REFUSED, Connection, Hub, resolve
 
 logger = logging.getLogger(__name__)
@@ -65,8 +73,8 @@ def run(config: Config, rank_worker: str = DEFAULT_RANK_WORKER) -> int:
     configure_logging("node")
     stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
     try:
-        with _stopped_by_signals(stop_fd):
-            _Node(config, rank_worker, stop_fd).run()
+        with _stopped_by_signals(stop_fd), shared_experts(config) as experts:
+            _Node(config, rank_worker, stop_fd, *experts).run()
     except _EndingError as ending:
         if str(ending):
             print(f"error: {ending}", file=sys.stderr)
@@ -101,8 +109,11 @@ class _LocalEnd:
 class _Node:
     """One node's conversation with the first; one thread."""
 
-    def __init__(self, config: Config, rank_worker: str, stop_fd: int) -> None:
+    def __init__(
+        self, config: Config, rank_worker: str, stop_fd: int, expert_file: int | None, bridge: ChildProcess | None
+    ) -> None:
         parallel = config.parallel
+        self._expert_file, self._bridge = expert_file, bridge
         self._config, self._rank_worker, self._stop_fd = config, rank_worker, stop_fd
         self._number = parallel.own_node()
         self._host, self._port = resolve(parallel.ips[0]), parallel.node_port
@@ -191,7 +202,7 @@ class _Node:
         parallel = self._config.parallel
         exchange = ExchangeStart.of(self._keys, f"tcp://{self._host}:{self._port + 1}", group, self._number)
         per_node = parallel.ranks_per_node
-        with contextlib.closing(RankStarter(self._config, self._rank_worker, exchange)) as starter:
+        with contextlib.closing(RankStarter(self._config, self._rank_worker, exchange, self._expert_file)) as starter:
             for rank in range(self._number * per_node, (self._number + 1) * per_node):
                 child, relay = starter.start_relayed(rank)
                 process = LocalRank(child)
@@ -258,6 +269,8 @@ class _Node:
 
     def _carry(self) -> None:
         assert self._link is not None
+        if self._bridge is not None and self._bridge.status is not None:
+            raise _EndingError(self._bridge.status or EXIT_FAILED, "the process that shares experts has ended")
         while self._waiting and self._link.send(self._waiting[0]):
             del self._waiting[0]
         for number, rank in self._ranks.items():

@@ -56,6 +56,7 @@ _STUCK_S = 30.0
 _HURRY_S = 5.0  # the same after a second signal, which means that the operator does not want to wait
 _HTTP_END_S = 10.0
 _SCHEDULER_END_S = 5.0
+_BRIDGE_END_S = 3.0
 _LEAVE_S = 3.0
 
 
@@ -92,6 +93,7 @@ class _Launcher:
         self._listeners = listeners
         self._instance_id = new_instance_id()
         self._engines: WorkerPool
+        self._bridge: WorkerPool
         self._num_signals = 0
         self._begin_drain: Callable[[], None] = lambda: None
 
@@ -106,13 +108,14 @@ class _Launcher:
         )
         with private_address() as address, own_file as file:
             self._engines = self._make_engines(address, executor, file)
-            running = asyncio.create_task(self._engines.run())
-            stop_on_signals(self._stop)
-            try:
-                status = await self._serve(WorkerStart(self._config, address, self._instance_id), running)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+            async with self._sharing_experts(file if expert_file is None else None):
+                running = asyncio.create_task(self._engines.run())
+                stop_on_signals(self._stop)
+                try:
+                    status = await self._serve(WorkerStart(self._config, address, self._instance_id), running)
+                finally:
+                    running.cancel()
+                    await asyncio.gather(running, return_exceptions=True)
         leave_within(_LEAVE_S, status)
         return status
 
@@ -132,8 +135,28 @@ class _Launcher:
 
     def _note_given_up(self) -> None:
         if not self._engines.replaces or self._config.parallel.shares_experts:  # the others cannot go on without it
-            self._engines.begin_drain()
-            self._engines.signal(signal.SIGKILL)
+            self._end_engines()
+
+    def _end_engines(self) -> None:
+        self._engines.begin_drain()
+        self._engines.signal(signal.SIGKILL)
+
+    @contextlib.asynccontextmanager
+    async def _sharing_experts(self, file: int | None) -> AsyncIterator[None]:
+        """Share the experts in this memory with other commands, where there are any; without these engines end."""
+        count = int(file is not None and len(self._config.parallel.expert_places) > 1)
+        self._bridge = WorkerPool(
+            lambda _: self._start_bridge(file or 0), count, give_up=self._end_engines, kind="expert"
+        )
+        self._bridge.replaces = False
+        running = asyncio.create_task(self._bridge.run())
+        try:
+            yield
+            self._bridge.begin_drain()
+            await asyncio.wait({running}, timeout=_BRIDGE_END_S)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def _serve(self, common: WorkerStart, running: asyncio.Task[int]) -> int:
         stats = SharedStats(Path(directory_of(common.address)), "http")
@@ -239,6 +262,11 @@ class _Launcher:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
+    def _start_bridge(self, file: int) -> ChildProcess:
+        from fastdeploy_sd.distributed.expert_process import start_bridge  # which most servers do not need
+
+        return start_bridge(self._config, file)
+
     def _start_scheduler(self, common: WorkerStart) -> ChildProcess:
         from fastdeploy_sd.cluster.redis.process import start_scheduler  # brings in the Redis client
 
@@ -280,6 +308,8 @@ class _Launcher:
 
     def _status(self) -> int:
         """Our exit status for the engines'; one that was given up before the others ended does not count."""
+        if bridge_status := self._bridge.statuses.get(0):  # it has said what is wrong
+            return EXIT_CONFIG if bridge_status == EXIT_CONFIG else EXIT_FAILED
         statuses, given_up = self._engines.statuses, self._engines.given_up
         kept = [status for number, status in statuses.items() if number not in given_up] or list(statuses.values())
         status = next(filter(None, kept), EXIT_OK)

@@ -202,8 +202,8 @@ def _created(
     store = open_block_store(config, pages, loaded.states, identity, loaded.checkpoint, drafts)
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
-        if config.parallel.data_parallel_size > 1 and not config.parallel.first_rank:
-            _log.info("%s", describe_engines(limits, config.parallel.data_parallel_size))
+        if config.parallel.engines_per_host > 1 and not config.parallel.first_rank:
+            _log.info("%s", describe_engines(limits, config.parallel.engines_per_host))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
     is_async = not is_host and is_alone and config.scheduler.async_scheduling

@@ -22,6 +22,7 @@ from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.reference import experts as reference
 from tests.ops.backends import threads
 from tests.ops.cases.experts import run_layer
+from tests.ops.expert_hosts import Hosts
 from tests.ops.expert_model import Layer, Placement, Ranks, linear_placement, random_layer, ranks_of
 from tests.ops.ranks import on_threads, shared_group
 from tests.ops.test_grouped_linear import matrix, packed
@@ -44,7 +45,7 @@ def in_one_process(layer: Layer, x: np.ndarray, **options: Any) -> np.ndarray:
     return y
 
 
-def on_ranks(ranks: Ranks, xs: Sequence[Sequence[np.ndarray]], delay: float = 0.0, **options: Any) -> None:
+def on_ranks(ranks: Ranks | Hosts, xs: Sequence[Sequence[np.ndarray]], delay: float = 0.0, **options: Any) -> None:
     """Run passes over all layers on all ranks at once, and compare what each gets with one process.
 
     Args:

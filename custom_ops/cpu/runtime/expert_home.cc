@@ -86,16 +86,6 @@ void ExpertHome::LeaveLayer(int32_t layer) {
   if (own.next_layer.load(std::memory_order_relaxed) != 0) own.next_layer.store(layer + 2, std::memory_order_release);
 }
 
-// Whether all ranks have done the job, or will not.
-bool ExpertHome::IsOver() const {
-  const uint64_t seq = job_.seq.load(std::memory_order_relaxed);
-  for (int32_t r = 0; r < segment_.shape().num_ranks; ++r) {
-    if (job_.done[r].word.load(std::memory_order_acquire) / 2 >= seq) continue;
-    if (segment_.rank(r).State() != ExpertRankState::kGone) return false;
-  }
-  return true;
-}
-
 bool ExpertHome::MustRepeat() const {
   const uint64_t seq = job_.seq.load(std::memory_order_relaxed);
   for (int32_t r = 0; r < segment_.shape().num_ranks; ++r)
@@ -199,22 +189,11 @@ Error ExpertHome::SortPairs(const Replicas& replicas) {
 Error ExpertHome::Publish() {
   const ExpertServiceLayerParams* layer = nullptr;
   if (const Error error = server_.FindLayer(rows_.layer, &layer)) return error;
-  const uint64_t seq = job_.seq.load(std::memory_order_relaxed) + 1;
-  const int32_t num_ranks = segment_.shape().num_ranks;
-  // Those that are gone do nothing of the last job any more.
-  for (int32_t r = 0; r < num_ranks; ++r) job_.done[r].word.store(2 * (seq - 1), std::memory_order_relaxed);
+  segment_.BeginJob(rank_);
   if (const Error error = SortPairs(ReadTable(rows_.layer, layer->num_experts))) return error;
   job_.layer = rows_.layer;
   job_.num_rows = rows_.num_rows;
-  const auto is_asked = [&](int32_t r) { return job_.first_pair[r + 1] > job_.first_pair[r]; };
-  for (int32_t r = 0; r < num_ranks; ++r)
-    if (!is_asked(r)) job_.done[r].word.store(2 * seq, std::memory_order_relaxed);
-  // In one order with `asleep`: either a rank that goes to sleep sees the job, or it is seen asleep.
-  job_.seq.store(seq, std::memory_order_seq_cst);
-  for (int32_t r = 0; r < num_ranks; ++r) {
-    ExpertRank& other = segment_.rank(r);
-    if (r != rank_ && is_asked(r) && other.asleep.load(std::memory_order_seq_cst) != 0) SharedWakeAll(&other.wake);
-  }
+  segment_.PublishJob(rank_);
   return nullptr;
 }
 
@@ -229,7 +208,7 @@ void ExpertHome::Count() {
 Error ExpertHome::Post(const ExpertRows& rows) {
   is_lost_.store(false, std::memory_order_relaxed);
   int64_t left = timeout_;
-  if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return IsOver(); })) return Failure();
+  if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return segment_.IsOver(rank_); })) return Failure();
   is_posted_ = false;
   if (rows.num_rows == 0) return nullptr;
   const ExpertServiceLayerParams* layer = nullptr;
@@ -253,7 +232,7 @@ Error ExpertHome::Await(int32_t layer, int32_t num_rows) {
   if (!is_posted_ || rows_.layer != layer || rows_.num_rows != num_rows)
     return "x: expected the rows that dispatch_experts has just had of this layer, got others";
   for (int64_t left = timeout_;;) {
-    if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return IsOver(); })) return Failure();
+    if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return segment_.IsOver(rank_); })) return Failure();
     if (!MustRepeat()) break;
     if (const Error error = Publish()) return error;
   }

@@ -37,7 +37,6 @@ class ExpertHome final : public ExpertExchange {
     std::vector<int32_t> slots;
   };
 
-  bool IsOver() const;
   bool MustRepeat() const;
   Error Failure();
   bool IsAwaited(int32_t rank, int64_t pass_before, int32_t layer) const;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "shared_wait.h"
+
 namespace fdsd {
 namespace {
 
@@ -51,7 +53,7 @@ ExpertSegment::Offsets ExpertSegment::OffsetsOf(const ExpertServiceShape& s) {
   const int64_t ranks = s.num_ranks;
   const int64_t rows = ranks * CapacityOf(s);
   Offsets o;
-  o.ranks = take(ranks * static_cast<int64_t>(sizeof(ExpertRank)));
+  o.ranks = take((ranks + 1) * static_cast<int64_t>(sizeof(ExpertRank)));
   o.jobs = take(ranks * static_cast<int64_t>(sizeof(ExpertJob)));
   o.slots = take(ranks * s.num_layers * s.num_slots * 4);
   o.targets = take(s.num_layers * (1 + ranks * s.num_slots) * 4);
@@ -85,6 +87,15 @@ Error ExpertSegment::Agree() const {
   return nullptr;
 }
 
+Error ExpertSegment::FindShape(int32_t file, ExpertServiceShape* shape) {
+  int32_t agreed[kNumAgreed];
+  if (pread(file, agreed, sizeof(agreed), 0) != sizeof(agreed) || std::count(agreed, agreed + kNumAgreed, 0) != 0)
+    return "file: expected a segment that a rank has opened, got another file";
+  if (agreed[0] != kLayoutVersion) return "file: expected a segment of this version, got another";
+  *shape = {agreed[1], agreed[2], agreed[3], agreed[4], agreed[5], agreed[7], agreed[6], agreed[8]};
+  return nullptr;
+}
+
 Error ExpertSegment::Open(int32_t file, const ExpertServiceShape& shape, std::unique_ptr<ExpertSegment>* segment) {
   if (const Error error = Check(shape)) return error;
   const int64_t num_bytes = NumBytes(shape);
@@ -96,6 +107,40 @@ Error ExpertSegment::Open(int32_t file, const ExpertServiceShape& shape, std::un
   if (data == MAP_FAILED) return "file: expected a segment that can be mapped, got another";
   segment->reset(new ExpertSegment(shape, data));
   return (*segment)->Agree();
+}
+
+void ExpertSegment::Wake(int32_t rank_index, uint32_t threads) const {
+  ExpertRank& one = rank(rank_index).is_elsewhere.load(std::memory_order_relaxed) != 0 ? mirror() : rank(rank_index);
+  if ((one.asleep.load(std::memory_order_seq_cst) & threads) != 0) SharedWakeAll(&one.wake);
+}
+
+bool ExpertSegment::IsOver(int32_t rank_index) const {
+  const ExpertJob& own = job(rank_index);
+  const uint64_t seq = own.seq.load(std::memory_order_relaxed);
+  for (int32_t r = 0; r < shape_.num_ranks; ++r) {
+    if (own.done[r].word.load(std::memory_order_acquire) / 2 >= seq) continue;
+    if (rank(r).State() != ExpertRankState::kGone) return false;
+  }
+  return true;
+}
+
+uint64_t ExpertSegment::BeginJob(int32_t rank_index) const {
+  ExpertJob& own = job(rank_index);
+  const uint64_t seq = own.seq.load(std::memory_order_relaxed);
+  for (int32_t r = 0; r < shape_.num_ranks; ++r) own.done[r].word.store(2 * seq, std::memory_order_relaxed);
+  return seq + 1;
+}
+
+void ExpertSegment::PublishJob(int32_t rank_index) const {
+  ExpertJob& own = job(rank_index);
+  const uint64_t seq = own.seq.load(std::memory_order_relaxed) + 1;
+  const auto is_asked = [&](int32_t r) { return own.first_pair[r + 1] > own.first_pair[r]; };
+  for (int32_t r = 0; r < shape_.num_ranks; ++r)
+    if (!is_asked(r)) own.done[r].word.store(2 * seq, std::memory_order_relaxed);
+  // In one order with `asleep`: either a rank that goes to sleep sees the job, or it is seen asleep.
+  own.seq.store(seq, std::memory_order_seq_cst);
+  for (int32_t r = 0; r < shape_.num_ranks; ++r)
+    if (r != rank_index && is_asked(r)) Wake(r, kThreadAsleep | kCallerAsleep);
 }
 
 }  // namespace fdsd

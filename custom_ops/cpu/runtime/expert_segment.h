@@ -46,8 +46,9 @@ struct ExpertRank {
   alignas(64) std::atomic<int64_t> pass;  // passes begun
   // That the pass will need, plus 1; less than 0: it waits for others before it begins with that one; 0 = in no pass.
   std::atomic<int32_t> next_layer;
-  std::atomic<int64_t> pass_end;  // when the last pass ended, 0 = there was none
-  std::atomic<int64_t> pass_gap;  // from the end of a pass to the beginning of the next one
+  std::atomic<int64_t> pass_end;      // when the last pass ended, 0 = there was none
+  std::atomic<int64_t> pass_gap;      // from the end of a pass to the beginning of the next one
+  std::atomic<int32_t> is_elsewhere;  // 1: on another host; see expert_mirror.h
 
   ExpertRankState State() const { return static_cast<ExpertRankState>(state.load(std::memory_order_acquire)); }
   void SetState(ExpertRankState value) { state.store(static_cast<int32_t>(value), std::memory_order_seq_cst); }
@@ -58,6 +59,8 @@ class ExpertSegment {
   static Error Check(const ExpertServiceShape& shape);
   static int64_t NumBytes(const ExpertServiceShape& shape);
 
+  // The shape that the first rank has given to a segment; an error where none has as yet.
+  static Error FindShape(int32_t file, ExpertServiceShape* shape);
   // Map the segment; the first that comes sets its size.
   static Error Open(int32_t file, const ExpertServiceShape& shape, std::unique_ptr<ExpertSegment>* segment);
   ~ExpertSegment();
@@ -67,6 +70,10 @@ class ExpertSegment {
   int32_t max_pairs() const { return capacity_ * shape_.top_k; }
 
   ExpertRank& rank(int32_t rank) const { return At<ExpertRank>(offsets_.ranks)[rank]; }
+  // Of the mirror, where ranks are on other hosts.
+  ExpertRank& mirror() const { return rank(shape_.num_ranks); }
+  // Wake those of a rank's threads that have one of these bits: for a rank of another host, the mirror.
+  void Wake(int32_t rank, uint32_t threads) const;
   ExpertJob& job(int32_t rank) const { return At<ExpertJob>(offsets_.jobs)[rank]; }
   ExpertPair* pairs(int32_t rank) const { return At<ExpertPair>(offsets_.pairs) + int64_t{rank} * max_pairs(); }
   std::atomic<int64_t>* counts(int32_t rank, int32_t layer) const {
@@ -79,6 +86,13 @@ class ExpertSegment {
   // Of all ranks, one after another: [R * capacity] rows of row_bytes, [R * max_pairs, H].
   char* rows() const { return At<char>(offsets_.rows); }
   float* results() const { return At<float>(offsets_.results); }
+
+  // Whether all ranks have done a rank's job, or will not.
+  bool IsOver(int32_t rank) const;
+  // Begin to write the next job of a rank; returns its number. Those that are gone do nothing of the last one any more.
+  uint64_t BeginJob(int32_t rank) const;
+  // The job is written: those that it names may read it.
+  void PublishJob(int32_t rank) const;
 
   // The table: [R * S] the published expert of each slot plus 1, 0 = none. Who changes a slot raises the version
   // afterwards; who reads the same version before and after all slots has seen every move whole.

@@ -214,8 +214,7 @@ void ExpertServer::RunJobs(int32_t layer_index) {
   for (const Taken& taken : taken_) {
     const bool is_refused = taken.is_refused || error != nullptr;
     segment_.job(taken.rank).done[rank_].word.store(2 * taken.seq + is_refused, std::memory_order_seq_cst);
-    ExpertRank& home = segment_.rank(taken.rank);
-    if ((home.asleep.load(std::memory_order_seq_cst) & kCallerAsleep) != 0) SharedWakeAll(&home.wake);
+    segment_.Wake(taken.rank, kCallerAsleep);
   }
   layer.last_run = MonotonicNs() - begin;
 }
@@ -235,7 +234,7 @@ ExpertServer::Served ExpertServer::TryServe(int64_t* later) {
     is_busy_.store(false, std::memory_order_seq_cst);
   }
   // In one order with `asleep`: either a caller that goes to sleep sees that none serves, or it is seen asleep.
-  if ((own_.asleep.load(std::memory_order_seq_cst) & kCallerAsleep) != 0) SharedWakeAll(&own_.wake);
+  segment_.Wake(rank_, kCallerAsleep);
   return served;
 }
 

@@ -52,10 +52,12 @@ def engine_addresses(config: Config, address: str) -> list[str]:
 
 
 def engine_config(config: Config, number: int) -> Config:
-    """Return the configuration of one of a server's engines, which says its number."""
+    """Return the configuration of one of a server's engines, which says its number among those of all hosts."""
     if config.parallel.local_data_parallel_id is not None:
         return config
-    return replace(config, parallel=replace(config.parallel, local_data_parallel_id=number))
+    return replace(
+        config, parallel=replace(config.parallel, local_data_parallel_id=config.parallel.first_engine + number)
+    )
 
 
 def start_engine(
@@ -125,12 +127,12 @@ def main() -> int:
 
 def _begin(parallel: ParallelConfig) -> None:
     """Take this engine's part of the processors, and begin its log."""
-    number, count = parallel.local_data_parallel_id, parallel.data_parallel_size
-    if number is None or count == 1:
+    number, count = parallel.local_data_parallel_id, parallel.engines_per_host
+    if number is None or parallel.data_parallel_size == 1:
         configure_logging("engine")
         return
     try:
-        cores = _find(_TAKE_SHARE)(number, count)
+        cores = _find(_TAKE_SHARE)(number % count, count)
     except OSError as error:
         configure_logging(f"engine {number}")
         logger.warning("the engines' processors are not kept apart: %s", error)

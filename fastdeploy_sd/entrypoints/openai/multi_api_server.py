@@ -120,6 +120,8 @@ def read_servers(argv: Sequence[str]) -> list[Config]:
         config = load_config(common, _PROG)
         if config.parallel.data_parallel_size == 1 < count:
             config = load_config([*common, "--data-parallel-size", str(count)], _PROG)
+        if config.parallel.ips:
+            raise wrong_value("ips", "none, as all servers are on this host", ",".join(config.parallel.ips))
         if (got := config.parallel.data_parallel_size) != count:
             raise wrong_value("data_parallel_size", f"{count}, as num_servers says, or none", got)
     faults.raise_all()

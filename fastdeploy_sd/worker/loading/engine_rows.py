@@ -16,23 +16,23 @@ _GIB = 1 << 30
 
 def num_copies(config: Config) -> int:
     """Return how many copies of the weights all engines have: one where they map a file, through the cache of files."""
-    return config.parallel.data_parallel_size if config.model.packed_weights_folder is None else 1
+    return config.parallel.engines_per_host if config.model.packed_weights_folder is None else 1
 
 
 def processor_rows(config: Config, gpu: CudaLibrary | None, root: Path = Path("/")) -> dict[str, str]:
     """Return name -> text of what each engine that this command starts runs on; {} for an only engine."""
     parallel = config.parallel
-    count, num_ranks = parallel.data_parallel_size, parallel.tensor_parallel_size
+    count, num_ranks = parallel.engines_per_host, parallel.tensor_parallel_size
     if count == 1:
         return {}
     ranks = f" of {num_ranks} ranks" if num_ranks > 1 else ""
-    own = range(count) if parallel.local_data_parallel_id is None else [parallel.local_data_parallel_id]
+    own = range(parallel.first_engine, parallel.first_engine + parallel.num_local_engines)
     rows = {
         "engines": f"{count}{ranks}, {'all of them' if len(own) == count else f'number {own[0]}'} from this command"
     }
     shares = divided(read_cores(root, os.sched_getaffinity(0)), count)
     for number in own:
-        text, first = shares[number].describe(), number * num_ranks
+        text, first = shares[number % count].describe(), number * num_ranks
         if gpu is not None:
             text += f"; GPU {first}" if num_ranks == 1 else f"; GPUs {first} to {first + num_ranks - 1}"
         rows[f"engine {number}"] = text
@@ -47,7 +47,7 @@ def memory_rows(config: Config, weight_bytes: int, total_bytes: int, kv_bytes: i
         total_bytes: of the weights of all of them together.
         kv_bytes: that each engine's KV cache and recurrent states may take.
     """
-    count = config.parallel.data_parallel_size
+    count = config.parallel.engines_per_host
     if count == 1:
         return {}
     how = f"{count} copies of the weights (packed_weights_cache makes it one for all)"
@@ -67,5 +67,5 @@ def speed_rows(config: Config) -> dict[str, str]:
 
     Raises ConfigError: the kernel library cannot be used.
     """
-    count = config.parallel.data_parallel_size
+    count = config.parallel.engines_per_host
     return {} if count == 1 else {"several engines": describe_engines(measure_limits(config), count)}

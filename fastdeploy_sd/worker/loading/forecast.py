@@ -87,9 +87,9 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     layout = KvLayout.of_model(target_kv, model.draft_layers(shard), kv_sizing.KvCacheFormat.create(config), config)
     one_block = shard.size * layout.block_bytes
     if gpu is None:
-        count = config.parallel.data_parallel_size
+        count = config.parallel.engines_per_host
         weight_bytes = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
-        spread = _spread_bytes(config, decoder, scheme)
+        spread = _spread_bytes(config, decoder, scheme) // config.parallel.num_hosts
         if spread:
             weight_bytes = resident_bytes(decoder, scheme, WHOLE_MODEL, stored)
         whole = weight_bytes - spread + model.draft_bytes(WHOLE_MODEL)

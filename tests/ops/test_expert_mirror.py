@@ -1,0 +1,237 @@
+"""Experts that ranks of several hosts share: the bytes of one process, and what a lost connection costs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdeploy_sd.device.expert_mirror import MAGIC, ExpertMirror
+from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
+from tests.ops.backends import threads
+from tests.ops.cases.experts import run_layer
+from tests.ops.expert_hosts import hosts_of
+from tests.ops.expert_model import Placement, Ranks, linear_placement, random_layer
+from tests.ops.ranks import on_threads
+from tests.ops.test_experts import bits, in_one_process, on_ranks, tokens
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "num_ranks", "dtype"), [(2, 2, np.uint16), (2, 4, np.float32), (3, 3, np.uint16)]
+)
+def test_hosts_get_the_bytes_of_one_process(num_hosts: int, num_ranks: int, dtype: Any) -> None:
+    """Each rank has passes of its own sizes: none, as many tokens as fit, several rounds of them."""
+    layers = [random_layer(30 + i, (7, 40, 24), top_k=3) for i in range(2)]
+    xs = [[tokens(10 * r + p, (0, 1, 4, 5, 23)[(r + p) % 5], 40, dtype) for p in range(6)] for r in range(num_ranks)]
+    with threads(1), hosts_of(num_hosts, layers, linear_placement(7, num_ranks), dtype, 4) as (hosts, _):
+        on_ranks(hosts, xs, num_slices=2)
+        num_rows = sum(len(x) for own in xs for x in own) * 3 * 2
+        while hosts.services[0].counts().sum() != num_rows:  # they come once a second
+            time.sleep(0.01)
+
+
+def test_connections_that_are_cut_at_any_time_cost_no_byte() -> None:
+    """What was under way is lost, or comes twice."""
+    layers = [random_layer(40 + i, (8, 48, 24), top_k=4) for i in range(3)]
+    rng = np.random.default_rng(1)
+    xs = [[tokens(40 * r + p, int(rng.integers(0, 20)), 48) for p in range(10 + 4 * r)] for r in range(4)]
+    with threads(1), hosts_of(2, layers, linear_placement(8, 4), max_tokens=6) as (hosts, carrier):
+        carrier.cut_every = 20
+        on_ranks(hosts, xs, delay=0.001)
+        assert carrier.num_cuts > 10
+        assert carrier.num_frames > 100
+
+
+def test_experts_move_between_hosts_while_ranks_use_them() -> None:
+    """Rank 0 lends its first expert to each other rank in turn; it and the borrowers have free slots."""
+    layer = random_layer(9, (6, 48, 24), top_k=3)
+    placement: Placement = [[0, 1, None], [2, 3, None], [4, 5, None], [None, None, None]]
+    xs = [[tokens(90 * r + p, 5, 48) for p in range(40)] for r in range(4)]
+    is_over = threading.Event()
+    moves: list[int] = []
+
+    def wait_for(service: ExpertService, rank: int, expert: int) -> None:
+        while expert not in service.placement(0)[rank]:
+            time.sleep(0.001)
+
+    def move(services: Sequence[ExpertService]) -> None:
+        owner, slot = 0, 0
+        while not is_over.is_set():
+            borrower = (owner + 1 + len(moves) % 3) % 4
+            services[borrower].set_slot(0, 2, layer.slot(0))
+            services[borrower].publish(0, 2)
+            for service in services:  # as the planner sees to
+                wait_for(service, borrower, 0)
+            services[owner].retire(0, slot)
+            services[owner].set_slot(0, slot, None)
+            owner, slot = borrower, 2
+            moves.append(owner)
+
+    with threads(1), hosts_of(2, [layer], placement) as (hosts, _):
+        mover = threading.Thread(target=move, args=(hosts.services,))
+        mover.start()
+        try:
+            on_ranks(hosts, xs)
+        finally:
+            is_over.set()
+            mover.join()
+    assert len(set(moves)) > 2
+
+
+def test_a_host_that_starts_again_serves_what_was_asked_for() -> None:
+    """Its memory is new; the other host waits meanwhile."""
+    layer = random_layer(10, (6, 48, 24), top_k=3)
+    x = tokens(0, 7, 48)
+    with threads(1), hosts_of(2, [layer], linear_placement(6, 2)) as (hosts, carrier):
+        first, second = hosts.services
+        for seed in range(3):
+            on_ranks(hosts, [[tokens(seed, 5, 48)], [tokens(9, 2, 48)]])
+        second.abort()
+        second.close()
+        asked: list[Any] = []
+        thread = threading.Thread(target=lambda: asked.extend(on_threads(1, lambda _: _run(first, x, layer))))
+        thread.start()
+        carrier.is_cut.set()
+        while first.states()[1] != "loading":
+            time.sleep(0.001)
+        part = hosts.parts[1]
+        os.close(part.fd)
+        part.fd = expert_segment()
+        hosts.services[1:] = hosts.open_host(1)
+        carrier.restart(1, part.fd)
+        carrier.is_cut.clear()
+        thread.join()
+        np.testing.assert_array_equal(bits(asked[0]), bits(in_one_process(layer, x)))
+        on_ranks(hosts, [[tokens(7, 5, 48)], [tokens(8, 4, 48)]])
+
+
+def _run(service: ExpertService, x: np.ndarray, layer: Any) -> np.ndarray:
+    y: np.ndarray = run_layer(service, x, layer.router_weight, **layer.routing)
+    return y
+
+
+def test_who_waits_for_a_lost_host_gets_an_error_that_names_its_rank() -> None:
+    layer = random_layer(11, (6, 48, 24), top_k=3)
+    x = tokens(0, 7, 48)
+    with threads(1), hosts_of(2, [layer], linear_placement(6, 2), timeout_s=0.3) as (hosts, carrier):
+        first, second = hosts.services
+        carrier.is_cut.set()
+        while first.states()[1] != "loading":
+            time.sleep(0.001)
+        with pytest.raises(ValueError, match="rank 1 did not run its experts in time"):
+            _run(first, x, layer)
+        carrier.is_cut.clear()
+        first.wait_until_all_serve(60)
+        np.testing.assert_array_equal(bits(_run(first, x, layer)), bits(in_one_process(layer, x)))
+        # A host that leaves is not waited for.
+        with pytest.raises(ValueError, match="rank 0 has not left in time"):
+            second.leave(0.01)
+        while first.states()[1] != "leaving":
+            time.sleep(0.001)
+        carrier.is_cut.set()
+        while first.states()[1] != "gone":
+            time.sleep(0.001)
+        with pytest.raises(ValueError, match="rank 1 has ended, and no other has its experts"):
+            _run(first, x, layer)
+        first.leave(1.0)
+
+
+@pytest.fixture
+def two_mirrors() -> Any:
+    """Those of two hosts whose ranks serve; nothing carries their frames."""
+    layer = random_layer(12, (4, 48, 24))
+    parts = [Ranks([layer], linear_placement(4, 2), np.float32, 8, 60.0) for _ in range(2)]
+    news = os.eventfd(0)
+    services, mirrors = [], []
+    for host, part in enumerate(parts):
+        assert ExpertMirror.open(part.fd, host, 2, news) is None
+        services.append(part.open(host))
+        mirror = ExpertMirror.open(part.fd, host, 2, news)
+        assert mirror is not None
+        mirrors.append(mirror)
+    yield layer, services, mirrors
+    for mirror in mirrors:
+        mirror.close()
+    for service, part in zip(services, parts, strict=True):
+        service.abort()
+        service.close()
+        os.close(part.fd)
+    os.close(news)
+
+
+def frames_of(layer: Any, services: Any, mirrors: Any) -> list[bytes]:
+    """Frames of every kind from the first host to the second; a job waits at the end."""
+    for own, other in itertools.permutations(range(2)):
+        mirrors[own].begin(other)
+    services[0].set_target(0, np.zeros((2, 2), np.int32))
+    x = tokens(0, 5, 48)
+    thread = threading.Thread(target=lambda: on_threads(2, lambda rank: _failing(services[rank], x, layer)))
+    frames: list[bytes] = []
+
+    def carry() -> None:
+        while frame := mirrors[0].collect(1):
+            frames.append(frame)
+            mirrors[1].apply(0, frame)
+        while frame := mirrors[1].collect(0):
+            mirrors[0].apply(1, frame)
+
+    carry()
+    thread.start()
+    deadline = time.monotonic() + 60
+    while len({frame[40] for frame in frames}) < 6:  # kinds, in the byte where they are
+        assert time.monotonic() < deadline
+        carry()
+    for service in services:
+        service.abort()
+    thread.join()
+    return frames
+
+
+def _failing(service: ExpertService, x: np.ndarray, layer: Any) -> None:
+    _run(service, x, layer)
+    while True:
+        _run(service, x, layer)
+
+
+def test_frames_that_are_none_are_refused(two_mirrors: Any) -> None:
+    layer, services, mirrors = two_mirrors
+    frames = frames_of(layer, services, mirrors)
+    assert all(frame[:4] == MAGIC for frame in frames)
+    good = frames[0]
+    for bad, what in (
+        (b"", "a header"),
+        (good[:79], "a header"),
+        (b"X" + good[1:], "one of experts"),
+        (good[:4] + b"\x09" + good[5:], "this version"),
+        (good[:8] + b"\x09" + good[9:], "this model's shape"),
+        (good[:40] + b"\x63" + good[41:], "a known kind"),
+        (good[:44] + b"\x01" + good[45:], "its host's rank"),
+        (good + b"\0", "its length"),
+    ):
+        with pytest.raises(ValueError, match=f"frame: expected {what}"):
+            mirrors[1].apply(0, bad)
+    with pytest.raises(ValueError, match="host: expected one of the mirror's"):
+        mirrors[1].apply(2, good)
+    # Whatever a byte becomes: refused or harmless.
+    rng, refused = random.Random(1), list[str]()
+    for frame in {frame[40]: frame for frame in frames}.values():
+        for _ in range(300):
+            bad_frame = bytearray(frame)
+            for _ in range(rng.randint(1, 3)):
+                bad_frame[rng.randrange(40, min(len(frame), 200))] = rng.randrange(256)
+            try:
+                mirrors[1].apply(0, bytes(bad_frame[: rng.choice((len(frame), rng.randrange(len(frame))))]))
+            except ValueError as error:
+                refused.append(str(error))
+    assert len(refused) > 500
+    assert all("frame: expected" in text for text in refused)
+    mirrors[1].lose(0)
+    with pytest.raises(ValueError, match="frame: expected one of a connected host"):
+        mirrors[1].apply(0, good)

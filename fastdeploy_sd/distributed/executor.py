@@ -158,7 +158,7 @@ def _monitor(parallel: ParallelConfig, experts: ExpertService) -> ExpertMonitor:
     if parallel.eplb is not None and parallel.first_rank == 0:
         eplb = parallel.eplb
         interval_s = eplb.redundant_expert_dump_workload_interval
-        planner = ExpertPlanner(experts, eplb.redundant_experts_num, interval_s, parallel.num_nodes)
+        planner = ExpertPlanner(experts, eplb.redundant_experts_num, interval_s, parallel.num_hosts)
         planner.start()
     first = parallel.expert_rank(0)
     return ExpertMonitor(experts, range(first, first + parallel.tensor_parallel_size), planner)

@@ -33,7 +33,8 @@ def test_hosts_get_the_bytes_of_one_process(num_hosts: int, num_ranks: int, dtyp
     with threads(1), hosts_of(num_hosts, layers, linear_placement(7, num_ranks), dtype, 4) as (hosts, _):
         on_ranks(hosts, xs, num_slices=2)
         num_rows = sum(len(x) for own in xs for x in own) * 3 * 2
-        while hosts.services[0].counts().sum() != num_rows:  # they come once a second
+        first = hosts.services[0]
+        while (first.counts().sum(), first.served().sum()) != (num_rows, num_rows):  # they come once a second
             time.sleep(0.01)
 
 

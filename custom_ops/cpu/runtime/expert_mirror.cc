@@ -158,6 +158,11 @@ int64_t ExpertMirror::CollectCounts(Peer* peer, char* frame) const {
         sum += rows;
       }
     }
+    for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
+      const int64_t rows = segment_->served(first(host_) + i)[layer].load(std::memory_order_relaxed);
+      writer.Put(rows);
+      sum += rows;
+    }
     if (sum == peer->counts[i]) continue;
     peer->counts[i] = sum;
     return writer.num_bytes();

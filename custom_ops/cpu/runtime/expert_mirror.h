@@ -82,6 +82,7 @@ class ExpertMirror {
   Error Check(int32_t host, const MirrorHeader& header, int64_t num_bytes) const;
   Error CheckJob(const MirrorHeader& header, const char* body) const;
   void WriteSlots(int32_t host, const char* body);
+  void WriteCounts(int32_t rank, const char* body);
   void WriteTarget(int32_t layer, const char* body);
   void WriteJob(const MirrorHeader& header, const char* body);
   void WriteResults(const MirrorHeader& header, const char* body);

@@ -73,8 +73,7 @@ Error ExpertMirror::Apply(int32_t host, const char* frame, int64_t num_bytes) {
       WriteTarget(header.layer, body);
       break;
     case MirrorKind::kCounts:
-      for (int32_t i = 0; i < shape_.num_layers * shape_.num_experts; ++i)
-        segment_->counts(header.rank, 0)[i].store(MirrorValue<int64_t>(body, i), std::memory_order_relaxed);
+      WriteCounts(header.rank, body);
       break;
     case MirrorKind::kJob:
       if (const Error error = CheckJob(header, body)) return error;
@@ -98,6 +97,14 @@ void ExpertMirror::WriteSlots(int32_t host, const char* body) {
       slots[s].store(ExpertOf(shape_, body, int64_t{layer} * count + s), std::memory_order_seq_cst);
   }
   segment_->version().fetch_add(1, std::memory_order_seq_cst);
+}
+
+void ExpertMirror::WriteCounts(int32_t rank, const char* body) {
+  const int32_t count = shape_.num_layers * shape_.num_experts;
+  for (int32_t i = 0; i < count; ++i)
+    segment_->counts(rank, 0)[i].store(MirrorValue<int64_t>(body, i), std::memory_order_relaxed);
+  for (int32_t layer = 0; layer < shape_.num_layers; ++layer)
+    segment_->served(rank)[layer].store(MirrorValue<int64_t>(body, int64_t{count} + layer), std::memory_order_relaxed);
 }
 
 void ExpertMirror::WriteTarget(int32_t layer, const char* body) {

@@ -19,7 +19,7 @@ inline int64_t MirrorBodyBytes(const ExpertServiceShape& s, int32_t per_host, Mi
     case MirrorKind::kTarget:
       return int64_t{4} * s.num_ranks * s.num_slots;
     case MirrorKind::kCounts:
-      return int64_t{8} * s.num_layers * s.num_experts;
+      return int64_t{8} * s.num_layers * (s.num_experts + 1);
     case MirrorKind::kJob:
       return int64_t{4} * (per_host + 1) + num_pairs * static_cast<int64_t>(sizeof(ExpertPair)) +
              num_rows * s.row_bytes;

@@ -191,7 +191,8 @@ class ExpertBridge:
             refusal = f"its place: expected {self._own + 1} to {self._count - 1}, got {message.place}"
         if refusal or peer is None:
             logger.warning("refused a command that would share experts: %s", refusal)
-            self._give(identity, BridgeRefused(refusal or ""))
+            assert self._listener is not None
+            self._listener.send(identity, encode(BridgeRefused(refusal or "")), [])
             return
         if peer.identity is not None:
             self._lose(peer, "it has connected anew")
@@ -273,10 +274,6 @@ class ExpertBridge:
         if delivery is SendResult.GONE:
             self._lose(peer, "its connection has ended")
         return delivery is not SendResult.FULL
-
-    def _give(self, identity: bytes, message: BridgeRefused) -> None:
-        assert self._listener is not None
-        self._listener.send(identity, encode(message), [])
 
     def _beat(self) -> None:
         now = time.monotonic()

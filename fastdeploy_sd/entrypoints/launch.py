@@ -19,7 +19,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,6 @@ _STUCK_S = 30.0
 _HURRY_S = 5.0  # the same after a second signal, which means that the operator does not want to wait
 _HTTP_END_S = 10.0
 _SCHEDULER_END_S = 5.0
-_BRIDGE_END_S = 3.0
 _LEAVE_S = 3.0
 
 
@@ -93,7 +92,6 @@ class _Launcher:
         self._listeners = listeners
         self._instance_id = new_instance_id()
         self._engines: WorkerPool
-        self._bridge: WorkerPool
         self._num_signals = 0
         self._begin_drain: Callable[[], None] = lambda: None
 
@@ -108,7 +106,8 @@ class _Launcher:
         )
         with private_address() as address, own_file as file:
             self._engines = self._make_engines(address, executor, file)
-            async with self._sharing_experts(file if expert_file is None else None):
+            self._bridge = self._make_bridge(file if expert_file is None else None)
+            async with self._bridge.alongside(_LEAVE_S):
                 running = asyncio.create_task(self._engines.run())
                 stop_on_signals(self._stop)
                 try:
@@ -135,28 +134,21 @@ class _Launcher:
 
     def _note_given_up(self) -> None:
         if not self._engines.replaces or self._config.parallel.shares_experts:  # the others cannot go on without it
-            self._end_engines()
-
-    def _end_engines(self) -> None:
-        self._engines.begin_drain()
+            self._engines.begin_drain()
         self._engines.signal(signal.SIGKILL)
 
-    @contextlib.asynccontextmanager
-    async def _sharing_experts(self, file: int | None) -> AsyncIterator[None]:
-        """Share the experts in this memory with other commands, where there are any; without these engines end."""
+    def _make_bridge(self, file: int | None) -> WorkerPool:
+        """Return what shares the experts in this memory with other commands; engines end without it."""
+
+        def start(_: int) -> ChildProcess:
+            from fastdeploy_sd.distributed.expert_process import start_bridge  # which most servers do not need
+
+            return start_bridge(self._config, file or 0)
+
         count = int(file is not None and len(self._config.parallel.expert_places) > 1)
-        self._bridge = WorkerPool(
-            lambda _: self._start_bridge(file or 0), count, give_up=self._end_engines, kind="expert"
-        )
-        self._bridge.replaces = False
-        running = asyncio.create_task(self._bridge.run())
-        try:
-            yield
-            self._bridge.begin_drain()
-            await asyncio.wait({running}, timeout=_BRIDGE_END_S)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        pool = WorkerPool(start, count, give_up=self._note_given_up, kind="expert")
+        pool.replaces = False
+        return pool
 
     async def _serve(self, common: WorkerStart, running: asyncio.Task[int]) -> int:
         stats = SharedStats(Path(directory_of(common.address)), "http")
@@ -176,7 +168,7 @@ class _Launcher:
                     serving, begin_drain = self._workers(common)
                 else:
                     serving, begin_drain = http.serve(self._listeners), client.begin_drain
-                async with self._sharing(common) as scheduler:
+                async with self._schedulers(common).alongside(_SCHEDULER_END_S) as scheduler:
                     return await self._until_end(
                         self._registered(client, serving, begin_drain, scheduler.begin_drain), running
                     )
@@ -245,27 +237,14 @@ class _Launcher:
         if self._config.splitwise.splitwise_role == "mixed":
             logger.info("try: %s", example_request(self._config.server, self._listeners.api))
 
-    @contextlib.asynccontextmanager
-    async def _sharing(self, common: WorkerStart) -> AsyncIterator[WorkerPool]:
-        """Take part in the deployment, where there is one, until the engines have ended."""
-        pool = WorkerPool(
+    def _schedulers(self, common: WorkerStart) -> WorkerPool:
+        """Return what takes part in the deployment, where there is one, until the engines have ended."""
+        return WorkerPool(
             lambda _: self._start_scheduler(common),
             int(self._config.redis.is_shared),
             give_up=lambda: None,  # requests of others go elsewhere
             kind="scheduler",
         )
-        running = asyncio.create_task(pool.run())
-        try:
-            yield pool
-            await asyncio.wait({running}, timeout=_SCHEDULER_END_S)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    def _start_bridge(self, file: int) -> ChildProcess:
-        from fastdeploy_sd.distributed.expert_process import start_bridge  # which most servers do not need
-
-        return start_bridge(self._config, file)
 
     def _start_scheduler(self, common: WorkerStart) -> ChildProcess:
         from fastdeploy_sd.cluster.redis.process import start_scheduler  # brings in the Redis client

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from fastdeploy_sd.process.child import EXIT_FAILED, EXIT_OK, ChildProcess, describe_exit
 
@@ -91,6 +91,18 @@ class WorkerPool:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def alongside(self, end_s: float) -> AsyncIterator[WorkerPool]:
+        """Run within the context; then they are told of a drain, and those that still run after `end_s` are killed."""
+        running = asyncio.create_task(self.run())
+        try:
+            yield self
+            self.begin_drain()
+            await asyncio.wait({running}, timeout=end_s)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def _keep_one(self, number: int) -> None:
         num_quick_deaths = 0

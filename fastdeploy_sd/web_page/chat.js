@@ -35,6 +35,7 @@ export class Chat {
     });
     byId("stop").addEventListener("click", () => this.controller?.abort());
     byId("new").addEventListener("click", () => this.restart([]));
+    byId("choose").addEventListener("click", () => byId("attach").click());
     byId("attach").addEventListener("change", () => this.attach());
     this.showAll();
   }
@@ -176,7 +177,7 @@ export class Chat {
     }
     const seconds = (performance.now() - begin) / 1000;
     const numAfter = view.provenance.totals().numTokens - numBefore;
-    if (numAfter > 1) message.tokensPerS = numAfter / seconds;
+    if (seconds > 0 && numAfter > 0) message.tokensPerS = numAfter / seconds; // all may have come at once
   }
 
   /** Show a view's text with the next frame; where no frame comes, as in a hidden tab, its end does. */

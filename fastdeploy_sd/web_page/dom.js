@@ -27,6 +27,20 @@ export function button(text, act, attributes = {}) {
   return element("button", { type: "button", onclick: act, ...attributes }, text);
 }
 
+/** Copy a text; browsers offer the first way to pages of this machine and of https only. */
+export async function copy(text) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+    return;
+  }
+  const area = element("textarea", { class: "hidden" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
 /** Return a number as text: three digits at most, and K or M where it is large. */
 export function short(value, digits = 3) {
   if (!Number.isFinite(value)) return "-";

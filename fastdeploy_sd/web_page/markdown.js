@@ -3,7 +3,7 @@
 // Everything works on places in the whole text, and `paint(begin, end)` returns the nodes of a part of it. So what is
 // shown can be marked by where it came from. What is no markdown is shown as it is.
 
-import { button, element } from "./dom.js";
+import { button, copy, element } from "./dom.js";
 
 const FENCE = /^ {0,3}(```+|~~~+)\s*([^`\n]*)$/;
 const HEADING = /^ {0,3}(#{1,6})\s+/;
@@ -130,8 +130,8 @@ function codeElement(block, text, paint) {
   const body = block.lines.slice(1, block.isClosed ? -1 : undefined);
   const begin = body.length ? body[0].begin : block.end;
   const end = body.length ? body[body.length - 1].end : block.end;
-  const copy = button("Copy", () => navigator.clipboard?.writeText(text.slice(begin, end)), { class: "copy" });
-  const head = element("div", { class: "code-head" }, element("span", {}, block.language), copy);
+  const copying = button("Copy", () => copy(text.slice(begin, end)));
+  const head = element("div", { class: "code-head" }, element("span", {}, block.language), copying);
   const code = element("code", {}, ...body.flatMap((line, i) => {
     const isLast = i === body.length - 1;
     return paint(line.begin, isLast ? line.end : line.end + 1);

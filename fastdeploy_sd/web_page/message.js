@@ -1,6 +1,6 @@
 // One message of the conversation on the screen: its text with the colours of its tokens, its tools, its numbers.
 
-import { button, element, percent, plural, short } from "./dom.js";
+import { button, copy, element, percent, plural, short } from "./dom.js";
 import { render } from "./markdown.js";
 import { Provenance, SourcedText, classOf, labelOf } from "./sources.js";
 
@@ -84,7 +84,7 @@ export class MessageView {
     const { message, actions } = this;
     const row = element("div", { class: "actions" });
     if (message.role === "assistant") {
-      row.append(button("Copy", () => navigator.clipboard?.writeText(message.content)), button("Regenerate", () => actions.regenerate(message)));
+      row.append(button("Copy", () => copy(message.content)), button("Regenerate", () => actions.regenerate(message)));
     }
     if (message.role === "user") row.append(button("Edit", () => this.edit()));
     const parts = message.role === "assistant" && message.steps.length ? [shareBar(this.provenance), this.numbers()] : [];

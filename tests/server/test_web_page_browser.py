@@ -132,7 +132,9 @@ async def test_files_become_part_of_the_message_and_an_answer_can_be_stopped() -
     async with drafting_server() as served, page_of(served, {"settings": {"max_tokens": "300"}}) as page:
         await page.wait_for_selector(".state.ready")
         for name, content in files:
-            await page.set_input_files("#attach", {"name": name, "mimeType": "text/plain", "buffer": content})
+            async with page.expect_file_chooser() as choosing:
+                await page.press("#choose", "Enter")
+            await (await choosing.value).set_files({"name": name, "mimeType": "text/plain", "buffer": content})
             await page.wait_for_selector(
                 "#files .chip" if name == "a.py" else f"#notice:text('{name}: expected a text')"
             )

@@ -1,13 +1,14 @@
 """Minutes of mixed load on a whole deployment, with a fault every few seconds.
 
     python -m tests.fuzz.soak [--seed S] [--minutes M] [--period SECONDS] [--model DIR] [--no-redis] [--protocol P]
+                              [--engines N [--spread]]
 
 Two routers, two prefill and two decode instances, and a Redis through which they share requests. Clients send requests
 whose answers are known to routers and to instances; meanwhile a process is killed, suspended or asked to stop every few
-seconds, and started again. Nothing may be lost: a request ends with the bytes of an undisturbed server, or with a
-beginning of them and an error that says why; or its connection breaks, with what it was connected to. Afterwards
-every block is free, every request is answered right once more, memory has not grown, every process ends well, and
-nothing is left.
+seconds, and started again. Of servers with several engines mostly single engines are. Nothing may be lost: a request
+ends with the bytes of an undisturbed server, or with a beginning of them and an error that says why; or its connection
+breaks, with what it was connected to. Afterwards every block is free, every request is answered right once more, memory
+has not grown, every process ends well, and nothing is left.
 
 The faults of a seed are drawn in the same order, but when one is possible depends on when the last one is over.
 """
@@ -30,7 +31,7 @@ from typing import Any
 from tests.doubles.ports import free_port
 from tests.doubles.redis_server import RedisServer, running_redis
 from tests.fuzz.soak_load import Load, make_asks
-from tests.fuzz.soak_units import ProcessUnit, RedisUnit, Unit
+from tests.fuzz.soak_units import Fault, ProcessUnit, RedisUnit, Unit
 from tests.server.split_deployment import ModelServer, SplitDeployment, family
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "qwen3-tiny"
@@ -51,6 +52,11 @@ SHARED: dict[str, Any] = {
     "max_num_seqs": 8,
     "pd_timeout": 10,
 }
+
+
+# Of several engines; each is given up as silent after less than the longest of the faults.
+_SEVERAL: dict[str, Any] = {"timeout_engine": 6}
+_ALONE: dict[str, Any] = {"data_parallel_size": 1, "enable_expert_parallel": False}
 
 
 @dataclass
@@ -86,9 +92,17 @@ class Soak:
     Args:
         redis: instances share their requests through it; None = routers alone choose.
         num_asks: different requests.
+        num_engines: of each server.
     """
 
-    def __init__(self, deployment: SplitDeployment, seed: int, redis: RedisServer | None, num_asks: int) -> None:
+    def __init__(
+        self,
+        deployment: SplitDeployment,
+        seed: int,
+        redis: RedisServer | None,
+        num_asks: int = NUM_ASKS,
+        num_engines: int = 1,
+    ) -> None:
         self._deployment = deployment
         self._redis = None if redis is None else RedisUnit(redis)
         self._rng = random.Random(f"faults {seed}")
@@ -97,7 +111,7 @@ class Soak:
         router = partial(deployment.router, timeout_silent=2, timeout_lost=4, timeout_resume=60)
         self._routers = [ProcessUnit(f"router {i}", partial(router, free_port())) for i in range(2)]
         self._instances = [
-            ProcessUnit(f"{role} {i}", partial(deployment.server, role, speculative_config=speculation))
+            ProcessUnit(f"{role} {i}", partial(deployment.server, role, speculative_config=speculation), num_engines)
             for role in ("prefill", "decode")
             for i, speculation in enumerate(METHODS)
         ]
@@ -109,7 +123,7 @@ class Soak:
         """Everything, in order."""
         for unit in (*self._routers, *self._instances):
             await unit.wait_up()
-        alone = self._deployment.server("mixed", router=[], scheduler_name="local")
+        alone = self._deployment.server("mixed", router=[], scheduler_name="local", **_ALONE)
         await self.load.learn(await asyncio.to_thread(lambda: alone.url))
         alone.process.terminate()
         assert await asyncio.to_thread(alone.wait) == 0
@@ -126,26 +140,30 @@ class Soak:
         under_way: set[asyncio.Task[None]] = set()
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(period_s, left))
-            unit = self._choose()
-            if unit is not None and left > period_s:
-                under_way.add(asyncio.create_task(self._fault(unit)))
+            chosen = self._choose()
+            if chosen is not None and left > period_s:
+                under_way.add(asyncio.create_task(self._fault(*chosen)))
             for task in [task for task in under_way if task.done()]:
                 under_way.remove(task)
                 task.result()
         await asyncio.gather(*under_way)
 
-    def _choose(self) -> Unit | None:
-        """Something whose likes are whole, so that there is always one of each kind."""
-        pairs = [self._routers, self._instances[:2], self._instances[2:]]
-        whole: list[Unit] = [unit for pair in pairs if not any(u.is_faulty for u in pair) for unit in pair]
+    def _choose(self) -> tuple[Unit, list[Fault]] | None:
+        """Something, and what may happen to it so that there is always one of each kind at work."""
+        able: list[tuple[Unit, list[Fault]]] = []
+        for pair in (self._routers, self._instances[:2], self._instances[2:]):
+            faulty = [unit for unit in pair if unit.is_faulty]
+            if all(unit.is_partly_faulty for unit in faulty):
+                able += [(u, u.partial_faults() if faulty else u.faults()) for u in pair if u not in faulty]
         if self._redis is not None and not self._redis.is_faulty:
-            whole.append(self._redis)
-        return self._rng.choice(whole) if whole else None
+            able.append((self._redis, self._redis.faults()))
+        able = [(unit, faults) for unit, faults in able if faults]
+        return self._rng.choice(able) if able else None
 
-    async def _fault(self, unit: Unit) -> None:
+    async def _fault(self, unit: Unit, faults: list[Fault]) -> None:
         begin = time.monotonic()
         try:
-            what = await unit.disturb(random.Random(self._rng.random()))
+            what = await unit.disturb(random.Random(self._rng.random()), faults)
         except Exception as error:  # a unit that did not come back is a finding, and the others go on
             self.load.add_finding(f"{unit.name}: {error!r}")
             return
@@ -195,14 +213,18 @@ def soak(
     *,
     with_redis: bool = True,
     num_asks: int = NUM_ASKS,
+    num_engines: int = 1,
+    spreads_experts: bool = False,
 ) -> Soak:
-    """Run a soak on a deployment of its own; return what it saw."""
+    """Run a soak on a deployment of its own; return what it saw. `num_engines`: of each server."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         redis = stack.enter_context(running_redis(folder)) if with_redis else None
         options = SHARED | {"cache_transfer_protocol": protocol}
+        if num_engines > 1:
+            options |= {"data_parallel_size": num_engines, "enable_expert_parallel": spreads_experts, **_SEVERAL}
         deployment = stack.enter_context(SplitDeployment(model, redis, **options))
-        run = Soak(deployment, seed, redis, num_asks)
+        run = Soak(deployment, seed, redis, num_asks, num_engines)
         asyncio.run(run.run(seconds, period_s))
     return run
 
@@ -216,8 +238,19 @@ def main() -> int:
     parser.add_argument("--model", default=str(GOLDEN), help="checkpoint, or demo")
     parser.add_argument("--protocol", default="ipc,tcp", help="how KV travels")
     parser.add_argument("--no-redis", action="store_true", help="routers alone choose")
+    parser.add_argument("--engines", type=int, default=1, help="of each server (data_parallel_size)")
+    parser.add_argument("--spread", action="store_true", help="experts are spread over a server's engines")
     given = parser.parse_args()
-    run = soak(given.seed, given.minutes * 60, given.period, given.model, given.protocol, with_redis=not given.no_redis)
+    run = soak(
+        given.seed,
+        given.minutes * 60,
+        given.period,
+        given.model,
+        given.protocol,
+        with_redis=not given.no_redis,
+        num_engines=given.engines,
+        spreads_experts=given.spread,
+    )
     print(run.report(), file=sys.stderr)
     return 1 if run.load.findings else 0
 

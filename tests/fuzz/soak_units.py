@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+import httpx
 
 from tests.doubles.redis_server import RedisServer
 from tests.server.router_process import Router
@@ -17,6 +20,8 @@ from tests.server.split_deployment import START_S, ModelServer, family, power_of
 MAX_STOP_S = 12.0
 MAX_PAUSE_S = 3.0
 _NO_REDIS_S = 5.0
+_LOOK_S = 0.2
+_SLICE_S = 0.05
 
 Fault = Callable[[random.Random], Awaitable[str]]
 
@@ -25,32 +30,36 @@ class Unit:
     """Something that is disturbed and comes back.
 
     Attributes:
-        name: with its number. is_faulty: a fault is under way.
+        name: with its number. is_faulty: a fault is under way. is_partly_faulty: one that leaves a part of it at work.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.is_faulty = False
+        self.is_faulty = self.is_partly_faulty = False
         self._times: list[tuple[float, float]] = []
 
     def faults(self) -> list[Fault]:
         """What may happen to it; each returns what it was, when all is as before."""
         raise NotImplementedError
 
+    def partial_faults(self) -> list[Fault]:
+        """Those that leave a part of it at work."""
+        return []
+
     def was_disturbed(self, begin: float, end: float) -> bool:
         """Whether a fault was under way at any time between two points of time."""
         return any(at < end and until > begin for at, until in self._times)
 
-    async def disturb(self, rng: random.Random) -> str:
-        """Have one of the faults happen; return what it was, when it is over."""
-        fault = rng.choice(self.faults())
-        self.is_faulty = True
+    async def disturb(self, rng: random.Random, faults: list[Fault]) -> str:
+        """Have one of its faults happen; return what it was, when it is over."""
+        fault = rng.choice(faults)
+        self.is_faulty, self.is_partly_faulty = True, fault in self.partial_faults()
         self._times.append((time.monotonic(), float("inf")))
         try:
             return f"{self.name}: {await fault(rng)}"
         finally:
             self._times[-1] = (self._times[-1][0], time.monotonic())
-            self.is_faulty = False
+            self.is_faulty = self.is_partly_faulty = False
 
 
 class ProcessUnit(Unit):
@@ -58,11 +67,12 @@ class ProcessUnit(Unit):
 
     Args:
         start: makes another one; returns at once.
+        num_engines: of a server; one of several is started again by its server.
     """
 
-    def __init__(self, name: str, start: Callable[[], ModelServer | Router]) -> None:
+    def __init__(self, name: str, start: Callable[[], ModelServer | Router], num_engines: int = 1) -> None:
         super().__init__(name)
-        self._start = start
+        self._start, self._num_engines = start, num_engines
         self.program = start()
         self._is_up = False
 
@@ -82,8 +92,16 @@ class ProcessUnit(Unit):
 
     def faults(self) -> list[Fault]:
         """See Unit."""
-        alone = [self._kill_engine, self._kill_first] if isinstance(self.program, ModelServer) else []
-        return [self._suspend, self._suspend, self._power_off, self._terminate, *alone]
+        faults: list[Fault] = [self._suspend, self._suspend, self._power_off, self._terminate]
+        if not isinstance(self.program, ModelServer):
+            return faults
+        if self._num_engines == 1:
+            return [*faults, self._kill_first, self._kill_engine]
+        return [*faults, self._kill_first, *self.partial_faults() * 3]
+
+    def partial_faults(self) -> list[Fault]:
+        """See Unit."""
+        return [self._kill_one, self._stop_one, self._slow_one] if self._num_engines > 1 else []
 
     async def _suspend(self, rng: random.Random) -> str:
         seconds = rng.uniform(0.2, MAX_STOP_S)
@@ -127,6 +145,46 @@ class ProcessUnit(Unit):
         await _gone(pids)
         await self._restart(rng)
         return "its engine killed"
+
+    async def _kill_one(self, rng: random.Random) -> str:
+        """One of its engines, which it starts again."""
+        pid = rng.choice(self.program.children("engine_process"))
+        os.kill(pid, signal.SIGKILL)
+        await _gone([pid])
+        await self._wait_engines()
+        return "an engine killed"
+
+    async def _stop_one(self, rng: random.Random) -> str:
+        """One of its engines, for less or more than timeout_engine: it is slow, or is killed and started again."""
+        pid, seconds = rng.choice(self.program.children("engine_process")), rng.uniform(0.2, MAX_STOP_S)
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        await self._wait_engines()
+        return f"an engine stopped for {seconds:.1f} s"
+
+    async def _slow_one(self, rng: random.Random) -> str:
+        """One of its engines: it runs a fifth of the time."""
+        pid, end = rng.choice(self.program.children("engine_process")), time.monotonic() + rng.uniform(1, MAX_STOP_S)
+        while time.monotonic() < end:
+            for number, seconds in ((signal.SIGSTOP, 4 * _SLICE_S), (signal.SIGCONT, _SLICE_S)):
+                os.kill(pid, number)
+                await asyncio.sleep(seconds)
+        await self._wait_engines()
+        return "an engine slow"
+
+    async def _wait_engines(self) -> None:
+        """Wait until all its engines take requests."""
+        deadline = time.monotonic() + START_S
+        async with httpx.AsyncClient(timeout=START_S, trust_env=False) as client:
+            while True:
+                health = await client.get(f"{self.program.url}/health")
+                states = [engine["state"] for engine in health.json().get("engines", [])]
+                if states == ["ready"] * self._num_engines:
+                    return
+                assert time.monotonic() < deadline, f"{self.name}: {health.text}"
+                await asyncio.sleep(_LOOK_S)
 
     async def _restart(self, rng: random.Random) -> None:
         self.program.close()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from fastdeploy_sd.cluster.membership import InstanceLoad
 from fastdeploy_sd.cluster.moving import MovingRequests
@@ -36,7 +37,8 @@ class EngineGroup:
         addresses: of the engines.
         timeout_s: as of EngineClient; a request waits as long for a lost engine when there is no other. None = it does
             not wait.
-        shares_experts: engines need one another's; none is silent that waits for one which is being started.
+        shares_experts: engines need one another's; one that waits for another, which is stopped or being started
+            again, is not silent.
     """
 
     def __init__(
@@ -207,7 +209,8 @@ class EngineGroup:
         """Connect an engine, and each of its successors."""
         while True:
             client = EngineClient(engine.address, self._timeout_s)
-            client.on_silence, client.may_wait = self.on_silence, self._may_wait
+            client.on_silence = self.on_silence
+            client.may_wait = partial(self._may_wait, client)
             if await self._connect(client):
                 engine.enter(client)
                 if self._drain.is_set():
@@ -218,9 +221,12 @@ class EngineGroup:
             engine.client = None
             await client.close()
 
-    def _may_wait(self) -> bool:
-        """Whether engines may wait inside a step for the experts of one that is being started."""
-        return self._shares_experts and any(engine.client is None for engine in self._engines)
+    def _may_wait(self, client: EngineClient) -> bool:
+        """Whether an engine may wait inside a step for the experts of another one."""
+        if not self._shares_experts or _is_stopped(client):
+            return False
+        others = (engine.client for engine in self._engines if engine.client is not client)
+        return any(other is None or _is_stopped(other) for other in others)
 
     async def _connect(self, client: EngineClient) -> bool:
         """Connect a client unless a drain begins before the engine is there, or the engine ends at once."""
@@ -236,6 +242,11 @@ class EngineGroup:
                 with suppress(Unavailable):
                     await connecting
         return is_connected
+
+
+def _is_stopped(client: EngineClient) -> bool:
+    """Whether a signal has stopped an engine's process."""
+    return client.heart is not None and client.heart.is_stopped
 
 
 class _Engine:

@@ -195,6 +195,13 @@ class ExpertService:
         self._call("ranks", states=states.ctypes.data, **addresses)
         return states, incarnations, bool(is_lost.value)
 
+    def awaited(self) -> npt.NDArray[np.bool_]:
+        """Return bool[num_ranks, num_ranks]: whether the rank of the row waits for that of the column."""
+        found: I32 = np.empty((self.shape.num_ranks, self.shape.num_ranks), np.int32)
+        self._call("awaited", is_awaited=found.ctypes.data)
+        awaited: npt.NDArray[np.bool_] = found != 0
+        return awaited
+
     def placement(self, layer: int) -> I32:
         """Return the published expert i32[num_ranks, num_slots] of each slot, -1 = none."""
         experts: I32 = np.empty((self.shape.num_ranks, self.shape.num_slots), np.int32)

@@ -129,9 +129,12 @@ class RankProcesses:
         self._experts = experts
 
     def _waits_elsewhere(self) -> bool:
-        """Whether other engines' ranks load, so that a step of this one may wait for their experts."""
-        states = () if self._experts is None else self._experts.states()
-        return any(state == "loading" for i, state in enumerate(states) if i not in self._own_experts)
+        """Whether a rank of this engine waits for the experts of another engine, which may hang or be started again."""
+        if self._experts is None:
+            return False
+        awaited = self._experts.awaited()
+        awaited[:, self._own_experts] = False
+        return bool(awaited[self._own_experts].any())
 
     # ---- steps; see OtherRanks --------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from fastdeploy_sd.distributed.link import RankLink, Relay
 from fastdeploy_sd.process.child import ChildProcess, describe_exit
-from fastdeploy_sd.process.liveness import CpuClock, WorkClock, stat_field
+from fastdeploy_sd.process.liveness import CpuClock, WorkClock, is_stopped
 
 _PROBES_PER_TIMEOUT = 8
 _LONGEST_PAUSE_S = 1.0
@@ -71,7 +71,7 @@ class LocalRank:
         return self._clock.read()
 
     def is_stopped(self) -> bool:
-        return stat_field(self.child.pid, 0) in ("T", "t")
+        return is_stopped(self.child.pid)
 
     def kill(self) -> None:
         self.child.signal(signal.SIGKILL)

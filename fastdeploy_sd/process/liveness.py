@@ -97,11 +97,16 @@ class LivenessProbe:
         may_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pause_s = min(_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT)
-        self.signs = LivenessClock(pid, self._pause_s)
+        self._pid, self.signs = pid, LivenessClock(pid, self._pause_s)
         self._ask = ask
         self._timeout_s = timeout_s
         self._on_silence, self._may_wait = on_silence, may_wait
         self._tasks = [asyncio.create_task(self._question()), asyncio.create_task(self._watch())]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process."""
+        return is_stopped(self._pid)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -121,6 +126,11 @@ class LivenessProbe:
             if self._may_wait():
                 self.signs.note()
         self._on_silence(self.signs.age_s)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    return stat_field(pid, 0) in ("T", "t")
 
 
 def stat_field(pid: int, number: int) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.expert_service import expert_segment
+from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
 from tests.ops import expert_rank_process
 from tests.ops.backends import threads
-from tests.ops.expert_model import linear_placement, ranks_of
+from tests.ops.expert_model import linear_placement, ranks_of, shape_of
 from tests.ops.ranks import TIMEOUT_S, RankProcess
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,14 @@ class Group:
         """Kill a rank and start it; it may still be loading."""
         self.ranks[rank].end()
         self.ranks[rank] = self._started(rank)
+
+    @contextlib.contextmanager
+    def loading(self, rank: int) -> Iterator[ExpertService]:
+        """Open a rank that was killed in this process; it does not serve."""
+        layers = expert_rank_process.layers()
+        shape = shape_of(layers, linear_placement(8, SIZE), expert_rank_process.MAX_TOKENS)
+        with contextlib.closing(ExpertService.open(self._fd, rank, shape, self._timeout_s)) as service:
+            yield service
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -110,6 +118,19 @@ def test_a_rank_that_does_not_come_back_is_named_in_time() -> None:
         assert group.ranks[1].reply() == 2
         assert group.ranks[0].ask("run", **order) == in_one_process(**order)
         assert group.ranks[0].ask("lost") is False
+
+
+def test_a_rank_that_loads_for_longer_than_the_timeout_is_waited_for() -> None:
+    order = {"seed": 5, "count": 7, "times": 1}
+    with group_of(timeout_s=0.2) as group:
+        group.ranks[1].end()
+        with group.loading(1) as service:
+            group.ranks[0].send("run", **order)
+            time.sleep(0.6)
+            awaited = service.awaited()
+            assert [tuple(pair) for pair in np.argwhere(awaited)] == [(0, 1)]
+        group.start_again(1)
+        assert group.ranks[0].reply() == in_one_process(**order)
 
 
 def test_a_rank_that_stands_still_for_a_second_costs_no_byte() -> None:

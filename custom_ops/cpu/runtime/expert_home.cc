@@ -86,6 +86,22 @@ void ExpertHome::LeaveLayer(int32_t layer) {
   if (own.next_layer.load(std::memory_order_relaxed) != 0) own.next_layer.store(layer + 2, std::memory_order_release);
 }
 
+// Whether a rank that has still to do the job is being started (again), which takes as long as it takes.
+bool ExpertHome::AwaitsLoading() const {
+  for (int32_t r = 0; r < segment_.shape().num_ranks; ++r)
+    if (job_.IsAwaited(r) && segment_.rank(r).State() == ExpertRankState::kLoading) return true;
+  return false;
+}
+
+// Serve until the job is over; returns false where that does not come about in time.
+bool ExpertHome::ServeUntilOver() {
+  for (;;) {
+    int64_t left = timeout_;
+    if (server_.ServeUntil(&left, kNapNanoseconds, [this] { return segment_.IsOver(rank_); })) return true;
+    if (server_.is_aborted() || !AwaitsLoading()) return false;
+  }
+}
+
 bool ExpertHome::MustRepeat() const {
   const uint64_t seq = job_.seq.load(std::memory_order_relaxed);
   for (int32_t r = 0; r < segment_.shape().num_ranks; ++r)
@@ -207,8 +223,7 @@ void ExpertHome::Count() {
 
 Error ExpertHome::Post(const ExpertRows& rows) {
   is_lost_.store(false, std::memory_order_relaxed);
-  int64_t left = timeout_;
-  if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return segment_.IsOver(rank_); })) return Failure();
+  if (!ServeUntilOver()) return Failure();
   is_posted_ = false;
   if (rows.num_rows == 0) return nullptr;
   const ExpertServiceLayerParams* layer = nullptr;
@@ -231,8 +246,8 @@ Error ExpertHome::Post(const ExpertRows& rows) {
 Error ExpertHome::Await(int32_t layer, int32_t num_rows) {
   if (!is_posted_ || rows_.layer != layer || rows_.num_rows != num_rows)
     return "x: expected the rows that dispatch_experts has just had of this layer, got others";
-  for (int64_t left = timeout_;;) {
-    if (!server_.ServeUntil(&left, kNapNanoseconds, [this] { return segment_.IsOver(rank_); })) return Failure();
+  for (;;) {
+    if (!ServeUntilOver()) return Failure();
     if (!MustRepeat()) break;
     if (const Error error = Publish()) return error;
   }

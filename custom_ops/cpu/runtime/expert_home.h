@@ -37,6 +37,8 @@ class ExpertHome final : public ExpertExchange {
     std::vector<int32_t> slots;
   };
 
+  bool AwaitsLoading() const;
+  bool ServeUntilOver();
   bool MustRepeat() const;
   Error Failure();
   bool IsAwaited(int32_t rank, int64_t pass_before, int32_t layer) const;

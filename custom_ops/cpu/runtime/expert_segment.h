@@ -33,6 +33,11 @@ struct ExpertJob {
   // The number of the table that it was made from, plus 1; 0 = none is under way.
   alignas(64) std::atomic<uint64_t> version;
   ExpertDone done[kMaxExpertRanks];
+
+  // Whether a rank has still to do it.
+  bool IsAwaited(int32_t rank) const {
+    return done[rank].word.load(std::memory_order_acquire) / 2 < seq.load(std::memory_order_acquire);
+  }
 };
 
 // What a rank tells the others besides.

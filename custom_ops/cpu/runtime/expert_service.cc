@@ -237,6 +237,17 @@ Error ExpertServiceRanks(const ExpertServiceRanksParams& p) {
   });
 }
 
+Error ExpertServiceAwaited(const ExpertServiceAwaitedParams& p) {
+  return WithService(p.service, [&](ExpertService& service) -> Error {
+    const ExpertSegment& segment = service.segment();
+    const int32_t num_ranks = segment.shape().num_ranks;
+    for (int32_t home = 0; home < num_ranks; ++home)
+      for (int32_t r = 0; r < num_ranks; ++r)
+        p.is_awaited[home * num_ranks + r] = segment.job(home).IsAwaited(r) ? 1 : 0;
+    return nullptr;
+  });
+}
+
 Error ExpertServiceGone(const ExpertServiceGoneParams& p) {
   return WithService(p.service, [&](ExpertService& service) -> Error {
     const ExpertSegment& segment = service.segment();

@@ -183,6 +183,13 @@ struct ExpertServiceRanksParams {
 };
 CallStatus ExpertServiceRanks(const ExpertServiceRanksParams& p);
 
+// Which ranks wait for which to run their experts.
+struct ExpertServiceAwaitedParams {
+  int32_t service;
+  int32_t* is_awaited;  // [R, R] receives 1 where the rank of the row has given rows to that of the column, else 0
+};
+CallStatus ExpertServiceAwaited(const ExpertServiceAwaitedParams& p);
+
 // Say that a rank will not come back; who waits for it fails.
 struct ExpertServiceGoneParams {
   int32_t service;

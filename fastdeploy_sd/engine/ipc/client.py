@@ -38,8 +38,8 @@ class EngineClient:
     `stats` and `experts` raises Unavailable at once and `is_alive` turns False for good.
 
     With a timeout the engine is asked for its statistics about every second. One that neither answers nor works for so
-    long counts as ended, and `on_silence` is called with its process id. Not so while
-    `may_wait` returns True.
+    long counts as ended, and `on_silence` is called with its process id. Not so while `may_wait` returns True. `heart`
+    asks, from `connect` on.
     """
 
     def __init__(self, address: str, timeout_s: float | None = None) -> None:
@@ -47,7 +47,7 @@ class EngineClient:
         self._timeout_s = timeout_s
         self.on_silence: Callable[[int], None] = lambda pid: None
         self.may_wait: Callable[[], bool] = lambda: False
-        self._heart: LivenessProbe | None = None
+        self.heart: LivenessProbe | None = None
         self.last_stats: EngineStats | None = None  # None = it has not told any yet
         self._channel: ClientChannel | None = None
         self._receiver: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class EngineClient:
         self._model_info = ready.model_info
         if self._timeout_s is not None:
             silent = functools.partial(self._note_silence, ready.pid)
-            self._heart = LivenessProbe(ready.pid, self._ask_stats, self._timeout_s, silent, self.may_wait)
+            self.heart = LivenessProbe(ready.pid, self._ask_stats, self._timeout_s, silent, self.may_wait)
 
     async def close(self) -> None:
         """Abort what is left, end the conversation and free the socket. May be called twice."""
@@ -84,8 +84,8 @@ class EngineClient:
         if is_alive:
             channel.send(m.encode(m.ClientDisconnect()))
         self._close_with("the client is closed")
-        if self._heart is not None:
-            await self._heart.stop()
+        if self.heart is not None:
+            await self.heart.stop()
         if self._receiver is not None:
             self._receiver.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -121,7 +121,7 @@ class EngineClient:
     @property
     def silence_s(self) -> float:
         """Seconds since the engine's last sign of life; of a loaded engine that works or waits, one or two at most."""
-        return 0.0 if self._heart is None else self._heart.signs.age_s
+        return 0.0 if self.heart is None else self.heart.signs.age_s
 
     def begin_drain(self) -> None:
         """Take no new requests from now on, also before the engine has announced its drain."""
@@ -193,8 +193,8 @@ class EngineClient:
         while True:
             await asyncio.sleep(0)  # other tasks have their turn also while frames are waiting
             frame = await channel.receive()
-            if self._heart is not None:
-                self._heart.signs.note()
+            if self.heart is not None:
+                self.heart.signs.note()
             try:
                 self._take(m.decode(frame))
             except ProtocolError as error:

@@ -52,7 +52,7 @@ for part in decode prefill; do  # a prefill instance is healthy when it has foun
 done
 url=$(SERVER_MODULE=fastdeploy_sd.cluster.router.launch start router "${PORT:-8000}" --splitwise)
 left_s=10
-until [ "$(curl --silent "$url/metrics" | grep -c '^fastdeploy_sd:router_instances{.*state="available"} 1')" = 2 ]; do
+until [ "$(curl --silent "$url/metrics" | grep -c '^fastdeploy_sd:router_instances{.*state="available"} [1-9]')" = 2 ]; do
     left_s=$((left_s - 1))
     if [ "$left_s" -le 0 ]; then
         echo "start_1p1d.sh: the instances have not registered with the router at $url" >&2

@@ -230,11 +230,11 @@ def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path, name: str)
 
 @contextlib.contextmanager
 def running_1p1d(run_dir: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
-    """run_1p1d.sh in a process group of its own, and its ports; nothing of it is left afterwards."""
+    """run_1p1d.sh with servers of two engines, in a process group of its own, and its ports; nothing of it is left."""
     ports = deployment_ports()
     env = os.environ | {name: str(port) for name, port in ports.items()}
     env |= {"RUN_DIR": str(run_dir), "FDSD_PYTHON": sys.executable, "XDG_STATE_HOME": str(run_dir / "state")}
-    command = [str(FOLDER / "run_1p1d.sh"), "demo", "--num-threads", "1"]
+    command = [str(FOLDER / "run_1p1d.sh"), "demo", "--num-threads", "1", "--data-parallel-size", "2"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         try:

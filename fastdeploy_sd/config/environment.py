@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fastdeploy_sd.errors import ConfigError
 
 LOG_DIR_VARIABLE = "FD_LOG_DIR"
+LOG_FORMAT_VARIABLE = "FD_LOG_FORMAT"
 # Says that multi_api_server is meant; what is started says it too.
 _MULTI_SERVER_VARIABLE = "FD_ENABLE_MULTI_API_SERVER"
 _PREFIX = "FD_"
@@ -32,7 +33,7 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a line for the log for each variable that is set and would otherwise be ignored without a word."""
     named = [name for name in UNREAD_VARIABLES if name in environment]
     notes = [f"{name}: this variable of FastDeploy is not read; {UNREAD_VARIABLES[name]}" for name in named]
-    known = {*named, LOG_DIR_VARIABLE, _MULTI_SERVER_VARIABLE}
+    known = {*named, LOG_DIR_VARIABLE, LOG_FORMAT_VARIABLE, _MULTI_SERVER_VARIABLE}
     others = [name for name in sorted(environment) if name.startswith(_PREFIX) and name not in known]
     if others:
         notes.append(f"{', '.join(others)}: these variables of FastDeploy are not read")

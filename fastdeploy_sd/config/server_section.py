@@ -75,7 +75,7 @@ class ServerConfig:
     access_log: bool = option(
         False,
         Spec(
-            "Log a line for each HTTP request: client, method, path, status, duration, error, id and tokens.",
+            "Log a line for each HTTP request: client, method, path, status, duration, error, id, model, tokens, gain.",
             aliases=("enable_log_requests",),
         ),
     )

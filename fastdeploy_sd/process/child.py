@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE
-from fastdeploy_sd.process.log_files import LogFile, line_format
+from fastdeploy_sd.process.log_files import LogFile, line_formatter
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -169,10 +169,16 @@ def describe_exit(status: int) -> str:
 def configure_logging(process: str) -> None:
     """Log to standard error and, in FD_LOG_DIR if it is set, to a file; every line names the kind of process.
 
-    Does nothing where logging is configured already. Raises ConfigError: the file cannot be written.
+    Does nothing where logging is configured already. Raises ConfigError: the file cannot be written, or the variable of
+    the format has another value than those that it may have.
     """
     if logging.root.handlers:
         return
+    formatter = line_formatter(process)
     folder = os.environ.get(LOG_DIR_VARIABLE)
-    files = [LogFile(Path(folder), process.replace(" ", "-"))] if folder else []
-    logging.basicConfig(level=logging.INFO, format=line_format(process), handlers=[logging.StreamHandler(), *files])
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if folder:
+        handlers.append(LogFile(Path(folder), process.replace(" ", "-")))
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=handlers)

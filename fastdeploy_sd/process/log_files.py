@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import logging
 import os
 import stat
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from io import TextIOWrapper
 from itertools import count
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE
-from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.config.environment import LOG_DIR_VARIABLE, LOG_FORMAT_VARIABLE
+from fastdeploy_sd.errors import ConfigError, shown
 
 MAX_FILE_BYTES = 32 << 20
 NUM_OLD_FILES = 7
@@ -99,9 +101,37 @@ def _own_name(folder: Path, process: str) -> tuple[str, int]:
 _PACKAGE = "fastdeploy_sd"
 
 
-def line_format(process: str) -> str:
-    """Return the format of a line; it names the kind of process."""
-    return f"%(asctime)s %(levelname)s {process}: %(message)s"
+class JsonLines(logging.Formatter):
+    """Writes a line as a JSON object: time, level, process, message and what the record has in `fields`.
+
+    Args:
+        process: the kind of process.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname, "process": self._process, "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line | getattr(record, "fields", {}), ensure_ascii=False)
+
+
+def line_formatter(process: str) -> logging.Formatter:
+    """Return the formatter of lines, which name the kind of process: text, or JSON where FD_LOG_FORMAT says so.
+
+    Raises ConfigError: the variable has another value.
+    """
+    wanted = os.environ.get(LOG_FORMAT_VARIABLE, "text")
+    if wanted not in ("text", "json"):
+        text = f"{LOG_FORMAT_VARIABLE}: expected text or json, got {shown(wanted)}"
+        raise ConfigError(text, param=LOG_FORMAT_VARIABLE)
+    if wanted == "json":
+        return JsonLines(process)
+    return logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s")
 
 
 def show_lines(process: str) -> None:
@@ -113,7 +143,7 @@ def show_lines(process: str) -> None:
     if any(isinstance(handler, _DefaultHandler) for handler in logger.handlers):
         return
     handler = _DefaultHandler()
-    handler.setFormatter(logging.Formatter(line_format(process)))
+    handler.setFormatter(line_formatter(process))
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)

@@ -170,8 +170,8 @@ async def test_the_access_log_has_a_line_per_request(caplog: pytest.LogCaptureFi
     lines = [r.getMessage() for r in caplog.records if r.name.endswith(".request_middleware")]
     time, tokens = r"duration_s=\d+\.\d{3}", r"prompt_tokens=\d+ completion_tokens=4"
     expected = [
-        rf"method=POST path=/v1/completions status=200 {time} id=mine {tokens}",
-        rf"method=POST path=/v1/completions status=200 {time} id=two {tokens}",
+        rf"method=POST path=/v1/completions status=200 {time} id=mine model=toy-model {tokens}",
+        rf"method=POST path=/v1/completions status=200 {time} id=two model=toy-model {tokens}",
         rf"method=POST path=/v1/completions status=400 {time} error=invalid_request_error",
         rf"method=GET path=/nowhere status=404 {time} error=route_not_found",
     ]

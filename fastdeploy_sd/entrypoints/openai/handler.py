@@ -132,7 +132,8 @@ class GenerationHandler:
         self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamMetadata | None
     ) -> Response:
         """Answer; where verification may change tokens the header says so, for every choice."""
-        record_of(request.scope).request_id = job.job_id
+        record = record_of(request.scope)
+        record.request_id, record.model = job.job_id, job.model
         deltas = run_job(self._client, self._tokenizer, job, self._share)
         headers = {REQUEST_ID_HEADER: job.job_id} | ({LOSSY_HEADER: "true"} if job.is_lossy else {})
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -92,7 +93,10 @@ class RequestMiddleware:
         route = getattr(scope.get("route"), "path", "other")  # a path of the client's own could be any
         self._stats.requests[route, str(record.status), record.reason] += 1
         if self._has_log:
-            logger.info("%s", _line(record, scope, method))
+            fields = _fields(record, scope, method)
+            logger.info(
+                "%s", " ".join(f"{name}={_word(value)}" for name, value in fields.items()), extra={"fields": fields}
+            )
         return str(route)
 
 
@@ -124,19 +128,26 @@ def _verify_encoding(scope: Scope) -> None:
         raise UnsupportedMediaType(message, code="unsupported_encoding")
 
 
-def _line(record: RequestRecord, scope: Scope, method: str) -> str:
-    """Words without spaces: what a client has sent of them cannot be mistaken for others."""
+def _fields(record: RequestRecord, scope: Scope, method: str) -> dict[str, Any]:
+    """What is logged of a request, without spaces: what a client has sent of it cannot be mistaken for others."""
     client = scope.get("client")
-    words = {
+    fields = {
         "client": f"{client[0]}:{client[1]}" if client else "-",
         "method": method,
         "path": scope["raw_path"].decode("ascii", "replace")[:MAX_SHOWN_CHARS],
         "status": record.status,
-        "duration_s": f"{time.monotonic() - record.started:.3f}",
+        "duration_s": round(time.monotonic() - record.started, 3),
         "error": record.reason,
         "id": record.request_id,
+        "model": record.model,
     }
     if record.usage is not None:
         usage = record.usage()
-        words |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
-    return " ".join(f"{name}={value}" for name, value in words.items() if value != "")
+        fields |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+    if record.metrics and record.metrics[-1].gain:
+        fields["gain"] = round(record.metrics[-1].gain, 3)
+    return {name: value for name, value in fields.items() if value != ""}
+
+
+def _word(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

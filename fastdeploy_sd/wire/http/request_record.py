@@ -22,7 +22,7 @@ class RequestRecord:
         started: of `time.monotonic`, when its headers were complete.
         status: of the answer; 0 until one begins.
         reason: code, else type, of the error it was answered with, also inside a stream; "" = none.
-        request_id: id of the response; "" until there is one.
+        request_id: id of the response; "" until there is one. model: that the client asked; "" = none.
         usage: returns what a generation has cost so far, as OpenAI's `usage`; None = there was none.
         metrics: of its choices that have ended.
     """
@@ -31,6 +31,7 @@ class RequestRecord:
     status: int = 0
     reason: str = ""
     request_id: str = ""
+    model: str = ""
     usage: Callable[[], Mapping[str, Any]] | None = None
     metrics: list[RequestMetrics] = field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.process import log_files
-from fastdeploy_sd.process.log_files import NUM_OLD_FILES, LogFile
+from fastdeploy_sd.process.log_files import NUM_OLD_FILES, LogFile, line_formatter
 
 Open = Callable[..., LogFile]
 
@@ -91,3 +92,24 @@ def test_a_failed_write_is_said_once(opened: Open, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "server.log: [Errno 28] No space left on device" in lines[0]
+
+
+def test_a_line_may_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_LOG_FORMAT", "json")
+    record = logging.LogRecord("n", logging.WARNING, "p", 1, "two\n%s", ("lines",), None)
+    record.created, record.fields = 1.5, {"id": "cmpl-1", "status": 200}
+    assert json.loads(line_formatter("http").format(record)) == {
+        "time": "1970-01-01T00:00:01.500+00:00",
+        "level": "WARNING",
+        "process": "http",
+        "message": "two\nlines",
+        "id": "cmpl-1",
+        "status": 200,
+    }
+    assert "\n" not in line_formatter("http").format(record)
+
+
+def test_a_format_of_lines_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_LOG_FORMAT", "JSON")
+    with pytest.raises(ConfigError, match="FD_LOG_FORMAT: expected text or json, got 'JSON'"):
+        line_formatter("http")

@@ -71,7 +71,8 @@ class Device:
         Else it waits for what was started, and copies.
         """
         if tensor.dtype == paddle.bfloat16:
-            return tensors.to_numpy(tensor.view(paddle.uint8)).view(np.uint16)
+            # As bytes, Paddle's view of a slice would begin at another place.
+            return tensors.to_numpy(tensor.view(paddle.int16)).view(np.uint16)
         return tensors.to_numpy(tensor)
 
     def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:

@@ -35,4 +35,5 @@ def prompt_only(request: Request, transfer_id: TransferId, info: SpeculationInfo
             num_speculative_tokens=min(num_drafts, info.max_draft_tokens) or None if num_drafts is not None else None,
         ),
         kv_source=None,
+        pooling=None,
     )

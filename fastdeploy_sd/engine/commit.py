@@ -75,7 +75,7 @@ class _Commit:
 
     def _append(self) -> list[RequestOutput]:
         verified, failed, stats = self._result.verified, self._failed, self._pool.stats
-        prompts = self._result.prompt_logprobs
+        prompts, embeddings = self._result.prompt_logprobs, self._result.embeddings
         token_ids, outputs = verified.token_ids.tolist(), list[RequestOutput]()
         for r, (state, (begin, end)) in enumerate(
             zip(self._states, pairwise(verified.cu_num_output.tolist()), strict=True)
@@ -83,6 +83,8 @@ class _Commit:
             row = token_ids[begin:end]
             if prompts and (found := prompts.get(state.request_id)) is not None:
                 state.add_prompt_logprobs(self._plan.num_computed_tokens.item(r), found)
+            if embeddings and state.request_id in embeddings:
+                state.embedding = embeddings[state.request_id]
             if failed and state.request_id in failed:
                 self._ended.append((len(outputs), r))
                 outputs.append(state.empty_output())
@@ -192,6 +194,7 @@ class _Commit:
             draft_logprobs=draft_logprobs,
             prompt_logprobs=prompt_logprobs,
             sources=sources,
+            embedding=state.embedding if is_first else None,
         )
 
     def _close(self, output: RequestOutput, r: int) -> RequestOutput:

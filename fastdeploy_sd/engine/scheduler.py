@@ -221,7 +221,7 @@ class Scheduler:
         has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
         if not has_seat and not (candidates := self._victims(state, has_seat=False)):
             return False
-        owes_prompt = state.owes_prompt_logprobs  # then no KV is taken over
+        owes_prompt = state.owes_prompt  # then no KV is taken over
         match = NO_MATCH if owes_prompt else self._kv.match_prefix(state.table, state.token_ids, state.num_tokens)
         if not self._prompts.may_start(num_new := state.num_tokens - match.num_tokens, step.room_for(num_new)):
             return False

@@ -16,6 +16,7 @@ from fastdeploy_sd.text.stop_strings import REPEATED_CALL, StopMatch, StopString
 from fastdeploy_sd.text.token_sources import StepText, step_texts
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import (
+    F32,
     DraftLogprob,
     FinishReason,
     PromptLogprobs,
@@ -48,6 +49,7 @@ class TextDelta:
     metrics: RequestMetrics | None = None
     prompt_logprobs: PromptLogprobs | None = None
     token_sources: tuple[StepText, ...] | None = None
+    embedding: F32 | None = None
 
 
 @dataclass(slots=True)
@@ -131,6 +133,7 @@ class OutputProcessor:
             metrics=self._metrics(output) if is_last else None,
             prompt_logprobs=output.prompt_logprobs,
             token_sources=None if output.sources is None else step_texts(output.sources, taken.texts, num_kept),
+            embedding=output.embedding,
         )
 
     def _take_tokens(self, output: RequestOutput) -> _Taken:
@@ -195,6 +198,7 @@ class Completion:
     draft_text_offsets: tuple[int, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
     token_sources: tuple[StepText, ...] | None = None
+    embedding: F32 | None = None
 
 
 class CompletionCollector:
@@ -229,4 +233,5 @@ class CompletionCollector:
             draft_text_offsets=tuple(i for d in self._deltas for i in d.draft_text_offsets),
             prompt_logprobs=next((d.prompt_logprobs for d in self._deltas if d.prompt_logprobs is not None), None),
             token_sources=tuple(x for d in self._deltas for x in d.token_sources or ()) if has_sources else None,
+            embedding=next((d.embedding for d in self._deltas if d.embedding is not None), None),
         )

@@ -10,6 +10,7 @@ from typing import Any
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.rules.requests import prompt_too_long
 from fastdeploy_sd.text.chat_template import ChatTemplate, Json, Message, PromptEnd
+from fastdeploy_sd.text.infill import find_marks, infill_ends
 from fastdeploy_sd.text.template_environment import reads_tools
 from fastdeploy_sd.text.template_process import TemplateProcess
 from fastdeploy_sd.text.tokenizer import Tokenizer, output_encoder
@@ -20,12 +21,16 @@ _TEMPLATE_ROLES = {"developer": "system"}
 
 
 class PromptEncoder:
-    """Encodes prompts with a checkpoint's tokenizer and chat template; raises CheckpointError of a wrong template."""
+    """Encodes prompts with a checkpoint's tokenizer and chat template; raises CheckpointError of a wrong template.
+
+    `infill`: marks for filling in the middle, None = the tokenizer has none.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, isolates_template: bool = False) -> None:
         """Encode with `tokenizer`; with `isolates_template` the template runs in a process of its own, under limits."""
         self.tokenizer = tokenizer
         self._encode_output = output_encoder(tokenizer)
+        self.infill = find_marks(tokenizer.control_tokens)
         self._template: ChatTemplate | TemplateProcess | None = None
         source = tokenizer.files.chat_template
         if source is not None:
@@ -48,6 +53,23 @@ class PromptEncoder:
         """
         self._verify_may_fit([text], max_tokens)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_infill(self, before: str, after: str, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of a prompt for what belongs between two texts; control tokens in them are plain text.
+
+        Raises BadRequest: the tokenizer has no marks for it, or a text is too long.
+        """
+        if self.infill is None:
+            text = "suffix: not supported: the model's tokenizer has no marks for filling in the middle"
+            raise BadRequest(text, param="suffix", code="not_supported")
+        self._verify_may_fit([before, after], max_tokens)
+        begin = self.tokenizer.encode("", add_special_tokens=True)
+        return begin + self.tokenizer.encode_segments(self.infill.prompt(before, after))
+
+    @property
+    def infill_end_ids(self) -> tuple[int, ...]:
+        """Ids that end what fills a gap."""
+        return () if self.infill is None else infill_ends(self.infill, self.tokenizer.control_tokens)
 
     def encode_chat(
         self,

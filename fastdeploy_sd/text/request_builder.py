@@ -28,7 +28,7 @@ from fastdeploy_sd.rules.sampling import (
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.speculation import SpeculationOptions, resolve_speculation
-from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, ModelInfo, Request, Speculation
+from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, ModelInfo, Pooling, Request, Speculation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +54,7 @@ class RequestGroup(Sequence[Request]):
     output_token_ids: tuple[I32, ...] = ()
     grammar: str = ""
     prediction_token_ids: I32 = field(default_factory=lambda: EMPTY_I32)
+    pooling: Pooling | None = None
 
     def __len__(self) -> int:
         return len(self.prompts) * self.sampling.n
@@ -88,6 +89,7 @@ class RequestGroup(Sequence[Request]):
             kv_source=self.kv_source,
             grammar=self.grammar,
             prediction_token_ids=self.prediction_token_ids,
+            pooling=self.pooling,
         )
 
     def _request_id(self, prompt: int, sequence: int) -> str:

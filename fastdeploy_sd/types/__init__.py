@@ -16,6 +16,7 @@ from fastdeploy_sd.types.requests import (
     DraftLogprob,
     FinishReason,
     KvSource,
+    Pooling,
     PromptLogprobs,
     Request,
     RequestId,
@@ -42,7 +43,8 @@ __all__ = [
     "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "LIVE_STATE", "MADE_ON_DEVICE", "MAX_TREE_ROWS", "NO_STATE",
     "TARGET", "U8", "U16", "U64", "Bytes", "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
     "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
-    "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "PromptLogprobs", "Request", "RequestDelta", "RequestId",
+    "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "Pooling", "PromptLogprobs", "Request", "RequestDelta",
+    "RequestId",
     "RequestMetrics", "RequestOutput", "Rows", "SamplingArrays", "SchedulerOutput", "Speculation", "SpeculationInfo",
     "StatePlan", "StepResult", "StepSources", "StepView", "TokenLogprob", "VerifyResult", "chain_parents", "offsets",
 ]  # fmt: skip

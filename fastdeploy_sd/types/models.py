@@ -129,6 +129,7 @@ class ModelInfo:
         kv: of a prefill or decode instance; None = of neither.
         weight_bytes: of the weights that a step of one row reads. kv_token_bytes: KV that each further token of a long
             request takes and a step reads, in layers without a window. Both on one rank; 0 = not known, or none.
+        hidden_size: of the rows that embeddings are made of; 0 = it makes none.
         num_state_snapshots: that the worker keeps of recurrent states; None = the model has no such states.
         kv_groups: of its layers; () = one group of full attention, with `block_size`.
     """
@@ -147,6 +148,7 @@ class ModelInfo:
     kv_token_bytes: int = 0
     kv_groups: tuple[KvGroup, ...] = ()
     num_state_snapshots: int | None = None
+    hidden_size: int = 0
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:

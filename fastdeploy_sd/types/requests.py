@@ -47,6 +47,13 @@ class KvSource:
     address: str
 
 
+class Pooling(enum.StrEnum):
+    """What an embedding is made of: the hidden rows of all tokens of a text, or that of the last one."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One sequence to generate, validated; a user's request with n > 1 becomes n of these.
@@ -67,6 +74,7 @@ class Request:
         kv_source: who computes the KV of its prompt; None = the instance that has the request.
         grammar: what its output must be, in the syntax of llguidance; "" = anything.
         prediction_token_ids: i32[n], what the client expects the output to be; drafts are taken from it.
+        pooling: of the embedding of its prompt, which its output has; None = none is asked for.
     """
 
     request_id: RequestId
@@ -85,6 +93,7 @@ class Request:
     kv_source: KvSource | None = None
     grammar: str = ""
     prediction_token_ids: I32 = field(default_factory=lambda: EMPTY_I32)
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +242,7 @@ class RequestOutput:
         metrics: set on the last output.
         prompt_logprobs: on the first output with a token, or that has none to come, when asked for.
         sources: when asked for.
+        embedding: f32[H] of the prompt, on the same output, when asked for.
     """
 
     request_id: RequestId
@@ -246,3 +256,4 @@ class RequestOutput:
     draft_logprobs: tuple[DraftLogprob, ...] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     sources: StepSources | None = None
+    embedding: F32 | None = None

@@ -263,6 +263,7 @@ class StepResult(StepView):
             no output: it runs the same tokens again.
         prompt_logprobs: of the prompt tokens after those that the step ran, for requests that asked. They hold for
             longer than the step.
+        embeddings: f32[H] of prompts that the step ended, for requests that asked; they hold for longer, too.
     """
 
     step_id: int
@@ -275,6 +276,7 @@ class StepResult(StepView):
     skip_draft_steps: int = 0
     held: frozenset[RequestId] = frozenset()
     prompt_logprobs: Mapping[RequestId, LogprobArrays] = field(default_factory=dict)
+    embeddings: Mapping[RequestId, F32] = field(default_factory=dict)
 
     def take(self, rows: Rows) -> StepResult:
         """Return the result of some rows, intp[n] rising."""
@@ -287,4 +289,5 @@ class StepResult(StepView):
             failed={request_id: self.failed[request_id] for request_id in request_ids if request_id in self.failed},
             held=self.held.intersection(request_ids),
             prompt_logprobs={name: self.prompt_logprobs[name] for name in request_ids if name in self.prompt_logprobs},
+            embeddings={name: self.embeddings[name] for name in request_ids if name in self.embeddings},
         )

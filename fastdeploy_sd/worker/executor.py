@@ -192,6 +192,7 @@ def _created(
         weight_bytes=bytes_per_step(config, loaded.checkpoint) // group.size,
         kv_token_bytes=loaded.kv.size.token_bytes,
         num_state_snapshots=loaded.states[0].size.num_snapshots if loaded.states else None,
+        hidden_size=loaded.config.hidden_size,
     )
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
     coordinator: RankCoordinator = ranks or SingleRank()

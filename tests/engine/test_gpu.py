@@ -24,7 +24,7 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import CudaMemory
 from fastdeploy_sd.errors import ConfigError, InternalError
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput, StepResult, VerifyResult
+from fastdeploy_sd.types import FinishReason, Pooling, Request, SchedulerOutput, StepResult, VerifyResult
 from fastdeploy_sd.worker.loading import loaded
 from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.runner import _NOT_FINITE, LaunchedStep, ModelRunner
@@ -32,6 +32,8 @@ from tests.doubles.engines import Transcript, most_blocks, run_to_end
 from tests.doubles.proposers import RandomLengthProposer
 from tests.engine.gpu import BATCH, TIGHT, answers_alone, model_with_layers, short_requests, tiny_config
 from tests.engine.models import double, double_with_draft_kv
+from tests.engine.test_embeddings import ask as embedding_request
+from tests.engine.test_embeddings import run as embeddings_of
 from tests.engine.test_failing_rows import Fault, note_requests, runner_of
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
@@ -69,6 +71,17 @@ def test_answers_depend_on_nothing_but_the_request(kind: str, way: EngineVariant
     assert (cell.difference, cell.missing) == (None, None)
     assert method in ("naive", "auto") or cell.num_drafts > 0
     assert method != "oracle" or cell.num_accepted > 20
+
+
+def test_embeddings_depend_on_nothing_but_the_text() -> None:
+    requests = [embedding_request(f"{i} {p}", [i, 9, 4] * 7, p) for i in (5, 6) for p in Pooling]
+    ways = replace(BATCH, max_num_seqs=1, max_num_batched_tokens=64, long_prefill_token_threshold=0), BATCH
+    found = []
+    for way in ways:
+        with open_engine(tiny_config(), way, PLAIN) as engine:
+            found.append({name: row.tobytes() for name, row in embeddings_of(engine, requests).items()})
+    assert len(set(found[0].values())) == len(requests)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("model", "num_drafts"), [("ernie4_5-tiny", 3), ("deepseek_v3-tiny", 2)])

@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.tensors import aligned_zeros, from_numpy, to_numpy
 
 
@@ -43,6 +44,14 @@ def test_types_and_shapes(dtype: type, expected: paddle.dtype, shape: tuple[int,
     tensor = from_numpy(np.zeros(shape, dtype))
     assert tensor.dtype == expected
     assert tuple(tensor.shape) == shape
+
+
+def test_a_slice_is_read_where_it_begins() -> None:
+    """Also one of bfloat16, which NumPy has not."""
+    for dtype in (np.uint16, np.float32, np.int32):
+        array = np.arange(64, dtype=dtype)
+        part = from_numpy(array)[16:48].reshape([4, 8])
+        assert device().read(part).tolist() == array[16:48].reshape(4, 8).tolist()
 
 
 def test_read_only_arrays_are_taken_as_they_are() -> None:

@@ -237,8 +237,10 @@ async def test_a_response_cannot_be_asked_for_again() -> None:
                 await ask("resp_1")
 
 
-async def test_embeddings_are_refused_in_a_way_that_clients_understand() -> None:
+async def test_embeddings_of_what_has_no_hidden_rows_are_refused_in_a_way_that_clients_understand() -> None:
     async with serve() as s:
-        with pytest.raises(openai.BadRequestError, match="embeddings: not supported: the model generates text") as told:
+        with pytest.raises(
+            openai.BadRequestError, match="embeddings: not supported by what computes this model"
+        ) as told:
             await s.api.embeddings.create(model=MODEL, input="x")
     assert told.value.code == "not_supported"

@@ -23,6 +23,7 @@ float16: dtype
 int8: dtype
 uint8: dtype
 int32: dtype
+int16: dtype
 int64: dtype
 
 class CPUPlace:

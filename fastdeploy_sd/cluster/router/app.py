@@ -20,7 +20,13 @@ from fastdeploy_sd.cluster.router.registry import Registry
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
-from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH, JsonResponse
+from fastdeploy_sd.wire.http.error_format import (
+    COUNT_TOKENS_PATH,
+    EMBEDDINGS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+    JsonResponse,
+)
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
 from fastdeploy_sd.wire.http.middleware import (
     add_middleware,
@@ -31,7 +37,9 @@ from fastdeploy_sd.wire.http.middleware import (
 )
 from fastdeploy_sd.wire.http.ollama_models import (
     CHAT_PATH,
+    EMBED_PATH,
     GENERATE_PATH,
+    OLD_EMBED_PATH,
     RUNNING_PATH,
     SHOW_PATH,
     TAGS_PATH,
@@ -41,7 +49,8 @@ from fastdeploy_sd.wire.http.ollama_models import (
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http_client import Ask
 
-_GENERATION = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH, CHAT_PATH, GENERATE_PATH)
+_OPENAI = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH, EMBEDDINGS_PATH)
+_GENERATION = (*_OPENAI, CHAT_PATH, GENERATE_PATH, EMBED_PATH, OLD_EMBED_PATH)
 _TEXT = ("/tokenize", "/detokenize", COUNT_TOKENS_PATH, SHOW_PATH)
 _MAX_LARGEST_BODIES = 16  # they are held until their answers are complete
 # What an instance gets of a client's headers.

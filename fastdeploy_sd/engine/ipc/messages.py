@@ -166,7 +166,7 @@ class EngineDead:
 FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect | ExpertsRequest
 FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead | ExpertsReply
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(11, FromClient, FromEngine)
+_PROTOCOL = Protocol(12, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 

@@ -15,6 +15,7 @@ from fastdeploy_sd.engine.stats_recorder import DraftCounter
 from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import (
+    F32,
     LogprobArrays,
     PromptLogprobs,
     Request,
@@ -92,11 +93,12 @@ class RequestState:
         self.token_ids = array("i", np.ascontiguousarray(request.prompt_token_ids, np.intc).tobytes())
         self.token_ids.frombytes(np.ascontiguousarray(request.output_token_ids, np.intc).tobytes())
         asked = request.sampling.logprobs, request.sampling.prompt_logprobs, request.speculation.num_draft_logprobs
-        has_logits = any(count is not None for count in asked)
-        self.has_reports = has_logits or request.speculation.token_sources
+        has_rows = request.pooling is not None or any(count is not None for count in asked)
+        self.has_reports = has_rows or request.speculation.token_sources
+        self.embedding: F32 | None = None
         self._prompt_logprobs: list[LogprobArrays] = []
         has_rules = bool(request.grammar or request.bad_words_token_ids or request.sampling.min_tokens)
-        self.is_text_bound = has_rules or has_logits
+        self.is_text_bound = has_rules or has_rows
         self.num_cached_tokens = 0
         self.num_preemptions = self.num_token_steps = 0
         self.arrival_time = request.arrival_time or now
@@ -114,7 +116,7 @@ class RequestState:
 
     def other_salts(self, kv_kinds: Iterable[str]) -> list[str]:
         """Return the salts that its blocks would have if they were of another kind; none if it takes no KV over."""
-        if self.owes_prompt_logprobs or self.num_preemptions:
+        if self.owes_prompt or self.num_preemptions:
             return []
         return [_salt(kind, self.request) for kind in kv_kinds if kind != self.kv_kind]
 
@@ -128,9 +130,11 @@ class RequestState:
         return int(self._counters.num_computed_tokens[self.counter_row])
 
     @property
-    def owes_prompt_logprobs(self) -> bool:
-        """Whether every token of the prompt must be computed: its log-probabilities go with the first output."""
-        return self.request.sampling.prompt_logprobs is not None and self.num_tokens == self.num_prompt_tokens
+    def owes_prompt(self) -> bool:
+        """Whether every token of the prompt must be computed: its log-probabilities or its embedding go with the first
+        output."""
+        is_asked = self.request.sampling.prompt_logprobs is not None or self.request.pooling is not None
+        return is_asked and self.num_tokens == self.num_prompt_tokens
 
     def add_prompt_logprobs(self, begin: int, found: LogprobArrays) -> None:
         """Take those of the prompt tokens after position `begin`; tokens that run again replace what they gave."""

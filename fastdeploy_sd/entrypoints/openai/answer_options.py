@@ -51,12 +51,20 @@ class ResponseEcho:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingOptions:
+    """The form of embeddings; `dimensions`: how many numbers, None = all."""
+
+    dimensions: int | None = None
+    is_base64: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """The form of an answer. It goes to other processes.
 
     Attributes:
         tells_service_tier: the request named one.
-        response: of /v1/responses only.
+        response: of /v1/responses only. embedding: of embeddings only.
         num_prompt_logprobs: alternatives for each token of the prompt in a field of its own, None = no such field.
         shown_ids: of tokens that text hides otherwise, but that mean something to the parsers of its parts.
     """
@@ -73,6 +81,7 @@ class AnswerOptions:
     num_prompt_logprobs: int | None = None
     tells_service_tier: bool = False
     response: ResponseEcho | None = None
+    embedding: EmbeddingOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: ToolOptions | None = None
     shown_ids: tuple[int, ...] = ()

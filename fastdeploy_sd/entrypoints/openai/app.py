@@ -23,7 +23,13 @@ from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 from fastdeploy_sd.types.stats import EngineState
-from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH, JsonResponse
+from fastdeploy_sd.wire.http.error_format import (
+    COUNT_TOKENS_PATH,
+    EMBEDDINGS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+    JsonResponse,
+)
 from fastdeploy_sd.wire.http.middleware import (
     add_middleware,
     add_refused_routes,
@@ -34,7 +40,9 @@ from fastdeploy_sd.wire.http.middleware import (
 from fastdeploy_sd.wire.http.model_names import resolve_model
 from fastdeploy_sd.wire.http.ollama_models import (
     CHAT_PATH,
+    EMBED_PATH,
     GENERATE_PATH,
+    OLD_EMBED_PATH,
     RUNNING_PATH,
     SHOW_PATH,
     TAGS_PATH,
@@ -77,6 +85,9 @@ def create_app(
     app.add_api_route(CHAT_PATH, handler.ollama_chat, methods=["POST"])
     app.add_api_route(GENERATE_PATH, handler.ollama_generate, methods=["POST"])
     app.add_api_route(SHOW_PATH, handler.show, methods=["POST"])
+    app.add_api_route(EMBEDDINGS_PATH, handler.embed, methods=["POST"])
+    app.add_api_route(EMBED_PATH, handler.ollama_embed, methods=["POST"])
+    app.add_api_route(OLD_EMBED_PATH, handler.ollama_embeddings, methods=["POST"])
     add_refused_routes(app)
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])

@@ -15,6 +15,11 @@ from fastdeploy_sd.cluster.stream_metadata import COUNTED_NOTE, ENDED_NOTE, FAIL
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
+from fastdeploy_sd.entrypoints.openai.embedding_format import (
+    EmbeddingFormat,
+    OllamaEmbeddingsFormat,
+    OllamaEmbedFormat,
+)
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
@@ -25,8 +30,11 @@ from fastdeploy_sd.entrypoints.openai.preparation import (
     COMPLETION,
     COUNT,
     DETOKENIZE,
+    EMBED,
     MESSAGE,
     OLLAMA_CHAT,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE,
     RESPONSE,
     SHOW,
@@ -87,6 +95,18 @@ class GenerationHandler:
     async def ollama_generate(self, request: HttpRequest) -> Response:
         """POST /api/generate."""
         return await self._respond(request, OLLAMA_GENERATE, GenerateFormat)
+
+    async def embed(self, request: HttpRequest) -> Response:
+        """POST /v1/embeddings."""
+        return await self._respond(request, EMBED, EmbeddingFormat)
+
+    async def ollama_embed(self, request: HttpRequest) -> Response:
+        """POST /api/embed."""
+        return await self._respond(request, OLLAMA_EMBED, OllamaEmbedFormat)
+
+    async def ollama_embeddings(self, request: HttpRequest) -> Response:
+        """POST /api/embeddings."""
+        return await self._respond(request, OLLAMA_EMBEDDINGS, OllamaEmbeddingsFormat)
 
     async def show(self, request: HttpRequest) -> Response:
         """POST /api/show."""
@@ -172,7 +192,7 @@ def _is_large(job: GenerationJob, usage: UsageCounter) -> bool:
     num_entries = job.requests.num_entries(usage.num_completion_tokens)
     if job.answer.returns_token_sources:
         num_entries += usage.num_completion_tokens
-    return num_entries > _MAX_INLINE_ENTRIES
+    return job.answer.embedding is not None or num_entries > _MAX_INLINE_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)

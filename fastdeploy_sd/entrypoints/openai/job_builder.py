@@ -10,10 +10,12 @@ from typing import Protocol
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.answer_forms import AnswerForms
+from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions, EmbeddingOptions
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.protocol import (
     ChatCompletionBody,
     CompletionBody,
+    EmbeddingsBody,
     GenerationBody,
     MessagesBody,
     OllamaBody,
@@ -27,7 +29,8 @@ from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.request_builder import RequestBuilder
 from fastdeploy_sd.text.request_defaults import read_request_defaults
 from fastdeploy_sd.text.speculation import may_change_tokens, verify_has_draft_logprobs
-from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.types import ModelInfo, Pooling
+from fastdeploy_sd.types.draft_methods import NAIVE
 from fastdeploy_sd.wire.http.model_names import resolve_model
 
 # Every sequence of a job costs a task and a buffer for its output, whether it runs or waits for its turn.
@@ -55,7 +58,7 @@ class JobBuilder:
         self._defaults = read_request_defaults(config.model.generation_config, config.model.path)
         self._verify_grammar = verify_grammar
         self._requests = RequestBuilder(encoder, model_info, config.model.seed, self._defaults.max_tokens)
-        self._speculation = model_info.speculation
+        self._speculation, self._hidden_size = model_info.speculation, model_info.hidden_size
         self._served_names = config.model.served_names
         self._rule = config.speculative
         self._forms = AnswerForms(encoder, config, self._requests.eos_token_ids, verify_grammar)
@@ -90,9 +93,15 @@ class JobBuilder:
             raise BadRequest(
                 f"n: expected at most {MAX_SEQUENCES} sequences (prompts times n), got {num_sequences}", param="n"
             )
-        prompts = [self._encoded(p) if isinstance(p, str) else p for p in body.prompts]
+        prompts = [self._encoded(p, body.suffix) if isinstance(p, str) else p for p in body.prompts]
         texts = [p if isinstance(p, str) else None for p in body.prompts] if body.echo else []
-        return self._build(body, params, _job_id(body, "cmpl-"), prompts, texts)
+        job = self._build(body, params, _job_id(body, "cmpl-"), prompts, texts)
+        return self._filling(job) if body.suffix else job
+
+    def _filling(self, job: GenerationJob) -> GenerationJob:
+        """Return the job with what ends the middle of a text."""
+        ends = tuple(dict.fromkeys((*job.requests.eos_token_ids, *self._encoder.infill_end_ids)))
+        return replace(job, requests=replace(job.requests, eos_token_ids=ends))
 
     def build_response(self, body: ResponseBody) -> GenerationJob:
         """Return the job of a Response. Raises BadRequest: as build_chat."""
@@ -115,14 +124,48 @@ class JobBuilder:
         """Return the job of a request of Ollama's form. Raises BadRequest: as build_chat."""
         text, max_tokens = body.raw_prompt(self._encoder.has_template), self._requests.max_prompt_tokens
         if text is not None:
-            token_ids = self._encoded(text)
+            token_ids = self._encoded(text, body.text_after)
         else:
             offered = offered_tools(body.tool_use)
             token_ids = self._encoder.encode_chat(
                 body.turns, body.template_variables(), max_tokens, offered, body.prompt_end
             )
         params = self._within_context(body, body.sampling_params(self._defaults.sampling), len(token_ids))
-        return self._build(body, params, _job_id(body, "ollama-"), [token_ids])
+        job = self._build(body, params, _job_id(body, "ollama-"), [token_ids])
+        return self._filling(job) if body.text_after else job
+
+    def build_embedding(self, body: EmbeddingsBody) -> GenerationJob:
+        """Return the job of embeddings: its prompts are computed, and no token is generated.
+
+        Raises BadRequest: the model makes none, a text is too long, or there are fewer dimensions than asked for.
+        """
+        size = self._hidden_size
+        if size == 0:
+            raise BadRequest("embeddings: not supported by what computes this model", code="not_supported")
+        if body.dimensions is not None and body.dimensions > size:
+            text = f"dimensions: expected at most the {size} of the model, got {body.dimensions}"
+            raise BadRequest(text, param="dimensions")
+        prompts = [self._embedded_text(text, body.max_tokens) for text in body.texts]
+        params = SamplingParams(temperature=0.0, max_tokens=0)
+        job_id, priority = "embd-" + uuid.uuid4().hex, body.priority or 0
+        requests = self._requests.build(prompts, params, job_id, priority, speculation={"enabled": False})
+        return GenerationJob(
+            job_id=job_id,
+            created=int(time.time()),
+            model=resolve_model(body.model, self._served_names),
+            echoed_texts=(),
+            requests=replace(requests, pooling=body.pooling or Pooling.MEAN, client=body.user or ""),
+            method=NAIVE,
+            is_lossy=False,
+            answer=AnswerOptions(collects_metrics=True, embedding=EmbeddingOptions(body.dimensions, body.is_base64)),
+        )
+
+    def _embedded_text(self, text: str | list[int], max_tokens: int | None) -> list[int]:
+        """Return the tokens of a text, cut to `max_tokens` and what the context holds; None = it is not cut."""
+        if max_tokens is None:
+            return self._encoded(text) if isinstance(text, str) else text
+        token_ids = self._encoder.encode_text(text) if isinstance(text, str) else text
+        return token_ids[: min(max_tokens, self._requests.max_prompt_tokens)]
 
     def _within_context(self, body: OllamaBody, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Return the options with the output cut to fit, as Ollama does; BadRequest: num_ctx leaves no room for it."""
@@ -175,9 +218,16 @@ class JobBuilder:
             answer=answer,
         )
 
-    def _encoded(self, text: str) -> list[int]:
-        """Return a prompt's ids; one that is too long is refused before the next ones are encoded."""
-        token_ids = self._encoder.encode_text(text, self._requests.max_prompt_tokens)
+    def _encoded(self, text: str, suffix: str | None = None) -> list[int]:
+        """Return a prompt's ids; one that is too long is refused before the next ones are encoded.
+
+        `suffix`: what follows the output, "" or None = nothing.
+        """
+        max_tokens = self._requests.max_prompt_tokens
+        if suffix:
+            token_ids = self._encoder.encode_infill(text, suffix, max_tokens)
+        else:
+            token_ids = self._encoder.encode_text(text, max_tokens)
         self._requests.verify_prompt_length(len(token_ids))
         return token_ids
 

@@ -104,7 +104,7 @@ class OllamaFormat(AnswerFormat):
         return {
             "done": True,
             "done_reason": "stop" if end.finish_reason is FinishReason.STOP else "length",
-            **({} if end.metrics is None else _durations(end.metrics)),
+            **({} if end.metrics is None else durations(end.metrics)),
             "prompt_eval_count": counts["prompt_tokens"],
             "eval_count": counts["completion_tokens"],
         }
@@ -132,8 +132,8 @@ def _arguments(call: ToolCallDelta) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-def _durations(metrics: RequestMetrics) -> dict[str, int]:
-    """Times in nanoseconds; `load_duration` is the one before the prompt was begun."""
+def durations(metrics: RequestMetrics) -> dict[str, int]:
+    """Return times in nanoseconds; `load_duration` is the one before the prompt was begun."""
     begin, first = metrics.arrival_time, metrics.first_token_time or metrics.finished_time
     scheduled = metrics.first_scheduled_time or begin
     spans = {

@@ -26,6 +26,10 @@ class OllamaShow:
         template = encoder.tokenizer.files.chat_template
         if encoder.has_template and find_call_format(config.model.tool_call_parser, template) is not None:
             self._capabilities.append("tools")
+        if encoder.infill is not None:
+            self._capabilities.append("insert")
+        if model_info.hidden_size:
+            self._capabilities.append("embedding")
         if find_format(config.model.reasoning_parser, template) is not None:
             self._capabilities.append("thinking")
 

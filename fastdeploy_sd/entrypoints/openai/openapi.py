@@ -15,16 +15,19 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     CompletionBody,
     CountTokensBody,
     DetokenizeBody,
+    EmbeddingBody,
     MessagesBody,
     OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
     OllamaGenerateBody,
     OllamaShowBody,
     ResponseBody,
     TokenizeBody,
 )
 from fastdeploy_sd.entrypoints.openai.protocol.experts import CheckRedundantBody, ExpertTokensBody, RearrangeBody
-from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, MESSAGES_PATH, RESPONSES_PATH
-from fastdeploy_sd.wire.http.ollama_models import CHAT_PATH, GENERATE_PATH, SHOW_PATH
+from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, EMBEDDINGS_PATH, MESSAGES_PATH, RESPONSES_PATH
+from fastdeploy_sd.wire.http.ollama_models import CHAT_PATH, EMBED_PATH, GENERATE_PATH, OLD_EMBED_PATH, SHOW_PATH
 
 BODIES: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatCompletionBody,
@@ -35,6 +38,9 @@ BODIES: Mapping[str, type[Body]] = {
     CHAT_PATH: OllamaChatBody,
     GENERATE_PATH: OllamaGenerateBody,
     SHOW_PATH: OllamaShowBody,
+    EMBEDDINGS_PATH: EmbeddingBody,
+    EMBED_PATH: OllamaEmbedBody,
+    OLD_EMBED_PATH: OllamaEmbeddingsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/rearrange_experts": RearrangeBody,

@@ -21,10 +21,14 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     ChatCompletionBody,
     CompletionBody,
     CountTokensBody,
+    EmbeddingBody,
+    EmbeddingsBody,
     GenerationBody,
     MessagesBody,
     OllamaBody,
     OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
     OllamaGenerateBody,
     ResponseBody,
     parse_body,
@@ -47,6 +51,7 @@ BodyType = TypeVar("BodyType", bound=GenerationBody)
 
 CHAT, COMPLETION, RESPONSE, MESSAGE = "chat", "completion", "response", "message"
 OLLAMA_CHAT, OLLAMA_GENERATE, SHOW = "ollama chat", "ollama generate", "show"
+EMBED, OLLAMA_EMBED, OLLAMA_EMBEDDINGS = "embed", "ollama embed", "ollama embeddings"
 TOKENIZE, DETOKENIZE, COUNT = "tokenize", "detokenize", "count"
 # What reading a body may take, per byte: its bytes, its values, and the lists in which they are collected.
 _GROWTH = 20
@@ -110,6 +115,9 @@ class Preparation:
             MESSAGE: lambda content: self._prepare(MessagesBody, content, jobs.build_message),
             OLLAMA_CHAT: lambda content: self._prepare(OllamaChatBody, content, jobs.build_ollama),
             OLLAMA_GENERATE: lambda content: self._prepare(OllamaGenerateBody, content, jobs.build_ollama),
+            EMBED: lambda content: _embedded(jobs, EmbeddingBody, content),
+            OLLAMA_EMBED: lambda content: _embedded(jobs, OllamaEmbedBody, content),
+            OLLAMA_EMBEDDINGS: lambda content: _embedded(jobs, OllamaEmbeddingsBody, content),
             SHOW: lambda content: Outcome(answer=to_json(models.show(content))),
             COUNT: lambda content: _counted(jobs, content),
             TOKENIZE: lambda content: Outcome(answer=to_json(texts.tokenize(content))),
@@ -152,6 +160,14 @@ def _counted(jobs: JobBuilder, content: bytes) -> Outcome:
     body = parse_body(CountTokensBody, content)
     try:
         return Outcome(answer=to_json({"input_tokens": len(jobs.message_prompt(body))}))
+    except BadRequest as error:
+        raise body.as_sent(error) from None
+
+
+def _embedded(jobs: JobBuilder, body_type: type[EmbeddingsBody], content: bytes) -> Outcome:
+    body = parse_body(body_type, content)
+    try:
+        return Outcome(job=jobs.build_embedding(body))
     except BadRequest as error:
         raise body.as_sent(error) from None
 

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 RESPONSES_PATH = "/v1/responses"
 MESSAGES_PATH = "/v1/messages"
+EMBEDDINGS_PATH = "/v1/embeddings"
 COUNT_TOKENS_PATH = f"{MESSAGES_PATH}/count_tokens"
 # Status -> Anthropic's word, where it is another one.
 _MESSAGE_ERRORS = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}

@@ -110,19 +110,8 @@ async def answer_version() -> Response:
 
 
 def add_refused_routes(app: FastAPI) -> None:
-    """Add them: each is a 400 or 404, which no client tries again, and says why."""
-    app.add_api_route("/v1/embeddings", _embeddings, methods=["POST"], name="embeddings")
+    """Add them: each is a 404, which no client tries again, and says why."""
     app.add_api_route(f"{RESPONSES_PATH}/{{response_id}}", _stored, methods=["GET", "DELETE"], name="stored_response")
-
-
-async def _embeddings() -> Response:
-    """Refused: the model generates text and embeds none."""
-    raise BadRequest(
-        "embeddings: not supported: the model generates text; serve an embedding model elsewhere, and give the client"
-        " its address",
-        param="model",
-        code="not_supported",
-    )
 
 
 async def _stored(response_id: str) -> Response:

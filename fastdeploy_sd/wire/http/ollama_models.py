@@ -10,6 +10,7 @@ from typing import Any
 
 TAGS_PATH, SHOW_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/show", "/api/ps", "/api/version"
 CHAT_PATH, GENERATE_PATH = "/api/chat", "/api/generate"
+EMBED_PATH, OLD_EMBED_PATH = "/api/embed", "/api/embeddings"
 LATEST = ":latest"
 # Of Ollama, whose routes these are: clients ask for what came with some version of it.
 API_VERSION = "0.12.6"

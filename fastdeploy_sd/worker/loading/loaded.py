@@ -201,6 +201,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         forward = RecordedForward(forward_pass, memory, table.group_blocks, buffers, known)
     compact_paths = PathCompaction(forward_pass, forward.draft_rows, memory, table.group_blocks, buffers)
     row_logits = RowLogits(model.decoder, forward.hidden, is_eager=config.model.enforce_eager)
+    prompts = PromptRows(row_logits, memory, table, forward.hidden)
     return Loaded(
         checkpoint=checkpoint,
         draft_weights=draft_weights,
@@ -210,9 +211,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
         drafts=model.drafts,
         kept_hidden=kept_hidden,
         draft_rows=dict(zip(readers, forward.draft_rows, strict=True)),
-        step=StepResources(
-            forward, compact_paths, PromptRows(row_logits, memory, table), memory, table, signals, buffers
-        ),
+        step=StepResources(forward, compact_paths, prompts, memory, table, signals, buffers),
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,

@@ -1,4 +1,5 @@
-"""Logits of the hidden rows of prompts, a bounded number at a time, and the log-probabilities of the prompts' tokens.
+"""Logits of the hidden rows of prompts, a bounded number at a time, and the log-probabilities of the prompts' tokens;
+embeddings of prompts.
 
 A step keeps the hidden rows of all its tokens, and computes logits where a token follows. What a prompt's own tokens
 need is computed after that, for requests that ask. Memory depends on the vocabulary, not on the prompt.
@@ -21,9 +22,10 @@ from fastdeploy_sd.device.step_memory import StepMemory, max_prompt_rows
 from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.ops.batch import gather_output_rows
+from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.sampling import token_logprobs
-from fastdeploy_sd.types import F32, I32, LogprobArrays, Rows
+from fastdeploy_sd.types import F32, F64, I32, LogprobArrays, Rows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 
 
@@ -83,16 +85,19 @@ class PromptPiece:
 
 
 class PromptRows:
-    """The rows of a step that a known prompt token follows, of requests that ask for its log-probability.
+    """The rows of a step that a known prompt token follows, of requests that ask for its log-probability; and those of
+    prompts whose embedding is asked for.
 
-    `logits`: None = a model whose requests never ask.
+    `logits`, `hidden` [T, H] of the step: None = a model whose requests never ask.
 
     Attributes:
         watch: sees their logits, None = nothing does.
     """
 
-    def __init__(self, logits: RowLogits | None, memory: StepMemory, table: RequestTable) -> None:
-        self._logits, self._memory, self._table = logits, memory, table
+    def __init__(
+        self, logits: RowLogits | None, memory: StepMemory, table: RequestTable, hidden: Tensor | None = None
+    ) -> None:
+        self._logits, self._memory, self._table, self._hidden = logits, memory, table, hidden
         self.watch: WatchPrompts | None = None
 
     def counts(self) -> I32:
@@ -134,6 +139,28 @@ class PromptRows:
             found.append(_logprobs_of(piece, num_top))
         merged, ends = LogprobArrays.concat(found), np.cumsum(counts)
         return {r: merged.take(np.arange(ends[r] - counts[r], ends[r])) for r in np.flatnonzero(counts).tolist()}
+
+    def embeddings(self) -> Mapping[int, F32]:
+        """Return those of prompts that the step ends, f32[H] by row of the step."""
+        m, t = self._memory, self._table
+        if not t.pooled:
+            return {}
+        found: dict[int, F32] = {}
+        for r, table_row in enumerate(m.table_rows[: m.num_requests].tolist()):
+            pooled = t.pooled.get(table_row)
+            begin, num_prompt_tokens = m.num_computed.item(r), t.rules[table_row].num_prompt_tokens
+            if pooled is None or begin >= num_prompt_tokens:
+                continue
+            num_rows = min(m.num_new.item(r), num_prompt_tokens - begin)
+            pooled.add(begin, self._hidden_rows(m.query_start_loc.item(r), num_rows))
+            if begin + num_rows == num_prompt_tokens:
+                found[r] = pooled.result()
+        return found
+
+    def _hidden_rows(self, begin: int, num_rows: int) -> F64:
+        assert self._hidden is not None, "embeddings need a model"
+        rows: F64 = widen(device().read(self._hidden)[begin : begin + num_rows]).astype(np.float64)
+        return rows
 
     def follow(self) -> None:
         """Compute the logits as rank 0 does, on a rank that looks at none."""

@@ -23,6 +23,7 @@ from fastdeploy_sd.types import (
     SamplingArrays,
     SchedulerOutput,
 )
+from fastdeploy_sd.worker.step.pooled_prompt import PooledPrompt
 from fastdeploy_sd.worker.step.token_rules import TokenRules
 
 IN_PROMPT = 1 << 30
@@ -85,6 +86,7 @@ class RequestTable:
             column, 30 us with cold caches, in steps without such requests.
         state_lens: i32[max_num_seqs], tokens in a request's recurrent state: NO_STATE_YET until its first step,
             LOST_STATE after a step that failed. num_state_drafts: of its last step, rows kept besides.
+        pooled: table row -> the embedding of its prompt so far, of requests that ask for it.
         is_guided: bool[max_num_seqs], whether a request has a grammar.
         rules: TokenRules by table row.
         new_rows, rows_with_blocks: table rows that requests got, and those that got blocks, since the code that copies
@@ -117,6 +119,7 @@ class RequestTable:
         self.num_logprobs, self.num_draft_logprobs = np.full((2, max_num_seqs), -1, np.int32)
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.num_reports = self.num_prompt_reports = 0
+        self.pooled: dict[int, PooledPrompt] = {}
         self.state_lens, self.num_state_drafts = np.zeros((2, max_num_seqs), np.int32)
         self.is_guided = np.zeros(max_num_seqs, np.bool_)
         self.new_rows: set[int] = set()
@@ -194,6 +197,7 @@ class RequestTable:
             self.num_reports -= self._wants_report(table_row)
             self.num_prompt_reports -= bool(self.num_prompt_logprobs[table_row] >= 0)
             self.num_masks -= bool(self.has_mask[table_row])
+            self.pooled.pop(table_row, None)
             self._free.append(table_row)
             dropped.append(table_row)
         return np.array(dropped, np.int32)
@@ -221,6 +225,8 @@ class RequestTable:
         wanted = s.prompt_logprobs if n == new.num_prompt_tokens else None
         self.num_prompt_logprobs[table_row] = -1 if wanted is None else wanted
         self.num_prompt_reports += wanted is not None
+        if request.pooling is not None and n == new.num_prompt_tokens:
+            self.pooled[table_row] = PooledPrompt(request.pooling)
         self.seed[table_row] = request.seed
         self.state_lens[table_row], self.num_state_drafts[table_row] = NO_STATE_YET, 0
         self.is_guided[table_row] = bool(request.grammar)

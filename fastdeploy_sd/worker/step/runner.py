@@ -14,6 +14,7 @@ from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.verify import Verifier, VerifyRule
 from fastdeploy_sd.types import (
     EMPTY_I32,
+    F32,
     I32,
     DraftTokens,
     LogprobArrays,
@@ -56,6 +57,7 @@ class LaunchedStep:
     launched: float
     wait_begin: float = 0.0
     prompt_logprobs: Mapping[RequestId, LogprobArrays] = field(default_factory=dict)
+    embeddings: Mapping[RequestId, F32] = field(default_factory=dict)
 
     def report(self, stats: StepStats, verified: float, ended: float) -> None:
         """Add this step to the statistics.
@@ -160,6 +162,7 @@ class ModelRunner:
         with self._guided.masks():
             self._forward()
         prompt_logprobs = {plan.request_ids[r]: found for r, found in self.prompts.logprobs().items()}
+        embeddings = {plan.request_ids[r]: found for r, found in self.prompts.embeddings().items()}
         computed = time.perf_counter()
         output = self._verifier.start()
         rows = self._batches.open(before) if is_open else None
@@ -168,7 +171,7 @@ class ModelRunner:
         m = self._memory
         sizes = m.num_tokens, m.num_requests, m.num_logits
         times = begin, built, computed, time.perf_counter()
-        return LaunchedStep(plan, output, rows, *sizes, *times, prompt_logprobs=prompt_logprobs)
+        return LaunchedStep(plan, output, rows, *sizes, *times, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
 
     def finish(self, step: LaunchedStep) -> StepResult:
         """Take the tokens of a launched step, and draft after them. Raises as `_run`."""
@@ -219,6 +222,7 @@ class ModelRunner:
             skip_draft_steps=self._step_stats.skip_draft_steps,
             held=self._guided.held(plan.request_ids),
             prompt_logprobs=step.prompt_logprobs,
+            embeddings=step.embeddings,
         )
 
     def update_requests(self, plan: SchedulerOutput) -> tuple[Mapping[RequestId, Exception], I32]:

@@ -10,6 +10,7 @@ import numpy as np
 from fastdeploy_sd.errors import FdsdError, InternalError
 from fastdeploy_sd.spec_decode.bisection import run_in_parts
 from fastdeploy_sd.types import (
+    F32,
     I32,
     DraftTokens,
     LogprobArrays,
@@ -64,10 +65,12 @@ def merge_results(
     choice, skip_draft_steps = None, 0
     all_failed, held = dict(failed), frozenset[RequestId]()
     prompt_logprobs: dict[RequestId, LogprobArrays] = {}
+    embeddings: dict[RequestId, F32] = {}
     for _, part in parts:
         all_failed |= part.failed
         held |= part.held
         prompt_logprobs |= part.prompt_logprobs
+        embeddings |= part.embeddings
         choice, skip_draft_steps = part.choice, part.skip_draft_steps  # as things are after the last part
         for phase, milliseconds in part.timings_ms.items():
             timings_ms[phase] = timings_ms.get(phase, 0.0) + milliseconds
@@ -82,6 +85,7 @@ def merge_results(
         skip_draft_steps,
         held,
         prompt_logprobs,
+        embeddings,
     )
 
 

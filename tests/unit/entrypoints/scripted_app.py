@@ -9,14 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+import numpy as np
 
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.types import (
+    F32,
     DraftCounts,
     DraftLogprob,
     FinishReason,
     ModelInfo,
+    Pooling,
     Request,
     RequestId,
     RequestMetrics,
@@ -34,7 +37,9 @@ EOS = 2
 SPECULATION = SpeculationInfo("mtp", ("naive", "ngram", "mtp"), 8, 1, has_draft_logprobs=True)
 # Has the routes of FastDeploy about experts.
 BALANCED = ParallelConfig(data_parallel_size=2, enable_expert_parallel=True, enable_eplb=True)
-INFO = ModelInfo("m", vocab_size=4096, max_model_len=512, eos_token_ids=(EOS,), block_size=16, num_blocks=64)
+INFO = ModelInfo(
+    "m", vocab_size=4096, max_model_len=512, eos_token_ids=(EOS,), block_size=16, num_blocks=64, hidden_size=4
+)
 METRICS = RequestMetrics(1.0, 2.0, 3.0, 4.0, drafts=DraftCounts(4, 10, (4, 4, 2), (4, 3, 2), (3, 2, 1)))
 
 
@@ -71,6 +76,13 @@ def logprob(token_id: int, num_alternatives: int) -> TokenLogprob:
     return TokenLogprob(token_id, -1.0 - token_id % 7, 1, top, tuple(-1.0 - t % 7 for t in top))
 
 
+def hidden_row(request: Request) -> F32:
+    """A made-up embedding f32[4] that depends on the prompt and the pooling."""
+    ids = request.prompt_token_ids.astype(np.float32)
+    value = ids.mean() if request.pooling is Pooling.MEAN else ids[-1]
+    return np.array([value, 1.0, len(ids), 2.0], np.float32)
+
+
 def _drafts(request: Request, step: Sequence[int]) -> tuple[DraftLogprob, ...] | None:
     num_alternatives = request.speculation.num_draft_logprobs
     if num_alternatives is None or not request.speculation.enabled:
@@ -103,6 +115,11 @@ class ScriptedClient:
     experts_found: ExpertReport | Exception = field(default_factory=lambda: ExpertReport(False, (), (), ()))
 
     async def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
+        if request.pooling is not None:
+            self.submitted.append(request)
+            row, reason = hidden_row(request), FinishReason.LENGTH
+            yield RequestOutput(request.request_id, (), finish_reason=reason, metrics=METRICS, embedding=row)
+            return
         script = self.scripts[len(self.submitted)]
         self.submitted.append(request)
         for output in script.outputs(request):

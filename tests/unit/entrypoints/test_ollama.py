@@ -222,7 +222,7 @@ def test_models_are_listed_and_described() -> None:
     assert running["context_length"] == APP.client.model_info.max_request_tokens
     assert tuple(map(int, APP.get("/api/version")["version"].split("."))) >= (0, 6, 4)
     shown = APP.post("/api/show", {"name": "m:latest"}).json()
-    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["capabilities"] == ["completion", "tools", "embedding", "thinking"]
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] == running["context_length"]
     assert APP.post("/api/show", {"model": "x"}).status_code == 404

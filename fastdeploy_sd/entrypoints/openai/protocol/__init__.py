@@ -12,6 +12,12 @@ from __future__ import annotations
 from fastdeploy_sd.entrypoints.openai.protocol.body import parse_body
 from fastdeploy_sd.entrypoints.openai.protocol.chat import ChatCompletionBody
 from fastdeploy_sd.entrypoints.openai.protocol.completion import CompletionBody
+from fastdeploy_sd.entrypoints.openai.protocol.embedding import (
+    EmbeddingBody,
+    EmbeddingsBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+)
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
 from fastdeploy_sd.entrypoints.openai.protocol.messages import CountTokensBody, MessagesBody
@@ -30,10 +36,14 @@ __all__ = [
     "CompletionBody",
     "CountTokensBody",
     "DetokenizeBody",
+    "EmbeddingBody",
+    "EmbeddingsBody",
     "GenerationBody",
     "MessagesBody",
     "OllamaBody",
     "OllamaChatBody",
+    "OllamaEmbedBody",
+    "OllamaEmbeddingsBody",
     "OllamaGenerateBody",
     "OllamaShowBody",
     "ResponseBody",

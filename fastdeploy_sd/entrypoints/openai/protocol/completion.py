@@ -23,7 +23,7 @@ MAX_PROMPTS = 1024
 Prompt = str | list[int]
 
 
-class _Prompts(FieldKind):
+class Prompts(FieldKind):
     """One prompt or several, of one kind (without `takes_text` token ids only); the body holds a list of them."""
 
     def __init__(self, takes_text: bool) -> None:
@@ -52,15 +52,16 @@ class CompletionBody(GenerationBody):
         prompt_token_ids: the same as token ids in `prompt`, which must then be absent.
         echo: put the prompt before the generated text, and its log-probabilities before those of the text.
         max_tokens: also 0, which computes the prompt only.
+        suffix: what follows the completion, for models with marks for filling in the middle.
     """
 
-    prompt: Annotated[list[Prompt] | None, _Prompts(takes_text=True)] = None
-    prompt_token_ids: Annotated[list[Prompt] | None, _Prompts(takes_text=False)] = None
+    prompt: Annotated[list[Prompt] | None, Prompts(takes_text=True)] = None
+    prompt_token_ids: Annotated[list[Prompt] | None, Prompts(takes_text=False)] = None
     echo: bool | None = None
     logprobs: NumLogprobs = None
     max_tokens: AnyMaxTokens = None
 
-    suffix: Annotated[None, Only("", instead="put it into the prompt, in the form that the model has for it")] = None
+    suffix: str | None = None
     add_special_tokens: Annotated[None, Only(True)] = None
     enable_thinking: Annotated[None, Only(False, instead="a text completion has no chat template")] = None
 
@@ -78,6 +79,10 @@ class CompletionBody(GenerationBody):
         if (self.prompt is None) == (self.prompt_token_ids is None):
             got = "neither" if self.prompt is None else "both"
             faults.append(Fault(f"prompt: expected either prompt or prompt_token_ids, got {got}", "prompt"))
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompts):
+            faults.append(Fault("suffix: expected only with a prompt that is text, got token ids", "suffix"))
+        if self.suffix and self.echo:
+            faults.append(Fault("suffix: expected only without echo, got both", "suffix"))
         return faults
 
     def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:

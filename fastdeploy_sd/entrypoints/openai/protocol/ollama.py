@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -19,7 +18,8 @@ from fastdeploy_sd.entrypoints.openai.protocol.fields import (
     expected,
 )
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, template_variables
-from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES, ChatMessage
+from fastdeploy_sd.entrypoints.openai.protocol.message import MAX_MESSAGES
+from fastdeploy_sd.entrypoints.openai.protocol.ollama_message import OllamaMessage, with_call_ids
 from fastdeploy_sd.entrypoints.openai.protocol.ollama_options import ONE_TEXT, OllamaOptions
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import NumLogprobs
 from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import Asked, below
@@ -99,6 +99,7 @@ class OllamaBody(GenerationBody):
     return_token_ids: Annotated[None, Only(False)] = None
     return_tokens_as_token_ids: Annotated[None, Only(False)] = None
     collect_metrics: Annotated[None, Only(False)] = None
+    return_token_sources: Annotated[None, Only(False, instead="they are in /v1/chat/completions")] = None
     include_draft_logprobs: Annotated[None, Only(False, instead="they are in /v1/chat/completions")] = None
 
     def _asked(self) -> list[Asked]:
@@ -121,6 +122,11 @@ class OllamaBody(GenerationBody):
 
     def raw_prompt(self, has_template: bool) -> str | None:
         """Return the text that is the prompt as it is, None = the turns are; `has_template`: the model has one."""
+        return None
+
+    @property
+    def text_after(self) -> str | None:
+        """What follows the output, "" or None = nothing."""
         return None
 
     @property
@@ -164,24 +170,6 @@ class OllamaBody(GenerationBody):
         return faults
 
 
-class OllamaMessage(ChatMessage):
-    """One turn.
-
-    Attributes:
-        thinking: what the assistant thought before its answer.
-        tool_name: of the function whose result a turn of a tool is.
-    """
-
-    thinking: str | None = None
-    tool_name: str | None = None
-    images: NotSupported = None
-
-    def as_turn(self) -> Message:
-        turn = super().as_turn()
-        thought = self.thinking or turn.reasoning_content
-        return replace(turn, name=self.name or self.tool_name, reasoning_content=thought)
-
-
 class OllamaChatBody(OllamaBody):
     """POST /api/chat. Where the last message is the assistant's, the answer goes on with it."""
 
@@ -219,20 +207,21 @@ class OllamaGenerateBody(OllamaBody):
 
     Attributes:
         system: a system message in front of the prompt.
+        suffix: what follows the answer, for models with marks for filling in the middle.
         raw: the prompt is for no chat template, as it is where the model has none; control tokens written in it act.
     """
 
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    suffix: Annotated[None, Only("", instead="put it into a raw prompt, in the form that the model has for it")] = None
+    suffix: str | None = None
     template: NotSupported = None
     context: Annotated[None, Only([], instead="send the conversation to /api/chat")] = None
     images: NotSupported = None
 
     @property
     def is_load(self) -> bool:
-        return not self.prompt
+        return not self.prompt and not self.suffix
 
     @property
     def turns(self) -> list[Message]:
@@ -240,11 +229,16 @@ class OllamaGenerateBody(OllamaBody):
         return [*first, Message("user", self.prompt or "")]
 
     def raw_prompt(self, has_template: bool) -> str | None:
-        return self.prompt if self.raw or not (has_template or self.system) else None
+        is_raw = self.raw or self.suffix or not (has_template or self.system)
+        return self.prompt or "" if is_raw else None
+
+    @property
+    def text_after(self) -> str | None:
+        return self.suffix
 
     @property
     def reasoning_display(self) -> Display | None:
-        return None if self.raw else Display.STREAMED
+        return None if self.raw or self.suffix else Display.STREAMED
 
     @property
     def sent_names(self) -> Mapping[str, str]:
@@ -252,8 +246,9 @@ class OllamaGenerateBody(OllamaBody):
 
     def contradictions(self) -> list[Fault]:
         faults = super().contradictions()
-        if self.raw and self.system:
-            faults.append(Fault("system: expected only without raw, got both", "system"))
+        name = "raw" if self.raw else "suffix"
+        if self.system and (self.raw or self.suffix):
+            faults.append(Fault(f"system: expected only without {name}, got both", "system"))
         return faults
 
 
@@ -271,27 +266,3 @@ class OllamaShowBody(Body):
     system: NotSupported = None
     template: NotSupported = None
     options: NotSupported = None
-
-
-def with_call_ids(turns: Sequence[Message]) -> list[Message]:
-    """Return the turns with an id for each call without one, and for its result: the next of its function."""
-    open_calls: list[tuple[str, str]] = []  # id and function of calls whose result has not come
-
-    def named(i: int, turn: Message) -> Message:
-        if turn.tool_calls:
-            calls = tuple({"id": f"call_{i}_{j}", **call} for j, call in enumerate(turn.tool_calls))
-            open_calls[:] = [_id_and_name(call) for call in calls]
-            return replace(turn, tool_calls=calls)
-        if turn.role != "tool" or turn.tool_call_id is not None:
-            return turn
-        mine = next((call for call in open_calls if turn.name in (None, call[1])), None)
-        if mine is None:
-            return turn
-        open_calls.remove(mine)
-        return replace(turn, tool_call_id=mine[0])
-
-    return [named(i, turn) for i, turn in enumerate(turns)]
-
-
-def _id_and_name(call: Mapping[str, Any]) -> tuple[str, str]:
-    return call["id"], call["function"]["name"]

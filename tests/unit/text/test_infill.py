@@ -1,0 +1,67 @@
+"""Filling in the middle: prompts with a model's own marks, in the routes that take a suffix."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.entrypoints.openai.job_builder import JobBuilder
+from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, OllamaGenerateBody, parse_body
+from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.text.infill import MARKS, find_marks
+from fastdeploy_sd.text.prompt import PromptEncoder
+from tests.unit.entrypoints.scripted_app import INFO
+from tests.unit.text.vocabularies import GOLDEN, added_tokenizer, golden_tokenizer
+
+PRE, SUF, MID, FILE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"
+BEFORE, AFTER = f"def f({MID}):\n    ", "\n    return x"
+
+
+def jobs(encoder: PromptEncoder) -> JobBuilder:
+    info = replace(INFO, vocab_size=encoder.tokenizer.num_ids)
+    return JobBuilder(encoder, info, Config(model=ModelConfig(model=str(GOLDEN))), lambda *_: None)
+
+
+def test_a_prompt_has_the_marks_around_plain_texts(tmp_path: Path) -> None:
+    encoder = PromptEncoder(added_tokenizer(tmp_path, (PRE, SUF, MID, FILE)))
+    ids = encoder.tokenizer.control_tokens
+    found = encoder.encode_infill(BEFORE, AFTER)
+    assert encoder.tokenizer.decode(found, skip_hidden=False) == PRE + BEFORE + SUF + AFTER + MID
+    assert [i for i in found if i in {ids[PRE], ids[SUF], ids[MID]}] == [ids[PRE], ids[SUF], ids[MID]], "one of each"
+    empty = encoder.encode_infill("", AFTER)
+    assert empty[:2] == [ids[PRE], ids[SUF]]
+    asked = {"prompt": BEFORE, "suffix": AFTER, "max_tokens": 5}
+    job = jobs(encoder).build_completion(parse_body(CompletionBody, json.dumps(asked).encode()))
+    assert job.requests.prompts[0].tolist() == found
+    assert {ids[FILE], ids[PRE]} < set(job.requests.eos_token_ids)
+    asked = {"prompt": BEFORE, "suffix": AFTER, "options": {"num_predict": 5}}
+    told = jobs(encoder).build_ollama(parse_body(OllamaGenerateBody, json.dumps(asked).encode()))
+    assert told.requests.prompts[0].tolist() == found
+    plain = jobs(encoder).build_completion(parse_body(CompletionBody, b'{"prompt": "x", "suffix": ""}'))
+    assert ids[FILE] not in plain.requests.eos_token_ids
+
+
+def test_every_family_has_its_order() -> None:
+    for marks in MARKS:
+        assert find_marks(dict.fromkeys(marks.texts, 1)) == marks
+        text = "".join(segment.text for segment in marks.prompt("A", "B"))
+        first, second = (marks.prefix + "A", marks.suffix + "B")
+        assert text == (first + second + marks.middle if marks.middle else second + first)
+    assert find_marks({PRE: 1, SUF: 2}) is None
+
+
+def test_models_without_marks_and_contradictions_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="suffix: not supported: the model's tokenizer has no marks"):
+        PromptEncoder(golden_tokenizer()).encode_infill("a", "b")
+    for body, text in (
+        (b'{"prompt": [5], "suffix": "x"}', "suffix: expected only with a prompt that is text, got token ids"),
+        (b'{"prompt": "a", "suffix": "x", "echo": true}', "suffix: expected only without echo, got both"),
+    ):
+        with pytest.raises(BadRequest, match=text):
+            parse_body(CompletionBody, body)
+    with pytest.raises(BadRequest, match="system: expected only without suffix, got both"):
+        parse_body(OllamaGenerateBody, b'{"prompt": "a", "suffix": "x", "system": "y"}')

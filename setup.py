@@ -15,16 +15,17 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from custom_ops import build as custom_ops  # noqa: E402
+from custom_ops import cuda_build  # noqa: E402
 
 LIBRARY = Path("fastdeploy_sd", "lib", "libfdsd.so")
 SOURCES = Path("fastdeploy_sd", "csrc")
 
 
 class BuildKernels(build_ext):
-    """Compiles libfdsd.so, and the Paddle operators where Paddle can be imported; ships the operators' sources.
+    """Compiles libfdsd.so, and the Paddle operators where Paddle can be imported; ships sources of what is built later.
 
-    What fits another Paddle is compiled from those when eager execution is asked for. An editable install builds into
-    the checkout and uses its sources where they are.
+    These are the operators for another Paddle, when eager execution is asked for, and the CUDA kernels for the GPU of a
+    machine. An editable install builds into the checkout and uses its sources where they are.
     """
 
     # The operators in the wheel, if they were compiled.
@@ -36,15 +37,15 @@ class BuildKernels(build_ext):
             return
         target = Path(self.build_lib)
         self._build(target / LIBRARY.parent, "package", [])
-        for source in self._binding_sources():
-            copy = target / SOURCES / source.relative_to(ROOT / "custom_ops")
+        for source in self._shipped_sources():
+            copy = target / SOURCES / source.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
         self._operators = build_operators(target / LIBRARY)
 
     def get_outputs(self) -> list[str]:
         target = Path(self.build_lib)
-        sources = [target / SOURCES / s.relative_to(ROOT / "custom_ops") for s in self._binding_sources()]
+        sources = [target / SOURCES / source.relative_to(ROOT) for source in self._shipped_sources()]
         built = [target / LIBRARY, *([] if self._operators is None else [self._operators])]
         return [] if self.inplace else [str(path) for path in [*built, *sources]]
 
@@ -57,9 +58,8 @@ class BuildKernels(build_ext):
         return [str(path.relative_to(ROOT)) for path in found]
 
     @staticmethod
-    def _binding_sources() -> list[Path]:
-        folder = ROOT / "custom_ops"
-        return [folder / "bindings" / "paddle_binding.h", *sorted((folder / "include" / "fdsd").glob("*.h"))]
+    def _shipped_sources() -> list[Path]:
+        return [ROOT / "custom_ops" / "bindings" / "paddle_binding.h", *cuda_build.shipped_files()]
 
     @staticmethod
     def _build(out: Path, name: str, extra: list[str]) -> None:

@@ -21,7 +21,8 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -30,6 +31,7 @@ AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512
 BASELINE_FOLDERS = ("cpu/kernels/shared", "cpu/drafters", "cpu/runtime")
 ISA_FLAGS = {"scalar": [], "avx2": AVX2_FLAGS, "avx512": [*AVX2_FLAGS, *AVX512_FLAGS]}
 TILES = ("amx", "amx_twin")
+Say = Callable[[str], object]
 # -ffp-contract=off: a * b + c is fused only where a kernel says so, or rows would depend on how the compiler unrolled.
 # -Wno-*uninitialized: gcc 12 reports its own AVX-512 headers.
 COMMON_FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread"]
@@ -149,13 +151,19 @@ def interface_sources() -> list[pathlib.Path]:
     return [*sorted((ROOT / "include" / "fdsd").glob("*.h")), *sorted((ROOT / "bindings").glob("c_api*"))]
 
 
+def package_version() -> str:
+    """Return the version of the package that these sources are of: next to them, or around them in an installation."""
+    package = ROOT.parent / "fastdeploy_sd"
+    text = (package if package.is_dir() else ROOT.parents[1]).joinpath("__init__.py").read_text()
+    return str(re.findall(r'^__version__ = "(.*)"$', text, re.MULTILINE)[0])
+
+
 def sources_text(sources: list[pathlib.Path]) -> str:
     """Return the package's version and a digest of every source, a line each, as a C++ string."""
-    package = (ROOT.parent / "fastdeploy_sd" / "__init__.py").read_text()
-    lines = re.findall(r'^__version__ = "(.*)"$', package, re.MULTILINE)
-    for path in sources:
-        lines.append(f"{path.relative_to(ROOT).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}")
-    return "".join(f'"{line}\\n"\n' for line in lines)
+    digests = (
+        f"{path.relative_to(ROOT).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sources
+    )
+    return "".join(f'"{line}\\n"\n' for line in (package_version(), *digests))
 
 
 def write_generated(folder: pathlib.Path, texts: dict[str, str]) -> None:
@@ -212,8 +220,7 @@ def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[st
     write_generated(build, {"declarations.inc": declarations, "sources.inc": sources_text(interface_sources())})
     includes = [f"-I{ROOT / folder}" for folder in ("include", "cpu/kernels", "cpu/drafters", "cpu/runtime")]
     includes.append(f"-I{build}")
-    flags = repr((compiler, COMMON_FLAGS, ISA_FLAGS, extra))
-    linked = compile_and_link(compiler, units(build, extra), includes, flags, extra, build / "libfdsd.so")
+    linked = compile_and_link(compiler, units(build, extra), includes, extra, build / "libfdsd.so")
     library = out / "libfdsd.so"
     if not library.exists() or library.stat().st_mtime_ns != linked.stat().st_mtime_ns:
         # Copied next to the library, then renamed: a process that has mapped the old file keeps it.
@@ -223,21 +230,38 @@ def _build(compiler: str, out: pathlib.Path, build: pathlib.Path, extra: list[st
     return library
 
 
+def compile_all(todo: Sequence[Unit], compile_unit: Callable[[Unit], None], say: Say) -> None:
+    """Compile units in as many processes as there are processors, and say after each how many there are.
+
+    Raises:
+        BuildError: as compile_unit; what has not begun then is left out.
+    """
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        started = [pool.submit(compile_unit, unit) for unit in todo]
+        try:
+            for number, finished in enumerate(as_completed(started), 1):
+                finished.result()
+                say(f"kernels: {number} of {len(todo)} files compiled")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 def compile_and_link(
-    compiler: str, todo: list[Unit], includes: list[str], flags: str, links: list[str], linked: pathlib.Path
+    compiler: str, todo: list[Unit], includes: list[str], links: list[str], linked: pathlib.Path, say: Say = str
 ) -> pathlib.Path:
     """Compile those units that are out of date, in as many processes as there are processors, and link all of them.
 
     Args:
+        todo: their flags are kept next to the objects; other flags compile all anew.
         includes: flags of every unit in addition to its own; no object depends on them.
-        flags: what every object depends on besides its files. Kept next to the objects; other flags compile all anew.
         links: flags of linking.
         linked: the shared object; in the folder of the objects.
+        say: is told how far it is.
 
     Raises:
         BuildError: a compile error.
     """
-    record = linked.parent / "flags"
+    record, flags = linked.parent / "flags", repr((compiler, sorted({unit.flags for unit in todo}), links))
     has_other_flags = record.exists() and record.read_text() != flags
     stale = [unit for unit in todo if has_other_flags or not is_current(unit)]
 
@@ -246,8 +270,7 @@ def compile_and_link(
         output = ["-MMD", "-MF", str(depfile), "-c", str(unit.source), "-o", str(unit.obj)]
         run([compiler, *unit.flags, *includes, *output])
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(compile_unit, stale))
+    compile_all(stale, compile_unit, say)
     record.write_text(flags)
     newest = max(unit.obj.stat().st_mtime for unit in todo)
     if not linked.exists() or linked.stat().st_mtime < newest:

@@ -1,10 +1,9 @@
 """Build the CUDA kernels of custom_ops/cuda: emulated on the CPU for tests, and with nvcc. Standard library only.
 
-Usage: python custom_ops/cuda_build.py [--nvcc]
+Usage: python custom_ops/cuda_build.py [--nvcc] [--architectures NAME ...]
 
 Without --nvcc: build/cuda-emulated/libfdsd_cuda.so, where g++ compiles the kernels' own source against
-cuda/emulation/. With it: build/cuda/libfdsd_cuda.so for all ARCHITECTURES, and a report of what every kernel takes of
-a GPU. Neither is part of a wheel.
+cuda/emulation/. With it: build/cuda/libfdsd_cuda.so, and a report of what every kernel takes of a GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -32,7 +28,8 @@ CUDA = build.ROOT / "cuda"
 BUILD = build.ROOT.parent / "build"
 EMULATED = BUILD / "cuda-emulated"
 LIBRARY = "libfdsd_cuda.so"
-# Ampere (A100, then others with less shared memory), Ada, Hopper with its own instructions, Blackwell likewise.
+# Ampere (A100, then others with less shared memory), Ada, Hopper with its own instructions, Blackwell likewise. Code
+# runs on chips of the same first number and no lower second one, with an "a" on that chip alone.
 ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
 # What the CPU's kernels and these have in common.
 _SHARED_SOURCES = (
@@ -63,31 +60,13 @@ _EMULATED_FLAGS += ["-Werror", "-Wno-unknown-pragmas", "-DFDSD_EMULATED"]
 _NVCC_FLAGS = ["-std=c++20", "-O3", "-fmad=false", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
 
 
-@dataclass(frozen=True)
-class KernelUse:
-    """What one kernel takes of a GPU of one architecture.
-
-    Attributes:
-        architecture: `sm_90a`.
-        registers: per thread.
-        spilled_bytes: that a thread stores to memory for want of registers.
-        shared_bytes: per block, without what a launch adds.
-    """
-
-    architecture: str
-    kernel: str
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
-
-
 def op_names() -> dict[str, bool]:
     """Return the ops that cuda/ops.h declares, in CamelCase, and whether each wants a workspace."""
     pattern = r"^Error (\w+)\(const \1Params& p, (void\* workspace, )?Stream stream\);"
     return {op: workspace != "" for op, workspace in re.findall(pattern, (CUDA / "ops.h").read_text(), re.MULTILINE)}
 
 
-def _sources() -> list[pathlib.Path]:
+def kernel_sources() -> list[pathlib.Path]:
     """Kernels, and what runs them."""
     return sorted([*CUDA.glob("*.cu"), *(CUDA / "runtime").glob("*.cu")])
 
@@ -99,7 +78,18 @@ def compiled_sources() -> list[pathlib.Path]:
     return sorted([*own, *(build.ROOT / "include").rglob("*.h"), *_SHARED_SOURCES, *_SHARED_HEADERS])
 
 
-def _write_generated(folder: pathlib.Path) -> None:
+def emulation_sources() -> list[pathlib.Path]:
+    """Return what the emulated library is compiled from besides."""
+    return sorted(path for path in (CUDA / "emulation").iterdir() if path.suffix in (".cc", ".h"))
+
+
+def shipped_files() -> list[pathlib.Path]:
+    """Return what an installation builds a library from, and with."""
+    files = [build.ROOT / f"{name}.py" for name in ("build", "cuda_build", "cuda_package")]
+    return [*files, *compiled_sources(), *emulation_sources()]
+
+
+def _write_generated(folder: pathlib.Path, architectures: Sequence[str]) -> None:
     lines = []
     for op, has_workspace in op_names().items():
         snake_name = re.sub(r"(?<!^)([A-Z])", r"_\1", op).lower()
@@ -107,18 +97,21 @@ def _write_generated(folder: pathlib.Path) -> None:
     declarations = build.declarations_source(sorted((build.ROOT / "include" / "fdsd").glob("*.h")))
     sources = build.sources_text(compiled_sources())
     generated = {"cuda_ops.inc": "".join(lines), "declarations.inc": declarations, "cuda_sources.inc": sources}
+    generated["cuda_architectures.inc"] = '"' + ", ".join(f"sm_{name}" for name in architectures) + '"\n'
     build.write_generated(folder, generated)
 
 
 def emulated_units(folder: pathlib.Path, sources: Sequence[pathlib.Path] = ()) -> list[build.Unit]:
     """Return the objects of an emulated library: the emulation and these kernel files, without any all there are."""
-    kernels = [*sources] or _sources()
+    kernels = [*sources] or kernel_sources()
     units = [build.Unit(path, folder / f"{path.stem}.o", (*_EMULATED_FLAGS, "-x", "c++")) for path in kernels]
-    shared = [*sorted((CUDA / "emulation").glob("*.cc")), *_HOST_SOURCES]
+    shared = [*(path for path in emulation_sources() if path.suffix == ".cc"), *_HOST_SOURCES]
     return units + [build.Unit(path, folder / f"{path.stem}_host.o", tuple(_EMULATED_FLAGS)) for path in shared]
 
 
-def build_emulated(folder: pathlib.Path = EMULATED, sources: Sequence[pathlib.Path] = ()) -> pathlib.Path:
+def build_emulated(
+    folder: pathlib.Path = EMULATED, sources: Sequence[pathlib.Path] = (), say: build.Say = str
+) -> pathlib.Path:
     """Compile what is out of date and return the library that runs kernels on the CPU.
 
     Raises:
@@ -128,25 +121,30 @@ def build_emulated(folder: pathlib.Path = EMULATED, sources: Sequence[pathlib.Pa
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _write_generated(folder)
+        _write_generated(folder, ARCHITECTURES)
         includes = [f"-I{path}" for path in (*_INCLUDES, folder)]
-        flags = repr((compiler, _EMULATED_FLAGS))
-        units = emulated_units(folder, sources)
-        return build.compile_and_link(compiler, units, includes, flags, [], folder / LIBRARY)
+        return build.compile_and_link(compiler, emulated_units(folder, sources), includes, [], folder / LIBRARY, say)
 
 
-def find_nvcc() -> str:
-    """Return nvcc: $NVCC, the one on PATH, or that of the package nvidia-cuda-nvcc in this environment.
+def find_tool(name: str) -> str:
+    """Return a program of CUDA: of NVIDIA's packages in this environment, or the one on PATH.
 
     Raises:
         BuildError: there is none.
     """
-    wheels = pathlib.Path(sysconfig.get_paths()["platlib"]) / "nvidia"
-    candidates = [os.environ.get("NVCC"), shutil.which("nvcc"), *map(str, sorted(wheels.glob("cu*/bin/nvcc")))]
-    for candidate in candidates:
+    packages = [str(path) for place in sys.path for path in sorted(pathlib.Path(place).glob(f"nvidia/cu*/bin/{name}"))]
+    for candidate in (*packages, shutil.which(name)):
         if candidate is not None and os.access(candidate, os.X_OK):
             return candidate
-    raise build.BuildError("expected nvcc 13 in $NVCC, on PATH or from the package nvidia-cuda-nvcc, found none")
+    raise build.BuildError(f"expected {name} of a CUDA toolkit on PATH or of NVIDIA's packages, found none")
+
+
+def find_nvcc() -> str:
+    """Return nvcc: $NVCC, or as find_tool. Raises BuildError: there is none."""
+    named = os.environ.get("NVCC")
+    if named and not os.access(named, os.X_OK):
+        raise build.BuildError(f"NVCC: expected a compiler, got {named}")
+    return named or find_tool("nvcc")
 
 
 def include_flags() -> list[str]:
@@ -163,7 +161,9 @@ def include_flags() -> list[str]:
     return shlex.split(" ".join(found))
 
 
-def build_cuda(folder: pathlib.Path = BUILD / "cuda", architectures: Sequence[str] = ARCHITECTURES) -> pathlib.Path:
+def build_cuda(
+    folder: pathlib.Path = BUILD / "cuda", architectures: Sequence[str] = ARCHITECTURES, say: build.Say = str
+) -> pathlib.Path:
     """Compile what is out of date with nvcc and return the library. The output of ptxas is kept next to each object.
 
     Raises:
@@ -173,14 +173,14 @@ def build_cuda(folder: pathlib.Path = BUILD / "cuda", architectures: Sequence[st
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _write_generated(folder)
-        return _build_cuda(nvcc, folder, architectures)
+        _write_generated(folder, architectures)
+        return _build_cuda(nvcc, folder, architectures, say)
 
 
-def _build_cuda(nvcc: str, folder: pathlib.Path, architectures: Sequence[str]) -> pathlib.Path:
+def _build_cuda(nvcc: str, folder: pathlib.Path, architectures: Sequence[str], say: build.Say) -> pathlib.Path:
     targets = [flag for arch in architectures for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
     flags = (*_NVCC_FLAGS, *targets, *(f"-I{path}" for path in (*_INCLUDES, folder)))
-    units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in _sources()]
+    units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in kernel_sources()]
     units += [build.Unit(path, folder / f"{path.stem}_host.o", flags) for path in _HOST_SOURCES]
     record, text = folder / "flags", repr((nvcc, flags))
     has_other_flags = record.exists() and record.read_text() != text
@@ -194,8 +194,7 @@ def _build_cuda(nvcc: str, folder: pathlib.Path, architectures: Sequence[str]) -
             raise build.BuildError(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-6000:]}")
         unit.obj.with_suffix(".ptxas").write_text(done.stdout + done.stderr)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(compile_unit, stale))
+    build.compile_all(stale, compile_unit, say)
     record.write_text(text)
     linked = folder / LIBRARY
     if not linked.exists() or linked.stat().st_mtime < max(unit.obj.stat().st_mtime for unit in units):
@@ -205,46 +204,20 @@ def _build_cuda(nvcc: str, folder: pathlib.Path, architectures: Sequence[str]) -
     return linked
 
 
-def report(folder: pathlib.Path = BUILD / "cuda") -> list[KernelUse]:
-    """Return what every kernel takes on every architecture, as ptxas said when `build_cuda` compiled it."""
-    found = [use for path in _sources() for use in _uses((folder / f"{path.stem}.ptxas").read_text())]
-    names = "\n".join(use.kernel for use in found)
-    done = subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True)
-    plain = [re.sub(r"^void |fdsd::|cuda::|\(anonymous namespace\)::", "", name) for name in done.stdout.splitlines()]
-    short = [re.sub(r"\([^()]*\)$", "", name) for name in plain]
-    return [replace(use, kernel=name) for use, name in zip(found, short, strict=True)]
-
-
-def _uses(text: str) -> Iterator[KernelUse]:
-    pattern = r"Compiling entry function '(\w+)' for '(\w+)'.*?Used (\d+) registers([^\n]*)"
-    for match in re.finditer(pattern, text, re.DOTALL):
-        spilled = re.search(r"(\d+) bytes spill stores", match[0])
-        shared = re.search(r"(\d+) bytes smem", match[4])
-        spilled_bytes, shared_bytes = (0 if found is None else int(found[1]) for found in (spilled, shared))
-        yield KernelUse(match[2], match[1], int(match[3]), spilled_bytes, shared_bytes)
-
-
-def report_lines(uses: Sequence[KernelUse]) -> Iterator[str]:
-    """Return the report as a table."""
-    yield f"{'kernel':<72} {'GPU':<8} {'registers':>9} {'spilled':>8} {'shared':>7}"
-    for use in sorted(uses, key=lambda use: (use.kernel, use.architecture)):
-        yield (
-            f"{use.kernel[:72]:<72} {use.architecture:<8} {use.registers:>9} "
-            f"{use.spilled_bytes:>8} {use.shared_bytes:>7}"
-        )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvcc", action="store_true", help="compile for GPUs and print what the kernels take")
+    parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES, metavar="NAME")
     args = parser.parse_args()
     try:
-        print(build_cuda() if args.nvcc else build_emulated())
+        print(build_cuda(architectures=args.architectures) if args.nvcc else build_emulated())
     except build.BuildError as error:
         print(f"custom_ops: {error}", file=sys.stderr)
         return 1
     if args.nvcc:
-        print("\n".join(report_lines(report())))
+        from custom_ops import cuda_report  # noqa: PLC0415 (which knows this file)
+
+        print("\n".join(cuda_report.report_lines(cuda_report.report())))
     return 0
 
 

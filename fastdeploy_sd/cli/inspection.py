@@ -97,8 +97,8 @@ def environment() -> dict[str, str]:
         "isa override": os.environ.get("FDSD_ISA", "none"),
         "kernel library": _kernel_library(),
         "compiler": _compiler(),
-        "gpu": _gpu(),
     }
+    facts |= _gpu()
     return facts | {name: _version(name) for name in PACKAGES}
 
 
@@ -144,15 +144,16 @@ def _kernel_library() -> str:
     return str(LIBRARY_PATH)
 
 
-def _gpu() -> str:
-    """The GPU that `--device gpu` takes, or why there is none."""
+def _gpu() -> dict[str, str]:
+    """The GPU that `--device gpu` takes and its kernels, or why there is none."""
     found = usable_library()
     if isinstance(found, str):
-        return f"not used: {found}"
+        return {"gpu": f"not used: {found}"}
+    kernels = f"{found.path}, for {found.architectures}"
     try:
-        return found.text
+        return {"gpu": found.text, "gpu kernels": kernels}
     except (ValueError, DeviceLost) as error:  # others fill it: there is no room for a context
-        return f"not used: {found.device_name}: {error}"
+        return {"gpu": f"not used: {found.device_name}: {error}", "gpu kernels": kernels}
 
 
 def _compiler() -> str:

@@ -125,9 +125,9 @@ class Config:
     device: Literal["auto", "cpu", "gpu"] = option(
         "cpu",
         Spec(
-            "Where the model runs. gpu: on the first NVIDIA GPU, by the library that `custom_ops/cuda_build.py --nvcc`"
-            " makes; auto: on a GPU where that library, a driver and a GPU are there and no other option needs the"
-            " CPU, else cpu."
+            "Where the model runs. gpu: on the first NVIDIA GPU; the first start builds its kernels, see docs/gpu.md."
+            " auto: on a GPU where there are a driver, a GPU and kernels or a compiler for it, and no other option"
+            " needs the CPU, else cpu."
         ),
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

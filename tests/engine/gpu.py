@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from custom_ops import cuda_build
 from fastdeploy_sd.cli.verify import Answer, EngineVariant, make_requests, run_alone
 from fastdeploy_sd.cli.verify.requests import GRAMMARS
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig
@@ -25,7 +24,7 @@ from fastdeploy_sd.types import DraftTokens, Request, RequestId
 from fastdeploy_sd.worker.step.runner import ModelRunner
 from tests.models import rewrite
 from tests.models.mtp_models import layout_of, make_model
-from tests.ops.cuda_device import EMULATED, require
+from tests.ops.cuda_device import EMULATED, library_path, require
 
 _PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
 # Of the golden models, as every step of the emulated kernels takes as long as there are weights.
@@ -55,9 +54,8 @@ def two_gpus() -> Iterator[None]:
 def gpu_device(kind: str) -> Iterator[None]:
     """Let `device gpu` be the emulated or the real one, by its name in tests.ops.cuda_device, in the body."""
     require(kind)
-    path = cuda_build.build_emulated() if kind == EMULATED else cuda_build.build_cuda()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FDSD_CUDA_LIBRARY", str(path))
+        patch.setenv("FDSD_CUDA_LIBRARY", str(library_path(kind)))
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from custom_ops import build, cuda_build
+from custom_ops import cuda_build
 from fastdeploy_sd.device.cuda import library as cuda_library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.layout import layout
@@ -26,6 +26,8 @@ from fastdeploy_sd.device.program import host_op
 from tests.ops.cuda_layouts import LAYOUTS
 
 EMULATED, GPU = "cuda-emulated", "cuda"
+# An environment variable: a GPU, too, runs those cases alone that the emulated one has time for.
+SMALL_CASES = "FDSD_SMALL_CASES"
 
 
 class OpRunner:
@@ -138,20 +140,22 @@ def planted_kernels() -> pathlib.Path:
 
 
 @functools.cache
+def _gpu_library() -> cuda_library.CudaLibrary | str:
+    """The kernels of the first GPU, built where they are missing, or why there are none."""
+    return cuda_library.found_library(may_build=True)
+
+
 def gpu_refusal() -> str | None:
     """Why ops cannot run on a GPU here, None if they can."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no NVIDIA driver: libcuda.so.1 not found"
-    count = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-        return "the NVIDIA driver knows no GPU"
-    try:
-        cuda_build.find_nvcc()
-    except build.BuildError as error:
-        return str(error)
-    return None
+    found = _gpu_library()
+    return found if isinstance(found, str) else None
+
+
+def library_path(kind: str) -> pathlib.Path:
+    """The library of kernels for a device of this name, which there is."""
+    found = _gpu_library() if kind == GPU else cuda_build.build_emulated()
+    assert not isinstance(found, str), found
+    return found if isinstance(found, pathlib.Path) else found.path
 
 
 @contextlib.contextmanager
@@ -178,5 +182,5 @@ def runner(kind: str) -> OpRunner:
 
 @functools.cache
 def gpu() -> OpRunner:
-    """The first GPU, with the kernels that nvcc compiles when they are out of date."""
-    return OpRunner(cuda_build.build_cuda())
+    """The first GPU."""
+    return OpRunner(library_path(GPU))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from custom_ops import build, cuda_build
+from custom_ops import build, cuda_build, cuda_report
 from fastdeploy_sd.device.cuda import library as cuda_library
 from fastdeploy_sd.device.layout import layout
 from fastdeploy_sd.device.program import operator_files, paddle_ops
@@ -38,9 +38,9 @@ def library() -> Path:
 
 
 def test_kernels_spill_no_registers(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    uses = cuda_build.report(library.parent)
+    uses = cuda_report.report(library.parent)
     with capsys.disabled():
-        print("\n" + "\n".join(cuda_build.report_lines(uses)))
+        print("\n" + "\n".join(cuda_report.report_lines(uses)))
     assert {use.architecture for use in uses} == {f"sm_{arch}" for arch in ARCHITECTURES}
     assert not [use for use in uses if use.spilled_bytes > 0]
     assert not [use for use in uses if use.registers > MAX_REGISTERS or use.shared_bytes > MAX_SHARED_BYTES]

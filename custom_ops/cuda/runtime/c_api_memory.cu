@@ -1,6 +1,7 @@
 // C functions over the device that the calling thread uses, its memory, streams and events. To the caller, all
 // addresses of the device are plain pointers.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "../../bindings/c_api.h"
@@ -9,10 +10,24 @@
 
 using fdsd::cuda::TextOf;
 
+FDSD_EXPORT const char* fdsd_cuda_architectures();
+
 namespace {
 
 // CUDA gives no address for no bytes.
 size_t AtLeastOne(int64_t num_bytes) { return num_bytes > 0 ? static_cast<size_t>(num_bytes) : 1; }
+
+// Whether there is code for a chip: that of the same first number and no larger second one, with an "a" of the same.
+bool RunsOn(int major, int minor) {
+  const char* text = fdsd_cuda_architectures();
+  while (*(text += std::strcspn(text, "0123456789")) != '\0') {
+    char* end = nullptr;
+    const int64_t number = std::strtol(text, &end, 10);
+    if (number / 10 == major && (*end == 'a' ? number % 10 == minor : number % 10 <= minor)) return true;
+    text = end;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -26,11 +41,9 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_refusal() {
   cudaDeviceProp properties;
   if (const cudaError_t status = cudaGetDevice(&device)) return cudaGetErrorString(status);
   if (const cudaError_t status = cudaGetDeviceProperties(&properties, device)) return cudaGetErrorString(status);
-  // Code runs on chips of the same first number. sm_110 is for chips that are part of a host.
-  if (properties.major < 8 || properties.major == 11 || properties.major > 12 ||
-      (properties.major == 9 && properties.minor != 0)) {
-    std::snprintf(text, sizeof(text), "the GPU is of sm_%d%d, the kernels are for sm_80, sm_90, sm_100 and sm_120",
-                  properties.major, properties.minor);
+  if (!RunsOn(properties.major, properties.minor)) {
+    std::snprintf(text, sizeof(text), "the GPU is of sm_%d%d, the kernels are for %s", properties.major,
+                  properties.minor, fdsd_cuda_architectures());
     return text;
   }
   return nullptr;

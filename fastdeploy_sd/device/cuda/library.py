@@ -1,7 +1,7 @@
 """Loads the library of CUDA kernels (libfdsd_cuda.so) and calls its functions over memory, streams and programs.
 
-It is sought in $FDSD_CUDA_LIBRARY, next to the kernel library, and where a checkout builds it. The emulated library, of
-which no user needs to know, is taken only where the variable names it. Knows no tensors and no framework.
+Where it is, $FDSD_CUDA_LIBRARY says, else kernels.py. The emulated library, of which no user needs to know, is taken
+only where a variable names it. Knows no tensors and no framework.
 """
 
 from __future__ import annotations
@@ -12,20 +12,12 @@ import os
 import pathlib
 from typing import Any
 
+from fastdeploy_sd.device.cuda import kernels
 from fastdeploy_sd.device.layout import layout, read_layout
-from fastdeploy_sd.device.library import LIBRARY_PATH, CParams, other_source
+from fastdeploy_sd.device.library import CParams, other_source
 from fastdeploy_sd.errors import ConfigError, DeviceLost
 
-_NAME = "libfdsd_cuda.so"
-_PLACES = (LIBRARY_PATH.parent / _NAME, LIBRARY_PATH.parents[2] / "build" / "cuda" / _NAME)
 _BUILD = "`python custom_ops/cuda_build.py --nvcc`"
-
-
-def _library_path() -> pathlib.Path | None:
-    """Return where the library is, None where there is none."""
-    named = os.environ.get("FDSD_CUDA_LIBRARY")
-    places = _PLACES if named is None else (pathlib.Path(named),)
-    return next((place for place in places if place.exists()), None)
 
 
 def cuda_refusal() -> str | None:
@@ -34,17 +26,39 @@ def cuda_refusal() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def usable_library(number: int = 0) -> CudaLibrary | str:
+def usable_library(number: int = 0, *, may_build: bool = False) -> CudaLibrary | str:
     """Return the library of kernels that the GPU of this number can run, or why there is none.
 
     It is the calling thread's from now on. A library of other kernels than these sources, or than this version where
-    there are no sources, is refused.
+    there are no sources, is refused. Where there is none for this GPU, it is built if it may be, which takes minutes.
     """
-    path = _library_path()
-    if path is None:
-        named = os.environ.get("FDSD_CUDA_LIBRARY")
-        place = f"{_PLACES[1]}; {_BUILD} makes it" if named is None else named
-        return f"no CUDA kernels at {place}"
+    named = os.environ.get("FDSD_CUDA_LIBRARY")
+    if named is not None:
+        path = pathlib.Path(named)
+        return _usable(path, number) if path.exists() else f"no CUDA kernels at {path}"
+    return found_library(number, may_build=may_build)
+
+
+def found_library(number: int = 0, *, may_build: bool = False) -> CudaLibrary | str:
+    """Return what usable_library does where no variable names a library."""
+    try:
+        gpu = kernels.capability(number)
+        refusals = []
+        for path in kernels.installed():
+            found = _usable(path, number)
+            if isinstance(found, CudaLibrary):
+                return found
+            refusals.append(found)
+        built = kernels.kept(gpu, may_build=may_build)
+    except ConfigError as error:
+        return error.message
+    if built is None:
+        reasons = "; ".join(["the start of a server with `--device gpu` builds them", *refusals])
+        return f"no CUDA kernels for this GPU of {gpu}: {reasons}"
+    return _usable(built, number)
+
+
+def _usable(path: pathlib.Path, number: int) -> CudaLibrary | str:
     try:
         library = load(path)
     except OSError as error:
@@ -79,10 +93,16 @@ class CudaLibrary:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path, self.functions = path, ctypes.CDLL(str(path))
-        for name in ("fdsd_cuda_refusal", "fdsd_cuda_name", "fdsd_cuda_sources"):
+        for name in ("fdsd_cuda_refusal", "fdsd_cuda_name", "fdsd_cuda_sources", "fdsd_cuda_architectures"):
             if hasattr(self.functions, name):  # not in a library of an older version
                 getattr(self.functions, name).restype = ctypes.c_char_p
         self._is_same: set[str] = set()
+
+    @property
+    def architectures(self) -> str:
+        """What it was compiled for: "sm_80, sm_90a"."""
+        names: bytes = self.functions.fdsd_cuda_architectures()
+        return names.decode()
 
     @property
     def device_name(self) -> str:

@@ -42,15 +42,15 @@ class PaddleInstall:
 
 
 def source_root() -> pathlib.Path:
-    """Return the folder that holds bindings/ and include/: the checkout's custom_ops, or the headers in the wheel.
+    """Return the folder that holds bindings/, include/ and cuda/: the checkout's custom_ops, or its part in the wheel.
 
     Raises ConfigError: there is none.
     """
     package = pathlib.Path(__file__).resolve().parents[2]
-    for root in (package.parent / "custom_ops", package / "csrc"):
+    for root in (package.parent / "custom_ops", package / "csrc" / "custom_ops"):
         if (root / "bindings" / "paddle_binding.h").exists():
             return root
-    raise ConfigError(f"Paddle operators: expected their sources next to {package}, got none; reinstall fastdeploy_sd")
+    raise ConfigError(f"expected the sources of operators in {package}, got none; reinstall fastdeploy_sd")
 
 
 def headers(root: pathlib.Path) -> list[pathlib.Path]:

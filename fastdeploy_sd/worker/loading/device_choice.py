@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import paddle
+
 from fastdeploy_sd.config import Config, cpu_only, gpu_only
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import cuda_device
@@ -20,14 +22,18 @@ _log = logging.getLogger(__name__)
 def choose_device(config: Config, rank: int = 0) -> Device:
     """Choose the device of this process; of several GPUs, the one with the rank's number among those of all engines.
 
-    Raises ConfigError: a GPU was asked for, or an option needs one, but none can be used; or an option needs the CPU.
+    Kernels that are missing for a GPU are built first.
+
+    Raises ConfigError: a GPU was asked for, or an option needs one, but none can be used; an option needs the CPU; or
+    the CPU is chosen where there is no Paddle.
     """
     needs_gpu = next(iter(gpu_only(config)), None)
     if config.device == "cpu":
         if needs_gpu is not None:
             raise needs_gpu
-        return choose(None)
-    library, refusal = usable_library(config.parallel.first_rank + rank), next(iter(cpu_only(config)), None)
+        return _host()
+    refusal = next(iter(cpu_only(config)), None)
+    library = usable_library(config.parallel.first_rank + rank, may_build=refusal is None)
     if isinstance(library, str):
         refusal = ConfigError(f"device: expected cpu or auto on this machine, got gpu: {library}", param="device")
     elif refusal is None and (refusal := _too_few(config, library)) is None:
@@ -42,6 +48,13 @@ def choose_device(config: Config, rank: int = 0) -> Device:
     if needs_gpu is not None:
         raise ConfigError(f"{needs_gpu.message}: device auto takes the CPU: {refusal.message}", param=needs_gpu.param)
     _log.info("device auto: the CPU is used: %s", refusal.message)
+    return _host()
+
+
+def _host() -> Device:
+    if paddle.__version__ == "none":
+        text = "device: expected gpu, as Paddle is not installed, got cpu; `pip install 'fastdeploy_sd[cpu]'` brings it"
+        raise ConfigError(text, param="device")
     return choose(None)
 
 

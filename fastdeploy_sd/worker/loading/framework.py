@@ -1,5 +1,7 @@
 """Imports Paddle, and undoes its side effects on the process. Imported before any other module that needs it.
 
+Where it is not installed, its names stand in: a GPU needs no more (device/without_paddle).
+
 Paddle takes over the root logger, writes a banner at SIGTERM, and recommends ccache. None of
 these helps users of a model. A program that has imported Paddle itself keeps its settings.
 """
@@ -8,16 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.util
 import logging
+import pathlib
 import signal
 import sys
 import warnings
+
+from fastdeploy_sd import device
 
 
 def _import_paddle() -> None:
     root = logging.getLogger()
     handlers, level, on_term = root.handlers[:], root.level, signal.getsignal(signal.SIGTERM)
     warnings.filterwarnings("ignore", "No ccache found")
+    if importlib.util.find_spec("paddle") is None:
+        sys.path.append(str(pathlib.Path(device.__file__).with_name("without_paddle")))
 
     import paddle
     import paddle.utils.cpp_extension  # the part that takes over the root logger

@@ -72,7 +72,7 @@ def test_what_a_cpu_cannot_do_is_refused_by_name(
     assert caught.value.param == option
     load_config(["--model", model, "--device", "gpu", *flags.split()])
     config = load_config(["--model", model, "--device", "auto", *flags.split()])
-    monkeypatch.setattr(device_choice, "usable_library", lambda _: "none is here")
+    monkeypatch.setattr(device_choice, "usable_library", lambda _, **__: "none is here")
     with pytest.raises(ConfigError) as caught:
         device_choice.choose_device(config)
     assert caught.value.message.startswith(f"{text}: device auto takes the CPU: device: expected cpu or auto")

@@ -19,6 +19,7 @@ from fastdeploy_sd.errors import ConfigError, DeviceLost
 from fastdeploy_sd.worker.loading.device_choice import choose_device
 from fastdeploy_sd.worker.loading.forecast import forecast
 
+NAMES = ", ".join(f"sm_{name}" for name in cuda_build.ARCHITECTURES)
 GPU, AUTO = (Config(ModelConfig(model="demo"), device=name) for name in ("gpu", "auto"))
 
 
@@ -85,9 +86,9 @@ def test_what_describes_a_gpu_says_that_it_has_no_room_for_a_context(
 @pytest.mark.parametrize(
     ("architecture", "refusal"),
     [
-        (75, "the GPU is of sm_75, the kernels are for sm_80, sm_90, sm_100 and sm_120"),
+        (75, f"the GPU is of sm_75, the kernels are for {NAMES}"),
         *((architecture, None) for architecture in (80, 86, 89, 90, 100, 120)),
-        (110, "the GPU is of sm_110, the kernels are for sm_80, sm_90, sm_100 and sm_120"),
+        (110, f"the GPU is of sm_110, the kernels are for {NAMES}"),
     ],
 )
 def test_a_gpu_that_kernels_do_not_fit_is_refused(
@@ -107,7 +108,8 @@ def test_a_gpu_that_kernels_do_not_fit_is_refused(
 def test_every_rank_of_every_engine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def ask(number: int) -> str:
+    def ask(number: int, *, may_build: bool) -> str:
+        assert may_build
         asked.append(number)
         return "none here"
 

@@ -1,7 +1,7 @@
-"""Stands in for Paddle where it is not installed and a GPU is checked: there only the names of element types are used.
+"""Stands in for Paddle where it is not installed: on a GPU only the names of element types are used.
 
-gpu_check.py puts the folder above on the path of its stages. What computes on the host's tensors, which are Paddle's,
-fails and says so: a model on a CPU, and operators called one by one.
+The folder above is on the path then. What computes on the host's tensors, which are Paddle's, fails and says so: a
+model on a CPU, and operators called one by one.
 """
 
 from __future__ import annotations

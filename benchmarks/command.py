@@ -36,7 +36,7 @@ class Command(argparse.ArgumentParser):
     def number(self, name: str, default: int | Sequence[int] | None, text: str = "", *, least: int = 1) -> None:
         """Add an option for an integer of at least `least`, or for several ("1 8" or "1,8") where the default is."""
         if isinstance(default, Sequence):
-            text = f"{text} (default: {' '.join(map(str, default))})".lstrip()
+            text = f"{text} (default: {' '.join(map(str, default))})".lstrip() if default else text
             option = self.add_argument(name, type=_numbers, nargs="+", default=default, metavar="N", help=text)
         else:
             text = text if default is None else f"{text} (default: {default})".lstrip()

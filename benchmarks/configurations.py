@@ -107,14 +107,21 @@ def configurations_from_files(paths: Sequence[str], engine_argv: Sequence[str], 
     return [configuration for _, configuration in found.values()]
 
 
-def configurations_by_name(names: Sequence[str], engine_argv: Sequence[str], prog: str) -> list[Configuration]:
-    """Return the configurations for some of METHODS.
+def configurations_by_name(
+    names: Sequence[str], engine_argv: Sequence[str], prog: str, num_drafts: Sequence[int] = ()
+) -> list[Configuration]:
+    """Return the configurations for some of METHODS, with their own numbers of drafts or with each of these.
 
     Raises:
         ConfigError: an option is wrong.
     """
     base = load_config(engine_argv, prog)
-    return [Configuration(name, replace(base, speculative=speculative_of(name))) for name in names]
+    labels: dict[str, int | None] = {f" k={count}": count for count in num_drafts}
+    return [
+        Configuration(f"{name}{label}", replace(base, speculative=speculative_of(name, count)))
+        for name in names
+        for label, count in (labels or {"": None}).items()
+    ]
 
 
 def speculative_of(name: str, num_drafts: int | None = None) -> SpeculativeConfig:

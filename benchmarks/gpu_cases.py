@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.gpu_bounds import Numbers
 from benchmarks.gpu_peers import AttentionWork, LinearWork, SamplingWork, Work
 from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program.declaration import BF16, ELEMENT_BYTES
@@ -23,6 +25,8 @@ from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
 # Columns packed from random weights; the matrix repeats their panels.
 _PACKED_COLUMNS = 1024
 _BF16_BYTES = 2
+# Format of a linear layer's weights -> what its kernels multiply.
+NUMBERS: Mapping[LinearFormat, Numbers] = {"bfloat16": "bfloat16", "wint8": "int8", "wint4": "int8", "fp8": "fp8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +84,26 @@ class GpuCase:
     Attributes:
         kind: sampling, attention or linear.
         text: what distinguishes it from others of its kind.
-        calls: ops in order, on one stream.
+        bind: takes memory of a device and returns ops in order, on one stream.
         num_bytes: that must be read and written at least, once.
         num_operations: multiplications and additions; 0 where bytes are what counts.
+        numbers: that are multiplied.
         work: the same for other projects' kernels, None where they have none for it.
     """
 
     kind: str
     text: str
-    calls: Sequence[BoundCall]
+    bind: Callable[[Any], Sequence[BoundCall]]
     num_bytes: int
     num_operations: int
+    numbers: Numbers = "bfloat16"
     work: Work | None = None
 
-    def run(self) -> None:
-        """Start the ops."""
-        for call in self.calls:
-            call.run()
 
-
-def gpu_cases(kinds: Sequence[str], device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
-    """Make the cases one after the other, each with memory of its own until the next one is wanted."""
+def gpu_cases(kinds: Sequence[str], sizes: GpuSizes) -> Iterator[GpuCase]:
+    """Return the cases; each takes memory when it is bound."""
     for kind in kinds:
-        yield from KINDS[kind](device, sizes)
+        yield from KINDS[kind](sizes)
 
 
 def _bound(
@@ -115,7 +116,7 @@ def _bound(
     return device.bind(op, **placed, **made, **missing), made
 
 
-def _sampling(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
+def _sampling(sizes: GpuSizes) -> Iterator[GpuCase]:
     vocab = sizes.vocab_size
     rng = np.random.default_rng(0)
     few = rng.standard_normal((8, vocab), np.float32) * 2
@@ -130,13 +131,22 @@ def _sampling(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
     }
     settings["top_k 50, top_p 0.9"] = {"top_k": 50, "top_p": 0.9}
     for text, columns in settings.items():
-        yield _sampled(device, sizes, few, text, columns)
-    yield _sampled(device, sizes, flat, "top_p 0.9, flat", {"top_p": 0.9})
+        yield _sampled(sizes, few, text, columns)
+    yield _sampled(sizes, flat, "top_p 0.9, flat", {"top_p": 0.9})
 
 
-def _sampled(
-    device: Any, sizes: GpuSizes, few: npt.NDArray[np.float32], text: str, columns: Mapping[str, float]
-) -> GpuCase:
+def _sampled(sizes: GpuSizes, few: npt.NDArray[np.float32], text: str, columns: Mapping[str, float]) -> GpuCase:
+    num_rows = sizes.requests * sizes.rows
+    num_bytes = num_rows * sizes.vocab_size * ELEMENT_BYTES["float32"]
+    chosen = columns.get("temperature", 1.0), int(columns.get("top_k", 0)), columns.get("top_p", 1.0)
+    work = SamplingWork(few, num_rows, *chosen)
+    shape = f"{sizes.requests} requests x {sizes.rows} rows, {text}"
+    return GpuCase("sampling", shape, partial(_bind_sampling, sizes, few, columns), num_bytes, 0, work=work)
+
+
+def _bind_sampling(
+    sizes: GpuSizes, few: npt.NDArray[np.float32], columns: Mapping[str, float], device: Any
+) -> Sequence[BoundCall]:
     count, num_rows, i32 = sizes.requests, sizes.requests * sizes.rows, np.int32
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     off |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -176,30 +186,38 @@ def _sampled(
     outputs["output_rows"] = ((num_rows,), i32)
     outputs |= {"num_accepted": ((count,), i32), "num_failed": ((1,), i32)}
     verify, _ = _bound(device, VERIFY_DRAFT_TOKENS, {**arguments, "verify_window": 0}, outputs)
-    shape = f"{count} requests x {sizes.rows} rows, {text}"
-    num_bytes = num_rows * sizes.vocab_size * ELEMENT_BYTES["float32"]
-    chosen = columns.get("temperature", 1.0), int(columns.get("top_k", 0)), columns.get("top_p", 1.0)
-    return GpuCase("sampling", shape, (sample, verify), num_bytes, 0, SamplingWork(few, num_rows, *chosen))
+    return sample, verify
 
 
-def _attention(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
+def _attention(sizes: GpuSizes) -> Iterator[GpuCase]:
     heads = sizes.heads, sizes.kv_heads, sizes.head_dim
     for context in sizes.contexts:
         for rows in sizes.attention_rows:
-            yield _attended(device, sizes, AttentionWork(sizes.attention_requests, rows, context, *heads))
-    yield _attended(device, sizes, AttentionWork(1, sizes.chunk, sizes.chunk, *heads))
+            yield _attended(sizes, AttentionWork(sizes.attention_requests, rows, context, *heads))
+    yield _attended(sizes, AttentionWork(1, sizes.chunk, sizes.chunk, *heads))
     for context, prefix in sizes.prefixes:
         for rows in sizes.attention_rows:
-            yield _attended(device, sizes, AttentionWork(sizes.attention_requests, rows, context, *heads, prefix))
+            yield _attended(sizes, AttentionWork(sizes.attention_requests, rows, context, *heads, prefix))
 
 
-def _attended(device: Any, sizes: GpuSizes, work: AttentionWork) -> GpuCase:
+def _attended(sizes: GpuSizes, work: AttentionWork) -> GpuCase:
+    requests, rows, context = work.requests, work.rows, work.context
+    # A row sees the keys up to its own.
+    keys = requests * (rows * context - rows * (rows - 1) // 2)
+    cached = work.prefix + requests * (context - work.prefix)
+    width, num_heads = sizes.kv_heads * sizes.head_dim, sizes.heads * sizes.head_dim
+    moved = 2 * (cached * width + requests * rows * num_heads) * _BF16_BYTES
+    text = f"{requests} requests x {rows} rows, context {context}, {sizes.heads}:{sizes.kv_heads} heads"
+    text += f", {work.prefix} shared" if work.prefix > 0 else ""
+    return GpuCase("attention", text, partial(_bind_attention, sizes, work), moved, 4 * keys * num_heads, work=work)
+
+
+def _bind_attention(sizes: GpuSizes, work: AttentionWork, device: Any) -> Sequence[BoundCall]:
     requests, rows, context, i32 = work.requests, work.rows, work.context, np.int32
     blocks_each, num_shared = -(-context // BLOCK_SIZE), work.prefix // BLOCK_SIZE
     num_blocks = num_shared + requests * (blocks_each - num_shared)
     blocks = np.random.default_rng(0).permutation(num_blocks).astype(i32)
     own = blocks[num_shared:].reshape(requests, blocks_each - num_shared)
-    width = sizes.kv_heads * sizes.head_dim
     # The declared shapes are the CPU's layout; a GPU's has as many bytes.
     keys_shape = (num_blocks, sizes.kv_heads, sizes.head_dim // 2, BLOCK_SIZE, 2)
     values_shape = (num_blocks, sizes.kv_heads, BLOCK_SIZE // 2, sizes.head_dim, 2)
@@ -222,13 +240,7 @@ def _attended(device: Any, sizes: GpuSizes, work: AttentionWork) -> GpuCase:
     }
     outputs = {"y": ((requests * rows, sizes.heads * sizes.head_dim), np.uint16)}
     call, _ = _bound(device, CASCADE_APPEND_ATTENTION, arguments, outputs)
-    # A row sees the keys up to its own.
-    keys = requests * (rows * context - rows * (rows - 1) // 2)
-    cached = work.prefix + requests * (context - work.prefix)
-    moved = 2 * (cached * width + requests * rows * sizes.heads * sizes.head_dim) * _BF16_BYTES
-    text = f"{requests} requests x {rows} rows, context {context}, {sizes.heads}:{sizes.kv_heads} heads"
-    text += f", {work.prefix} shared" if work.prefix > 0 else ""
-    return GpuCase("attention", text, (call,), moved, 4 * keys * sizes.heads * sizes.head_dim, work)
+    return (call,)
 
 
 def _shared_prefixes(device: Any, sizes: GpuSizes, step: Mapping[str, Any], requests: int) -> dict[str, Any]:
@@ -243,33 +255,38 @@ def _shared_prefixes(device: Any, sizes: GpuSizes, step: Mapping[str, Any], requ
     return found
 
 
-def _linear(device: Any, sizes: GpuSizes) -> Iterator[GpuCase]:
-    for fmt in ("bfloat16", "wint8", "wint4", "fp8"):
-        weights = device.wrap(_packed(fmt, sizes.in_features, sizes.out_features))
+def _linear(sizes: GpuSizes) -> Iterator[GpuCase]:
+    for fmt in NUMBERS:
         for rows in sizes.linear_rows:
-            yield _multiplied(device, sizes, fmt, weights, rows)
+            yield _multiplied(sizes, fmt, rows)
 
 
+@cache
 def _packed(fmt: LinearFormat, in_features: int, out_features: int) -> np.ndarray:
     columns = min(out_features, _PACKED_COLUMNS)
     weight = np.random.default_rng(0).standard_normal((columns, in_features), np.float32)
     return np.resize(pack_linear(weight, fmt).data, packed_bytes(in_features, out_features, fmt))
 
 
-def _multiplied(device: Any, sizes: GpuSizes, fmt: LinearFormat, weights: Any, rows: int) -> GpuCase:
+def _multiplied(sizes: GpuSizes, fmt: LinearFormat, rows: int) -> GpuCase:
+    in_features, out_features = sizes.in_features, sizes.out_features
+    moved = packed_bytes(in_features, out_features, fmt) + rows * (in_features + out_features) * _BF16_BYTES
+    text, operations = f"{fmt} {in_features}x{out_features}, {rows} rows", 2 * rows * in_features * out_features
+    # Of dense layers in fewer bits, with activations in 8, they have none that means the same.
+    work = LinearWork(rows, in_features, out_features) if fmt == "bfloat16" else None
+    return GpuCase("linear", text, partial(_bind_linear, sizes, fmt, rows), moved, operations, NUMBERS[fmt], work)
+
+
+def _bind_linear(sizes: GpuSizes, fmt: LinearFormat, rows: int, device: Any) -> Sequence[BoundCall]:
+    weights = device.wrap(_packed(fmt, sizes.in_features, sizes.out_features))
     x = np.full((rows, sizes.in_features), 0x3F80, np.uint16)
     numbers = {"in_features": sizes.in_features, "out_features": sizes.out_features, "format": format_code(fmt)}
     arguments = {"x": x, "packed": weights, **numbers, "num_slices": 1, "slice_unit": 1, "y_dtype": BF16}
     call, _ = _bound(device, LINEAR, arguments, {"y": ((rows, sizes.out_features), np.uint16)})
-    moved = packed_bytes(sizes.in_features, sizes.out_features, fmt)
-    moved += rows * (sizes.in_features + sizes.out_features) * _BF16_BYTES
-    text = f"{fmt} {sizes.in_features}x{sizes.out_features}, {rows} rows"
-    # Of dense layers in fewer bits, with activations in 8, they have none that means the same.
-    work = LinearWork(rows, sizes.in_features, sizes.out_features) if fmt == "bfloat16" else None
-    return GpuCase("linear", text, (call,), moved, 2 * rows * sizes.in_features * sizes.out_features, work)
+    return (call,)
 
 
-KINDS: Mapping[str, Callable[[Any, GpuSizes], Iterator[GpuCase]]] = {
+KINDS: Mapping[str, Callable[[GpuSizes], Iterator[GpuCase]]] = {
     "sampling": _sampling,
     "attention": _attention,
     "linear": _linear,

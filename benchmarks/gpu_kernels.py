@@ -13,10 +13,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.command import Command, Progress, show, table_of
+from benchmarks.gpu_bounds import CHIPS, GpuChip, chip_named
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
 from benchmarks.gpu_peers import FLUSH_BYTES, WARM_UPS, FlashInferPeer, GpuPeer, TorchPeer
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import usable_library
+from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.errors import ConfigError
 
 COPY_BYTES = 1 << 30
@@ -32,6 +34,7 @@ class GpuCost:
         copy_share: of the rate at which the GPU copied memory.
         tflop_per_s: 0 where bytes are what counts.
         matmul_share: of the rate of PyTorch's largest product, None where there is no PyTorch.
+        bound_us, bound_share: the least time on this GPU, and its part of the run; None where its figures are unknown.
         others_us: the median run of other projects' kernels, by their name; of those that were asked and have any.
         failures: why one of them did not run, by its name.
     """
@@ -43,6 +46,8 @@ class GpuCost:
     copy_share: float
     tflop_per_s: float
     matmul_share: float | None
+    bound_us: float | None = None
+    bound_share: float | None = None
     others_us: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
 
@@ -63,6 +68,8 @@ COLUMNS: dict[str, str | Callable[[GpuCost], object]] = {
     "of a copy": "{0.copy_share:.0%}",
     "TFLOP/s": lambda cost: f"{cost.tflop_per_s:.1f}" if cost.tflop_per_s > 0 else None,
     "of a matmul": lambda cost: None if cost.matmul_share is None else f"{cost.matmul_share:.0%}",
+    "Bound us": lambda cost: None if cost.bound_us is None else f"{cost.bound_us:.1f}",
+    "of the bound": lambda cost: None if cost.bound_share is None else f"{cost.bound_share:.0%}",
 }
 PEERS: tuple[GpuPeer, ...] = (TorchPeer(), FlashInferPeer())
 
@@ -72,13 +79,20 @@ def main(argv: Sequence[str]) -> int:
     command = Command("gpu-kernels", "Time ops on a GPU, and the rates of its memory and matrix units.")
     command.some("--ops", tuple(KINDS), "(default: all)", tuple(KINDS))
     command.number("--repeats", 20, "runs of every case")
+    text = "also the same work by PyTorch and FlashInfer, where they are installed"
+    command.add_argument("--peers", action="store_true", help=text)
+    text = "print what every case moves and multiplies, and its bound on several GPUs; needs none"
+    command.add_argument("--bounds", action="store_true", help=text)
     command.json()
     args = command.read(argv)
+    if args.bounds:
+        show(args, {"bounds": list(bounds_of(args.ops, WANTED_SIZES))}, bounds_table(args.ops, WANTED_SIZES))
+        return 0
     device = the_gpu()
     timer = Timer(device)
     rates = measure_rates(timer, COPY_BYTES, args.repeats)
-    refusals = {peer.name: peer.refusal() for peer in PEERS}
-    peers = [peer for peer in PEERS if refusals[peer.name] is None]
+    refusals = {peer.name: peer.refusal() for peer in PEERS if args.peers}
+    peers = [peer for peer in PEERS if refusals.get(peer.name, "not asked") is None]
     costs = list(measure_cases(timer, args.ops, WANTED_SIZES, args.repeats, rates, peers))
     result = {"gpu": device.text, "rates": rates, "refusals": refusals, "costs": costs}
     matmul = "no matmul" if rates.matmul_tflop_per_s is None else f"matmul {rates.matmul_tflop_per_s:.0f} TFLOP/s"
@@ -127,10 +141,10 @@ def measure_cases(
     peers: Sequence[GpuPeer] = (),
 ) -> Iterator[GpuCost]:
     """Time every case of these kinds, and the peers' work for each."""
-    progress = Progress(len(kinds), "gpu-kernels")
+    progress, chip = Progress(len(kinds), "gpu-kernels"), chip_named(timer.device.text)
     for kind in kinds:
-        for case in gpu_cases([kind], timer.device, sizes):
-            cost = cost_of(case, timer.seconds(case.run, repeats), rates)
+        for case in gpu_cases([kind], sizes):
+            cost = cost_of(case, timer.seconds(_runs(case.bind(timer.device)), repeats), rates, chip)
             yield _beside(cost, case, peers, repeats)
         progress.advance(kind)
 
@@ -151,12 +165,54 @@ def _beside(cost: GpuCost, case: GpuCase, peers: Sequence[GpuPeer], repeats: int
     return replace(cost, others_us=others_us, failures=failures)
 
 
-def cost_of(case: GpuCase, seconds: float, rates: GpuRates) -> GpuCost:
+def bounds_of(kinds: Sequence[str], sizes: GpuSizes) -> Iterator[dict[str, Any]]:
+    """Return what every case moves and multiplies, and its bound on every GPU of the table."""
+    for case in gpu_cases(kinds, sizes):
+        bounds = {chip.name: chip.bound(case.num_bytes, case.num_operations, case.numbers) for chip in CHIPS}
+        yield {
+            "kind": case.kind,
+            "text": case.text,
+            "num_bytes": case.num_bytes,
+            "num_operations": case.num_operations,
+            "numbers": case.numbers,
+            "bounds": {name: {"us": seconds * 1e6, "limit": limit} for name, (seconds, limit) in bounds.items()},
+        }
+
+
+def bounds_table(kinds: Sequence[str], sizes: GpuSizes) -> str:
+    """Return the bounds as Markdown; a bound of products, not of memory, has a star."""
+
+    def bound_on(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: f"{row['bounds'][name]['us']:.1f}" + "*" * (row["bounds"][name]["limit"] == "products")
+
+    columns: dict[str, str | Callable[[dict[str, Any]], object]] = {
+        "Op": "{0[kind]}",
+        "Case": "{0[text]}",
+        "MB": lambda row: f"{row['num_bytes'] / 1e6:.1f}",
+        "GFLOP": lambda row: f"{row['num_operations'] / 1e9:.1f}" if row["num_operations"] else None,
+        **{f"{chip.name} us": bound_on(chip.name) for chip in CHIPS},
+    }
+    return table_of(list(bounds_of(kinds, sizes)), columns)
+
+
+def _runs(calls: Sequence[BoundCall]) -> Callable[[], None]:
+    def run() -> None:
+        for call in calls:
+            call.run()
+
+    return run
+
+
+def cost_of(case: GpuCase, seconds: float, rates: GpuRates, chip: GpuChip | None = None) -> GpuCost:
     """Return what a case costs that takes so long."""
     gb_per_s, tflop_per_s = case.num_bytes / seconds / 1e9, case.num_operations / seconds / 1e12
     peak = rates.matmul_tflop_per_s if case.num_operations > 0 else None
     share = None if peak is None else tflop_per_s / peak
-    return GpuCost(case.kind, case.text, seconds * 1e6, gb_per_s, gb_per_s / rates.copy_gb_per_s, tflop_per_s, share)
+    cost = GpuCost(case.kind, case.text, seconds * 1e6, gb_per_s, gb_per_s / rates.copy_gb_per_s, tflop_per_s, share)
+    if chip is None:
+        return cost
+    bound_s, _ = chip.bound(case.num_bytes, case.num_operations, case.numbers)
+    return replace(cost, bound_us=bound_s * 1e6, bound_share=bound_s / seconds)
 
 
 class Timer:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.command import OUTPUT_DIR, Command, Progress, markdown_table
+from benchmarks.command import OUTPUT_DIR, Command, Progress, markdown_table, show
 from benchmarks.hardware import describe_hardware
 from benchmarks.load_client import Load, LoadClient, Timing
 from benchmarks.record import RANKS, Record, percentiles
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         metrics=load_metrics(timings),
     )
     path = record.save(args.output)
-    print(metrics_table(record.metrics))
+    show(args, {"metrics": record.metrics}, metrics_table(record.metrics))
     print(f"record: {path}", file=sys.stderr)
     for error in sorted({t.error for t in timings if t.error is not None}):
         print(f"failed: {error}", file=sys.stderr)
@@ -101,6 +101,7 @@ def _command() -> Command:
     command.number("--seed", 0, "of prompts and arrivals", least=0)
     command.add_argument("--name", default="http", help="of the record's file (default: %(default)s)")
     command.folder(OUTPUT_DIR, "for the record")
+    command.json()
     return command
 
 

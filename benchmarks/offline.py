@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.checkpoint import ensure_checkpoint
-from benchmarks.command import OUTPUT_DIR, Command, Progress, table_of
+from benchmarks.command import OUTPUT_DIR, Command, Progress, show, table_of
 from benchmarks.configurations import without_cache_file
 from benchmarks.engines import running_engine, verify_room, weight_bytes
 from benchmarks.hardware import MemorySpeed, describe_hardware, measure_memory, memory_json
@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     command.number("--repeats", 3)
     command.number("--seed", 0, "of the prompts", least=0)
     command.folder(OUTPUT_DIR)
+    command.json()
     args = command.read(argv)
     ensure_checkpoint(args.others)
     config = load_config(args.others, command.prog)
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         for record in run_offline(measured, workloads, args.repeats):
             record.save(args.output)
             records.append(record)
-    print(results_table(records))
+    show(args, {"records": records}, results_table(records))
     return 0
 
 

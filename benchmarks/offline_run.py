@@ -19,7 +19,7 @@ from fastdeploy_sd.errors import ERROR_TYPES, InternalError
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.stats import EngineStats
 
-PHASES = ("batch", "forward", "verify", "draft")
+PHASES = ("batch", "forward", "verify", "draft", "idle")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoint import CHECKPOINT_DIR, ensure_checkpoint
-from benchmarks.command import OUTPUT_DIR, Command, Progress, table_of
+from benchmarks.command import OUTPUT_DIR, Command, Progress, show, table_of
 from benchmarks.configurations import (
     METHODS,
     Configuration,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         records += _measure(configuration, args, progress)
     table = speculation_table(records)
     (args.out / "speculation.md").write_text(table + "\n", encoding="utf-8")
-    print(table)
+    show(args, {"records": records}, table)
     try:
         save_plot(records, args.out / "speculation.png", Path(configurations[0].config.model.model).name)
     except ConfigError as error:  # the numbers are there without it
@@ -68,6 +68,7 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
     text = f"'{DEMO_MODEL}', '0.6b-shape' (random weights in Qwen3-0.6B's shape) or a directory (default: {DEMO_MODEL})"
     command.add_argument("--model", metavar="MODEL", help=text)
     command.some("--methods", METHODS, "(default: all)")
+    command.number("--num-drafts", (), "drafts of every method, each number in turn, in place of its own")
     command.number("--batch-sizes", (1, 4, 16), "requests at once")
     command.some("--workloads", WORKLOADS, "(default: all)", WORKLOADS)
     command.number("--output-len", 96, "tokens", least=_MIN_OUTPUT_LEN)
@@ -76,6 +77,7 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
     text = "also run each method as if every draft were right, and as if every draft were wrong"
     command.add_argument("--bounds", action="store_true", help=text)
     command.folder(OUTPUT_DIR / "speculation", "for records, table and plot", "--out")
+    command.json()
     args = command.read(argv)
     args.prog = command.prog
     for name in ("model", "methods"):
@@ -93,7 +95,7 @@ def _configurations(args: argparse.Namespace) -> list[Configuration]:
         model = args.model or DEMO_MODEL
         model_argv = ["--model", _SHAPES.get(model, model), *args.others]
         ensure_checkpoint(model_argv)
-        found = configurations_by_name(args.methods or list(METHODS), model_argv, args.prog)
+        found = configurations_by_name(args.methods or list(METHODS), model_argv, args.prog, args.num_drafts)
     return [variant for one in found for variant in with_bounds(one)] if args.bounds else found
 
 

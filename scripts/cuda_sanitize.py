@@ -1,5 +1,5 @@
-"""Runs the op cases on this machine's GPU under compute-sanitizer, once with every tool, and ends with status 1 where
-one finds something.
+"""Runs the small op cases on this machine's GPU under compute-sanitizer, once with every tool, and ends with status 1
+where one finds something. The tool is that of a CUDA toolkit, or of the package nvidia-cuda-sanitizer-api.
 
 Usage: python scripts/cuda_sanitize.py [--tool TOOL ...] [PYTEST ARGUMENT ...]
 
@@ -9,8 +9,8 @@ PYTEST ARGUMENTs select among the cases: -k linear.
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from collections.abc import Sequence
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.ops.cuda_device import gpu, gpu_refusal  # noqa: E402
+from custom_ops import build, cuda_build  # noqa: E402
+from tests.ops.cuda_device import SMALL_CASES, gpu, gpu_refusal  # noqa: E402
 
 # Bounds and alignment; races in shared memory; barriers that not all threads reach. What threads read before anything
 # was written there, initcheck, the emulation finds in shared memory.
@@ -27,15 +28,25 @@ TOOLS = ("memcheck", "racecheck", "synccheck")
 
 def refusal() -> str | None:
     """Why nothing can be checked here, None if it can."""
-    if shutil.which("compute-sanitizer") is None:
-        return "expected compute-sanitizer of a CUDA toolkit on PATH, found none"
+    try:
+        cuda_build.find_tool("compute-sanitizer")
+    except build.BuildError as error:
+        return str(error)
     reason = gpu_refusal()
     return None if reason is None else f"expected a GPU, found none: {reason}"
 
 
 def command(tool: str, pytest_arguments: Sequence[str]) -> list[str]:
     """Return the command that runs the cases under one tool."""
-    sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", "--target-processes", "all"]
+    sanitizer = [
+        cuda_build.find_tool("compute-sanitizer"),
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "1",
+        "--target-processes",
+        "all",
+    ]
     return [*sanitizer, sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/ops/test_cuda.py", *pytest_arguments]
 
 
@@ -51,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     failed = []
     for tool in options.tool or TOOLS:
         print(f"cuda_sanitize: {tool}", flush=True)
-        if subprocess.run(command(tool, pytest_arguments), cwd=ROOT, check=False).returncode != 0:
+        environment = {**os.environ, SMALL_CASES: "1"}
+        if subprocess.run(command(tool, pytest_arguments), cwd=ROOT, env=environment, check=False).returncode != 0:
             failed.append(tool)
     if failed:
         print(f"cuda_sanitize: failed: {', '.join(failed)}", file=sys.stderr)

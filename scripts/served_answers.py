@@ -55,6 +55,23 @@ def serve_all(
     return figures
 
 
+def load_one(options: Sequence[str], load: Sequence[str], limit_s: float) -> Mapping[str, Any]:
+    """Start a server and return the figures of `bench http` with these options against it.
+
+    Raises:
+        ValueError, OSError, subprocess.SubprocessError: it did not start, or a request failed.
+    """
+    end = time.monotonic() + limit_s
+    with _server(options, end) as url:
+        command = (sys.executable, "-m", "benchmarks", "http", "--url", url, "--json", *load)
+        with child(command, end, stdout=subprocess.PIPE) as process:
+            text, _ = process.communicate(timeout=max(end - time.monotonic(), 1) + GRACE_S)
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, command, output=text)
+    metrics: Mapping[str, Any] = json.loads(text)["metrics"]
+    return metrics
+
+
 def _idle_share(url: str, num_tokens: int, end: float) -> float:
     """How much of the time in which requests run together the GPU waits for the host."""
     idle_s, begin = _idle_s(url, end), time.monotonic()

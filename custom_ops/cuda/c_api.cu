@@ -25,9 +25,6 @@
 #if defined(FDSD_EMULATED)
 // Launches since the library was loaded.
 FDSD_EXPORT int64_t fdsd_cuda_num_launches() { return fdsd::emulation::NumLaunches(); }
-// Launches that are noted instead of run, and what was noted: a line "threads dynamic_bytes kernel" each.
-FDSD_EXPORT void fdsd_cuda_note_launches(int32_t is_noted) { fdsd::emulation::NoteLaunches(is_noted != 0); }
-FDSD_EXPORT const char* fdsd_cuda_noted_launches() { return fdsd::emulation::NotedLaunches(); }
 // Bytes of memory that fdsd_cuda_allocate gave which kernels have read since then.
 FDSD_EXPORT int64_t fdsd_cuda_bytes_read(const void* memory) { return fdsd::emulation::BytesRead(memory); }
 // Streams and events that were created and not destroyed.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.gpu_cases import KINDS, GpuCase, GpuSizes, gpu_cases
+from benchmarks.gpu_bounds import CHIPS, chip_named
+from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
 from benchmarks.gpu_kernels import PEERS, GpuRates, Timer, cost_of, measure_cases, measure_rates
 from benchmarks.gpu_peers import AttentionWork, GpuPeer, LinearWork, SamplingWork, Work
 from tests.ops.cuda_device import emulated
@@ -37,7 +39,7 @@ def test_every_case_runs_and_counts_what_it_must_move() -> None:
     timer = Timer(emulated().device, 1024)
     rates = measure_rates(timer, 4096, 1)
     costs = list(measure_cases(timer, tuple(KINDS), SIZES, 1, rates))
-    cases = list(gpu_cases(tuple(KINDS), emulated().device, SIZES))
+    cases = list(gpu_cases(tuple(KINDS), SIZES))
     assert [cost.text for cost in costs] == [case.text for case in cases]
     assert {case.num_bytes for case in cases if case.kind == "sampling"} == {6 * 300 * 4}
     attention = {case.text: case for case in cases if case.kind == "attention"}
@@ -52,11 +54,50 @@ def test_every_case_runs_and_counts_what_it_must_move() -> None:
 
 
 def test_shares_are_of_the_rates_that_were_measured() -> None:
-    case = GpuCase("linear", "", (), 3_000_000_000, 8_000_000_000_000)
+    case = GpuCase("linear", "", lambda _: (), 3_000_000_000, 8_000_000_000_000)
     cost = cost_of(case, 2.0, GpuRates(3.0, 16.0))
     assert (cost.us, cost.gb_per_s, cost.copy_share) == (2e6, 1.5, 0.5)
     assert (cost.tflop_per_s, cost.matmul_share) == (4.0, 0.25)
     assert cost_of(case, 2.0, GpuRates(3.0, None)).matmul_share is None
+    assert cost.bound_us is None
+
+
+def test_bounds_are_of_what_limits_a_gpu() -> None:
+    h100 = chip_named("NVIDIA H100 80GB HBM3")
+    assert h100 is not None
+    few = GpuCase("linear", "", lambda _: (), 3_352_000_000, 989_000_000, "bfloat16")
+    many = replace(few, num_operations=2 * 1_979_000_000_000, numbers="int8")
+    bounds = [h100.bound(case.num_bytes, case.num_operations, case.numbers) for case in (few, many)]
+    assert [limit for _, limit in bounds] == ["memory", "products"]
+    assert [seconds for seconds, _ in bounds] == pytest.approx([1e-3, 2e-3])
+    cost = cost_of(many, 4e-3, GpuRates(3.0, None), h100)
+    assert cost.bound_us == pytest.approx(2e3)
+    assert cost.bound_share == pytest.approx(0.5)
+    a100 = chip_named("NVIDIA A100-SXM4-80GB")
+    assert a100 is not None
+    assert a100.bound(0, 312 * 10**12, "fp8")[0] == pytest.approx(1.0)
+    assert chip_named("emulated GPU") is None
+
+
+def test_a_gpu_is_filled_by_as_many_blocks_as_its_registers_and_shared_memory_allow() -> None:
+    h100, small = (chip_named(name) for name in ("H100", "RTX 4090"))
+    assert h100 is not None
+    assert small is not None
+    assert h100.occupancy(32, 0, 1024) == 1.0
+    assert h100.occupancy(128, 0, 256) == 0.25
+    assert h100.occupancy(64, 100 << 10, 128) == 0.125
+    assert small.occupancy(64, 99 << 10, 128) == pytest.approx(128 / 1536)
+    assert small.occupancy(64, 163 << 10, 128) == 0.0
+
+
+def test_bounds_are_printed_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FDSD_CUDA_LIBRARY", "/nowhere/libfdsd_cuda.so")
+    assert main(["gpu-kernels", "--bounds"]) == 0
+    head, _, *rows = capsys.readouterr().out.strip().splitlines()
+    assert all(f"{chip.name} us" in head for chip in CHIPS)
+    assert len(rows) == len(list(gpu_cases(tuple(KINDS), WANTED_SIZES)))
+    [row] = [row for row in rows if "bfloat16 4096x4096, 8192 rows" in row]
+    assert "| 167.8 | 274.9 | 881.0* |" in row
 
 
 class Peer:

@@ -86,7 +86,7 @@ def test_other_sources_and_another_compiler_have_a_library_of_their_own(nvcc: pa
     assert kernels.kept("9.0", may_build=False) is None
     (nvcc / "nvcc").write_text(NVCC)
     assert kernels.kept("9.0", may_build=False) == first
-    with (kernels.source_root() / "cuda" / "norm.cu").open("a") as source:
+    with (nvcc / "site" / "fastdeploy_sd" / "csrc" / "custom_ops" / "cuda" / "norm.cu").open("a") as source:
         source.write("// more\n")
     assert kernels.kept("9.0", may_build=False) is None
 

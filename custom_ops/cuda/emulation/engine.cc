@@ -92,8 +92,6 @@ struct Engine {
   std::source_location barrier;
   std::string error;
   int64_t num_launches = 0;
-  bool notes_launches = false;
-  std::string noted;
   std::mutex mutex;
 };
 Engine engine;
@@ -275,11 +273,6 @@ Error RunKernel(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes
   static thread_local std::string text;
   const std::lock_guard lock(engine.mutex);
   ++engine.num_launches;
-  if (engine.notes_launches) {
-    engine.noted += std::to_string(uint64_t{block.x} * block.y * block.z) + " " + std::to_string(dynamic_bytes) + " " +
-                    PlainName(name) + "\n";
-    return nullptr;
-  }
   engine.error.clear();
   engine.body = &body;
   place_now.block_dim = block;
@@ -303,13 +296,5 @@ Error RunKernel(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes
 }
 
 int64_t NumLaunches() { return engine.num_launches; }
-
-void NoteLaunches(bool is_noted) {
-  const std::lock_guard lock(engine.mutex);
-  engine.notes_launches = is_noted;
-  engine.noted.clear();
-}
-
-const char* NotedLaunches() { return engine.noted.c_str(); }
 
 }  // namespace fdsd::emulation

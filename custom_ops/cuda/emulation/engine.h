@@ -56,9 +56,4 @@ Error RunKernel(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes
 // Seen by no test of an op, so counted: launches since the process began.
 int64_t NumLaunches();
 
-// From now on, or no longer, launches are noted instead of run: a line "threads dynamic_bytes kernel" each.
-void NoteLaunches(bool is_noted);
-// Those since NoteLaunches was called.
-const char* NotedLaunches();
-
 }  // namespace fdsd::emulation

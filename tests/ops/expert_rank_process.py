@@ -24,7 +24,7 @@ from fastdeploy_sd.distributed.expert_planner import ExpertPlanner
 from fastdeploy_sd.models.sharding import spread_experts
 from fastdeploy_sd.types import F32
 from fastdeploy_sd.worker.ranks.expert_mover import ExpertMover
-from tests.ops.expert_model import Layer, Ranks, linear_placement, random_layer
+from tests.ops.expert_model import Layer, Placement, Ranks, linear_placement, random_layer
 from tests.ops.rank_process import serve
 
 NUM_LAYERS, HIDDEN, NUM_EXPERTS = 2, 256, 8
@@ -34,6 +34,11 @@ INNER, MAX_TOKENS = 512, 256
 
 def layers() -> list[Layer]:
     return [random_layer(60 + i, (NUM_EXPERTS, HIDDEN, INNER), "bfloat16", top_k=4) for i in range(NUM_LAYERS)]
+
+
+def placement_of(size: int) -> Placement:
+    """Return where experts are at first: each rank has one slot more than experts, so that they can move."""
+    return linear_placement(NUM_EXPERTS, size, -(-NUM_EXPERTS // size) + 1)
 
 
 def tokens(seed: int, count: int) -> F32:
@@ -104,9 +109,7 @@ def main() -> int:
     library.set_num_threads(1)
     expert_service._PAUSE_S = 0.005  # experts move often
     own = layers()
-    # One slot more than experts, so that they can move.
-    placement = linear_placement(NUM_EXPERTS, size, -(-NUM_EXPERTS // size) + 1)
-    ranks = Ranks(own, placement, np.float32, MAX_TOKENS, float(sys.argv[4]), fd)
+    ranks = Ranks(own, placement_of(size), np.float32, MAX_TOKENS, float(sys.argv[4]), fd)
     service = ranks.open(rank)
     planner = ExpertPlanner(service, num_redundant=0, interval_s=1e9)
     print(json.dumps(service.incarnation), flush=True)

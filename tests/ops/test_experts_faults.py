@@ -40,8 +40,8 @@ class Group:
     @contextlib.contextmanager
     def loading(self, rank: int) -> Iterator[ExpertService]:
         """Open a rank that was killed in this process; it does not serve."""
-        layers = expert_rank_process.layers()
-        shape = shape_of(layers, linear_placement(8, SIZE), expert_rank_process.MAX_TOKENS)
+        layers, placement = expert_rank_process.layers(), expert_rank_process.placement_of(SIZE)
+        shape = shape_of(layers, placement, expert_rank_process.MAX_TOKENS)
         with contextlib.closing(ExpertService.open(self._fd, rank, shape, self._timeout_s)) as service:
             yield service
 

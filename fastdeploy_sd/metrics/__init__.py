@@ -6,7 +6,12 @@ from fastdeploy_sd.metrics.exposition import render_metrics
 from fastdeploy_sd.metrics.http_stats import HttpStats
 from fastdeploy_sd.metrics.process_stats import ProcessStats, SharedStats
 from fastdeploy_sd.metrics.redis_stats import RedisStats
-from fastdeploy_sd.metrics.router_stats import InstanceGauges, RouterStats, render_router_metrics
+from fastdeploy_sd.metrics.router_stats import (
+    InstanceGauges,
+    RouterStats,
+    render_instance_metrics,
+    render_router_metrics,
+)
 
 __all__ = [
     "HttpStats",
@@ -15,6 +20,7 @@ __all__ = [
     "RedisStats",
     "RouterStats",
     "SharedStats",
+    "render_instance_metrics",
     "render_metrics",
     "render_router_metrics",
 ]

@@ -27,7 +27,8 @@ def render_metrics(engines: Sequence[EngineState], processes: ProcessStats) -> t
         processes: what the others count, together.
     """
     per_engine = [_families_of(engine) for engine in engines]
-    of_engines = chain(*per_engine) if len(engines) == 1 else _by_engine(per_engine)
+    numbered = {str(number): families_of_engine for number, families_of_engine in enumerate(per_engine)}
+    of_engines = chain(*per_engine) if len(engines) == 1 else merged("engine", numbered)
     return render(chain(of_engines, http_families(processes.http), _redis_families(processes.redis)))
 
 
@@ -41,15 +42,15 @@ def _families_of(engine: EngineState) -> Iterator[Metric]:
     )
 
 
-def _by_engine(per_engine: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
-    """Merge the metrics of several engines into families with a label `engine`."""
-    merged: dict[str, Metric] = {}
-    for number, families_of_engine in enumerate(per_engine):
-        for family in families_of_engine:
-            samples = [s._replace(labels={"engine": str(number), **s.labels}) for s in family.samples]
-            family.samples = merged[family.name].samples + samples if family.name in merged else samples
-            merged[family.name] = family
-    return merged.values()
+def merged(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
+    """Merge the metrics of several parts into families with a label that names the part."""
+    found: dict[str, Metric] = {}
+    for name, families_of_part in parts.items():
+        for family in families_of_part:
+            samples = [s._replace(labels={label: name, **s.labels}) for s in family.samples]
+            family.samples = found[family.name].samples + samples if family.name in found else samples
+            found[family.name] = family
+    return found.values()
 
 
 def render(families_of_answer: Iterable[Metric]) -> tuple[bytes, str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-from fastdeploy_sd.metrics.exposition import by_label, by_labels, http_families, render
+from fastdeploy_sd.metrics.exposition import by_label, by_labels, http_families, merged, render
 from fastdeploy_sd.metrics.http_stats import HttpStats
 
 
@@ -55,6 +56,23 @@ class RouterStats:
 def render_router_metrics(stats: RouterStats, instances: list[InstanceGauges], http: HttpStats) -> tuple[bytes, str]:
     """Return the body and the content type of a router's /metrics answer."""
     return render(chain(_router_families(stats, instances), http_families(http)))
+
+
+def render_instance_metrics(bodies: Mapping[str, str | None]) -> tuple[bytes, str]:
+    """Return the metrics of all instances in one answer.
+
+    Args:
+        bodies: address -> what its /metrics answered; None = nothing in time, or an error.
+    """
+    scraped = GaugeMetricFamily(
+        "fastdeploy_sd:router_instance_scraped",
+        "1 if an instance's own metrics are in this answer, 0 if it gave none in time.",
+        labels=["instance"],
+    )
+    for address, body in bodies.items():
+        scraped.add_metric([address], float(body is not None))
+    parts = {address: text_string_to_metric_families(body) for address, body in bodies.items() if body is not None}
+    return render(chain([scraped], merged("instance", parts)))
 
 
 def _router_families(stats: RouterStats, registered: list[InstanceGauges]) -> Iterator[Metric]:

@@ -436,3 +436,19 @@ def test_a_router_that_is_started_anew_finds_its_servers_again(fleet: Fleet) -> 
     second = fleet.router(port=port)
     second.wait_for_instances(server)
     server.wait_for_line("not registered with the router")
+
+
+def test_a_router_gives_the_metrics_of_all_its_instances(fleet: Fleet) -> None:
+    router = fleet.router()
+    servers = [fleet.server(router), fleet.server(router)]
+    router.wait_for_instances(*servers)
+    for server in servers:
+        body = {"model": "toy", "prompt": [5], "max_tokens": 3}
+        assert httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=WAIT_S).status_code == 200
+    kill(servers[1])
+    text = router.get("/instances/metrics").text
+    one, other = (server.url.removeprefix("http://") for server in servers)
+    assert f'fastdeploy:generation_tokens_total{{instance="{one}"}} 3.0' in text
+    assert f'fastdeploy_sd:router_instance_scraped{{instance="{one}"}} 1.0' in text
+    assert f'fastdeploy_sd:router_instance_scraped{{instance="{other}"}} 0.0' in text
+    assert text.count("# TYPE fastdeploy:generation_tokens_total ") == 1

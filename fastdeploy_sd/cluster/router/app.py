@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -18,8 +19,9 @@ from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RouterConfig
 from fastdeploy_sd.cluster.router.registry import Registry
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
+from fastdeploy_sd.cluster.router.scraping import scrape
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
-from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_router_metrics
+from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_instance_metrics, render_router_metrics
 from fastdeploy_sd.wire.http.error_format import (
     COUNT_TOKENS_PATH,
     EMBEDDINGS_PATH,
@@ -92,6 +94,7 @@ class RouterApp:
         self.app.add_api_route("/live", answer_live, methods=["GET"])
         self.app.add_api_route("/metrics", self.metrics, methods=["GET"])
         self.app.add_api_route("/instances", self.instances, methods=["GET"])
+        self.app.add_api_route("/instances/metrics", self.instance_metrics, methods=["GET"])
         self.app.add_api_route(m.CHALLENGE, self.challenge, methods=["GET"])
         self.app.add_api_route(m.REGISTER, self.register, methods=["POST"])
         self.app.add_api_route(m.HEARTBEAT, self.heartbeat, methods=["POST"])
@@ -223,6 +226,13 @@ class RouterApp:
             num_requests = load.num_running + load.num_waiting
             gauges.append(InstanceGauges(instance.label, instance.member.role, self._state(instance), num_requests))
         body, content_type = render_router_metrics(self._upstream.stats, gauges, self._http_stats)
+        return Response(body, media_type=content_type)
+
+    async def instance_metrics(self, request: HttpRequest) -> Response:
+        """The metrics of all instances, with an instance's address in the label `instance`."""
+        targets = [instance.target for instance in self._registry.instances]
+        bodies = await scrape(self._upstream.http, targets, self._passed(request))
+        body, content_type = await asyncio.to_thread(render_instance_metrics, bodies)
         return Response(body, media_type=content_type)
 
     async def challenge(self) -> Response:

@@ -147,7 +147,8 @@ def create_executor(
             executor.keep(kept.pop_all())
     if step_stats is not None and config.splitwise.splitwise_role != "prefill":
         step_stats.profile = _profile_of(config, executor)
-    if executor.experts is not None:  # only now: what was measured says nothing about requests
+    if config.parallel.expert_ranks > 1:  # only now: what was measured says nothing about requests
+        assert executor.experts is not None
         executor.expert_monitor = _monitor(config.parallel, executor.experts)
     return executor
 

@@ -98,7 +98,7 @@ class LLM:
         self._engine, self._free = _start(self, config)
         self._failure: str | None = None
         self._builder = RequestBuilder(self._encoder, self._engine.model_info, config.model.seed)
-        self._defaults = logged_defaults(config.model.generation_config, config.model.path)
+        self._defaults = logged_defaults(*config.model.defaults_source)
         self._speculation = self._engine.model_info.speculation
         self._rule = config.speculative
         self._conversations = Conversations(self._encoder, config, self._builder.eos_token_ids, self._grammars.verify)

@@ -17,6 +17,7 @@ from fastdeploy_sd.config.build import (
     verify_offline,
 )
 from fastdeploy_sd.config.environment import verify_keys_are_known
+from fastdeploy_sd.config.generation_values import OVERRIDE_OPTION, GenerationValues
 from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.model_section import DEMO_MODEL, ModelConfig, demo_drafter
 from fastdeploy_sd.config.parallel_section import ParallelConfig
@@ -31,11 +32,13 @@ from fastdeploy_sd.config.splitwise_section import PROTOCOLS, SplitwiseConfig, p
 
 __all__ = [
     "DEMO_MODEL",
+    "OVERRIDE_OPTION",
     "PROTOCOLS",
     "Activations",
     "CacheConfig",
     "Config",
     "Effective",
+    "GenerationValues",
     "ModelConfig",
     "ParallelConfig",
     "Quantization",

@@ -76,7 +76,6 @@ OTHER_MEANING: Mapping[str, ForeignOption] = {
     "default_chat_template_kwargs": ForeignOption(VLLM, "chat_template_kwargs, a field of the request"),
     "no_enable_log_requests": ForeignOption(VLLM, "nothing: the text of requests is never logged"),
     "disable_log_requests": ForeignOption(VLLM, "nothing: the text of requests is never logged"),
-    "override_generation_config": ForeignOption(VLLM, "generation_config: a folder with a generation_config.json"),
     "expert_placement_strategy": ForeignOption(VLLM, "nothing: ranks have consecutive experts"),
     "all2all_backend": ForeignOption(VLLM, _EXCHANGE),
     "ssl_keyfile": ForeignOption(VLLM, _TLS),

@@ -16,6 +16,7 @@ from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import unread_variables
 from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.config.faults import LAST, Faults
+from fastdeploy_sd.config.generation_values import GenerationValues
 from fastdeploy_sd.config.model_names import advice, hub_name, is_gguf
 from fastdeploy_sd.config.model_section import DEMO_MODEL
 from fastdeploy_sd.config.no_effect import NO_EFFECT, means_default, no_effect_notes, verify_value
@@ -277,7 +278,7 @@ def _value(config: Config, opt: Option, password: str | None = None) -> Any:
     value = getattr(getattr(config, opt.section) if opt.section else config, opt.field_name)
     if isinstance(value, EplbConfig) and password is not None:
         value = value.with_password(password)
-    return value.to_map() if isinstance(value, QuantizationFormats | EplbConfig) else value
+    return value.to_map() if isinstance(value, QuantizationFormats | EplbConfig | GenerationValues) else value
 
 
 def _public_value(config: Config, opt: Option) -> object:

@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Literal
 
+from fastdeploy_sd.config.generation_values import GenerationValues, read_generation_values
 from fastdeploy_sd.config.option import Spec, option, verify_fields
 from fastdeploy_sd.config.quantization import Activations, QuantizationFormats, read_quantization
 
@@ -91,6 +92,14 @@ class ModelConfig:
             " `vllm`: none, so OpenAI's; or a folder with such a file."
         ),
     )
+    override_generation_config: GenerationValues | None = option(  # noqa: RUF009 (makes a field)
+        None,
+        Spec(
+            "Values in place of those that `generation_config` brings, as a map: `temperature`, `top_p`, `top_k`,"
+            " `min_p`, `repetition_penalty`, `max_new_tokens`. What a request says still wins.",
+            read_map=read_generation_values,
+        ),
+    )
     dtype: Activations = option(  # noqa: RUF009 (makes a field)
         "bfloat16",
         Spec("Type of weights, activations and, unless `kv_cache_dtype` says otherwise, KV cache. float16: GPUs only."),
@@ -146,6 +155,11 @@ class ModelConfig:
     def tokenizer_path(self) -> Path:
         """Directory of the tokenizer files."""
         return self.path if self.tokenizer is None else Path(self.tokenizer)
+
+    @property
+    def defaults_source(self) -> tuple[str, Path, GenerationValues | None]:
+        """Where defaults of requests come from: the option, the checkpoint, and values in place of theirs."""
+        return self.generation_config, self.path, self.override_generation_config
 
     @property
     def tokenizer_source(self) -> tuple[Path, str, str | None]:

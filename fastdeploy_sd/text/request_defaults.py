@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastdeploy_sd.config import OVERRIDE_OPTION, GenerationValues
 from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError
 from fastdeploy_sd.process.files import read_json
 from fastdeploy_sd.sampling_params import SamplingParams, verified
@@ -44,13 +45,33 @@ class RequestDefaults:
 
 
 @functools.cache
-def read_request_defaults(source: str, checkpoint: Path) -> RequestDefaults:
+def read_request_defaults(source: str, checkpoint: Path, override: GenerationValues | None = None) -> RequestDefaults:
     """Return the defaults of a source: `auto` = the checkpoint, `vllm` = none, or a folder. A file is read once.
 
+    `override`: values in place of the source's.
+
     Raises:
-        ConfigError: the folder has no such file.
+        ConfigError: the folder has no such file, or a value of `override` is out of range.
         CheckpointError: the file is malformed, or a value is out of range.
     """
+    found = _read_file(source, checkpoint)
+    if override is None:
+        return found
+    given = {name: _overriding(name, value) for name, value in override.to_map().items()}
+    max_tokens = given.pop(_MAX_TOKENS, found.max_tokens)
+    return RequestDefaults({**found.sampling, **given}, max_tokens)
+
+
+def _overriding(key: str, value: object) -> Any:
+    name = "max_tokens" if key == _MAX_TOKENS else key
+    try:
+        return verified(name, value)
+    except BadRequest as error:
+        text = f"{OVERRIDE_OPTION}.{key}{error.message.removeprefix(name)}"
+        raise ConfigError(text, param=OVERRIDE_OPTION) from None
+
+
+def _read_file(source: str, checkpoint: Path) -> RequestDefaults:
     if source == NONE:
         return RequestDefaults()
     path = (checkpoint if source == OF_CHECKPOINT else Path(source)) / FILE
@@ -72,16 +93,19 @@ def _value(path: Path, key: str, name: str, value: object) -> Any:
         raise CheckpointError(f"{path}: {key}{error.message.removeprefix(name)}") from None
 
 
-def describe_defaults(source: str, checkpoint: Path) -> str:
+def describe_defaults(source: str, checkpoint: Path, override: GenerationValues | None = None) -> str:
     """Return a line for the log of a start; arguments and errors as for read_request_defaults."""
-    text = str(read_request_defaults(source, checkpoint))
+    text = str(read_request_defaults(source, checkpoint, override))
     if not text:
         return "defaults of requests: OpenAI's"
     file = FILE if source == OF_CHECKPOINT else f"{source}/{FILE}"
-    return f"defaults of requests: {text}, from {file}; --generation-config {NONE} is without them"
+    places = [*([] if source == NONE else [file]), *([] if override is None else [OVERRIDE_OPTION])]
+    whose = "them" if override is None else "the file's"
+    hint = "" if source == NONE else f"; --generation-config {NONE} is without {whose}"
+    return f"defaults of requests: {text}, from {' and '.join(places)}{hint}"
 
 
-def logged_defaults(source: str, checkpoint: Path) -> RequestDefaults:
+def logged_defaults(source: str, checkpoint: Path, override: GenerationValues | None = None) -> RequestDefaults:
     """Return the defaults and log them, for a program without a server."""
-    _log.info("%s", describe_defaults(source, checkpoint))
-    return read_request_defaults(source, checkpoint)
+    _log.info("%s", describe_defaults(source, checkpoint, override))
+    return read_request_defaults(source, checkpoint, override)

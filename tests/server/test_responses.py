@@ -232,7 +232,8 @@ async def test_a_client_that_leaves_frees_its_request() -> None:
 
 async def test_a_response_cannot_be_asked_for_again() -> None:
     async with serve() as s:
-        for ask in (s.api.responses.retrieve, s.api.responses.delete):
+        responses = s.api.responses
+        for ask in (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list):
             with pytest.raises(openai.NotFoundError, match="none is stored, got 'resp_1'"):
                 await ask("resp_1")
 

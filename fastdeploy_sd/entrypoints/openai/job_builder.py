@@ -55,7 +55,7 @@ class JobBuilder:
     ) -> None:
         """Prepare jobs; `verify_grammar` gets a grammar and the field that asks for it, and raises BadRequest."""
         self._encoder = encoder
-        self._defaults = read_request_defaults(config.model.generation_config, config.model.path)
+        self._defaults = read_request_defaults(*config.model.defaults_source)
         self._verify_grammar = verify_grammar
         self._requests = RequestBuilder(encoder, model_info, config.model.seed, self._defaults.max_tokens)
         self._speculation, self._hidden_size = model_info.speculation, model_info.hidden_size

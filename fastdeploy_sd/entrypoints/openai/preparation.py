@@ -191,7 +191,7 @@ def load(config: str) -> Setup:
     tokenizer = load_tokenizer(*parsed.model.tokenizer_source)
     encoder = PromptEncoder(tokenizer)
     checker = GrammarChecker.of(tokenizer)
-    read_request_defaults(parsed.model.generation_config, parsed.model.path)  # for workers to find it read
+    read_request_defaults(*parsed.model.defaults_source)  # for workers to find it read
 
     def setup(model_info: bytes, note: Note) -> Handle:
         preparation = Preparation(encoder, parsed, unpack(ModelInfo, model_info), memory_limit, checker.verify, note)

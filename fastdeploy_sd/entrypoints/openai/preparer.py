@@ -91,7 +91,7 @@ class Preparer:
         if config.model.tool_call_parser == "auto":
             calls += ", and bare JSON"
         self.parsers = f"reasoning parser: {reasoning.name if reasoning else 'none'}; tool call parser: {calls}"
-        self.defaults = describe_defaults(config.model.generation_config, config.model.path)
+        self.defaults = describe_defaults(*config.model.defaults_source)
         self._config = config
         self._model_info = model_info
         self._sandbox = Sandbox(_LOADER, "text", to_json(config))

@@ -111,7 +111,10 @@ async def answer_version() -> Response:
 
 def add_refused_routes(app: FastAPI) -> None:
     """Add them: each is a 404, which no client tries again, and says why."""
-    app.add_api_route(f"{RESPONSES_PATH}/{{response_id}}", _stored, methods=["GET", "DELETE"], name="stored_response")
+    stored = f"{RESPONSES_PATH}/{{response_id}}"
+    app.add_api_route(stored, _stored, methods=["GET", "DELETE"], name="stored_response")
+    app.add_api_route(f"{stored}/input_items", _stored, methods=["GET"], name="input_items")
+    app.add_api_route(f"{stored}/cancel", _stored, methods=["POST"], name="cancel_response")
 
 
 async def _stored(response_id: str) -> Response:

@@ -144,6 +144,21 @@ def test_turns_are_read() -> None:
     assert (body.tool_use.mode, body.tool_use.is_parallel) == ("required", False)
 
 
+def test_a_form_and_an_effort() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "schema": schema}
+    config: dict[str, Any] = {"output_config": {"format": form, "effort": "low"}}
+    asks: list[dict[str, Any]] = [config, {"output_format": form}, {"guided_json": schema}]
+    grammars = []
+    for ask in asks:
+        answer('{"a": 1}', **ask)
+        grammars.append(APP.client.submitted[0].grammar)
+    assert grammars[0]
+    assert len(set(grammars)) == 1
+    body = parse_body(MessagesBody, json.dumps(ASK | {"output_config": {"effort": "low"}}).encode())
+    assert body.template_variables() == {"reasoning_effort": "low"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -164,6 +179,9 @@ def test_turns_are_read() -> None:
         ({"stop_sequences": "x"}, "stop_sequences: expected a list of texts, got 'x'"),
         ({"stop": ["x"]}, "stop: not supported: its name here is stop_sequences"),
         ({"thinking": {"type": "much"}}, 'thinking: expected {"type": "enabled", "budget_tokens": N}, '),
+        ({"output_config": {"format": {"type": "json"}}}, 'output_config.format: expected {"type": "json_schema", '),
+        ({"output_config": {"efort": "low"}}, "output_config.efort: unknown field (did you mean 'effort'?)"),
+        ({"output_format": {"type": "json_schema", "schema": {"not": {}}}}, "output_format.schema: "),
         ({"max_token": 3}, "max_token: unknown field (did you mean 'max_tokens'?)"),
         ({"temperature": -1}, "temperature: expected a number in 0..1000000, got -1"),
     ],

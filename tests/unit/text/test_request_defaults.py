@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fastdeploy_sd.config.generation_values import read_generation_values
 from fastdeploy_sd.errors import CheckpointError, ConfigError
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.prompt import PromptEncoder
@@ -38,6 +39,26 @@ def test_values_come_from_the_checkpoint_or_a_folder_or_are_none(tmp_path: Path)
         " generation_config.json; --generation-config vllm is without them"
     )
     assert describe_defaults("vllm", own) == "defaults of requests: OpenAI's"
+
+
+def test_an_option_has_values_in_place_of_them(tmp_path: Path) -> None:
+    own = folder(tmp_path / "own", QWEN)
+    values = read_generation_values('{"temperature": 0.25, "max-new-tokens": 7, "top_p": null}')
+    found = read_request_defaults("auto", own, values)
+    assert found == RequestDefaults({**read_request_defaults("auto", own).sampling, "temperature": 0.25}, 7)
+    assert describe_defaults("vllm", own, values) == (
+        "defaults of requests: temperature 0.25, max_tokens 7, from override_generation_config"
+    )
+    assert read_generation_values(values) == values
+    for text, wrong in (
+        ("temperatur: unknown key", {"temperatur": 1}),
+        ("top_k: expected a number, got 'x'", {"top_k": "x"}),
+        ("expected a JSON object", "{"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            read_generation_values(wrong)
+    with pytest.raises(ConfigError, match=r"override_generation_config\.top_p: expected a number in \(0, 1\], got 2"):
+        read_request_defaults("auto", own, read_generation_values({"top_p": 2}))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,23 @@ from fastdeploy_sd.entrypoints.openai.protocol.anthropic_turns import (
     Turns,
 )
 from fastdeploy_sd.entrypoints.openai.protocol.faults import Fault
-from fastdeploy_sd.entrypoints.openai.protocol.fields import FieldKind, Ignored, NotSupported, Only, Sampling, expected
-from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, template_variables
+from fastdeploy_sd.entrypoints.openai.protocol.fields import (
+    Body,
+    FieldKind,
+    Ignored,
+    NotSupported,
+    Only,
+    Sampling,
+    expected,
+)
+from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody, TemplateText, template_variables
 from fastdeploy_sd.entrypoints.openai.protocol.sampling_fields import MaxTokens
+from fastdeploy_sd.entrypoints.openai.protocol.structured_fields import Asked, below
 from fastdeploy_sd.entrypoints.openai.protocol.tools import ToolChoice, tool_faults, tool_use
 from fastdeploy_sd.rules.sampling import MAX_COUNT, MAX_STOP_STRINGS, SOME_TOKENS
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.chat_template import Message, PromptEnd
+from fastdeploy_sd.text.guidance.grammar import StructuredOutputs
 from fastdeploy_sd.text.reasoning_formats import Display
 from fastdeploy_sd.text.tool_calls.tools import Tool, ToolUse
 
@@ -77,6 +87,36 @@ class _StopSequences(Sampling):
         return super().convert(value)
 
 
+class _OutputFormat(FieldKind):
+    """A JSON schema that the text follows."""
+
+    schema: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+        "required": ["type", "schema"],
+        "additionalProperties": False,
+    }
+
+    def convert(self, value: Any) -> Asked:
+        is_known = isinstance(value, dict) and value.keys() == {"type", "schema"} and value["type"] == "json_schema"
+        if not is_known or not isinstance(value["schema"], dict):
+            raise expected('{"type": "json_schema", "schema": ...}')
+        return Asked(".schema", StructuredOutputs(json=value["schema"]))
+
+
+class OutputConfig(Body):
+    """How the answer is to be.
+
+    Attributes:
+        effort: the variable reasoning_effort of the chat template.
+        format: the form of the text.
+    """
+
+    effort: TemplateText = None
+    format: Annotated[Asked | None, _OutputFormat()] = None
+    task_budget: NotSupported = None
+
+
 class MessagesBody(GenerationBody):
     """POST /v1/messages.
 
@@ -84,6 +124,7 @@ class MessagesBody(GenerationBody):
         messages: after validation turns; where the last is the assistant's, the answer goes on with it.
         system: a system message in front of them.
         thinking: budget_tokens holds where the server knows how its model marks thinking.
+        output_format: the older name of output_config.format.
     """
 
     max_tokens: Annotated[int, _MaxTokens()]
@@ -103,7 +144,8 @@ class MessagesBody(GenerationBody):
     context_management: NotSupported = None
     container: NotSupported = None
     mcp_servers: NotSupported = None
-    output_config: NotSupported = None
+    output_config: OutputConfig | None = None
+    output_format: Annotated[Asked | None, _OutputFormat()] = None
 
     n: Annotated[None, Only(1, instead=_ONE_TEXT)] = None
     best_of: Annotated[None, Only(1, instead=_ONE_TEXT)] = None
@@ -154,7 +196,13 @@ class MessagesBody(GenerationBody):
 
     def template_variables(self) -> dict[str, Any]:
         """Return the variables for the chat template."""
-        return template_variables(None if self.thinking is None else self.thinking[0], None, None)
+        effort = None if self.output_config is None else self.output_config.effort
+        return template_variables(None if self.thinking is None else self.thinking[0], effort, None)
+
+    def _asked(self) -> list[Asked]:
+        form = None if self.output_config is None else self.output_config.format
+        own = below("output_config.format", form) + below("output_format", self.output_format)
+        return own + super()._asked()
 
     def contradictions(self) -> list[Fault]:
         choice = None if self.tool_choice is None else self.tool_choice[0]

@@ -38,7 +38,7 @@ from tests.engine.test_failing_rows import Fault, note_requests, runner_of
 from tests.models import golden, rewrite
 from tests.models.mtp_models import make_model
 from tests.models.rewrite import add_windows
-from tests.ops.cuda_device import GPU, loses_the_device
+from tests.ops.cuda_device import GPU, emulated_chip, loses_the_device
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
 
@@ -84,12 +84,16 @@ def test_embeddings_depend_on_nothing_but_the_text() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("model", "num_drafts"), [("ernie4_5-tiny", 3), ("deepseek_v3-tiny", 2)])
-def test_draft_layers_run_on_the_device(model: str, num_drafts: int, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("model", "num_drafts", "chip"), [("ernie4_5-tiny", 3, 86), ("deepseek_v3-tiny", 2, 120)])
+def test_draft_layers_run_on_the_device(
+    kind: str, model: str, num_drafts: int, chip: int, tmp_path: pathlib.Path
+) -> None:
+    """The emulated one is a chip that gives a block 99 KB of shared memory."""
     config, requests = tiny_config(model_with_layers(tmp_path, model)), short_requests()[:6]
-    alone = run_alone(config, requests)
     [method] = standard_methods(["mtp"], [num_drafts])
-    cell = run_cell(config, BATCH, method, requests, alone)
+    with emulated_chip(kind, chip):
+        alone = run_alone(config, requests)
+        cell = run_cell(config, BATCH, method, requests, alone)
     assert (cell.difference, cell.missing) == (None, None)
     assert cell.num_drafts > 20
 

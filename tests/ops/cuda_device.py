@@ -168,6 +168,13 @@ def loses_the_device() -> Iterator[None]:
         reset()
 
 
+@contextlib.contextmanager
+def emulated_chip(kind: str, chip: int) -> Iterator[None]:
+    """Let the emulated device be this chip in the body; nothing on a GPU."""
+    with emulated().emulates(chip) if kind == EMULATED else contextlib.nullcontext():
+        yield
+
+
 def require(kind: str) -> None:
     """Skip the test where it is to run on a GPU and there is none."""
     if kind == GPU and (reason := gpu_refusal()) is not None:

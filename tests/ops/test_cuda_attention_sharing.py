@@ -62,21 +62,6 @@ def test_sharing_changes_no_bit(device: OpRunner, cache: str) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("cache", ["bf16", "int8"])
-def test_chips_that_copy_otherwise_give_the_same_bits(cache: str) -> None:
-    """Rows of keys and values come as bulk copies on Blackwell, on Ampere in pieces."""
-    args = with_prefixes(select(grouped(cache, first_key=2), [0, 3, 4, 7, 10]))
-    rng = np.random.default_rng(4)
-    masks = np.concatenate([random_tree(rng, count) for count in np.diff(args["query_start_loc"])])
-    found = []
-    for architecture in (80, 100):
-        with emulated().emulates(architecture), emulated().runs_ops():
-            found.append(ops.cascade_append_attention(**args, tree_mask=masks))
-            alone = ops.cascade_append_attention(**{**args, "prefixes": None}, tree_mask=masks)
-        np.testing.assert_array_equal(found[-1], alone)
-    np.testing.assert_array_equal(found[1], found[0])
-
-
 @pytest.mark.parametrize("tile_rows", [16, 64])
 @pytest.mark.parametrize("num_columns", [40, 1 << 18])
 @pytest.mark.parametrize("count", [2, 9])

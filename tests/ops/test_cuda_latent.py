@@ -14,7 +14,7 @@ from fastdeploy_sd.ops.reference import attention as reference
 from tests.ops.cases.attention import batch, share, with_prefixes
 from tests.ops.cases.latent import as_latents
 from tests.ops.cases.trees import random_tree
-from tests.ops.cuda_device import OpRunner, emulated
+from tests.ops.cuda_device import OpRunner
 from tests.ops.test_cuda_attention_sharing import widened
 
 pytestmark = pytest.mark.slow
@@ -43,15 +43,6 @@ def test_attention_is_what_it_means_however_partitions_are_computed(
             np.testing.assert_array_equal(got, found[0])
         want = reference.cascade_append_attention(**args, tree_mask=mask)
         np.testing.assert_allclose(widen(found[0]), widen(want), rtol=2.0**-7, atol=2.0**-6)
-
-
-@pytest.mark.parametrize("architecture", [80, 90, 100])
-def test_chips_that_copy_otherwise_give_the_same_bits(architecture: int) -> None:
-    args = call(np.uint16)
-    with emulated().emulates(80), emulated().runs_ops():
-        want = ops.cascade_append_attention(**args)
-    with emulated().emulates(architecture), emulated().runs_ops():
-        np.testing.assert_array_equal(ops.cascade_append_attention(**args), want)
 
 
 def test_a_value_that_is_not_finite_is_for_the_rows_that_see_it(device: OpRunner) -> None:

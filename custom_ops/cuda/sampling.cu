@@ -47,7 +47,7 @@ __device__ int32_t DrawOfListed(const ListedTokens& listed, const ChunkArrays& c
 }
 
 // Block (row).
-__global__ __launch_bounds__(kRowThreads, 3) void SampleKernel(RuleArrays rules, SampleArrays a, ChunkArrays chunks) {
+__global__ __launch_bounds__(kRowThreads, 2) void SampleKernel(RuleArrays rules, SampleArrays a, ChunkArrays chunks) {
   const SampledRow row(rules, a, static_cast<int64_t>(blockIdx.x));
   const Best best = BestOfChunks(chunks, row.index());
   const DrawSettings settings(a, row);

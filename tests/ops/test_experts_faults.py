@@ -96,7 +96,7 @@ def test_a_rank_that_is_killed_anywhere_and_starts_again_costs_no_byte(moves: bo
                 group.ranks[1].ask("follow")
             assert group.ranks[1].ask("run", **orders[1]) == want[1]
         if moves:
-            assert group.ranks[0].ask("ordered") > 20
+            assert group.ranks[0].ask("ordered") > 0
 
 
 def test_a_rank_that_does_not_come_back_is_named_in_time() -> None:

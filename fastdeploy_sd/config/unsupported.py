@@ -66,7 +66,7 @@ INSTEAD: Mapping[str, str] = {
     "timeout": "use timeout_graceful_shutdown for the time after SIGTERM",
     "window_size": "use redundant_expert_dump_workload_interval, in seconds",
     "step_interval": "use redundant_expert_dump_workload_interval, in seconds",
-    "log_balancedness": "it is logged when experts are placed anew",
+    "log_balancedness": "the metric fastdeploy_sd:expert_balancedness tells it",
 }
 
 # Keys of speculative_config; as above. Most are FastDeploy's own, which users do not set.

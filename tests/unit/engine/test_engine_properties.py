@@ -419,7 +419,7 @@ def test_a_second_level_of_the_prefix_cache_changes_no_token(proposer: str) -> N
 def test_layers_with_windows_read_what_they_need(proposer: str, *, launches: bool) -> None:
     """Blocks before a window go to other requests; preemption, drafts that are taken back and prefix hits all occur."""
     seen = Counter[str]()
-    for seed in range(80):
+    for seed in range(40):
         scenario = build_scenario(seed, proposer, has_windows=True, launches=launches)
         rng = random.Random(seed + 1)
         transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.1]))
@@ -448,7 +448,7 @@ def test_recurrent_states_begin_where_requests_do(
     monkeypatch.setattr(state_cache, "_INTERVAL", 5)
     monkeypatch.setattr(state_cache, "_MOST_INTERVALS", 2)
     seen = Counter[str]()
-    for seed in range(80):
+    for seed in range(40):
         scenario = build_scenario(seed, proposer, has_states=True, launches=launches)
         rng, states = random.Random(seed + 1), scenario.executor.states
         assert states is not None

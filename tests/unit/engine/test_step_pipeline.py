@@ -24,7 +24,7 @@ from tests.unit.engine.test_engine_properties import build_scenario, check_outco
 def test_any_schedule_gives_the_plain_tokens(connector_rate: float) -> None:
     """Also with KV from elsewhere, which is written when it comes, and not in the order of the steps."""
     seen = Counter[str]()
-    for seed in range(60):
+    for seed in range(40):
         has_store = seed % 3 == 0
         scenario = build_scenario(seed, "oracle", connector_rate, has_store=has_store, launches=True)
         rng = random.Random(seed + 1)
@@ -51,7 +51,7 @@ def test_any_schedule_gives_the_plain_tokens(connector_rate: float) -> None:
 def test_any_number_of_right_drafts_gives_the_plain_tokens(proposer: str) -> None:
     """How many there are is known when the next step is under way."""
     seen = Counter[str]()
-    for seed in range(60):
+    for seed in range(40):
         scenario = build_scenario(seed, proposer, has_store=seed % 3 == 0, launches=True, drafts_async=True)
         rng = random.Random(seed + 1)
         transcript, aborted = drive(scenario, rng, abort_rate=rng.choice([0.0, 0.2]))

@@ -142,9 +142,14 @@ class Config:
 
     @property
     def engine_timeout_s(self) -> float:
-        """Seconds without a sign of life after which an engine hangs; ranks have time to tell which one does."""
-        of_ranks_s = 2 * self.parallel.rank_timeout_s if self.parallel.tensor_parallel_size > 1 else 0.0
-        return max(self.server.engine_timeout_s, of_ranks_s)
+        """Seconds without a sign of life after which an engine hangs.
+
+        Ranks have time to tell which one does; and one may wait for the experts of another command's engine.
+        """
+        parallel = self.parallel
+        of_ranks_s = 2 * parallel.rank_timeout_s if parallel.tensor_parallel_size > 1 else 0.0
+        waits = parallel.shares_experts and len(parallel.expert_places) > 1
+        return max(self.server.engine_timeout_s, of_ranks_s) + parallel.node_timeout_s * waits
 
 
 def drafter_advice(config: Config, method: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
 from tests.ops.backends import threads
 from tests.ops.cases.experts import run_layer
 from tests.ops.expert_hosts import hosts_of
-from tests.ops.expert_model import Placement, Ranks, linear_placement, random_layer
+from tests.ops.expert_model import Layer, Placement, Ranks, linear_placement, random_layer
 from tests.ops.ranks import on_threads
 from tests.ops.test_experts import bits, in_one_process, on_ranks, tokens
 
@@ -51,7 +52,7 @@ def test_connections_that_are_cut_at_any_time_cost_no_byte() -> None:
 
 
 def test_experts_move_between_hosts_while_ranks_use_them() -> None:
-    """Rank 0 lends its first expert to each other rank in turn; it and the borrowers have free slots."""
+    """One expert goes from rank to rank. A third host hears of its new place after it has left the old one."""
     layer = random_layer(9, (6, 48, 24), top_k=3)
     placement: Placement = [[0, 1, None], [2, 3, None], [4, 5, None], [None, None, None]]
     xs = [[tokens(90 * r + p, 5, 48) for p in range(40)] for r in range(4)]
@@ -68,14 +69,13 @@ def test_experts_move_between_hosts_while_ranks_use_them() -> None:
             borrower = (owner + 1 + len(moves) % 3) % 4
             services[borrower].set_slot(0, 2, layer.slot(0))
             services[borrower].publish(0, 2)
-            for service in services:  # as the planner sees to
-                wait_for(service, borrower, 0)
+            wait_for(services[owner], borrower, 0)  # as the planner sees to
             services[owner].retire(0, slot)
             services[owner].set_slot(0, slot, None)
             owner, slot = borrower, 2
             moves.append(owner)
 
-    with threads(1), hosts_of(2, [layer], placement) as (hosts, _):
+    with threads(1), hosts_of(4, [layer], placement) as (hosts, _):
         mover = threading.Thread(target=move, args=(hosts.services,))
         mover.start()
         try:
@@ -113,25 +113,17 @@ def test_a_host_that_starts_again_serves_what_was_asked_for() -> None:
         on_ranks(hosts, [[tokens(7, 5, 48)], [tokens(8, 4, 48)]])
 
 
-def _run(service: ExpertService, x: np.ndarray, layer: Any) -> np.ndarray:
+def _run(service: ExpertService, x: np.ndarray, layer: Layer) -> np.ndarray:
     y: np.ndarray = run_layer(service, x, layer.router_weight, **layer.routing)
     return y
 
 
-def test_who_waits_for_a_lost_host_gets_an_error_that_names_its_rank() -> None:
+def test_a_host_that_has_left_is_not_waited_for() -> None:
     layer = random_layer(11, (6, 48, 24), top_k=3)
     x = tokens(0, 7, 48)
-    with threads(1), hosts_of(2, [layer], linear_placement(6, 2), timeout_s=0.3) as (hosts, carrier):
+    with threads(1), hosts_of(2, [layer], linear_placement(6, 2)) as (hosts, carrier):
         first, second = hosts.services
-        carrier.is_cut.set()
-        while first.states()[1] != "loading":
-            time.sleep(0.001)
-        with pytest.raises(ValueError, match="rank 1 did not run its experts in time"):
-            _run(first, x, layer)
-        carrier.is_cut.clear()
-        first.wait_until_all_serve(60)
         np.testing.assert_array_equal(bits(_run(first, x, layer)), bits(in_one_process(layer, x)))
-        # A host that leaves is not waited for.
         with pytest.raises(ValueError, match="rank 0 has not left in time"):
             second.leave(0.01)
         while first.states()[1] != "leaving":
@@ -144,20 +136,23 @@ def test_who_waits_for_a_lost_host_gets_an_error_that_names_its_rank() -> None:
         first.leave(1.0)
 
 
-@pytest.fixture
-def two_mirrors() -> Any:
-    """Those of two hosts whose ranks serve; nothing carries their frames."""
-    layer = random_layer(12, (4, 48, 24))
-    parts = [Ranks([layer], linear_placement(4, 2), np.float32, 8, 60.0) for _ in range(2)]
+@contextlib.contextmanager
+def mirrors_of(layer: Layer, placement: Placement) -> Iterator[tuple[list[ExpertService], list[ExpertMirror]]]:
+    """Give those of hosts with a rank each, which serves; nothing carries their frames."""
+    count = len(placement)
+    parts = [Ranks([layer], placement, np.float32, 8, 60.0) for _ in range(count)]
     news = os.eventfd(0)
-    services, mirrors = [], []
+    services: list[ExpertService] = []
+    mirrors: list[ExpertMirror] = []
     for host, part in enumerate(parts):
-        assert ExpertMirror.open(part.fd, host, 2, news) is None
+        assert ExpertMirror.open(part.fd, host, count, news) is None
         services.append(part.open(host))
-        mirror = ExpertMirror.open(part.fd, host, 2, news)
+        mirror = ExpertMirror.open(part.fd, host, count, news)
         assert mirror is not None
         mirrors.append(mirror)
-    yield layer, services, mirrors
+    for own, other in itertools.permutations(range(count), 2):
+        mirrors[own].begin(other)
+    yield services, mirrors
     for mirror in mirrors:
         mirror.close()
     for service, part in zip(services, parts, strict=True):
@@ -167,72 +162,96 @@ def two_mirrors() -> Any:
     os.close(news)
 
 
-def frames_of(layer: Any, services: Any, mirrors: Any) -> list[bytes]:
-    """Frames of every kind from the first host to the second; a job waits at the end."""
-    for own, other in itertools.permutations(range(2)):
-        mirrors[own].begin(other)
+def carry(mirrors: Sequence[ExpertMirror], sender: int, receiver: int) -> list[bytes]:
+    frames = []
+    while frame := mirrors[sender].collect(receiver):
+        frames.append(frame)
+        mirrors[receiver].apply(sender, frame)
+    return frames
+
+
+def test_an_expert_that_is_nowhere_as_yet_is_waited_for() -> None:
+    """A host hears that an expert has left another one before it hears where it is."""
+    layer = random_layer(14, (4, 48, 24), top_k=4)
+    x = tokens(0, 3, 48)
+    with threads(1), mirrors_of(layer, [[0, 1], [2, None], [3, None]]) as (services, mirrors):
+        pairs = list(itertools.permutations(range(3), 2))
+        for pair in pairs:
+            carry(mirrors, *pair)
+        services[2].set_slot(0, 1, layer.slot(2))
+        services[2].publish(0, 1)
+        services[1].retire(0, 0)
+        services[1].set_slot(0, 0, None)
+        carry(mirrors, 1, 0)
+        assert 2 not in services[0].placement(0)
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(on_threads(1, lambda _: _run(services[0], x, layer))))
+        thread.start()
+        time.sleep(0.05)
+        while thread.is_alive():
+            for pair in pairs:
+                carry(mirrors, *pair)
+        np.testing.assert_array_equal(bits(found[0]), bits(in_one_process(layer, x)))
+
+
+def frames_of(layer: Layer, services: Sequence[ExpertService], mirrors: Sequence[ExpertMirror]) -> list[bytes]:
+    """Frames of every kind from the first host to the second."""
     services[0].set_target(0, np.zeros((2, 2), np.int32))
     x = tokens(0, 5, 48)
     thread = threading.Thread(target=lambda: on_threads(2, lambda rank: _failing(services[rank], x, layer)))
-    frames: list[bytes] = []
-
-    def carry() -> None:
-        while frame := mirrors[0].collect(1):
-            frames.append(frame)
-            mirrors[1].apply(0, frame)
-        while frame := mirrors[1].collect(0):
-            mirrors[0].apply(1, frame)
-
-    carry()
+    frames = carry(mirrors, 0, 1)
+    carry(mirrors, 1, 0)
     thread.start()
     deadline = time.monotonic() + 60
     while len({frame[40] for frame in frames}) < 6:  # kinds, in the byte where they are
         assert time.monotonic() < deadline
-        carry()
+        frames += carry(mirrors, 0, 1)
+        carry(mirrors, 1, 0)
     for service in services:
         service.abort()
     thread.join()
     return frames
 
 
-def _failing(service: ExpertService, x: np.ndarray, layer: Any) -> None:
+def _failing(service: ExpertService, x: np.ndarray, layer: Layer) -> None:
     _run(service, x, layer)
     while True:
         _run(service, x, layer)
 
 
-def test_frames_that_are_none_are_refused(two_mirrors: Any) -> None:
-    layer, services, mirrors = two_mirrors
-    frames = frames_of(layer, services, mirrors)
-    assert all(frame[:4] == MAGIC for frame in frames)
-    good = frames[0]
-    for bad, what in (
-        (b"", "a header"),
-        (good[:79], "a header"),
-        (b"X" + good[1:], "one of experts"),
-        (good[:4] + b"\x09" + good[5:], "this version"),
-        (good[:8] + b"\x09" + good[9:], "this model's shape"),
-        (good[:40] + b"\x63" + good[41:], "a known kind"),
-        (good[:44] + b"\x01" + good[45:], "its host's rank"),
-        (good + b"\0", "its length"),
-    ):
-        with pytest.raises(ValueError, match=f"frame: expected {what}"):
-            mirrors[1].apply(0, bad)
-    with pytest.raises(ValueError, match="host: expected one of the mirror's"):
-        mirrors[1].apply(2, good)
-    # Whatever a byte becomes: refused or harmless.
-    rng, refused = random.Random(1), list[str]()
-    for frame in {frame[40]: frame for frame in frames}.values():
-        for _ in range(300):
-            bad_frame = bytearray(frame)
-            for _ in range(rng.randint(1, 3)):
-                bad_frame[rng.randrange(40, min(len(frame), 200))] = rng.randrange(256)
-            try:
-                mirrors[1].apply(0, bytes(bad_frame[: rng.choice((len(frame), rng.randrange(len(frame))))]))
-            except ValueError as error:
-                refused.append(str(error))
-    assert len(refused) > 500
-    assert all("frame: expected" in text for text in refused)
-    mirrors[1].lose(0)
-    with pytest.raises(ValueError, match="frame: expected one of a connected host"):
-        mirrors[1].apply(0, good)
+def test_frames_that_are_none_are_refused() -> None:
+    layer = random_layer(12, (4, 48, 24))
+    with threads(1), mirrors_of(layer, linear_placement(4, 2)) as (services, mirrors):
+        frames = frames_of(layer, services, mirrors)
+        assert all(frame[:4] == MAGIC for frame in frames)
+        good = frames[0]
+        for bad, what in (
+            (b"", "a header"),
+            (good[:79], "a header"),
+            (b"X" + good[1:], "one of experts"),
+            (good[:4] + b"\x09" + good[5:], "this version"),
+            (good[:8] + b"\x09" + good[9:], "this model's shape"),
+            (good[:40] + b"\x63" + good[41:], "a known kind"),
+            (good[:44] + b"\x01" + good[45:], "its host's rank"),
+            (good + b"\0", "its length"),
+        ):
+            with pytest.raises(ValueError, match=f"frame: expected {what}"):
+                mirrors[1].apply(0, bad)
+        with pytest.raises(ValueError, match="host: expected one of the mirror's"):
+            mirrors[1].apply(2, good)
+        # Whatever a byte becomes: refused or harmless.
+        rng, refused = random.Random(1), list[str]()
+        for frame in {frame[40]: frame for frame in frames}.values():
+            for _ in range(300):
+                bad_frame = bytearray(frame)
+                for _ in range(rng.randint(1, 3)):
+                    bad_frame[rng.randrange(40, min(len(frame), 200))] = rng.randrange(256)
+                try:
+                    mirrors[1].apply(0, bytes(bad_frame[: rng.choice((len(frame), rng.randrange(len(frame))))]))
+                except ValueError as error:
+                    refused.append(str(error))
+        assert len(refused) > 500
+        assert all("frame: expected" in text for text in refused)
+        mirrors[1].lose(0)
+        with pytest.raises(ValueError, match="frame: expected one of a connected host"):
+            mirrors[1].apply(0, good)

@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kMaxGapNs = 20'000'000;
 // How long a rank sleeps at most that waits for others to begin a pass: they do not wake it.
 constexpr int64_t kPassNapNs = 200'000;
+constexpr Error kNotPublished = "expert_ids: expected experts that a rank has published, got another";
 // What one thread copies; below it another one would cost more to call than it saves.
 constexpr int64_t kCopyBytes = 64 << 10;
 
@@ -156,7 +157,7 @@ Error ExpertHome::ChooseSlot(const Replicas& replicas, int32_t expert, int64_t r
   const int32_t num_slots = segment_.shape().num_slots;
   const int32_t first = replicas.first[expert];
   const int32_t count = replicas.first[expert + 1] - first;
-  if (count == 0) return "expert_ids: expected experts that a rank has published, got another";
+  if (count == 0) return kNotPublished;
   for (int32_t i = 0; i < count; ++i) {
     if (replicas.slots[first + i] / num_slots != rank_) continue;
     *slot = replicas.slots[first + i];
@@ -206,7 +207,15 @@ Error ExpertHome::Publish() {
   const ExpertServiceLayerParams* layer = nullptr;
   if (const Error error = server_.FindLayer(rows_.layer, &layer)) return error;
   segment_.BeginJob(rank_);
-  if (const Error error = SortPairs(ReadTable(rows_.layer, layer->num_experts))) return error;
+  for (int64_t left = timeout_;;) {
+    const Replicas& replicas = ReadTable(rows_.layer, layer->num_experts);
+    const Error error = SortPairs(replicas);
+    if (error == nullptr) break;
+    // An expert that moves between other hosts may be in neither place until this one has heard of both.
+    job_.version.store(0, std::memory_order_release);
+    const auto has_changed = [&] { return segment_.version().load(std::memory_order_seq_cst) + 1 != replicas.version; };
+    if (error != kNotPublished || !server_.ServeUntil(&left, kPassNapNs, has_changed)) return error;
+  }
   job_.layer = rows_.layer;
   job_.num_rows = rows_.num_rows;
   segment_.PublishJob(rank_);

@@ -11,6 +11,7 @@ import pytest
 from fastdeploy_sd.cli.verify import EngineVariant, Method, compare, run_cell
 from fastdeploy_sd.cli.verify.runs import Reference, engine_config
 from fastdeploy_sd.config import Config, ParallelConfig
+from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.device import library
 from fastdeploy_sd.distributed.expert_process import shared_experts
 from fastdeploy_sd.engine.engine import Engine
@@ -23,6 +24,7 @@ from tests.engine.test_expert_parallel import (
     experts_of,
     guided,  # noqa: F401 (a fixture)
     method_of,
+    random_moves,
     start,
 )
 from tests.server.node_process import IPS, SECRET, on_nodes, second_node_of
@@ -34,12 +36,20 @@ NUM_REQUESTS = 12
 
 @contextlib.contextmanager
 def open_hosts(
-    base: Config, way: EngineVariant, method: Method, num_engines: int, *, of_one_command: bool = True
+    base: Config,
+    way: EngineVariant,
+    method: Method,
+    num_engines: int,
+    *,
+    of_one_command: bool = True,
+    eplb: EplbConfig | None = None,
 ) -> Iterator[tuple[list[Engine], list[ChildProcess]]]:
     """Load engines in this process, as two hosts or as one command each would, and the processes that carry rows."""
     parallel = ParallelConfig(
         data_parallel_size=num_engines,
         enable_expert_parallel=True,
+        enable_eplb=eplb is not None,
+        eplb_config=eplb,
         rank_timeout_s=60.0,
         ips=IPS if of_one_command else (),
         node_port=free_port(),
@@ -95,6 +105,19 @@ def test_same_tokens_of_engines_of_several_hosts(
         assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, answers) is None
         for engine in (engines[0], engines[-1]):
             assert experts_of(engine).states() == ("serving",) * num_engines
+
+
+def test_same_tokens_while_experts_move_between_hosts(guided: Callable[[str], Reference]) -> None:  # noqa: F811
+    """The first host says where they shall be."""
+    reference, method = guided("seven experts"), method_of("naive")
+    with open_hosts(
+        reference.base, fitted(WAY, "seven experts"), method, 2, eplb=EplbConfig(redundant_experts_num=1)
+    ) as (engines, _):
+        move, seen = random_moves(experts_of(engines[0]), 1)
+        requests = reference.requests[:NUM_REQUESTS]
+        answers = answers_of(engines, requests, between=move)
+        assert compare({r.request_id: reference.answers[r.request_id] for r in requests}, answers) is None
+        assert len(seen) > 3
 
 
 def test_same_tokens_of_ranks_of_several_hosts(references: References) -> None:

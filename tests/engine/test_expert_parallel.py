@@ -172,6 +172,22 @@ def test_same_tokens_of_every_family_and_format(references: References, model: s
         assert_all_served(engines[0])
 
 
+def random_moves(service: ExpertService, num_redundant: int) -> tuple[Callable[[], None], set[bytes]]:
+    """Return what moves experts of all layers to random goals, a little with each call, and where they have been."""
+    planner, rng, seen = ExpertPlanner(service, num_redundant, interval_s=1.0), random.Random(7), set[bytes]()
+
+    def move() -> None:
+        if not planner.follow():
+            for layer, what in service.layers.items():
+                names = rng.sample(range(what.num_experts), what.num_experts)
+                first = spread_experts(what.num_experts, service.shape.num_ranks, num_redundant)
+                planner.seek(layer, [{names[expert] for expert in own} for own in first])
+        seen.update(service.placement(layer).tobytes() for layer in service.layers)
+        time.sleep(0.01)
+
+    return move, seen
+
+
 @pytest.mark.parametrize(
     ("model", "num_engines", "size", "num_redundant"),
     [("seven experts", 2, 1, 0), ("seven experts", 2, 1, 3), ("ernie4_5_moe-tiny", 1, 2, 2)],
@@ -179,23 +195,10 @@ def test_same_tokens_of_every_family_and_format(references: References, model: s
 def test_same_tokens_while_experts_move(
     guided: Callable[[str], Reference], model: str, num_engines: int, size: int, num_redundant: int
 ) -> None:
-    """Goals are drawn at random, for every layer, as soon as the last ones are reached."""
-    reference, method, rng = guided(model), method_of("mtp-ngram"), random.Random(7)
-    seen = set[bytes]()
+    reference, method = guided(model), method_of("mtp-ngram")
     eplb = EplbConfig(redundant_experts_num=num_redundant)
     with open_engines(reference.base, fitted(WAY, model), method, num_engines, size, eplb) as engines:
-        service = experts_of(engines[0])
-        planner = ExpertPlanner(service, num_redundant, interval_s=1.0)
-
-        def move() -> None:
-            if not planner.follow():
-                for layer, what in service.layers.items():
-                    names = rng.sample(range(what.num_experts), what.num_experts)
-                    first = spread_experts(what.num_experts, num_engines * size, num_redundant)
-                    planner.seek(layer, [{names[expert] for expert in own} for own in first])
-            seen.update(service.placement(layer).tobytes() for layer in service.layers)
-            time.sleep(0.01)
-
+        move, seen = random_moves(experts_of(engines[0]), num_redundant)
         answers = answers_of(engines, method.apply(reference.requests), between=move)
         assert compare(reference.answers, answers) is None
         assert len(seen) > 20

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.command import Command, Progress, show, table_of
 from benchmarks.gpu_bounds import CHIPS, GpuChip, chip_named
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
+from benchmarks.gpu_occupancy import OCCUPANCY_COLUMNS, occupancies
 from benchmarks.gpu_peers import FLUSH_BYTES, WARM_UPS, FlashInferPeer, GpuPeer, TorchPeer
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import usable_library
@@ -83,10 +84,16 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("--peers", action="store_true", help=text)
     text = "print what every case moves and multiplies, and its bound on several GPUs; needs none"
     command.add_argument("--bounds", action="store_true", help=text)
+    text = "print how full multiprocessors are of each kernel, as `cuda_build.py --nvcc` compiled it; needs no GPU"
+    command.add_argument("--occupancy", action="store_true", help=text)
     command.json()
     args = command.read(argv)
     if args.bounds:
         show(args, {"bounds": list(bounds_of(args.ops, WANTED_SIZES))}, bounds_table(args.ops, WANTED_SIZES))
+        return 0
+    if args.occupancy:
+        kernels = list(occupancies(args.ops))
+        show(args, {"kernels": kernels}, table_of(kernels, OCCUPANCY_COLUMNS))
         return 0
     device = the_gpu()
     timer = Timer(device)

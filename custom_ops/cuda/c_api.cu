@@ -23,8 +23,13 @@
 #undef FDSD_CUDA_WORKSPACE_OP
 
 #if defined(FDSD_EMULATED)
+#include "emulation/launches.h"
+
 // Launches since the library was loaded.
 FDSD_EXPORT int64_t fdsd_cuda_num_launches() { return fdsd::emulation::NumLaunches(); }
+// Launches are noted instead of run from now on, or run again; a line "threads dynamic_bytes kernel" for each.
+FDSD_EXPORT void fdsd_cuda_note_launches(int32_t is_noted) { fdsd::emulation::NoteLaunches(is_noted != 0); }
+FDSD_EXPORT const char* fdsd_cuda_noted_launches() { return fdsd::emulation::NotedLaunches(); }
 // Bytes of memory that fdsd_cuda_allocate gave which kernels have read since then.
 FDSD_EXPORT int64_t fdsd_cuda_bytes_read(const void* memory) { return fdsd::emulation::BytesRead(memory); }
 // Streams and events that were created and not destroyed.

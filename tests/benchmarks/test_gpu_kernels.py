@@ -12,7 +12,11 @@ from benchmarks.__main__ import main
 from benchmarks.gpu_bounds import CHIPS, chip_named
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
 from benchmarks.gpu_kernels import PEERS, GpuRates, Timer, cost_of, measure_cases, measure_rates
+from benchmarks.gpu_occupancy import launches, occupancies
 from benchmarks.gpu_peers import AttentionWork, GpuPeer, LinearWork, SamplingWork, Work
+from custom_ops import cuda_report
+from custom_ops.cuda_report import KernelUse
+from fastdeploy_sd.errors import ConfigError
 from tests.ops.cuda_device import emulated
 
 pytestmark = pytest.mark.slow
@@ -88,6 +92,27 @@ def test_a_gpu_is_filled_by_as_many_blocks_as_its_registers_and_shared_memory_al
     assert h100.occupancy(64, 100 << 10, 128) == 0.125
     assert small.occupancy(64, 99 << 10, 128) == pytest.approx(128 / 1536)
     assert small.occupancy(64, 163 << 10, 128) == 0.0
+
+
+def test_occupancy_is_of_compiled_registers_and_launched_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the GPUs that there is code for; no kernel runs."""
+    device, uses = emulated().device, list[KernelUse]()
+    monkeypatch.setattr(cuda_report, "report", lambda: uses)
+    num_launches = emulated().num_launches()
+    launched = [launch for kind in KINDS for launch in launches(device, 90, kind, SIZES)]
+    assert emulated().num_launches() == num_launches
+    uses += [KernelUse("sm_90a", kernel.replace(" ", "  "), 64, 0, 1024) for _, _, kernel in launched]
+    found = list(occupancies(tuple(KINDS), SIZES))
+    assert {one.gpu for one in found} == {"H100", "H200"}
+    assert {(one.threads, one.shared_bytes - 1024, one.kernel) for one in found} == set(launched)
+    assert {one.kind for one in found} == set(KINDS)
+    h100 = chip_named("H100")
+    assert h100 is not None
+    assert all(one.share == h100.occupancy(64, one.shared_bytes, one.threads) for one in found)
+    assert any(threads > 0 and dynamic_bytes > 0 for threads, dynamic_bytes, _ in launched)
+    del uses[1:]
+    with pytest.raises(ConfigError, match="to be compiled for sm_90a, it is not"):
+        list(occupancies(tuple(KINDS), SIZES))
 
 
 def test_bounds_are_printed_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "emulation/architecture.h"
+#include "emulation/launches.h"
 #include "emulation/memory.h"
 
 // Put the registers that a function keeps on this stack, its pointer to *saved, and go on at another stack.
@@ -180,19 +181,6 @@ bool PrepareBlock(Size3 block, int32_t dynamic_bytes) {
   return true;
 }
 
-// The kernel in "... [with auto kernel = fdsd::cuda::{anonymous}::NAME; Arguments = ...]".
-std::string PlainName(const std::string& whole) {
-  const std::string label = "kernel = ";
-  const size_t label_begin = whole.find(label);
-  if (label_begin == std::string::npos) return whole;
-  const size_t begin = label_begin + label.size();
-  std::string name = whole.substr(begin, whole.find_first_of(";]", begin) - begin);
-  for (const std::string part : {"fdsd::", "cuda::", "{anonymous}::"}) {
-    for (size_t at = name.find(part); at != std::string::npos; at = name.find(part)) name.erase(at, part.size());
-  }
-  return name;
-}
-
 }  // namespace
 
 ThreadPlace place_now{};
@@ -271,6 +259,7 @@ Error LaunchRefusal(const char* name, Size3 grid, Size3 block, int32_t dynamic_b
 
 Error RunKernel(const char* name, Size3 grid, Size3 block, int32_t dynamic_bytes, const std::function<void()>& body) {
   static thread_local std::string text;
+  if (NoteLaunch(name, block, dynamic_bytes)) return nullptr;
   const std::lock_guard lock(engine.mutex);
   ++engine.num_launches;
   engine.error.clear();

@@ -1,0 +1,114 @@
+"""How full a GPU's multiprocessors are of each kernel of the timed cases: what ptxas said of the compiled kernel, and
+the threads and shared memory of its launches, which the emulated GPU notes without running them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.gpu_bounds import CHIPS, GpuChip
+from benchmarks.gpu_cases import WANTED_SIZES, GpuSizes, gpu_cases
+from custom_ops import build, cuda_build, cuda_report
+from custom_ops.cuda_report import KernelUse
+from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.cuda.library import load
+from fastdeploy_sd.errors import ConfigError
+
+# Blocks of a kernel are alike however many there are, so fewer requests need less of the host's memory.
+SIZES = replace(
+    WANTED_SIZES, requests=4, attention_requests=2, contexts=(4096,), prefixes=((8192, 4096),), chunk=512,
+    linear_rows=(1, 16, 64, 2048),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """One kernel on one GPU.
+
+    Attributes:
+        registers, threads: of a thread; of a block.
+        shared_bytes: of a block, all together.
+        share: of a multiprocessor's threads, that are there at a time.
+    """
+
+    kind: str
+    kernel: str
+    gpu: str
+    registers: int
+    threads: int
+    shared_bytes: int
+    share: float
+
+
+OCCUPANCY_COLUMNS: Mapping[str, str | Callable[[Occupancy], object]] = {
+    "Op": "{0.kind}",
+    "Kernel": "`{0.kernel}`",
+    "GPU": "{0.gpu}",
+    "Registers": "{0.registers}",
+    "Threads": "{0.threads}",
+    "Shared bytes": "{0.shared_bytes}",
+    "Occupancy": "{0.share:.0%}",
+}
+
+
+def occupancies(kinds: Sequence[str], sizes: GpuSizes = SIZES) -> Iterator[Occupancy]:
+    """Return each kernel of these kinds on every GPU of the table that the kernels were compiled for.
+
+    Raises:
+        ConfigError: they were compiled for none, or one of them was not.
+    """
+    try:
+        uses = cuda_report.report()
+    except FileNotFoundError as error:
+        text = "occupancy: expected kernels that `python custom_ops/cuda_build.py --nvcc` has compiled, got none"
+        raise ConfigError(text) from error
+    except build.BuildError as error:
+        raise ConfigError(f"occupancy: {error}") from error
+    device = CudaDevice(load(cuda_build.build_emulated()))
+    for chip in CHIPS:
+        own = {_canonical(use.kernel): use for use in uses if use.architecture == f"sm_{chip.architecture}"}
+        yield from _on(chip, own, device, kinds, sizes) if own else ()
+
+
+def _on(
+    chip: GpuChip, uses: Mapping[str, KernelUse], device: CudaDevice, kinds: Sequence[str], sizes: GpuSizes
+) -> Iterator[Occupancy]:
+    known = set()
+    for kind in kinds:
+        for threads, dynamic_bytes, kernel in launches(device, int(chip.architecture.rstrip("a")), kind, sizes):
+            if (kernel, threads, dynamic_bytes) in known:
+                continue
+            known.add((kernel, threads, dynamic_bytes))
+            use = uses.get(_canonical(kernel))
+            if use is None:
+                raise ConfigError(f"occupancy: expected {kernel} to be compiled for sm_{chip.architecture}, it is not")
+            shared_bytes = use.shared_bytes + dynamic_bytes
+            share = chip.occupancy(use.registers, shared_bytes, threads)
+            yield Occupancy(kind, kernel, chip.name, use.registers, threads, shared_bytes, share)
+
+
+def launches(device: CudaDevice, architecture: int, kind: str, sizes: GpuSizes) -> list[tuple[int, int, str]]:
+    """Return threads, bytes of dynamic shared memory and kernel of what an emulated chip would launch."""
+    functions = device.library.functions
+    functions.fdsd_cuda_noted_launches.restype = ctypes.c_char_p
+    functions.fdsd_cuda_set_architecture(architecture)
+    functions.fdsd_cuda_note_launches(1)
+    try:
+        for case in gpu_cases([kind], sizes):
+            for call in case.bind(device):
+                call.run()
+            device.wait()
+        text: bytes = functions.fdsd_cuda_noted_launches()
+    finally:
+        functions.fdsd_cuda_note_launches(0)
+        functions.fdsd_cuda_set_architecture(90)
+    parts = [line.split(" ", 2) for line in text.decode().splitlines()]
+    return [(int(threads), int(dynamic_bytes), kernel) for threads, dynamic_bytes, kernel in parts]
+
+
+def _canonical(kernel: str) -> str:
+    """A kernel's name without what compilers spell differently."""
+    return re.sub(r"\(\w+\)|\s", "", kernel)

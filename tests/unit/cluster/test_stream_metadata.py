@@ -42,6 +42,22 @@ def test_cuts_do_not_matter(cuts: list[int]) -> None:
     assert record.progress == Progress("cmpl-1", 7, (3, 1 << 62), choices, is_counted=True, num_events=5)
 
 
+@given(st.lists(st.integers(0, 400), max_size=5))
+def test_lines_are_events_too(cuts: list[int]) -> None:
+    """Then each note in front of one is a line of its own."""
+    begin = begun_note("o1", 7, [3], 1) + shown_note(0, [5], False, 0) + '{"a":1}\n'
+    stream = (begin + shown_note(0, [6], True, 0) + together_note(2) + ENDED_NOTE + "{}\n{}\n").encode()
+    splitter, record, relayed = EventSplitter(b"\n"), ResumeState(), list[bytes]()
+    borders = [0, *sorted(cuts), len(stream)]
+    for i in range(len(borders) - 1):
+        for event in splitter.feed(stream[borders[i] : borders[i + 1]]):
+            assert not record.take(event)
+            relayed.append(event.data)
+    assert relayed == [b'{"a":1}\n', b"{}\n{}\n"]
+    assert record.is_ended
+    assert record.progress == Progress("o1", 7, (3,), (ChoiceProgress((5, 6), True, 0),), num_events=3)
+
+
 def test_half_an_event_counts_for_nothing() -> None:
     splitter, record = EventSplitter(), ResumeState()
     for event in splitter.feed(STREAM[: len(EVENTS[0].encode()) + 30]):

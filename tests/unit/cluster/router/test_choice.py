@@ -113,7 +113,14 @@ def test_a_stream_goes_on_where_bytes_are_the_same_only() -> None:
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [("big", {"b"}), ("small", {"a"}), (None, {"a", "b"}), ("default", {"a", "b"}), (5, {"a", "b"})],
+    [
+        ("big", {"b"}),
+        ("also:latest", {"b"}),
+        ("small", {"a"}),
+        (None, {"a", "b"}),
+        ("default", {"a", "b"}),
+        (5, {"a", "b"}),
+    ],
 )
 def test_a_model_goes_to_who_serves_it(model: object, expected: set[str]) -> None:
     chooser = chooser_of(instance("a", served_names=("small",)), instance("b", 1, served_names=("big", "also")))

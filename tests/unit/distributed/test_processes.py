@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from fastdeploy_sd.config import Config, ParallelConfig
@@ -133,6 +136,33 @@ def test_a_stopped_rank_is_killed_and_named(caplog: pytest.LogCaptureFixture) ->
     assert next(r.getMessage() for r in caplog.records if r.levelno == logging.ERROR).startswith(
         "rank 1 has got nowhere"
     )
+
+
+def test_a_rank_is_not_killed_while_another_engine_is_waited_for() -> None:
+    class Experts:
+        """Of two engines of two ranks: which waits for which."""
+
+        def __init__(self) -> None:
+            self.pairs = [(0, 1), (1, 3)]
+
+        def awaited(self) -> npt.NDArray[np.bool_]:
+            found = np.zeros((4, 4), np.bool_)
+            found[tuple(zip(*self.pairs, strict=True))] = True
+            return found
+
+        def abort(self) -> None:
+            """Nothing waits."""
+
+    with started(timeout_s=0.5) as (engine, executor, _):
+        executor._others.share_experts(experts := Experts())  # type: ignore[arg-type]
+        engine.submit(toy_request("stop", [5, 6]))
+        with ThreadPoolExecutor(1) as pool:
+            step = pool.submit(engine.step)
+            time.sleep(2)
+            assert not step.done()
+            experts.pairs = [(0, 1), (3, 1)]  # the other engine waits for this one
+            with pytest.raises(InternalError, match=r"rank 1 has got nowhere for \d+ s"):
+                step.result(WAIT_S)
 
 
 def test_a_rank_that_computes_for_long_is_not_stopped() -> None:

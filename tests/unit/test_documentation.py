@@ -32,6 +32,7 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob(kind))
 ]
 OLD_NAMES = re.compile(r"\b(?:dear|hope[ds]?|belie[fv]\w*|lessons?|made_up|company)\b", re.IGNORECASE)
+MAX_LINE = 120  # but for rows of tables
 NO_ACTOR = re.compile(r"\b(?:nobody|somebody|whoever|everybody|patience)\b", re.IGNORECASE)
 
 
@@ -69,6 +70,13 @@ def test_words_that_hide_the_meaning_do_not_come_back_to_the_code() -> None:
     assert {path.suffix for path in SOURCES} == {".py", ".h", ".cc", ".cu"}
     assert places(SOURCES, OLD_NAMES) == []
     assert places((path for path in SOURCES if path.is_relative_to(ROOT / "fastdeploy_sd")), NO_ACTOR) == []
+
+
+def test_lines_of_text_are_short() -> None:
+    for page in PLAIN:
+        text = CODE.sub("", page.read_text(encoding="utf-8"))
+        long = [line for line in text.splitlines() if len(line) > MAX_LINE and not line.startswith("|")]
+        assert not long, page.relative_to(ROOT)
 
 
 def test_files_that_pages_name_exist() -> None:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from fastdeploy_sd.device import library
@@ -17,6 +18,15 @@ from fastdeploy_sd.worker.autotune import speed_limits
 
 # Each takes up to 3 GB of memory with the servers it starts.
 MAX_PROCESSES = 8
+# No test depends on how fast the machine is. Without `explain` no trace function slows every line down; with one
+# Python 3.11 has hung in a test.
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("suite")
 GOLDEN_DIR = Path(__file__).resolve().parent / "golden"
 
 

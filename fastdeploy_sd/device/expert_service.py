@@ -116,6 +116,7 @@ class ExpertService:
         self.kept: list[object] = []
         self.layers: dict[int, ExpertLayer] = {}
         self.is_closing = threading.Event()
+        self._is_open = threading.Lock()  # a watch may abort what another thread closes
         self._threads: list[threading.Thread] = []
 
     @classmethod
@@ -151,8 +152,10 @@ class ExpertService:
         self._call("meet", timeout_s=timeout_s)
 
     def abort(self) -> None:
-        """Make what this process waits for fail, at once and for ever."""
-        self._call("abort")
+        """Make what this process waits for fail, at once and for ever. After `close`, and while it runs, too."""
+        with self._is_open:
+            if self.handle >= 0:
+                self._call("abort")
 
     def leave(self, timeout_s: float) -> None:
         """Serve until every other rank leaves too or is gone; then this one is gone.
@@ -170,8 +173,9 @@ class ExpertService:
         self.is_closing.set()
         for thread in self._threads:
             thread.join()
-        self._call("close")
-        self.handle = -1
+        with self._is_open:
+            self._call("close")
+            self.handle = -1
         self.kept.clear()
 
     @property

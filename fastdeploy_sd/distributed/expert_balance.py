@@ -114,7 +114,7 @@ def rank_loads(loads: Loads, placement: Sequence[Sequence[int]]) -> Loads:
 def balancedness(of_ranks: Loads) -> float:
     """Return the mean load of ranks by the greatest, 1 where all are equal or idle."""
     greatest = float(of_ranks.max())
-    return float(of_ranks.mean()) / greatest if greatest > 0 else 1.0
+    return min(float(of_ranks.mean()) / greatest, 1.0) if greatest > 0 else 1.0  # the mean of equals may round up
 
 
 def slot_table(placement: Sequence[Sequence[int]], num_slots: int) -> I32:

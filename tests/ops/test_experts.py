@@ -277,6 +277,14 @@ def test_what_does_not_fit_the_service_is_named() -> None:
         assert other.states() == ("leaving", "serving")
 
 
+def test_a_service_that_is_closed_may_be_aborted() -> None:
+    """As by the thread that watches the other ranks."""
+    with threads(1), ranks_of([random_layer(12, (4, 48, 24))], linear_placement(4, 2)) as ranks:
+        service = ranks.services.pop()
+        service.close()
+        service.abort()
+
+
 def test_ranks_leave_together() -> None:
     layer = random_layer(13, (4, 48, 24))
     with threads(1), ranks_of([layer], linear_placement(4, 3)) as ranks:

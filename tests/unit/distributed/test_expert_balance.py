@@ -98,6 +98,10 @@ def test_skewed_load_is_spread_by_copies() -> None:
     assert balancedness(rank_loads(loads, balanced_placement(loads, ExpertGroupShape(8, 24)))) > 0.8
 
 
+def test_equal_loads_are_balanced_though_their_mean_rounds_up() -> None:
+    assert balancedness(np.full(7, 99488 / 7)) == 1
+
+
 def test_what_cannot_be_placed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"num_slots: expected at least one per expert \(3\), got 2"):
         replicated(np.ones(3), 2)

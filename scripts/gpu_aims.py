@@ -1,4 +1,4 @@
-"""What is aimed at on a GPU, each bound beside what gpu_check.py found there."""
+"""What is aimed at on a GPU, each bound with what gpu_check.py found there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def aims(checks: Findings) -> list[dict[str, Any]]:
 
 
 def summary(checks: Findings) -> Iterator[str]:
-    """Say of every kernel what it took beside its bound, and of every aim that it is missed."""
+    """Say of every kernel what it took, and its bound, and of every aim that it is missed."""
     for cost in _figures(checks, "kernel times").get("costs", []):
         if cost["bound_us"] is not None:
             took = f"{cost['us']:.1f} us, bound {cost['bound_us']:.1f} us, {cost['bound_share']:.0%}"

@@ -5,13 +5,13 @@ Usage: [PYTHON=python3] [WHEELS=FOLDER] scripts/gpu_check.sh [--stage N ...] [--
 
   1  every op against its reference, then small cases under compute-sanitizer: memory, races, barriers
   2  golden checkpoints, formats and families; the equality matrix; hand-over of KV; two GPUs, where there are two
-  3  the time of every kernel beside its bound
+  3  the time of every kernel, and its bound
   4  an engine: decoding, prompts, drafts, `auto` on recorded texts, what steps cost, how long the GPU waits
   5  the same work by PyTorch and FlashInfer, where they are installed
   6  servers: the same answers with every method and with a second level of the prefix cache; one under load
 
 The kernels are compiled for this GPU before anything else. A check that fails or is cut at its limit, with all that it
-started, is said so, and the others run. The file is written after each, and has what is aimed at beside what was found
+started, is said so, and the others run. The file is written after each, and has what is aimed at, and what was found
 (gpu_aims.py). A check that has passed with these sources is left out the next time, unless --again or --only asks for
 it: so the stages may run one after the other, or again after something was mended.
 

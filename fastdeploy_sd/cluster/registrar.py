@@ -119,19 +119,14 @@ class Registrar:
         return Ask("POST", path, body=self._codec.encode(path, message))
 
     async def _call(self, router: Target, ask: Ask) -> dict[str, Any]:
-        async with asyncio.timeout(_TIMEOUT_S):
-            exchange = await self._http.ask(router, ask)
-            try:
-                text = await exchange.read_all(_MAX_ANSWER_BYTES)
-            finally:
-                self._http.finish(router, exchange)
+        status, text = await self._http.fetch(router, ask, _MAX_ANSWER_BYTES, _TIMEOUT_S)
         answer = _object_of(text)
-        if exchange.status == NotFound.status:
+        if status == NotFound.status:
             raise NotFound("it does not know this instance any more")
-        if exchange.status >= 400:  # noqa: PLR2004 (where HTTP's errors begin)
+        if status >= 400:  # noqa: PLR2004 (where HTTP's errors begin)
             error = answer.get("error")
             reason = error.get("message") if isinstance(error, dict) else None
-            raise InternalError(f"it answers {exchange.status}: {reason or 'without a reason'}")
+            raise InternalError(f"it answers {status}: {reason or 'without a reason'}")
         return answer
 
 

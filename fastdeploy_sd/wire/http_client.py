@@ -117,6 +117,18 @@ class HttpClient:
             exchange.status, exchange.headers = head.status_code, list(head.headers)
             return exchange
 
+    async def fetch(self, target: Target, ask: Ask, max_bytes: int, timeout_s: float) -> tuple[int, bytes]:
+        """Return the status and the body of a short answer; of a longer one some bytes more than `max_bytes`.
+
+        Raises TimeoutError: it took longer. BrokenError: as `ask` and `Exchange.read`.
+        """
+        async with asyncio.timeout(timeout_s):
+            exchange = await self.ask(target, ask)
+            try:
+                return exchange.status, await exchange.read_all(max_bytes)
+            finally:
+                self.finish(target, exchange)
+
     def finish(self, target: Target, exchange: Exchange, exchanges: set[Exchange] | None = None) -> None:
         """Keep the connection for another request when it is fit for one, else end it."""
         if exchanges is not None:

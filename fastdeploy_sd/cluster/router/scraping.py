@@ -22,14 +22,7 @@ async def scrape(http: HttpClient, targets: Iterable[Target], headers: Headers) 
 
 async def _body_of(http: HttpClient, target: Target, headers: Headers) -> str | None:
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            exchange = await http.ask(target, Ask("GET", "/metrics", headers))
-            try:
-                body = await exchange.read_all(_MAX_BYTES)
-            except BaseException:
-                exchange.abort()
-                raise
-            http.finish(target, exchange)
+        status, body = await http.fetch(target, Ask("GET", "/metrics", headers), _MAX_BYTES, _TIMEOUT_S)
     except (TimeoutError, Unavailable):
         return None
-    return body.decode("utf-8", "replace") if exchange.status == _OK and len(body) <= _MAX_BYTES else None
+    return body.decode("utf-8", "replace") if status == _OK and len(body) <= _MAX_BYTES else None

@@ -90,7 +90,7 @@ def assert_shares(first: Command, second: Command) -> None:
 
 
 def test_a_command_that_leaves_may_come_again(options: dict[str, Any]) -> None:
-    """Who connects without the secret is not heard, and nobody listens at the last address."""
+    """Who connects without the secret is not heard, and no process listens at the last address."""
     with command(options, 0) as first:
         with command(options, 1) as second:
             assert_shares(first, second)

@@ -79,7 +79,7 @@ def test_one_disturbed_step_is_soon_forgotten() -> None:
 
 
 def test_many_requests_at_once_after_steps_of_one_have_chunks_that_fill_the_time() -> None:
-    """Steps of many decoding tokens take long: they must not be taken for steps with dear prompts."""
+    """Steps of many decoding tokens take long: they must not be taken for steps with costly prompts."""
 
     def step_ms(num_tokens: int) -> float:
         return 15.0 + 5.0 * num_tokens

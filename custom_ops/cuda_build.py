@@ -43,6 +43,7 @@ _SHARED_HEADERS = (
     build.ROOT / "cpu" / "kernels" / "attention_sharing.h",
     build.ROOT / "cpu" / "kernels" / "gated_delta_check.h",
     build.ROOT / "cpu" / "kernels" / "kv_check.h",
+    build.ROOT / "cpu" / "kernels" / "lora_check.h",
     build.ROOT / "cpu" / "kernels" / "moe_check.h",
     build.ROOT / "cpu" / "kernels" / "rope_heads.h",
     build.ROOT / "cpu" / "kernels" / "linear_grouped.h",

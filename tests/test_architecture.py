@@ -93,7 +93,10 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 REFERENCE = PACKAGE / "ops" / "reference"
 REFERENCES_MAY_IMPORT = {"types", "errors", "device.arrays", "ops.reference"} | {
     f"ops.{values}"
-    for values in ("bf16", "candidates", "delta_memory", "kv_cache", "linear_format", "mtp_batch", "ngram_texts")
+    for values in (
+        *("adapter_slots", "bf16", "candidates", "delta_memory", "kv_cache", "linear_format", "mtp_batch"),
+        "ngram_texts",
+    )
 }
 PADDLE_FREE = [part for part in MAY_IMPORT if part not in ONLY_IN["paddle"]]
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "marshal", "shelve"}

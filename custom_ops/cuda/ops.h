@@ -18,6 +18,7 @@
 #include "fdsd/collective.h"
 #include "fdsd/gated_delta.h"
 #include "fdsd/linear.h"
+#include "fdsd/lora.h"
 #include "fdsd/moe.h"
 #include "fdsd/mtp.h"
 #include "fdsd/ngram.h"
@@ -48,6 +49,8 @@ Error RowRequests(const RowRequestsParams& p, Stream stream);
 Error HeadLinear(const HeadLinearParams& p, void* workspace, Stream stream);
 Error KeepHidden(const KeepHiddenParams& p, Stream stream);
 Error Linear(const LinearParams& p, void* workspace, Stream stream);
+Error LoraExpand(const LoraExpandParams& p, Stream stream);
+Error LoraShrink(const LoraShrinkParams& p, Stream stream);
 Error MoeFfn(const MoeFfnParams& p, void* workspace, Stream stream);
 Error MtpHold(const MtpHoldParams& p, Stream stream);
 Error MtpPlan(const MtpPlanParams& p, Stream stream);

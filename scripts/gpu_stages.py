@@ -97,7 +97,14 @@ def _answers(scale: Scale) -> Sequence[Check]:
     verify = (python, "-c", _CLI, "verify", *scale.served, *gpu, *small, "--methods", ",".join(METHODS[:-1]), "--json")
     engines = ("tests/engine", "tests/conformance", "tests/benchmarks")
     return (
-        Check(2, "golden", 90, (*pytest, "tests/engine/test_gpu.py"), expected=SOME_PASSED),
+        # The second file says why it is left out where Paddle is no build for GPUs.
+        Check(
+            2,
+            "golden",
+            90,
+            (*pytest, "-rs", "tests/engine/test_gpu.py", "tests/engine/test_gpu_paddle.py"),
+            expected=SOME_PASSED,
+        ),
         Check(2, "families", 200, (*pytest, "tests/engine/test_exactness.py"), expected=SOME_PASSED),
         Check(2, "verify", 60, verify),
         # The others want a model on the CPU, and so Paddle.

@@ -150,8 +150,11 @@ def _gpu() -> dict[str, str]:
     if isinstance(found, str):
         return {"gpu": f"not used: {found}"}
     kernels = f"{found.path}, for {found.architectures}"
+    import fastdeploy_sd.worker.loading.framework  # noqa: F401 (before Paddle's import)
+    from fastdeploy_sd.device.cuda.paddle_memory import memory_text
+
     try:
-        return {"gpu": found.text, "gpu kernels": kernels}
+        return {"gpu": found.text, "gpu kernels": kernels, "gpu memory": memory_text(found)}
     except (ValueError, DeviceLost) as error:  # others fill it: there is no room for a context
         return {"gpu": f"not used: {found.device_name}: {error}", "gpu kernels": kernels}
 

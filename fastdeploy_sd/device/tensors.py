@@ -50,7 +50,7 @@ def from_numpy(array: npt.NDArray[np.generic]) -> Tensor:
             f"array: expected contiguous f32, u16, f16, i8, u8, i32 or i64, got {array.dtype}{array.shape}"
         )
     if array.size == 0:
-        return paddle.empty(array.shape, dtype=_DTYPES[array.dtype])
+        return paddle._C_ops.empty(array.shape, _DTYPES[array.dtype], paddle.CPUPlace())  # whatever set_device says
     flat = core.frombuffer(array.reshape(-1).view(np.uint8), dtype=_DTYPES[array.dtype])
     return flat if array.ndim == 1 else flat.reshape(array.shape)  # 10 us, and most arrays are columns
 

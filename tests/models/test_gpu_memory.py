@@ -14,7 +14,7 @@ import pytest
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
-from fastdeploy_sd.device.cuda.memory import CudaMemory
+from fastdeploy_sd.device.cuda.memory import Allocator
 from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint
@@ -61,14 +61,14 @@ def test_what_a_server_takes_is_no_more_than_was_told(
 ) -> None:
     """Weights, KV and steps; and for steps more than a third of what was told, but for the graphs."""
     given: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()
-    allocate = CudaMemory._allocate
+    allocate = Allocator.allocate
 
-    def noted(self: CudaMemory, num_bytes: int) -> DeviceMemory:
+    def noted(self: Allocator, num_bytes: int) -> DeviceMemory:
         memory = allocate(self, num_bytes)
         given.add(memory)
         return memory
 
-    monkeypatch.setattr(CudaMemory, "_allocate", noted)
+    monkeypatch.setattr(Allocator, "allocate", noted)
     monkeypatch.setattr(gpu_memory, "_GRAPH_BYTES", 0)
     monkeypatch.setattr(device_choice, "cuda_device", CudaDevice)  # another test's has its memory already
     config = config_of(golden.ROOT / "qwen3-tiny")

@@ -57,6 +57,14 @@ FDSD_EXPORT const char* fdsd_cuda_name() {
   return cudaGetDeviceProperties(&properties, device) == cudaSuccess ? properties.name : "no GPU";
 }
 
+// The number of the calling thread's GPU.
+FDSD_EXPORT fdsd::Error fdsd_cuda_current_device(int64_t* number) {
+  int device = 0;
+  const fdsd::Error error = TextOf(cudaGetDevice(&device));
+  *number = device;
+  return error;
+}
+
 // Of the GPU, whichever process has what is not free.
 FDSD_EXPORT fdsd::Error fdsd_cuda_memory_bytes(int64_t* free_bytes, int64_t* total_bytes) {
   size_t free_size = 0;

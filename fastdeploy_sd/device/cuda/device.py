@@ -17,7 +17,8 @@ from fastdeploy_sd.device.cuda.buffer import CudaBuffer, CudaTransfers
 from fastdeploy_sd.device.cuda.call import DeviceCall, Workspace
 from fastdeploy_sd.device.cuda.handles import CudaEvent, new_stream
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.memory import CudaMemory
+from fastdeploy_sd.device.cuda.memory import Allocator, CudaMemory
+from fastdeploy_sd.device.cuda.paddle_memory import allocator_of
 from fastdeploy_sd.device.cuda.program import CudaProgram
 from fastdeploy_sd.device.cuda.uploads import CudaUploads
 from fastdeploy_sd.device.device import Device
@@ -37,11 +38,11 @@ class CudaDevice(Device):
 
     kind = "gpu"
 
-    def __init__(self, library: CudaLibrary) -> None:
+    def __init__(self, library: CudaLibrary, allocator: Allocator | None = None) -> None:
         self.library, self.text = library, library.device_name
         self._own_stream = new_stream(library)
         self.stream = self._own_stream.address
-        self.memory = CudaMemory(library)
+        self.memory = CudaMemory(allocator or Allocator(library))
         self.transfers = CudaTransfers(library, self.memory, self.stream)
         self.workspace = Workspace(self.memory)
         self._uploads: CudaUploads | None = None
@@ -148,5 +149,5 @@ class CudaDevice(Device):
 
 @functools.cache
 def cuda_device(library: CudaLibrary) -> CudaDevice:
-    """Return the device of the GPU that a library's functions use."""
-    return CudaDevice(library)
+    """Return the device of the GPU that a library's functions use; its memory is Paddle's where that may be shared."""
+    return CudaDevice(library, allocator_of(library))

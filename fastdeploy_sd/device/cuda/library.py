@@ -110,6 +110,12 @@ class CudaLibrary:
         name: bytes = self.functions.fdsd_cuda_name()
         return name.decode()
 
+    def current_device(self) -> int:
+        """Return the number of the calling thread's GPU."""
+        number = ctypes.c_int64()
+        self.call("current_device", ctypes.byref(number))
+        return number.value
+
     def memory_bytes(self) -> tuple[int, int]:
         """Return the bytes of the GPU's memory, and how many of them are free. Raises ValueError: it does not say."""
         free, total = ctypes.c_int64(), ctypes.c_int64()
@@ -158,9 +164,9 @@ class CudaLibrary:
         if error:
             raise self._failure(f"{op}: {error.decode(errors='replace')}")
 
-    def discard(self, name: str, address: int) -> None:
+    def discard(self, name: str, *addresses: int) -> None:
         """Call `fdsd_cuda_<name>` that gives something back; its error is that of work before, which a wait reports."""
-        self._error_of(name, (address,))
+        self._error_of(name, addresses)
 
     def verify(self, op: str, struct: str) -> None:
         """Raise ConfigError unless the op is here and takes the params that the kernel library's takes."""

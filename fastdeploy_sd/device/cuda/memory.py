@@ -20,11 +20,44 @@ from fastdeploy_sd.device.memory import DeviceMemory
 ALIGNMENT = 256
 
 
+class Allocator:
+    """Where a GPU's memory comes from: the driver."""
+
+    def __init__(self, library: CudaLibrary) -> None:
+        self.library = library
+
+    @property
+    def text(self) -> str:
+        """What it is, for people."""
+        return "taken from the driver"
+
+    def allocate(self, num_bytes: int) -> DeviceMemory:
+        """Return memory with anything in it, at a multiple of 256, that nothing under way uses.
+
+        Raises MemoryError: the GPU has not that much.
+        """
+        try:
+            address = self.library.made("allocate", ctypes.c_int64(num_bytes))
+        except ValueError as error:
+            raise self.shortage(num_bytes, error) from None
+        return DeviceMemory(address, num_bytes, functools.partial(self.library.discard, "free"))
+
+    def total_and_free(self) -> tuple[int, int]:
+        """Return the bytes of the GPU, and how many of them `allocate` may still give."""
+        return self.library.memory_bytes()
+
+    def shortage(self, num_bytes: int, error: Exception) -> MemoryError:
+        """Return what `allocate` raises."""
+        _, free = self.library.memory_bytes()
+        return MemoryError(f"{num_bytes} bytes of the GPU's memory, of which {free} are free: {error}")
+
+
 class CudaMemory:
     """Hands out a GPU's memory; of the emulated one every request gets a piece of its own, whose ends are watched."""
 
-    def __init__(self, library: CudaLibrary) -> None:
-        self._library = library
+    def __init__(self, allocator: Allocator) -> None:
+        self.allocator = allocator
+        self._library = allocator.library
         self._piece: DeviceMemory | None = None
         self._used = 0
 
@@ -37,25 +70,13 @@ class CudaMemory:
         piece_bytes = self._library.piece_bytes
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if 4 * size > piece_bytes:
-            memory = self._allocate(num_bytes)
+            memory = self.allocator.allocate(num_bytes)
             return memory, memory.address
         if self._piece is None or self._used + size > piece_bytes:
-            self._piece, self._used = self._allocate(piece_bytes), 0
+            self._piece, self._used = self.allocator.allocate(piece_bytes), 0
         address = self._piece.address + self._used
         self._used += size
         return self._piece, address
-
-    def free_bytes(self) -> int:
-        return self._library.memory_bytes()[1]
-
-    def _allocate(self, num_bytes: int) -> DeviceMemory:
-        try:
-            address = self._library.made("allocate", ctypes.c_int64(num_bytes))
-        except ValueError as error:
-            raise MemoryError(
-                f"{num_bytes} bytes of the GPU's memory, of which {self.free_bytes()} are free: {error}"
-            ) from None
-        return DeviceMemory(address, num_bytes, functools.partial(self._library.discard, "free"))
 
 
 def pinned_zeros(library: CudaLibrary, num_bytes: int) -> npt.NDArray[np.uint8]:

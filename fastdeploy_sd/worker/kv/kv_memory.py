@@ -155,7 +155,7 @@ def room_for_kv(
         return kv_sizing.half_of(group.smallest(free_memory), config.parallel.engines_per_host, state_bytes)
     max_tokens = kv_sizing.max_model_len(config, target)
     steps = gpu_memory.step_bytes(config, target, list(drafts.values()), max_tokens, found.library)
-    memory = gpu_memory.GpuMemory(*found.library.memory_bytes(), steps)
+    memory = gpu_memory.GpuMemory(*found.memory.allocator.total_and_free(), steps)
     share = config.cache.gpu_memory_utilization
     least = group.smallest(lambda: max(memory.room(share), 0))
     return gpu_memory.room_for_kv(config, memory, least, group.size)

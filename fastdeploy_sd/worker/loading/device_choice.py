@@ -10,6 +10,7 @@ from fastdeploy_sd.config import Config, cpu_only, gpu_only
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import cuda_device
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
+from fastdeploy_sd.device.cuda.paddle_memory import memory_text
 from fastdeploy_sd.device.cuda.sharing import num_devices
 from fastdeploy_sd.device.device import Device, choose
 from fastdeploy_sd.device.processors import own_processors
@@ -38,7 +39,9 @@ def choose_device(config: Config, rank: int = 0) -> Device:
         refusal = ConfigError(f"device: expected cpu or auto on this machine, got gpu: {library}", param="device")
     elif refusal is None and (refusal := _too_few(config, library)) is None:
         try:
-            return choose(cuda_device(library))
+            chosen = cuda_device(library)
+            _log.info("GPU memory: %s", memory_text(library))
+            return choose(chosen)
         except (ValueError, MemoryError, DeviceLost) as error:  # others fill it, or the driver gave it up
             text = f"device: expected a GPU with room for a context, got {library.device_name}: {error}"
             refusal = ConfigError(text, param="device")

@@ -1,0 +1,1 @@
+from paddle.device import cuda as cuda

@@ -75,12 +75,12 @@ class Device:
             return tensors.to_numpy(tensor.view(paddle.int16)).view(np.uint16)
         return tensors.to_numpy(tensor)
 
-    def write(self, tensor: Tensor, array: npt.NDArray[Any]) -> None:
-        """Copy an array into the first rows of a tensor, after the calls so far.
+    def write(self, tensor: Tensor, array: npt.NDArray[Any], begin: int = 0) -> None:
+        """Copy an array into the rows of a tensor from `begin` on, after the calls so far.
 
         Raises ValueError: of another type or shape than the rows.
         """
-        rows = self.read(tensor)[: len(array)]
+        rows = self.read(tensor)[begin : begin + len(array)]
         if rows.dtype != array.dtype or rows.shape != array.shape:
             raise ValueError(f"array: expected {rows.dtype}{list(rows.shape)}, got {array.dtype}{list(array.shape)}")
         rows[:] = array

@@ -10,6 +10,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layer_builder import LayerBuilder
@@ -69,7 +70,7 @@ class Decoder:
         embed, final_norm: draft layers may share them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 (it is one model)
         self,
         source: WeightSource,
         config: DecoderConfig,
@@ -77,12 +78,14 @@ class Decoder:
         packer: WeightPacker | None = None,
         group: TpGroup = ALONE,
         weights: DecoderWeights | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Load this rank's part.
 
         Args:
             packer: the source's, None = one that packs everything.
             weights: of the source; None = as it has them. Another head has logits for other tokens.
+            adapters: get the layers that they can change.
 
         Raises CheckpointError: a tensor is missing, has another shape, would not be used, or is not for float16.
         """
@@ -90,7 +93,7 @@ class Decoder:
         weights = DecoderWeights(source, config) if weights is None else weights
         weights.verify()
         packer = WeightPacker(source) if packer is None else packer
-        builder = LayerBuilder(config, scheme, packer, group)
+        builder = LayerBuilder(config, scheme, packer, group, adapters)
         self.embed = Embedding(weights.embedding(), scheme, packer)
         scales = (config.embedding_scale, *[config.residual_scale] * config.num_layers)
         self._layers = [builder.layer(weights, i, scales[i]) for i in range(config.num_layers)]

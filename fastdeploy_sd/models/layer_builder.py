@@ -11,6 +11,8 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.device.expert_service import ExpertLayer, ExpertSlot
+from fastdeploy_sd.models.adapted_linears import adapted_linears
+from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.attention_config import AttentionConfig, GatedDeltaConfig, LatentAttentionConfig
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig, MoeConfig
@@ -23,6 +25,7 @@ from fastdeploy_sd.models.layers.linear import (
     ExpertMemory,
     GatheredLinear,
     Linear,
+    LinearAdapters,
     LinearLayer,
     SummedLinear,
     TpGroup,
@@ -56,8 +59,16 @@ WeightAndBias = tuple[WeightMatrix, Weights | None]
 class LayerBuilder:
     """Builds what a rank has of a decoder's layers, and of what surrounds them."""
 
-    def __init__(self, config: DecoderConfig, scheme: QuantScheme, packer: WeightPacker, group: TpGroup) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        scheme: QuantScheme,
+        packer: WeightPacker,
+        group: TpGroup,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._config, self._scheme, self._packer, self._group = config, scheme, packer, group
+        self._adapters = adapters
         self._shard = DecoderShard(config, group.shard, group.spread)
 
     def layer(
@@ -86,14 +97,14 @@ class LayerBuilder:
 
     def _attention(self, weights: LayerWeights, i: int) -> TokenMixer:
         config, eps = self._config.layers[i].attention, self._config.norm_eps
-        output = self._summed(weights.output(i), self._shard.attention(config))
+        output = self._summed(weights.output(i), self._shard.attention(config), self._adapters_of(i, "output"))
         if isinstance(config, GatedDeltaConfig):
             return self._delta_net(weights.delta_net(i), config, output)
         if isinstance(config, LatentAttentionConfig):
             return self._latent_attention(weights.latent(i), config, output)
         norms, gate = weights.qk_norms(i), weights.output_gate(i)
         qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
-        qkv = self._outputs(weights.qkv(i), self._shard.qkv(config))
+        qkv = self._outputs(weights.qkv(i), self._shard.qkv(config), self._adapters_of(i, "qkv"))
         own_gate = None if gate is None else self._outputs((gate, None), [self._shard.attention(config).inputs])
         return Attention(qkv, output, config, qk_norm, self._sinks(weights.sinks(i), config), own_gate)
 
@@ -167,9 +178,9 @@ class LayerBuilder:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
         mlp = self._config.layers[i].mlp
         return GatedMlp(
-            self._outputs(weights.gate_up(i, part, size), (gate, up)),
+            self._outputs(weights.gate_up(i, part, size), (gate, up), self._adapters_of(i, "gate_up")),
             mlp.activation if isinstance(mlp, DenseConfig) else "silu",
-            self._summed(weights.down(i, part, size), own),
+            self._summed(weights.down(i, part, size), own, self._adapters_of(i, "down")),
         )
 
     def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:
@@ -228,16 +239,31 @@ class LayerBuilder:
 
         return pack
 
-    def _outputs(self, weight_and_bias: WeightAndBias, rows: Sequence[range]) -> Linear:
+    def _adapters_of(self, i: int, role: str) -> LinearAdapters | None:
+        """Allocate the adapters of one of layer i's linear layers; None = it has none."""
+        linear = None if self._adapters is None else adapted_linears(self._config, self._shard, i).get(role)
+        if self._adapters is None or linear is None:
+            return None
+        is_shared = len(linear.inputs) < linear.in_features
+        communicator = self._group.communicator if is_shared else None
+        return LinearAdapters(self._adapters.add(linear), linear.slices, communicator)
+
+    def _outputs(
+        self, weight_and_bias: WeightAndBias, rows: Sequence[range], adapters: LinearAdapters | None = None
+    ) -> Linear:
         """Build the rank's outputs of a linear layer, which stay with it."""
         matrix, bias = weight_and_bias
-        return Linear(self._packer.linear(matrix.rows(rows), self._scheme.linear), _of_rows(bias, rows))
+        return Linear(self._packer.linear(matrix.rows(rows), self._scheme.linear), _of_rows(bias, rows), adapters)
 
-    def _summed(self, weight_and_bias: WeightAndBias, own: SumPart) -> LinearLayer:
+    def _summed(
+        self, weight_and_bias: WeightAndBias, own: SumPart, adapters: LinearAdapters | None = None
+    ) -> Linear | SummedLinear:
         """Build the rank's part of a linear layer whose inputs are shared out."""
         matrix, bias = weight_and_bias
         packed = self._packer.linear(matrix.columns(own.inputs), self._scheme.linear, own.slices)
-        return Linear(packed, bias) if self._group.is_alone else SummedLinear(packed, bias, self._group)
+        if self._group.is_alone:
+            return Linear(packed, bias, adapters)
+        return SummedLinear(packed, bias, self._group, adapters)
 
     def _gathered(self, weight_and_bias: WeightAndBias, fmt: LinearFormat, own: range) -> LinearLayer:
         """Build the rank's part of a linear layer whose outputs every rank needs."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.config import Config, ModelConfig, QuantizationFormats, SchedulerConfig
 from fastdeploy_sd.device.tensors import from_numpy
+from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.layers.attention import AttentionInputs
+from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.ops.delta_memory import DeltaStates
 from fastdeploy_sd.ops.kv_cache import RequestBlocks
-from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.types import F32, I32, offsets
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 from fastdeploy_sd.worker.kv import kv_memory, kv_sizing
 from fastdeploy_sd.worker.kv.state_memory import StateMemory, layer_memories
@@ -54,6 +57,8 @@ class SingleSequence:
         quantization: str | QuantizationFormats | None = None,
         *,
         keeps_integers: bool = False,
+        group: TpGroup = ALONE,
+        adapters: Adapters | None = None,
     ) -> None:
         checkpoint = Checkpoint(golden.ROOT / model)
         self.config = read_decoder_config(checkpoint.config)
@@ -64,24 +69,35 @@ class SingleSequence:
             self.num_packed_bytes += num_bytes
 
         packer = WeightPacker(checkpoint, on_packed=count, keeps_integers=keeps_integers)
-        self.decoder = Decoder(checkpoint, self.config, QuantScheme.create(dtype, quantization), packer)  # type: ignore[arg-type]
+        scheme, self._shard = QuantScheme.create(dtype, quantization), group.shard  # type: ignore[arg-type]
+        self.decoder = Decoder(checkpoint, self.config, scheme, packer, group, adapters=adapters)
 
     def logits(self, token_ids: I32) -> F32:
         """Return f32[T, V], the logits after every token of the sequence, computed in one call."""
-        n, c = len(token_ids), self.config
-        blocks = -(-n // BLOCK_SIZE)
-        layers, kv_format = kv_sizing.LayerKv.of_decoder(c), kv_sizing.KvCacheFormat(BLOCK_SIZE, self.dtype)
-        caches = kv_memory.allocate(layers, blocks, kv_format)
+        return self.batch_logits([token_ids])
+
+    def batch_logits(self, sequences: Sequence[I32], slots: Sequence[int] | None = None) -> F32:
+        """Return those of several sequences, each with the adapter in its slot, one after another.
+
+        A model with recurrent states takes one only.
+        """
+        counts, c = np.array([len(sequence) for sequence in sequences]), self.config
+        token_ids, n = np.concatenate(sequences), int(counts.sum())
+        max_blocks = -(-int(counts.max()) // BLOCK_SIZE)
+        tables = np.arange(len(sequences) * max_blocks, dtype=np.int32).reshape(len(sequences), max_blocks)
+        positions = np.concatenate([np.arange(count) for count in counts])
+        rows = np.repeat(np.arange(len(sequences)), counts)
+        layers = kv_sizing.LayerKv.of_decoder(c, self._shard)
+        caches = kv_memory.allocate(layers, tables.size, kv_sizing.KvCacheFormat(BLOCK_SIZE, self.dtype))
         inputs = AttentionInputs(
-            positions=from_numpy(np.arange(n, dtype=np.int32)),
-            slot_mapping=from_numpy(np.arange(n, dtype=np.int64)),
-            query_start_loc=from_numpy(np.array([0, n], np.int32)),
-            seq_lens=from_numpy(np.array([n], np.int32)),
-            blocks=RequestBlocks(
-                from_numpy(np.zeros(1, np.int32)), from_numpy(np.arange(blocks, dtype=np.int32)[None].copy())
-            ),
-            rotary=make_rotary(c, n, c.max_position),
+            positions=from_numpy(positions.astype(np.int32)),
+            slot_mapping=from_numpy(rows * max_blocks * BLOCK_SIZE + positions),
+            query_start_loc=from_numpy(offsets(counts)),
+            seq_lens=from_numpy(counts.astype(np.int32)),
+            blocks=RequestBlocks(from_numpy(np.arange(len(sequences), dtype=np.int32)), from_numpy(tables)),
+            rotary=make_rotary(c, int(counts.max()), c.max_position),
             states=first_step(n) if c.delta_nets else None,
+            adapter_slots=None if slots is None else from_numpy(np.array(slots, np.int32)[rows]),
         )
         states = allocate_states(c, self.dtype, 1)
         memories = caches if states is None else layer_memories(c, caches, states.nets)

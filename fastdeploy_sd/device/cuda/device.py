@@ -92,8 +92,8 @@ class CudaDevice(Device):
         self.library.call("copy", address(array), tensor.address, ctypes.c_int64(array.nbytes))
         return array
 
-    def write(self, tensor: Any, array: Array) -> None:
-        rows = tensor[: len(array)]
+    def write(self, tensor: Any, array: Array, begin: int = 0) -> None:
+        rows = tensor[begin : begin + len(array)]
         if rows.shape != list(array.shape) or rows.element != element_of(array.dtype) or not array.flags.c_contiguous:
             raise ValueError(f"array: expected rows of {tensor}, got {array.dtype}{list(array.shape)}")
         self.wait()  # what was started may still read what is there

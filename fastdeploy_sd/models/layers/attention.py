@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paddle import Tensor
 
 from fastdeploy_sd.models.attention_config import AttentionConfig
-from fastdeploy_sd.models.layers.linear import Linear, LinearLayer
+from fastdeploy_sd.models.layers.linear import AdaptedLayer, Linear
 from fastdeploy_sd.models.rope_config import RopeConfig
 from fastdeploy_sd.ops.attention import cascade_append_attention, find_shared_prefixes, rope_store_kv_
 from fastdeploy_sd.ops.batch import gather_output_rows
@@ -47,6 +47,7 @@ class AttentionInputs:
         tree_mask: which new tokens each one sees, where they may be trees of drafts; see `cascade_append_attention`.
         states: what the step does with recurrent states; None = the model has none.
         outputs: None = every row's output is wanted.
+        adapter_slots: i32[T], each row's slot of an adapter or -1; None = rows have none. Only where `outputs` is None.
         on_stored: called with a layer's cache once the step's tokens are in it, for calls that belong there; in a
             recording they stand between the layer's own.
     """
@@ -62,6 +63,7 @@ class AttentionInputs:
     more_groups: Sequence[GroupMaps] = ()
     tree_mask: Tensor | None = None
     states: DeltaStates[Tensor] | None = None
+    adapter_slots: Tensor | None = None
     _prefixes: dict[tuple[int, int], SharedPrefixes[Tensor]] = field(init=False, default_factory=dict)
 
     @property
@@ -88,7 +90,7 @@ class Attention:
     def __init__(
         self,
         qkv: Linear,
-        output: LinearLayer,
+        output: AdaptedLayer,
         config: AttentionConfig,
         qk_norm: QkNorm[Tensor] | None,
         sinks: Tensor | None = None,
@@ -118,11 +120,12 @@ class Attention:
             softcap=self._softcap,
             sinks=self._sinks,
         )
-        return self._output(y if self._gate is None else sigmoid_gate(y, self._gate(x)))
+        gated = y if self._gate is None else sigmoid_gate(y, self._gate(x))
+        return self._output(gated, slots=inputs.adapter_slots)
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> rotated q [T, Hq * D]; writes the T new tokens' KV."""
-        qkv = self._qkv(x)
+        qkv = self._qkv(x, slots=inputs.adapter_slots)
         slots, rotary = inputs.maps_of(cache).slot_mapping, inputs.rotary[self._rope]
         q = rope_store_kv_(qkv, cache, inputs.positions, slots, rotary, self._qk_norm)
         if inputs.on_stored is not None:

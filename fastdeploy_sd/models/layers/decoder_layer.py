@@ -98,7 +98,7 @@ class DecoderLayer:
         if self._output_norms is not None:
             x, _ = self._output_norms[0](x)
         x, residual = self._feed_forward_norm(x, residual)
-        x = self._feed_forward(x)
+        x = self._feed_forward(x, inputs.adapter_slots)
         if self._output_norms is not None:
             x, _ = self._output_norms[1](x)
         return x, residual

@@ -13,9 +13,12 @@ from fastdeploy_sd.device.device import constant
 from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.sharding import spread_experts
+from fastdeploy_sd.ops.adapter_slots import AdapterSlots
 from fastdeploy_sd.ops.collective import AnyCommunicator, all_gather, all_reduce
 from fastdeploy_sd.ops.linear import linear
+from fastdeploy_sd.ops.lora import lora_expand_, lora_shrink
 from fastdeploy_sd.ops.packing import PackedLinear
+from fastdeploy_sd.types.ranges import SliceRule
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
 
 
@@ -88,27 +91,67 @@ class LinearLayer(Protocol):
         ...
 
 
+class AdaptedLayer(Protocol):
+    """A LinearLayer that may have adapters."""
+
+    def __call__(self, x: Tensor, *, slots: Tensor | None = None) -> Tensor:
+        """x [T, K] -> [T, N] in x's dtype, each row with the adapter in its slot of i32[T]; None = without any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearAdapters:
+    """The adapters of a layer.
+
+    Attributes:
+        slices: of the rank's sum over its inputs.
+        communicator: of the ranks that share the inputs out, None = each has all.
+    """
+
+    slots: AdapterSlots[Tensor]
+    slices: SliceRule
+    communicator: AnyCommunicator | None = None
+
+    def add_to(self, y: Tensor, x: Tensor, slots: Tensor) -> Tensor:
+        """Add to the layer's output, in place, what its rows' adapters make of its input; return it."""
+        u = lora_shrink(x, slots, self.slots, self.slices)
+        if self.communicator is not None:
+            u = all_reduce(u, self.communicator, paddle.float32)
+        lora_expand_(y, u, slots, self.slots)
+        return y
+
+
 class Linear:
     """A layer that needs no other rank: a whole one, or one whose outputs stay with the rank."""
 
-    def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None) -> None:
-        self._packed = packed
+    def __init__(
+        self, packed: PackedLinear[Tensor], bias: Weights | None, adapters: LinearAdapters | None = None
+    ) -> None:
+        self._packed, self._adapters = packed, adapters
         self._bias = None if bias is None else constant(bias)
 
-    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
-        return linear(x, self._packed, self._bias, out_dtype)
+    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None, *, slots: Tensor | None = None) -> Tensor:
+        y = linear(x, self._packed, self._bias, out_dtype)
+        return y if slots is None or self._adapters is None else self._adapters.add_to(y, x, slots)
 
 
 class SummedLinear:
     """A layer whose inputs are shared out: x [T, K / ranks] -> [T, N], the sum over all ranks, then the whole bias."""
 
-    def __init__(self, packed: PackedLinear[Tensor], bias: Weights | None, group: TpGroup) -> None:
-        self._packed, self._group = packed, group
+    def __init__(
+        self,
+        packed: PackedLinear[Tensor],
+        bias: Weights | None,
+        group: TpGroup,
+        adapters: LinearAdapters | None = None,
+    ) -> None:
+        self._packed, self._group, self._adapters = packed, group, adapters
         self._bias = None if bias is None else constant(bias)
 
-    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None) -> Tensor:
+    def __call__(self, x: Tensor, out_dtype: paddle.dtype | None = None, *, slots: Tensor | None = None) -> Tensor:
         partial = linear(x, self._packed, None, paddle.float32)
-        return all_reduce(partial, self._group.communicator, x.dtype if out_dtype is None else out_dtype, self._bias)
+        y = all_reduce(partial, self._group.communicator, x.dtype if out_dtype is None else out_dtype, self._bias)
+        return y if slots is None or self._adapters is None else self._adapters.add_to(y, x, slots)
 
 
 class GatheredLinear:

@@ -12,26 +12,26 @@ from paddle import Tensor
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
 from fastdeploy_sd.models.decoder_config import Activation, MoeConfig
-from fastdeploy_sd.models.layers.linear import LinearLayer, TpGroup
+from fastdeploy_sd.models.layers.linear import AdaptedLayer, LinearLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.experts import combine_experts, dispatch_experts
 from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.rowwise import geglu, sigmoid_gate, swiglu
 
-# Maps [T, H] to [T, H].
-FeedForward = Callable[[Tensor], Tensor]
+# Maps [T, H] to [T, H], each row with the adapter in its slot of i32[T]; None = without any.
+FeedForward = Callable[[Tensor, Tensor | None], Tensor]
 _GATES: Mapping[Activation, Callable[[Tensor], Tensor]] = {"silu": swiglu, "gelu_tanh": geglu}
 
 
 class GatedMlp:
     """down(activation(gate(x)) * up(x)), gate and up in one multiplication."""
 
-    def __init__(self, gate_up: LinearLayer, activation: Activation, down: LinearLayer) -> None:
+    def __init__(self, gate_up: AdaptedLayer, activation: Activation, down: AdaptedLayer) -> None:
         self._gate_up, self._gate, self._down = gate_up, _GATES[activation], down
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._gate(self._gate_up(x)))
+    def __call__(self, x: Tensor, slots: Tensor | None) -> Tensor:
+        return self._down(self._gate(self._gate_up(x, slots=slots)), slots=slots)
 
 
 class GatedExpert:
@@ -40,8 +40,8 @@ class GatedExpert:
     def __init__(self, expert: FeedForward, gate: LinearLayer) -> None:
         self._expert, self._gate = expert, gate
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return sigmoid_gate(self._expert(x), self._gate(x))
+    def __call__(self, x: Tensor, slots: Tensor | None) -> Tensor:
+        return sigmoid_gate(self._expert(x, slots), self._gate(x))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +129,7 @@ class SpreadMoeMlp:
     def __init__(self, router: Router, experts: ServedExperts, shared: FeedForward | None, group: TpGroup) -> None:
         self._router, self._experts, self._shared, self._group = router, experts, shared, group
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, slots: Tensor | None) -> Tensor:
         r, e, shard = self._router, self._experts, self._group.shard
         expert_ids: Tensor
         weights: Tensor
@@ -137,7 +137,7 @@ class SpreadMoeMlp:
             x, r.weight, e.service, e.number, part=shard.rank, num_parts=shard.size, is_first=e.is_first, **r.options()
         )
         # Computed while other ranks compute the tokens' experts.
-        shared = None if self._shared is None else self._shared(x)
+        shared = None if self._shared is None else self._shared(x, slots)
 
         def combined(shared: Tensor | None, out_dtype: paddle.dtype | None = None) -> Tensor:
             return combine_experts(
@@ -156,8 +156,8 @@ class MoeMlp:
     def __init__(self, router: Router, experts: Experts, shared: FeedForward | None, group: TpGroup) -> None:
         self._router, self._experts, self._shared, self._group = router, experts, shared, group
 
-    def __call__(self, x: Tensor) -> Tensor:
-        shared = None if self._shared is None else self._shared(x)
+    def __call__(self, x: Tensor, slots: Tensor | None) -> Tensor:
+        shared = None if self._shared is None else self._shared(x, slots)
         if self._group.is_alone:
             return self._sum(x, shared)
         return all_reduce(self._sum(x, None, paddle.float32), self._group.communicator, x.dtype, shared=shared)

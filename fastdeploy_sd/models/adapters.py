@@ -1,0 +1,124 @@
+"""Low-rank adapters of a decoder: slots in the device's memory for every layer that they can change, and their filling.
+
+Source: arXiv:2106.09685.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from paddle import Tensor
+
+from fastdeploy_sd.device.device import constant, device
+from fastdeploy_sd.errors import CheckpointError, suggest
+from fastdeploy_sd.models.adapted_linears import AdaptedLinear
+from fastdeploy_sd.models.weights.peft import LoraMatrices, PeftAdapter
+from fastdeploy_sd.ops.adapter_slots import AdapterSlots
+from fastdeploy_sd.ops.bf16 import narrow, storage, widen
+from fastdeploy_sd.types import F32
+
+
+class Adapters:
+    """The adapters of one rank, each in a slot.
+
+    Args:
+        num_slots, max_rank: at least 1.
+        dtype: of the activations, which is also that of the matrices here.
+
+    Attributes:
+        num_bytes: of the memory.
+    """
+
+    def __init__(self, num_slots: int, max_rank: int, dtype: str) -> None:
+        self.num_slots, self.max_rank, self._dtype = num_slots, max_rank, storage(dtype)
+        self._linears: list[tuple[AdaptedLinear, AdapterSlots[Tensor]]] = []
+        self._shapes: dict[str, tuple[int, int]] = {}
+        self.num_bytes = 0
+
+    def add(self, linear: AdaptedLinear) -> AdapterSlots[Tensor]:
+        """Allocate the slots of a layer; raises MemoryError, OSError: the device has not that much."""
+        num_parts, num_rows = len(linear.parts), [len(rows) for rows in linear.rows]
+        slots = AdapterSlots(
+            a=device().zeros((self.num_slots, num_parts * self.max_rank, len(linear.inputs)), self._dtype),
+            b=device().zeros((self.num_slots, self.max_rank, sum(num_rows)), self._dtype),
+            ranks=device().zeros((self.num_slots, num_parts), np.int32),
+            scales=device().zeros((self.num_slots, num_parts), np.float32),
+            part_ends=constant(np.cumsum(num_rows).astype(np.int32)),
+        )
+        self._linears.append((linear, slots))
+        self._shapes |= linear.modules
+        self.num_bytes += linear.num_bytes(self.num_slots, self.max_rank, self._dtype.itemsize)
+        return slots
+
+    def digest(self, folder: Path) -> str:
+        """Return 32 hexadecimal digits of all that is in an adapter's files; raises CheckpointError."""
+        return PeftAdapter(folder).digest()
+
+    def load(self, slot: int, folder: Path) -> str:
+        """Fill a slot that no row in flight uses, and return the digest of what was read.
+
+        Raises CheckpointError, with file and tensor: the folder holds no adapter, one that asks for more than low-rank
+        matrices of the layers here, or one of another model; then the slot is as it was.
+        """
+        adapter = PeftAdapter(folder)
+        self._verify(adapter)
+        for module in adapter.modules:
+            for data in adapter.matrices(module)[:2]:
+                if not np.isfinite(widen(narrow(data, self._dtype))).all():
+                    raise CheckpointError(f"{adapter.path}: {module}: expected finite numbers, got others")
+        digest = adapter.digest()
+        for linear, slots in self._linears:
+            found = {name: adapter.matrices(name) for name in linear.modules if name in adapter.modules}
+            self._fill(slot, linear, slots, found)
+        return digest
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot: rows in it are computed as without an adapter."""
+        for linear, slots in self._linears:
+            _write(slots.ranks, slot, np.zeros(len(linear.parts), np.int32))
+
+    def _verify(self, adapter: PeftAdapter) -> None:
+        for module, (rank, shape) in adapter.modules.items():
+            if module not in self._shapes:
+                known = sorted({name.split(".", 2)[2] for name in self._shapes})
+                raise CheckpointError(
+                    f"{adapter.path}: {module}: expected modules of the model that adapters can change"
+                    f" ({', '.join(known)} of its layers), got another{suggest(module, self._shapes)}"
+                )
+            if shape != self._shapes[module]:
+                wanted, got = (f"{out} outputs of {inputs} inputs" for out, inputs in (self._shapes[module], shape))
+                raise CheckpointError(f"{adapter.path}: {module}: expected {wanted}, as the model has, got {got}")
+            if rank > self.max_rank:
+                raise CheckpointError(
+                    f"{adapter.path}: {module}: expected a rank of at most max_lora_rank, {self.max_rank}, got {rank}"
+                )
+        for linear, _ in self._linears:
+            found = [name for name in linear.modules if name in adapter.modules]
+            if len(found) > 1 and f"{linear.place}.{linear.fused}" in found:
+                raise CheckpointError(f"{adapter.path}: expected {linear.fused} or its parts, got {', '.join(found)}")
+
+    def _fill(
+        self, slot: int, linear: AdaptedLinear, slots: AdapterSlots[Tensor], found: Mapping[str, LoraMatrices]
+    ) -> None:
+        num_parts = len(linear.parts)
+        ranks, scales = np.zeros(num_parts, np.int32), np.zeros(num_parts, np.float32)
+        a: F32 = np.zeros((num_parts, self.max_rank, len(linear.inputs)), np.float32)
+        ends = np.cumsum([len(rows) for rows in linear.rows])
+        b: F32 = np.zeros((self.max_rank, ends[-1]), np.float32)
+        for module, matrices in found.items():
+            rank = len(matrices.a)
+            for part, rows in linear.rows_within(module).items():
+                ranks[part], scales[part] = rank, matrices.scale
+                a[part, :rank] = matrices.a[:, linear.inputs.start : linear.inputs.stop]
+                b[:rank, ends[part] - len(rows) : ends[part]] = matrices.b[rows.start : rows.stop].T
+        if found:
+            _write(slots.a, slot, narrow(a.reshape(-1, a.shape[2]), self._dtype))
+            _write(slots.b, slot, narrow(b, self._dtype))
+            _write(slots.scales, slot, scales)
+        _write(slots.ranks, slot, ranks)
+
+
+def _write(tensor: Tensor, slot: int, array: np.ndarray) -> None:
+    device().write(tensor, np.ascontiguousarray(array)[None], slot)

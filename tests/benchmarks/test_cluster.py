@@ -77,6 +77,7 @@ def test_a_death_costs_answers_nothing_but_time() -> None:
     assert all(job.ended == COMPLETE and job.num_done == job.num_wanted for job in outcome.jobs)
 
 
+@pytest.mark.slow
 def test_one_instance_is_an_m_d_1_queue() -> None:
     """Poisson arrivals, one request at a time, a service of one step: mean wait rho * D / (2 * (1 - rho))."""
     step_ms, load, network_s = 10.0, 0.6, 0.0002
@@ -89,6 +90,7 @@ def test_one_instance_is_an_m_d_1_queue() -> None:
     assert np.mean(waits) == pytest.approx(load * step_ms / (2 * (1 - load)), rel=0.06)
 
 
+@pytest.mark.slow
 def test_the_more_a_policy_knows_of_loads_the_shorter_are_the_waits() -> None:
     shape = shape_of(LinearTimes(20.0, 0.0, 0.0), max_num_seqs=1, max_num_queued_requests=10_000)
     p99 = {

@@ -328,6 +328,7 @@ def test_what_a_communicator_of_nodes_must_be_made_of() -> None:
                 Communicator.over(exchange, rank, 4, lambda error: None, local)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_processes_get_the_same_bytes_also_on_one_core(size: int) -> None:
     with rank_processes(size) as ranks:
@@ -343,6 +344,7 @@ def test_processes_get_the_same_bytes_also_on_one_core(size: int) -> None:
         assert len({rank.reply() for rank in ranks}) == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_costs_the_attempt_and_a_killed_one_too() -> None:
     with rank_processes(2, timeout_s=0.3) as ranks:
         for rank in ranks:
@@ -363,6 +365,7 @@ def test_a_stopped_rank_costs_the_attempt_and_a_killed_one_too() -> None:
         assert ranks[0].ask("reduce", seed=0, rows=1, columns=64) == "error: all_reduce: rank 1 did not come in time"
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_hear_of_a_failure_and_of_an_abort() -> None:
     """Long before their deadline."""
     with rank_processes(4) as ranks:

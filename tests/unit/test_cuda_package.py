@@ -67,6 +67,7 @@ def test_missing_kernels_are_built_once_for_the_gpu_alone(nvcc: pathlib.Path, ca
     assert kernels.kept("8.0", may_build=False) is None
 
 
+@pytest.mark.slow
 def test_a_build_that_fails_says_what_the_compiler_did_and_the_next_one_starts_anew(nvcc: pathlib.Path) -> None:
     (nvcc / "fails").touch()
     with pytest.raises(ConfigError, match=r"(?s)GPU of 8.9 cannot.*linear.cu\(7\): error.*fastdeploy_sd\[gpu\]"):
@@ -80,6 +81,7 @@ def test_a_build_that_fails_says_what_the_compiler_did_and_the_next_one_starts_a
         kernels.kept("7.5", may_build=True)
 
 
+@pytest.mark.slow
 def test_other_sources_and_another_compiler_have_a_library_of_their_own(nvcc: pathlib.Path) -> None:
     first = kernels.kept("9.0", may_build=True)
     (nvcc / "nvcc").write_text(NVCC.replace("13.9.1", "13.9.2"))

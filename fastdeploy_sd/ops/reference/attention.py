@@ -187,28 +187,27 @@ def cascade_append_attention(  # noqa: PLR0913, PLR0917 (it is one op)
 
     Arguments are those of ops.attention.cascade_append_attention; `prefixes` change nothing.
     """
-    heads_of_q = widen(q).reshape(len(q), q.shape[1] // cache.head_dim, cache.head_dim).astype(np.float64)
+    num_heads = q.shape[1] // cache.head_dim
+    by_kv_head = (cache.num_kv_heads, num_heads // cache.num_kv_heads)
+    heads_of_q = widen(q).reshape(len(q), *by_kv_head, cache.head_dim).astype(np.float64)
     y = np.zeros(heads_of_q.shape, np.float32)
     keys, values = _unpacked(cache)
     for r, length in enumerate(seq_lens):
         rows = range(query_start_loc[r], query_start_loc[r + 1])
         own = blocks.block_tables[blocks.table_rows[r], : -(-int(length) // cache.block_size)]
-        k, v = (
-            x[own].reshape(-1, *x.shape[2:])[:length].repeat(heads_of_q.shape[1] // cache.num_kv_heads, axis=1)
-            for x in (keys, values)
-        )
+        k, v = (x[own].reshape(-1, *x.shape[2:])[:length].transpose(1, 0, 2).astype(np.float64) for x in (keys, values))
         for i, row in enumerate(rows):
             is_tree = tree_mask is not None and len(rows) <= MAX_TREE_ROWS
             mask = int(tree_mask[row]) if tree_mask is not None and is_tree else -1
             new = [j for j in range(i) if mask >> j & 1] + [i]
             seen = np.array([*range(int(length) - len(rows)), *(int(length) - len(rows) + j for j in new)])
             seen = seen[min(cache.first_key, len(seen) - 1) :][-(window or len(seen)) :]
-            scores = scale * np.einsum("hd,khd->hk", heads_of_q[row], k[seen])
+            scores = scale * heads_of_q[row] @ k[:, seen].transpose(0, 2, 1)
             scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
-            counted = scores if sinks is None else np.column_stack([scores, sinks])
-            weights = np.exp(counted - counted.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
-            y[row] = np.einsum("hk,khd->hd", weights[:, : len(seen)], v[seen])
+            counted = scores if sinks is None else np.concatenate([scores, sinks.reshape(*by_kv_head, 1)], axis=2)
+            weights = np.exp(counted - counted.max(axis=2, keepdims=True))
+            weights /= weights.sum(axis=2, keepdims=True)
+            y[row] = weights[..., : len(seen)] @ v[:, seen]
     return narrow(y.reshape(q.shape), q.dtype)
 
 

@@ -9,6 +9,7 @@ from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
+from fastdeploy_sd.types.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,13 @@ def adapted_linears(config: DecoderConfig, shard: DecoderShard, layer: int) -> M
     Left out are mixtures of experts, gated attention's q, k and v, and whatever is in the place of usual attention.
     """
     return dict(_of_layer(config, shard, layer))
+
+
+def adapter_bytes(config: DecoderConfig, shard: Shard, num_slots: int, max_rank: int, itemsize: int) -> int:
+    """Return the bytes of a rank's slots in all layers; raises ConfigError as DecoderShard."""
+    own = DecoderShard(config, shard)
+    layers = (adapted_linears(config, own, i).values() for i in range(config.num_layers))
+    return sum(linear.num_bytes(num_slots, max_rank, itemsize) for linears in layers for linear in linears)
 
 
 def _of_layer(config: DecoderConfig, shard: DecoderShard, layer: int) -> Iterator[tuple[str, AdaptedLinear]]:

@@ -53,8 +53,8 @@ class Adapters:
         return slots
 
     def digest(self, folder: Path) -> str:
-        """Return 32 hexadecimal digits of all that is in an adapter's files; raises CheckpointError."""
-        return PeftAdapter(folder).digest()
+        """Return 32 hexadecimal digits of an adapter that can be loaded; raises CheckpointError as load."""
+        return self._open(folder).digest()
 
     def load(self, slot: int, folder: Path) -> str:
         """Fill a slot that no row in flight uses, and return the digest of what was read.
@@ -62,12 +62,7 @@ class Adapters:
         Raises CheckpointError, with file and tensor: the folder holds no adapter, one that asks for more than low-rank
         matrices of the layers here, or one of another model; then the slot is as it was.
         """
-        adapter = PeftAdapter(folder)
-        self._verify(adapter)
-        for module in adapter.modules:
-            for data in adapter.matrices(module)[:2]:
-                if not np.isfinite(widen(narrow(data, self._dtype))).all():
-                    raise CheckpointError(f"{adapter.path}: {module}: expected finite numbers, got others")
+        adapter = self._open(folder)
         digest = adapter.digest()
         for linear, slots in self._linears:
             found = {name: adapter.matrices(name) for name in linear.modules if name in adapter.modules}
@@ -79,7 +74,16 @@ class Adapters:
         for linear, slots in self._linears:
             _write(slots.ranks, slot, np.zeros(len(linear.parts), np.int32))
 
-    def _verify(self, adapter: PeftAdapter) -> None:
+    def _open(self, folder: Path) -> PeftAdapter:
+        adapter = PeftAdapter(folder)
+        self._verify_modules(adapter)
+        for module in adapter.modules:
+            for data in adapter.matrices(module)[:2]:
+                if not np.isfinite(widen(narrow(data, self._dtype))).all():
+                    raise CheckpointError(f"{adapter.path}: {module}: expected finite numbers, got others")
+        return adapter
+
+    def _verify_modules(self, adapter: PeftAdapter) -> None:
         for module, (rank, shape) in adapter.modules.items():
             if module not in self._shapes:
                 known = sorted({name.split(".", 2)[2] for name in self._shapes})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.errors import CheckpointError
+from fastdeploy_sd.models.adapted_linears import adapter_bytes
 from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.types import I32
@@ -99,6 +100,14 @@ def test_an_adapter_fits_a_gguf_of_its_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_memory_is_as_foreseen(size: int) -> None:
+    with rank_groups(size) as ranks:
+        for rank in ranks:
+            own, adapters = model_with("phi3-tiny", dtype="bfloat16", group=rank.group)
+            assert adapters.num_bytes == adapter_bytes(own.config, rank.group.shard, 1, MAX_RANK, 2)
+
+
 def test_the_digest_is_of_numbers_and_scale(tmp_path: Path) -> None:
     options: list[Options] = [
         {},
@@ -107,8 +116,9 @@ def test_the_digest_is_of_numbers_and_scale(tmp_path: Path) -> None:
         {"use_rslora": True},
         {"alpha_pattern": {"q_proj": 3}},
     ]
+    _, adapters = model_with("llama-tiny")
     digests = [
-        Adapters(1, 4, "float32").digest(write_adapter(tmp_path / f"{i}", "llama-tiny", ("q_proj",), **option))
+        adapters.digest(write_adapter(tmp_path / f"{i}", "llama-tiny", ("q_proj",), **option))
         for i, option in enumerate([*options, {"peft_version": "0.1"}])
     ]
     assert len(set(digests)) == len(options)
@@ -167,6 +177,8 @@ def test_what_is_no_adapter_of_the_model_is_refused_by_name(options: Options, me
     folder = write_adapter(tmp_path, "llama-tiny", ("q_proj",), **options)
     own, adapters = model_with("llama-tiny", write_adapter(tmp_path / "good", "llama-tiny"))
     before = own.batch_logits([tokens(3)], [1])
+    with pytest.raises(CheckpointError, match=message):
+        adapters.digest(folder)
     with pytest.raises(CheckpointError, match=message):
         adapters.load(1, folder)
     np.testing.assert_array_equal(own.batch_logits([tokens(3)], [1]), before)

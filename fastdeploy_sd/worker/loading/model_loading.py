@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fastdeploy_sd.config import Config, formats_of
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.attention_config import LatentAttentionConfig
 from fastdeploy_sd.models.decoder import Decoder
 from fastdeploy_sd.models.decoder_config import DecoderConfig
@@ -57,8 +58,9 @@ def load_model(
     decoder_config: DecoderConfig,
     draft_weights: Mapping[str, DraftWeights],
     group: TpGroup = ALONE,
+    adapters: Adapters | None = None,
 ) -> LoadedModel:
-    """Pack this rank's weights, with a progress bar, and build the layers over them.
+    """Pack this rank's weights, with a progress bar, and build the layers over them; `adapters` get the target's.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -83,7 +85,7 @@ def load_model(
         _packed(folder, checkpoint, scheme, "target", group) as stores,
     ):
         packer = WeightPacker(checkpoint, stores[0], progress.add, config.model.keeps_integers, stores[1])
-        decoder = Decoder(checkpoint, decoder_config, scheme, packer, group)
+        decoder = Decoder(checkpoint, decoder_config, scheme, packer, group, adapters=adapters)
         # A copy of the head in another format comes from the target's checkpoint, so it is in the target's file.
         head = draft_head_format(config, scheme.lm_head)
         target = TargetParts(decoder, DecoderWeights(checkpoint, decoder_config), packer, head)

@@ -16,8 +16,9 @@ from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program.declaration import BF16, ELEMENT_BYTES
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.ops.attention import CASCADE_APPEND_ATTENTION, FIND_SHARED_PREFIXES
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS
 from fastdeploy_sd.ops.linear import LINEAR
-from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
+from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat, format_code
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
 from fastdeploy_sd.ops.sampling import SAMPLE
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
@@ -25,8 +26,11 @@ from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
 # Columns packed from random weights; the matrix repeats their panels.
 _PACKED_COLUMNS = 1024
 _BF16_BYTES = 2
-# Format of a linear layer's weights -> what its kernels multiply.
-NUMBERS: Mapping[LinearFormat, Numbers] = {"bfloat16": "bfloat16", "wint8": "int8", "wint4": "int8", "fp8": "fp8"}
+# Format of a linear layer's weights -> what its kernels multiply. Of integers with groups: those of common files.
+NUMBERS: Mapping[LinearFormat, Numbers] = {
+    "bfloat16": "bfloat16", "wint8": "int8", "wint4": "int8", "fp8": "fp8", "q4_0": "int8", "q8_0": "int8",
+    "q4_k": "int8", "q6_k": "int8", "int4_g128": "int8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,8 @@ def _linear(sizes: GpuSizes) -> Iterator[GpuCase]:
 @cache
 def _packed(fmt: LinearFormat, in_features: int, out_features: int) -> np.ndarray:
     columns = min(out_features, _PACKED_COLUMNS)
+    if fmt in GROUP_FORMATS and fmt not in LINEAR_FORMATS:  # what the numbers are costs nothing
+        return np.zeros(packed_bytes(in_features, out_features, fmt), np.uint8)
     weight = np.random.default_rng(0).standard_normal((columns, in_features), np.float32)
     return np.resize(pack_linear(weight, fmt).data, packed_bytes(in_features, out_features, fmt))
 

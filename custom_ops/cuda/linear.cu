@@ -1,7 +1,7 @@
 // Products of few or many rows with packed weights, which are packed as for the CPU (linear_layout.h): what a lane
 // reads of a panel is what it multiplies. How many rows a block has changes no row's bits (linear_stages.h).
 #include "fdsd/linear.h"
-#include "linear_grouped_kernel.h"
+#include "linear_kernels.h"
 #include "ops.h"
 
 namespace fdsd::cuda {
@@ -34,6 +34,10 @@ __global__ __launch_bounds__(kFloatTileRows* kPanelColumns) void LinearFloatKern
   output.Store(shape, row, column, total.Total(shape.slices.count));
 }
 
+// Chips take 8-bit floats apart into registers, and scale what groups make: too few are left for 64 rows.
+template <typename Weights>
+constexpr bool kHasTilesOf64 = Weights::kFormat != LinearFormat::kFp8 && !Weights::kIsGrouped;
+
 struct LinearCall {
   const LinearParams& p;
   RowGroups groups;
@@ -53,9 +57,9 @@ struct LinearCall {
   Error MultiplyFewRows() const {
     using Few = FewRows<Weights, kRowTiles>;
     const bool by_warpgroup = DeviceHasWarpgroupProducts();
-    const int32_t num_stages = Few::NumStages(LimitsOfDevice(), by_warpgroup);
+    const int32_t num_stages = Few::NumStages(LimitsOfDevice(), by_warpgroup, shape.groups);
     const LaunchShape launch{dim3(num_panels(), num_tiles()), dim3(kThreads),
-                             Few::DynamicBytes(num_stages, by_warpgroup)};
+                             Few::DynamicBytes(num_stages, by_warpgroup, shape.groups)};
     return Multiply<FewRowsKernel<Weights, kRowTiles>>(launch, num_stages);
   }
 
@@ -63,9 +67,9 @@ struct LinearCall {
   Error MultiplyManyRows() const {
     using Many = ManyRows<Weights, kRowTiles>;
     const auto num_columns = static_cast<unsigned>(DivideUp(num_panels(), Many::kPanels));
-    const int32_t num_stages = Many::NumStages(LimitsOfDevice(), shape.slices.count);
+    const int32_t num_stages = Many::NumStages(LimitsOfDevice(), shape.slices.count, shape.groups);
     const LaunchShape launch{dim3(num_columns, num_tiles()), dim3(kThreads),
-                             Many::DynamicBytes(num_stages, shape.slices.count)};
+                             Many::DynamicBytes(num_stages, shape.slices.count, shape.groups)};
     return Multiply<ManyRowsKernel<Weights, kRowTiles>>(launch, num_stages);
   }
 
@@ -88,7 +92,7 @@ struct LinearCall {
       default:
         break;
     }
-    if constexpr (Weights::kFormat != LinearFormat::kFp8) {
+    if constexpr (kHasTilesOf64<Weights>) {
       if (groups.tile_rows == 64) return MultiplyFewRows<Weights, 8>();
     }
     // Registers have room for more rows where no products of integers and no slices are kept.
@@ -96,19 +100,6 @@ struct LinearCall {
       if (shape.slices.count == 1) return MultiplyManyRows<Weights, kWholeSumTiles>();
     }
     return MultiplyManyRows<Weights, kWholeSumTiles / 2>();
-  }
-
-  // By the kernel of the format, which is one from kFirst on.
-  template <int32_t kFirst = static_cast<int32_t>(LinearFormat::kQ4Of0)>
-  Error MultiplyGrouped() const {
-    if constexpr (kFirst < kNumLinearFormats) {
-      constexpr auto kFormat = static_cast<LinearFormat>(kFirst);
-      if (p.format != kFormat) return MultiplyGrouped<kFirst + 1>();
-      return Launch<GroupedKernel<kFormat>>(LaunchShape{dim3(num_panels(), num_tiles()), dim3(kGroupedThreads)}, stream,
-                                            shape, groups, input, DevicePtr<const uint8_t>(p.packed), output);
-    } else {
-      return "format: expected one of a kernel, got another";
-    }
   }
 
   template <typename X>
@@ -143,7 +134,7 @@ struct LinearCall {
   Error Run() const {
     if (p.format == LinearFormat::kFloat32) return MultiplyFloats<X>();
     if (const Error error = PrepareInput<X>(); error != nullptr) return error;
-    if (IsGrouped(p.format)) return MultiplyGrouped();
+    if (IsGrouped(p.format)) return MultiplyRows<GroupedWeights>();
     switch (p.format) {
       case LinearFormat::kBFloat16:
         return MultiplyRows<Bf16Weights>();
@@ -159,23 +150,20 @@ struct LinearCall {
   }
 };
 
-// Whether the device has shared memory for tiles of 64 rows. Chips take 8-bit floats apart into registers, of which too
-// few are left for so many rows.
+// Whether the device has shared memory for tiles of 64 rows.
 bool HasTilesOf64(LinearFormat format) {
   const DeviceLimits limits = LimitsOfDevice();
   const bool by_warpgroup = DeviceHasWarpgroupProducts();
   switch (format) {
-    case LinearFormat::kFp8:
-      return false;
     case LinearFormat::kBFloat16:
     case LinearFormat::kFloat16:
-      return FewRows<Bf16Weights, 8>::NumStages(limits, by_warpgroup) > 0;
+      return FewRows<Bf16Weights, 8>::NumStages(limits, by_warpgroup, {}) > 0;
     case LinearFormat::kWint8:
-      return FewRows<Wint8Weights, 8>::NumStages(limits, by_warpgroup) > 0;
+      return FewRows<Wint8Weights, 8>::NumStages(limits, by_warpgroup, {}) > 0;
     case LinearFormat::kWint4:
-      return FewRows<Wint4Weights, 8>::NumStages(limits, by_warpgroup) > 0;
+      return FewRows<Wint4Weights, 8>::NumStages(limits, by_warpgroup, {}) > 0;
     default:
-      return true;
+      return false;
   }
 }
 
@@ -214,7 +202,7 @@ Error MultiplyGroups(const LinearParams& p, const RowGroups& groups, void* works
   char* const bytes = static_cast<char*>(workspace);
   const LinearInput input{p.num_rows, DevicePtr<uint32_t>(bytes), DevicePtr<GroupScale>(bytes + parts.scales)};
   const LinearShape shape{p.out_features, BordersOf(SlicesOf(p.in_features, p.format, p.slices), p.format), p.y_dtype,
-                          0};
+                          0, GroupLayoutOf(p.format)};
   const LinearOutput output{DevicePtr<const float>(p.bias), DevicePtr<uint8_t>(p.y)};
   const LinearCall call{p, groups, shape, input, output, stream};
   return WithElement(p.x_dtype, [&](auto element) { return call.Run<decltype(element)>(); });

@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "device_limits.h"
-#include "linear_pipeline.h"
+#include "linear_groups_stages.h"
 
 namespace fdsd::cuda {
 
@@ -21,15 +21,20 @@ constexpr int kSides = 2;
 constexpr int kSideThreads = kWarpgroupWarps / kSides * kWarpSize;
 static_assert(kThreads / kSideThreads == kPartsInStep);
 
+// The ring that stages of these weights go through, of one side.
+template <typename Weights, int kPanels, int kRows, int kRingThreads>
+using RingOf = std::conditional_t<Weights::kIsGrouped, GroupedRing<kPanels, kRows, kRingThreads>,
+                                  StageRing<Weights, kPanels, kRows, kRingThreads>>;
+
 // Few rows, where reading the weights takes the time. Block (panel, tile) has 32 columns of kRowTiles * 8 rows of a
 // group. Each of its warps has a part of every slice, with a ring of its own.
 template <typename Weights, int kRowTiles>
 struct FewRows {
   static constexpr int kRows = kRowTiles * kMatrixColumns;
-  static constexpr int kExchangedRows = kRows < 16 ? kRows : 16;
+  static constexpr int kExchangedRows = kRows < 16 || Weights::kIsGrouped ? 8 : 16;
   static constexpr int kExchanged = kExchangedRows * kPanelColumns;
   static constexpr int kPerThread = kExchanged / kThreads;
-  using Ring = StageRing<Weights, 1, kRows, kWarpSize>;
+  using Ring = RingOf<Weights, 1, kRows, kWarpSize>;
   // Of a warpgroup, with as much on its way.
   using WarpgroupRing = StageRing<Weights, 1, kRows, kSideThreads, kSides>;
   // Minimum blocks of a multiprocessor. Without this number nvcc would take more registers than two blocks have, or
@@ -38,14 +43,16 @@ struct FewRows {
   static constexpr int kStaticBytes = kWarps * kExchanged * int{sizeof(float)};
 
   // Of all rings of a block. by_warpgroup: the device has such products.
-  static constexpr int32_t DynamicBytes(int num_stages, bool by_warpgroup) {
-    return by_warpgroup && kIsByWarpgroup<Weights> ? kWarps / kWarpgroupWarps * WarpgroupRing::Bytes(num_stages)
-                                                   : kWarps * Ring::Bytes(num_stages);
+  static int32_t DynamicBytes(int num_stages, bool by_warpgroup, const GroupLayout& groups) {
+    if constexpr (kIsByWarpgroup<Weights>) {
+      if (by_warpgroup) return kWarps / kWarpgroupWarps * WarpgroupRing::Bytes(num_stages);
+    }
+    return kWarps * Ring::Bytes(num_stages, groups);
   }
   // Stages of a ring; 0 = a device with these limits has no room for such tiles.
-  static int32_t NumStages(const DeviceLimits& limits, bool by_warpgroup) {
+  static int32_t NumStages(const DeviceLimits& limits, bool by_warpgroup, const GroupLayout& groups) {
     return StagesOf(limits, {kThreads, kMinBlocks}, {kMaxRingStages, 3, kMinRingStages},
-                    [=](int32_t count) { return kStaticBytes + DynamicBytes(count, by_warpgroup); });
+                    [&](int32_t count) { return kStaticBytes + DynamicBytes(count, by_warpgroup, groups); });
   }
 };
 
@@ -75,8 +82,8 @@ __device__ __forceinline__ void MultiplyFewRows(const StageSource& source, int n
   using Few = FewRows<Weights, kRowTiles>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::Bytes(num_stages), num_stages, source,
-                          StageWalk(source.slices, warp, warp + 1, Weights::kPieceStages));
+  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::Bytes(num_stages, source.groups), num_stages,
+                          source, StageWalk(source.slices, warp, warp + 1, Weights::kPieceStages));
 #pragma unroll 1
   for (int s = 0; s < source.slices.count; ++s) {
     Products<float, kRowTiles> sums = {};

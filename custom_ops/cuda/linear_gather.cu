@@ -1,47 +1,51 @@
 // Rows of a packed weight matrix of integers as numbers, and columns of x; see custom_ops/cpu/kernels/linear_gather.cc.
 #include "fdsd/linear.h"
-#include "linear_grouped_kernel.h"
+#include "linear_groups.h"
 #include "ops.h"
 
 namespace fdsd::cuda {
 namespace {
 
+// A step's four codes of a column of a unit.
+__device__ __forceinline__ uint32_t CodesOf(const GroupLayout& groups, DevicePtr<const uint8_t> unit, int step,
+                                            int column) {
+  const DevicePtr<const uint32_t> words = ViewAs<const uint32_t>(unit);
+  if (groups.bits == 8) return words[step * kPanelColumns + column];
+  constexpr int kHalf = kPanelColumns / 2;
+  const uint32_t low = words[step * kHalf + column % kHalf] >> (column < kHalf ? 0 : 4) & 0x0f0f0f0fu;
+  if (groups.bits == 4) return low;
+  const int num_bits = groups.bits - 4;
+  const int sharing = 8 / num_bits;
+  const int32_t at = groups.unit[1] / int32_t{sizeof(uint32_t)} + step / sharing * kPanelColumns + column;
+  return low | HighBits(words[at], step % sharing, num_bits);
+}
+
 // Block (row, unit): a lane has four inputs of a unit.
-template <LinearFormat kFormat>
-__global__ __launch_bounds__(kWarpSize) void GatherKernel(int32_t in_features, DevicePtr<const uint8_t> packed,
+__global__ __launch_bounds__(kWarpSize) void GatherKernel(const __grid_constant__ GroupLayout groups,
+                                                          int32_t in_features, DevicePtr<const uint8_t> packed,
                                                           DevicePtr<const int32_t> indices, DType y_dtype,
                                                           DevicePtr<uint8_t> y) {
-  using Unit = GroupedUnit<kFormat>;
   const int64_t row = blockIdx.x;
   const int32_t index = indices[row];
   const int64_t num_unit = int64_t{index / kPanelColumns} * gridDim.y + blockIdx.y;
-  const Unit unit{packed + num_unit * Unit::kUnitBytes, index % kPanelColumns};
+  const DevicePtr<const uint8_t> unit = packed + num_unit * groups.unit_bytes();
+  const int column = index % kPanelColumns;
   const int step = static_cast<int>(threadIdx.x);
-  const int group = step / Unit::kGroupWords;
-  const float scale = unit.Scale(group);
-  const float minimum = unit.Minimum(group, scale);
-  const uint32_t codes = unit.Codes(step);
+  const int group = step / groups.group_words;
+  const DevicePtr<const uint8_t> plane = unit + groups.unit[kScalePlane];
+  const FactorPair scales = FactorsOf(groups.scale, plane, group, column & ~1);
+  const FactorPair minima = MinimaOf(groups.minimum, unit + groups.unit[kMinimumPlane], group, column & ~1, scales);
+  const float scale = column % 2 == 0 ? scales.low : scales.high;
+  const uint32_t zero = groups.scale == FactorKind::kOfWint4 ? plane[group * kPanelColumns + column] >> 4
+                                                             : static_cast<uint32_t>(groups.zero);
+  const uint32_t codes = SignedCodes(CodesOf(groups, unit, step, column), zero);
   for (int i = 0; i < 4; ++i) {
     const int32_t k = static_cast<int32_t>(blockIdx.y) * kQuantGroup + 4 * step + i;
     if (k >= in_features) return;
     float value = static_cast<float>(static_cast<int8_t>(codes >> (8 * i))) * scale;
-    if constexpr (Unit::kHasMinima) value = value + minimum;
+    if (groups.minimum != FactorKind::kNone) value = value + (column % 2 == 0 ? minima.low : minima.high);
     StoreFloat(y_dtype, y, row * in_features + k, value);
   }
-}
-
-// By the kernel of the format, which is one from kFirst on.
-template <int32_t kFirst = static_cast<int32_t>(LinearFormat::kWint8)>
-Error LaunchGather(const GatherWeightRowsParams& p, const LaunchShape& launch, Stream stream) {
-  if constexpr (kFirst < kNumLinearFormats) {
-    constexpr auto kFormat = static_cast<LinearFormat>(kFirst);
-    if (p.format != kFormat) return LaunchGather<kFirst + 1>(p, launch, stream);
-    if constexpr (GroupFormatOf(kFormat).bits != 0) {
-      return Launch<GatherKernel<kFormat>>(launch, stream, p.in_features, DevicePtr<const uint8_t>(p.packed),
-                                           DevicePtr<const int32_t>(p.indices), p.y_dtype, DevicePtr<uint8_t>(p.y));
-    }
-  }
-  return "format: expected one of integers, got another";
 }
 
 constexpr int kThreads = 128;
@@ -78,7 +82,11 @@ Error GatherWeightRows(const GatherWeightRowsParams& p, Stream stream) {
   if (p.num_rows_out < 0) return "num_rows_out: expected 0 or more, got a negative number";
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, {1, 1}, p.packed)) return error;
   const dim3 grid(static_cast<unsigned>(p.num_rows_out), static_cast<unsigned>(DivideUp(p.in_features, kQuantGroup)));
-  return LaunchGather(p, LaunchShape{grid, dim3(kWarpSize)}, stream);
+  const GroupLayout groups = GroupLayoutOf(p.format);
+  if (groups.bits == 0) return "format: expected one of integers, got another";
+  return Launch<GatherKernel>(LaunchShape{grid, dim3(kWarpSize)}, stream, groups, p.in_features,
+                              DevicePtr<const uint8_t>(p.packed), DevicePtr<const int32_t>(p.indices), p.y_dtype,
+                              DevicePtr<uint8_t>(p.y));
 }
 
 }  // namespace fdsd::cuda

@@ -4,6 +4,7 @@
 // a B200 8 TB/s x 0.9 us / 148 = 49 KB.
 #include <type_traits>
 
+#include "linear_groups.h"
 #include "linear_weights.h"
 
 namespace fdsd::cuda {
@@ -17,12 +18,65 @@ struct StageSource {
   LinearInput x;
   int64_t row;       // the first
   int32_t num_rows;  // that there are
+  const GroupLayout& groups;
 };
 
 // Stages of a ring, the most first: as many as the device has shared memory for. A ring of several sides has so many
 // times as many.
 constexpr int kMaxRingStages = 4;
 constexpr int kMinRingStages = 2;
+
+// For the thread's copies but those of the stages that follow, in a ring of so many times kSides. The instruction has
+// their number in it.
+template <int kSides>
+__device__ __forceinline__ void WaitForStage(int num_stages) {
+  static_assert(kMinRingStages == 2 && kMaxRingStages == 4);
+  if (num_stages == 4) return WaitForCopies<4 * kSides - 2>();
+  if (num_stages == 3) return WaitForCopies<3 * kSides - 2>();
+  WaitForCopies<2 * kSides - 2>();
+}
+
+// All threads that fill a ring.
+template <int kThreads>
+__device__ __forceinline__ void MeetThreads() {
+  if constexpr (kThreads == kWarpSize) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+// What the rows have of a stage, zeros from row `num_rows` on; by kThreads threads.
+template <int kRows, int kThreads>
+__device__ __forceinline__ void CopyStageRows(const StageSource& source, int32_t stage, int32_t num_rows, int thread,
+                                              DevicePtr<uint8_t> to) {
+  constexpr int kRowsAtOnce = kThreads / kRowChunks;
+  const int row = thread / kRowChunks;
+  const int chunk = thread % kRowChunks;
+  const int64_t first = (stage * source.x.num_rows + source.row + row) * kStageWords;
+  const DevicePtr<const uint8_t> from = ViewAs<const uint8_t>(source.x.words + first) + chunk * kChunkBytes;
+  const DevicePtr<uint8_t> own = to + (row * kStageRowBytes + RowPlaceOf(row, chunk) * kChunkBytes);
+  static_assert(kRowsAtOnce % kMatrixColumns == 0 && (kRows % kRowsAtOnce == 0 || kRows < kRowsAtOnce));
+  if (kRows < kRowsAtOnce && row >= kRows) return;
+#pragma unroll
+  for (int i = 0; i < kRows; i += kRowsAtOnce)
+    CopyAsync<kChunkBytes>(own + i * kStageRowBytes, from + i * kStageRowBytes, row + i < num_rows);
+}
+
+// The rows' scales of a stage's unit, likewise.
+template <int kRows, int kThreads>
+__device__ __forceinline__ void CopyRowScales(const StageSource& source, int32_t stage, int32_t num_rows, int thread,
+                                              DevicePtr<uint8_t> to) {
+  constexpr int kPairBytes = sizeof(GroupScale);
+  const int64_t first = stage / kGroupStages * source.x.num_rows + source.row;
+  const auto from = ViewAs<const uint8_t>(source.x.scales + first);
+#pragma unroll
+  for (int i = 0; i < kRows; i += kThreads) {
+    const int row = i + thread;
+    if (kRows % kThreads != 0 && row >= kRows) break;
+    CopyAsync<kPairBytes>(to + row * kPairBytes, from + row * kPairBytes, row < num_rows);
+  }
+}
 
 // A ring of stages of kPanels panels and kRows rows, or kSides such rings side by side, each at its own place of the
 // sum. kThreads threads fill a side: one warp, which then is its only reader, or several where all of a block read. A
@@ -41,7 +95,7 @@ class StageRing {
   static constexpr int kStageBytes = (kUsedBytes + kAlignment - 1) / kAlignment * kAlignment;
 
   // Of a ring with so many stages for each side.
-  static __host__ __device__ __forceinline__ constexpr int Bytes(int num_stages) {
+  static __host__ __device__ __forceinline__ constexpr int Bytes(int num_stages, const GroupLayout& = {}) {
     return kSides * num_stages * kStageBytes;
   }
 
@@ -56,9 +110,10 @@ class StageRing {
   // The next stage, once it is there. Until the next call. kIsFenced: for products of a warpgroup.
   template <bool kIsFenced>
   __device__ __forceinline__ DevicePtr<const uint8_t> Next(const StageSource& source) {
-    WaitForStage();
+    WaitForStage<kSides>(num_stages_);
     if constexpr (kIsFenced) FenceCopies();
-    Meet();  // all threads have what each has copied, and are done with the stage before, whose place is filled now
+    MeetThreads<kThreads>();  // all threads have what each has copied, and are done with the stage before, whose place
+                              // is filled now
     const int last = kSides * num_stages_ - 1;
     Fill(source, slot_ == 0 ? last : slot_ - 1);
     const DevicePtr<const uint8_t> stage = memory_ + slot_ * kStageBytes;
@@ -67,30 +122,17 @@ class StageRing {
   }
 
  private:
-  // For the thread's copies but those of the stages that follow. The instruction has their number in it.
-  __device__ __forceinline__ void WaitForStage() const {
-    static_assert(kMinRingStages == 2 && kMaxRingStages == 4);
-    if (num_stages_ == 4) return WaitForCopies<4 * kSides - 2>();
-    if (num_stages_ == 3) return WaitForCopies<3 * kSides - 2>();
-    WaitForCopies<2 * kSides - 2>();
-  }
   static __device__ __forceinline__ int Thread() { return static_cast<int>(threadIdx.x) % kThreads; }
   static __device__ __forceinline__ int Side() { return static_cast<int>(threadIdx.x) / kThreads % kSides; }
-
-  static __device__ __forceinline__ void Meet() {
-    if constexpr (kThreads == kWarpSize) {
-      __syncwarp();
-    } else {
-      __syncthreads();
-    }
-  }
 
   __device__ __forceinline__ void Fill(const StageSource& source, int slot) {
     if (next_.HasStage(source.slices)) {
       const DevicePtr<uint8_t> stage = memory_ + slot * kStageBytes;
       CopyLines(source, stage + Side() * kPanels * kLineBytes);
       if constexpr (Weights::kStageFactorBytes != 0) CopyFactors(source, stage + Side() * kPanels * kLineBytes);
-      CopyRows(source, stage + (kRowsAt + Side() * kRows * kStageRowBytes));
+      const int32_t num_rows = next_.IsThere() ? source.num_rows : 0;
+      CopyStageRows<kRows, kThreads>(source, next_.stage, num_rows, Thread(),
+                                     stage + (kRowsAt + Side() * kRows * kStageRowBytes));
       if constexpr (Weights::kIsScaled) {
         if (next_.stage % kGroupStages == kGroupStages - 1) CopyScales(source, stage);
       }
@@ -150,24 +192,8 @@ class StageRing {
                            next_.IsThere() && panel < source.num_panels);
   }
 
-  __device__ __forceinline__ void CopyRows(const StageSource& source, DevicePtr<uint8_t> to) const {
-    constexpr int kRowsAtOnce = kThreads / kRowChunks;
-    const int row = Thread() / kRowChunks;
-    const int chunk = Thread() % kRowChunks;
-    const int64_t first = (next_.stage * source.x.num_rows + source.row + row) * kStageWords;
-    const DevicePtr<const uint8_t> from = ViewAs<const uint8_t>(source.x.words + first) + chunk * kChunkBytes;
-    const DevicePtr<uint8_t> own = to + (row * kStageRowBytes + RowPlaceOf(row, chunk) * kChunkBytes);
-    static_assert(kRowsAtOnce % kMatrixColumns == 0 && (kRows % kRowsAtOnce == 0 || kRows < kRowsAtOnce));
-    if (kRows < kRowsAtOnce && row >= kRows) return;
-    const int32_t num_rows = next_.IsThere() ? source.num_rows : 0;
-#pragma unroll
-    for (int i = 0; i < kRows; i += kRowsAtOnce)
-      CopyAsync<kChunkBytes>(own + i * kStageRowBytes, from + i * kStageRowBytes, row + i < num_rows);
-  }
-
   __device__ __forceinline__ void CopyScales(const StageSource& source, DevicePtr<uint8_t> stage) const {
     constexpr int kPanelChunks = kScaleBytes / kChunkBytes;
-    constexpr int kPairBytes = sizeof(GroupScale);
     const int32_t group = next_.stage / kGroupStages;
     const int64_t offset = (group + 1) * Weights::kUnitBytes - kScaleBytes;
     const int chunk = Thread();
@@ -177,14 +203,8 @@ class StageRing {
       CopyAsync<kChunkBytes>(stage + (kWeightScalesAt + Side() * kPanels * kScaleBytes + chunk * kChunkBytes),
                              source.panels + from, next_.IsThere() && panel < source.num_panels);
     }
-    const auto from = ViewAs<const uint8_t>(source.x.scales + (group * source.x.num_rows + source.row));
-#pragma unroll
-    for (int i = 0; i < kRows; i += kThreads) {
-      const int row = i + Thread();
-      if (kRows % kThreads != 0 && row >= kRows) break;
-      CopyAsync<kPairBytes>(stage + (kRowScalesAt + (Side() * kRows + row) * kPairBytes), from + row * kPairBytes,
-                            next_.IsThere() && row < source.num_rows);
-    }
+    CopyRowScales<kRows, kThreads>(source, next_.stage, next_.IsThere() ? source.num_rows : 0, Thread(),
+                                   stage + (kRowScalesAt + Side() * kRows * int{sizeof(GroupScale)}));
   }
 
   DevicePtr<uint8_t> memory_;

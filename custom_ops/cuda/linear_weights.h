@@ -27,6 +27,7 @@ struct Products {
 struct Bf16Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kBFloat16;
   static constexpr bool kIsScaled = false;
+  static constexpr bool kIsGrouped = false;
   static constexpr int kPieceStages = 1;
   static constexpr int kLineBytes = kPanelColumns * kStepBytes;
   static constexpr int64_t kUnitBytes = kLineBytes;
@@ -75,6 +76,7 @@ struct Fp8Weights : Wint8Weights {
 struct Wint4Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint4;
   static constexpr bool kIsScaled = true;
+  static constexpr bool kIsGrouped = false;
   static constexpr int kPieceStages = kGroupStages;
   static constexpr int kValueBytes = kWint4Bytes;
   static constexpr int kLineBytes = kPanelColumns / 2 * kStepBytes;

@@ -48,6 +48,11 @@ inline int64_t Dot(uint32_t a, uint32_t b, int64_t sum) {
   for (int i = 0; i < 32; i += 8) sum += static_cast<int64_t>(a >> i & 0xffu) * static_cast<int8_t>(b >> i);
   return sum;
 }
+inline int64_t DotSigned(uint32_t a, uint32_t b, int64_t sum) {
+  for (int i = 0; i < 32; i += 8)
+    sum += static_cast<int64_t>(static_cast<int8_t>(a >> i)) * static_cast<int8_t>(b >> i);
+  return sum;
+}
 inline double DotFp8(uint32_t a, uint32_t b, double sum) {
   for (int i = 0; i < 32; i += 8) sum += double{FromE4m3(a >> i & 0xffu)} * double{FromE4m3(b >> i & 0xffu)};
   return sum;
@@ -77,6 +82,10 @@ inline void AddMatrixProduct(float* c, const uint32_t* a, const uint32_t* b,
 inline void AddMatrixProduct(int32_t* c, const uint32_t* a, const uint32_t* b,
                              std::source_location where = std::source_location::current()) {
   stand_in::AddProduct<int64_t, stand_in::Dot>(c, a, b, where);
+}
+inline void AddSignedProduct(int32_t* c, const uint32_t* a, const uint32_t* b,
+                             std::source_location where = std::source_location::current()) {
+  stand_in::AddProduct<int64_t, stand_in::DotSigned>(c, a, b, where);
 }
 inline void AddHalf16Product(float* c, const uint32_t* a, const uint32_t* b,
                              std::source_location where = std::source_location::current()) {
@@ -198,6 +207,15 @@ __device__ __forceinline__ void AddHalf16Product(float* c, const uint32_t* a, co
 __device__ __forceinline__ void AddMatrixProduct(int32_t* c, const uint32_t* a, const uint32_t* b) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same with signed bytes in both.
+__device__ __forceinline__ void AddSignedProduct(int32_t* c, const uint32_t* a, const uint32_t* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

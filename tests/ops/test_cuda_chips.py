@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 from fastdeploy_sd.ops import attention as ops
+from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import GPU_FORMATS, LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear
-from fastdeploy_sd.types.ranges import SliceRule
+from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cases.attention import batch, share, with_prefixes
 from tests.ops.cases.latent import as_latents
 from tests.ops.cases.trees import random_tree
 from tests.ops.cuda_device import emulated
 from tests.ops.test_cuda_attention import CACHES, dtype_of, over
 from tests.ops.test_cuda_attention_sharing import widened
+from tests.ops.test_grouped_linear import grouped_matrices, packed
 from tests.ops.test_ops import OPS, bits
 
 pytestmark = pytest.mark.slow
@@ -54,6 +56,18 @@ def test_products(fmt: LinearFormat) -> None:
         packed = pack_linear(weights, fmt, SliceRule(count, 130))
         for chips in groups:
             assert_same_bits(chips, functools.partial(linear, x[:rows], packed), f"{rows} rows")
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K", "MXFP4", "4 bits, groups of 128"])
+def test_integers_in_groups(name: str) -> None:
+    """Of all bits, sizes of groups and sorts of scales, in tiles of 8, 32 and 128 rows, with sums of four slices."""
+    weight = grouped_matrices()[name]
+    fmt = group_format([weight], WHOLE)
+    assert fmt is not None
+    own = packed(weight, fmt, SliceRule(4, 128))
+    x: np.ndarray = np.random.default_rng(1).standard_normal((66, weight.shape[1]), np.float32)
+    for rows in (3, 20, 66):
+        assert_same_bits((80, 86, 89, 90, 100, 120), functools.partial(linear, x[:rows], own), f"{rows} rows")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from tests.ops.cuda_device import planted_kernels
 
 pytestmark = pytest.mark.slow
@@ -46,10 +48,10 @@ CHIPS = {
 SMALL = (86, 89, 120)
 
 
-def linear(on: Limits, bits: int, rows: int, slices: int = 1, *, by_warpgroup: bool = False) -> Plan:
+def linear(on: Limits, fmt: LinearFormat, rows: int, slices: int = 1, *, by_warpgroup: bool = False) -> Plan:
     function = ctypes.CDLL(str(planted_kernels())).linear_plan
     function.restype = Plan
-    return function(on, by_warpgroup, bits, rows, slices)
+    return function(on, by_warpgroup, format_code(fmt), rows, slices)
 
 
 def attention(on: Limits, element_bytes: int, head_dim: int) -> Plan:
@@ -68,8 +70,11 @@ def assert_fits(plan: Plan, on: Limits, threads: int) -> None:
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_tile_has_room_on_every_chip(chip: int) -> None:
     on = CHIPS[chip]
-    for bits, rows, slices in itertools.product((16, 8, 4), (8, 32, 64, 128), (1, 2, 4)):
-        plan = linear(on, bits, rows, slices, by_warpgroup=chip == 90)
+    for fmt, rows, slices in itertools.product(("bfloat16", *GROUP_FORMATS), (8, 32, 64, 128), (1, 2, 4)):
+        has_groups = fmt not in ("bfloat16", "wint8", "wint4")
+        if has_groups and rows == 64:
+            continue
+        plan = linear(on, fmt, rows, slices, by_warpgroup=chip == 90)
         if chip in SMALL and rows == 64:
             assert tuple(plan) == (0, 0), "32 rows are taken in their place"
             continue
@@ -87,7 +92,7 @@ def test_stages_are_as_many_as_leave_room_for_the_most_blocks() -> None:
     """(stages, blocks of a multiprocessor) of bfloat16: 8, 32, 64 and 128 rows; heads of 64, 128 and 256 elements."""
 
     def plans(on: Limits) -> list[tuple[int, ...]]:
-        rows = [linear(on, 16, count) for count in (8, 32, 64, 128)]
+        rows = [linear(on, "bfloat16", count) for count in (8, 32, 64, 128)]
         return [tuple(plan) for plan in (*rows, *(attention(on, 2, head_dim) for head_dim in (64, 128, 256)))]
 
     large = [(4, 2), (4, 1), (4, 1), (4, 1), (4, 2), (4, 2), (4, 2)]
@@ -100,15 +105,15 @@ def test_stages_are_as_many_as_leave_room_for_the_most_blocks() -> None:
 def test_slices_take_the_place_of_stages() -> None:
     """Sums of slices are in shared memory: of four of them twice those of one or two."""
     on = CHIPS[89]
-    assert [linear(on, 8, 128, slices).num_stages for slices in (1, 2, 4)] == [4, 4, 2]
-    assert [linear(CHIPS[80], 8, 128, slices).num_stages for slices in (1, 2, 4)] == [4, 4, 4]
+    assert [linear(on, "wint8", 128, slices).num_stages for slices in (1, 2, 4)] == [4, 4, 2]
+    assert [linear(CHIPS[80], "wint8", 128, slices).num_stages for slices in (1, 2, 4)] == [4, 4, 4]
 
 
 def test_a_device_that_no_chip_is_has_a_plan_of_its_own() -> None:
     """By each of its limits: shared memory of a block and of a multiprocessor, threads, blocks."""
-    assert tuple(linear(limits(60, 200, 2048, 32), 16, 8)) == (2, 2)
-    assert tuple(linear(limits(120, 120, 2048, 32), 16, 8)) == (2, 2)
-    assert tuple(linear(limits(227, 228, 256, 32), 16, 8)) == (4, 1)
-    assert tuple(linear(limits(227, 228, 2048, 1), 16, 8)) == (4, 1)
-    assert tuple(linear(limits(40, 228, 2048, 32), 16, 8)) == (0, 0)
+    assert tuple(linear(limits(60, 200, 2048, 32), "bfloat16", 8)) == (2, 2)
+    assert tuple(linear(limits(120, 120, 2048, 32), "bfloat16", 8)) == (2, 2)
+    assert tuple(linear(limits(227, 228, 256, 32), "bfloat16", 8)) == (4, 1)
+    assert tuple(linear(limits(227, 228, 2048, 1), "bfloat16", 8)) == (4, 1)
+    assert tuple(linear(limits(40, 228, 2048, 32), "bfloat16", 8)) == (0, 0)
     assert tuple(attention(limits(60, 60, 2048, 32), 2, 128)) == (2, 1)

@@ -59,12 +59,12 @@ def check_rows(weight: WeightMatrix, own: PackedLinear[Any]) -> None:
 
 
 def check(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> None:
-    x = np.random.default_rng(6).standard_normal((13, weight.shape[1])).astype(np.float32)
+    x = np.random.default_rng(6).standard_normal((70, weight.shape[1])).astype(np.float32)
     own = packed(weight, fmt, slices)
     y: F32 = linear(x, own)
     want = read_input(x, "wint8", slices).astype(np.float64) @ weight.to_array().astype(np.float64).T
     np.testing.assert_allclose(y, want, atol=3e-6 * np.abs(want).max())
-    for begin, end in ((0, 1), (3, 8), (11, 13)):
+    for begin, end in ((0, 1), (3, 8), (11, 24)):
         some: F32 = linear(x[begin:end].copy(), own)
         np.testing.assert_array_equal(some, y[begin:end])
 
@@ -194,9 +194,10 @@ def test_ranks_have_the_bytes_of_the_whole() -> None:
 
 
 GPU_CASES: tuple[tuple[str, LinearFormat], ...] = (
-    ("Q4_0", "q4_0"), ("Q5_1", "q5_1"), ("Q6_K", "q6_k"), ("Q2_K", "q2_k"), ("IQ4_XS", "iq4_xs"), ("MXFP4", "mxfp4"),
+    *((name, block.fmt) for name, block in BLOCK_TYPES.items() if name != "IQ4_NL"),
     ("Q4_1", "int8_g16"),
-)  # fmt: skip
+    ("Q6_K", "int6_g16"),
+)
 
 
 @pytest.mark.parametrize(("name", "fmt"), GPU_CASES)
@@ -207,8 +208,11 @@ def test_gpus_multiply_the_same_numbers(name: str, fmt: LinearFormat, device: Op
         check_rows(matrix((name, 40)), packed(matrix((name, 40)), fmt))
 
 
-def test_gpus_subtract_zero_points(device: OpRunner) -> None:
-    part = IntegerPart.make(4, 64, 40, has_zeros=True)
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, 128), (8, 32)])
+def test_gpus_subtract_zero_points(bits: int, group: int, device: OpRunner) -> None:
+    weight = WeightMatrix((IntegerPart.make(bits, group, 40, has_zeros=True),))
+    fmt = group_format([weight], WHOLE)
+    assert fmt == f"int{bits}_g{group}"
     with device.runs_ops():
-        check(WeightMatrix((part,)), "int4_g64")
-        check_rows(WeightMatrix((part,)), packed(WeightMatrix((part,)), "int4_g64"))
+        check(weight, fmt)
+        check_rows(weight, packed(weight, fmt))

@@ -1,6 +1,7 @@
 """The least time that a GPU can take for what must be moved and multiplied, by the figures of its maker.
 
 Bytes count once, operations at the rate of dense matrices with sums in 32 bits; the larger of both times is the bound.
+Instructions that a kernel needs besides may keep it from either rate.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from custom_ops.cuda_tiles import Tile
+
 Numbers = Literal["bfloat16", "int8", "fp8"]
 Limit = Literal["memory", "products"]
-_REGISTERS, _REGISTER_UNIT, _WARP = 65_536, 256, 32
+_REGISTERS, _REGISTER_UNIT, _WARP, _ISSUED = 65_536, 256, 32, 4
 # Of a block, that the system keeps for itself.
 _SYSTEM_SHARED_BYTES = 1024
 
@@ -24,6 +27,7 @@ class GpuChip:
         name: a part of what its driver calls it.
         architecture: that its kernels are compiled for.
         tflop_per_s: by the numbers that are multiplied; without fp8 where it has no such products.
+        multiprocessors, ghz: how many there are, and the clock at which they multiply that fast.
         shared_bytes, max_threads, max_blocks: of a multiprocessor.
     """
 
@@ -31,6 +35,8 @@ class GpuChip:
     architecture: str
     gb_per_s: float
     tflop_per_s: Mapping[Numbers, float]
+    multiprocessors: int
+    ghz: float
     shared_bytes: int
     max_threads: int
     max_blocks: int
@@ -41,6 +47,17 @@ class GpuChip:
         rate = self.tflop_per_s.get(numbers, self.tflop_per_s["bfloat16"])
         multiplied = num_operations / rate / 1e12
         return (moved, "memory") if moved >= multiplied else (multiplied, "products")
+
+    def issue_share(self, tile: Tile) -> float:
+        """Return what the instructions of a kernel's tile allow of the rate of matrix units, or without them of memory.
+
+        Below 1 they bound the kernel. Every multiprocessor issues four instructions in a clock.
+        """
+        per_s = _ISSUED * self.multiprocessors * self.ghz * 1e9 / tile.instructions
+        if tile.operations > 0:
+            rate = next((rate for numbers, rate in self.tflop_per_s.items() if numbers == tile.numbers), None)
+            return per_s * tile.operations / (rate or self.tflop_per_s["bfloat16"]) / 1e12
+        return per_s * tile.num_bytes / self.gb_per_s / 1e9
 
     def occupancy(self, registers: int, shared_bytes: int, threads: int) -> float:
         """Return the part of a multiprocessor's threads that blocks of a kernel fill; 0: one does not fit.
@@ -63,11 +80,11 @@ class GpuChip:
 # Sources: NVIDIA's data sheets and white papers of Ampere, Hopper, Ada and Blackwell; CUDA's programming guide for the
 # limits of a multiprocessor.
 CHIPS: Sequence[GpuChip] = (
-    GpuChip("A100", "80", 2039, {"bfloat16": 312, "int8": 624}, 164 << 10, 2048, 32),
-    GpuChip("H100", "90a", 3352, {"bfloat16": 989, "int8": 1979, "fp8": 1979}, 228 << 10, 2048, 32),
-    GpuChip("H200", "90a", 4800, {"bfloat16": 989, "int8": 1979, "fp8": 1979}, 228 << 10, 2048, 32),
-    GpuChip("RTX 4090", "89", 1008, {"bfloat16": 165, "int8": 661, "fp8": 330}, 100 << 10, 1536, 24),
-    GpuChip("RTX 5090", "120", 1792, {"bfloat16": 210, "int8": 838, "fp8": 419}, 100 << 10, 1536, 24),
+    GpuChip("A100", "80", 2039, {"bfloat16": 312, "int8": 624}, 108, 1.41, 164 << 10, 2048, 32),
+    GpuChip("H100", "90a", 3352, {"bfloat16": 989, "int8": 1979, "fp8": 1979}, 132, 1.83, 228 << 10, 2048, 32),
+    GpuChip("H200", "90a", 4800, {"bfloat16": 989, "int8": 1979, "fp8": 1979}, 132, 1.83, 228 << 10, 2048, 32),
+    GpuChip("RTX 4090", "89", 1008, {"bfloat16": 165, "int8": 661, "fp8": 330}, 128, 2.52, 100 << 10, 1536, 24),
+    GpuChip("RTX 5090", "120", 1792, {"bfloat16": 210, "int8": 838, "fp8": 419}, 170, 2.41, 100 << 10, 1536, 24),
 )
 
 

@@ -84,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("--peers", action="store_true", help=text)
     text = "print what every case moves and multiplies, and its bound on several GPUs; needs none"
     command.add_argument("--bounds", action="store_true", help=text)
-    text = "print how full multiprocessors are of each kernel, as `cuda_build.py --nvcc` compiled it; needs no GPU"
+    text = "print how full multiprocessors are of each kernel, as `cuda_build.py --nvcc` compiled it, and what its"
+    text += " instructions allow of their rate; needs no GPU"
     command.add_argument("--occupancy", action="store_true", help=text)
     command.json()
     args = command.read(argv)

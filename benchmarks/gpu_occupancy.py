@@ -1,21 +1,27 @@
-"""How full a GPU's multiprocessors are of each kernel of the timed cases: what ptxas said of the compiled kernel, and
-the threads and shared memory of its launches, which the emulated GPU notes without running them.
+"""How full a GPU's multiprocessors are of each kernel of the timed cases, and what its instructions allow: what ptxas
+said of the compiled kernel, and the threads and shared memory of its launches, which the emulated GPU notes without
+running them. Instructions are known where cuobjdump is.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.gpu_bounds import CHIPS, GpuChip
 from benchmarks.gpu_cases import WANTED_SIZES, GpuSizes, gpu_cases
-from custom_ops import build, cuda_build, cuda_report
+from custom_ops import build, cuda_build, cuda_report, cuda_tiles
 from custom_ops.cuda_report import KernelUse
+from custom_ops.cuda_tiles import Tile
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import load
 from fastdeploy_sd.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 # Blocks of a kernel are alike however many there are, so fewer requests need less of the host's memory.
 SIZES = replace(
@@ -32,6 +38,8 @@ class Occupancy:
         registers, threads: of a thread; of a block.
         shared_bytes: of a block, all together.
         share: of a multiprocessor's threads, that are there at a time.
+        tile: what a warp does in a turn; None where it is not known, or nothing is multiplied or loaded.
+        issue_share: of the rate of matrix units or memory, that the tile's instructions allow.
     """
 
     kind: str
@@ -41,6 +49,8 @@ class Occupancy:
     threads: int
     shared_bytes: int
     share: float
+    tile: Tile | None
+    issue_share: float | None
 
 
 OCCUPANCY_COLUMNS: Mapping[str, str | Callable[[Occupancy], object]] = {
@@ -51,6 +61,8 @@ OCCUPANCY_COLUMNS: Mapping[str, str | Callable[[Occupancy], object]] = {
     "Threads": "{0.threads}",
     "Shared bytes": "{0.shared_bytes}",
     "Occupancy": "{0.share:.0%}",
+    "Tile": lambda one: None if one.tile is None else one.tile.text,
+    "Issue limit": lambda one: None if one.issue_share is None else f"{one.issue_share:.0%}",
 }
 
 
@@ -76,18 +88,29 @@ def occupancies(kinds: Sequence[str], sizes: GpuSizes = SIZES) -> Iterator[Occup
 def _on(
     chip: GpuChip, uses: Mapping[str, KernelUse], device: CudaDevice, kinds: Sequence[str], sizes: GpuSizes
 ) -> Iterator[Occupancy]:
-    known = set()
-    for kind in kinds:
-        for threads, dynamic_bytes, kernel in launches(device, int(chip.architecture.rstrip("a")), kind, sizes):
-            if (kernel, threads, dynamic_bytes) in known:
-                continue
-            known.add((kernel, threads, dynamic_bytes))
-            use = uses.get(_canonical(kernel))
-            if use is None:
-                raise ConfigError(f"occupancy: expected {kernel} to be compiled for sm_{chip.architecture}, it is not")
-            shared_bytes = use.shared_bytes + dynamic_bytes
-            share = chip.occupancy(use.registers, shared_bytes, threads)
-            yield Occupancy(kind, kernel, chip.name, use.registers, threads, shared_bytes, share)
+    number = int(chip.architecture.rstrip("a"))
+    launched = dict.fromkeys((kind, *launch) for kind in kinds for launch in launches(device, number, kind, sizes))
+    tiles = _tiles(chip.architecture, frozenset(_canonical(kernel) for *_, kernel in launched))
+    for kind, threads, dynamic_bytes, kernel in launched:
+        use, tile = uses.get(_canonical(kernel)), tiles.get(_canonical(kernel))
+        if use is None:
+            raise ConfigError(f"occupancy: expected {kernel} to be compiled for sm_{chip.architecture}, it is not")
+        shared_bytes = use.shared_bytes + dynamic_bytes
+        share = chip.occupancy(use.registers, shared_bytes, threads)
+        issue_share = None if tile is None else chip.issue_share(tile)
+        yield Occupancy(kind, kernel, chip.name, use.registers, threads, shared_bytes, share, tile, issue_share)
+
+
+@functools.cache
+def _tiles(architecture: str, wanted: frozenset[str]) -> Mapping[str, Tile]:
+    """By canonical names; empty where there is no cuobjdump."""
+    library = cuda_build.BUILD / "cuda" / cuda_build.LIBRARY
+    try:
+        found = cuda_tiles.tiles(library, f"sm_{architecture}", lambda kernel: _canonical(kernel) in wanted)
+    except build.BuildError as error:
+        _log.warning("no instructions: %s", error)
+        return {}
+    return {_canonical(kernel): tile for kernel, tile in found.items()}
 
 
 def launches(device: CudaDevice, architecture: int, kind: str, sizes: GpuSizes) -> list[tuple[int, int, str]]:

@@ -32,11 +32,15 @@ class KernelUse:
 def report(folder: pathlib.Path = cuda_build.BUILD / "cuda") -> list[KernelUse]:
     """Return what every kernel takes on every architecture, as ptxas said when `build_cuda` compiled it."""
     found = [use for path in cuda_build.kernel_sources() for use in _uses((folder / f"{path.stem}.ptxas").read_text())]
-    names = "\n".join(use.kernel for use in found)
-    done = subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True)
-    plain = [re.sub(r"^void |fdsd::|cuda::|\(anonymous namespace\)::", "", name) for name in done.stdout.splitlines()]
-    short = [re.sub(r"\([^()]*\)$", "", name) for name in plain]
+    short = short_names([use.kernel for use in found])
     return [replace(use, kernel=name) for use, name in zip(found, short, strict=True)]
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return kernels' names as C++ writes them, without arguments and our namespaces."""
+    done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    plain = [re.sub(r"^void |fdsd::|cuda::|\(anonymous namespace\)::", "", name) for name in done.stdout.splitlines()]
+    return [re.sub(r"\([^()]*\)$", "", name) for name in plain]
 
 
 def _uses(text: str) -> Iterator[KernelUse]:

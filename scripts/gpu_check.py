@@ -77,7 +77,8 @@ def main(argv: Sequence[str]) -> int:
         if check is BUILD and not found[check.name]["passed"]:
             print(f"gpu_check: no kernels: {found[check.name]['tail']}", file=sys.stderr)
             return 2
-    print("\n".join(f"gpu_check: {line}" for line in summary(found)))
+    for line in summary(found):
+        print(f"gpu_check: {line}")
     failed = ", ".join(name for name, result in found.items() if not result["passed"])
     print(f"gpu_check: {args.out}: " + (f"failed: {failed}" if failed else "all passed"))
     return 1 if failed else 0

@@ -14,8 +14,9 @@ from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cas
 from benchmarks.gpu_kernels import PEERS, GpuRates, Timer, cost_of, measure_cases, measure_rates
 from benchmarks.gpu_occupancy import launches, occupancies
 from benchmarks.gpu_peers import AttentionWork, GpuPeer, LinearWork, SamplingWork, Work
-from custom_ops import cuda_report
+from custom_ops import cuda_report, cuda_tiles
 from custom_ops.cuda_report import KernelUse
+from custom_ops.cuda_tiles import Tile
 from fastdeploy_sd.errors import ConfigError
 from tests.ops.cuda_device import emulated
 
@@ -102,7 +103,10 @@ def test_occupancy_is_of_compiled_registers_and_launched_threads_and_memory(monk
     launched = [launch for kind in KINDS for launch in launches(device, 90, kind, SIZES)]
     assert emulated().num_launches() == num_launches
     uses += [KernelUse("sm_90a", kernel.replace(" ", "  "), 64, 0, 1024) for _, _, kernel in launched]
+    tile = Tile(100, 32_768, 512, "bfloat16")
+    monkeypatch.setattr(cuda_tiles, "tiles", lambda _, name, wanted: {k.kernel: tile for k in uses if wanted(k.kernel)})
     found = list(occupancies(tuple(KINDS), SIZES))
+    assert {one.tile for one in found} == {tile}
     assert {one.gpu for one in found} == {"H100", "H200"}
     assert {(one.threads, one.shared_bytes - 1024, one.kernel) for one in found} == set(launched)
     assert {one.kind for one in found} == set(KINDS)
@@ -113,6 +117,18 @@ def test_occupancy_is_of_compiled_registers_and_launched_threads_and_memory(monk
     del uses[1:]
     with pytest.raises(ConfigError, match="to be compiled for sm_90a, it is not"):
         list(occupancies(tuple(KINDS), SIZES))
+
+
+def test_instructions_allow_a_part_of_the_rate_of_products_or_of_memory() -> None:
+    """Four are issued in a clock by each multiprocessor."""
+    h100, old = (chip_named(name) for name in ("H100", "A100"))
+    assert h100 is not None
+    assert old is not None
+    issued = 4 * 132 * 1.83e9
+    assert h100.issue_share(Tile(512, 524_288, 64, "bfloat16")) == pytest.approx(issued * 1024 / 989e12)
+    assert h100.issue_share(Tile(512, 524_288, 64, "fp8")) == pytest.approx(issued * 1024 / 1979e12)
+    assert h100.issue_share(Tile(64, 0, 512)) == pytest.approx(issued * 8 / 3352e9)
+    assert old.issue_share(Tile(512, 524_288, 0, "fp8")) == old.issue_share(Tile(512, 524_288, 0, "bfloat16"))
 
 
 def test_bounds_are_printed_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

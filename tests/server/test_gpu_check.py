@@ -355,7 +355,9 @@ def test_packages_that_are_missing_are_named_and_names_stand_in_for_paddle(
     todo = [Check(1, device, 120, python(WITHOUT_PADDLE.replace("DEVICE", device))) for device in ("gpu", "cpu")]
     only(monkeypatch, todo)
     assert gpu_check.main(["--out", str(tmp_path / "found.json")]) == 1
-    assert "lacks paddlepaddle, uvicorn" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "lacks paddlepaddle, uvicorn" in said
+    assert "\n\n" not in said
     findings = json.loads((tmp_path / "found.json").read_text())
     assert findings["missing_packages"] == ["paddlepaddle", "uvicorn"]
     _, on_gpu, on_cpu = findings["checks"].values()

@@ -12,7 +12,7 @@ from importlib import metadata
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cli.arguments import Parser
-from fastdeploy_sd.config import Config, explain, load_config
+from fastdeploy_sd.config import Config, explain, load_configs
 from fastdeploy_sd.device.cuda.library import usable_library
 from fastdeploy_sd.device.library import LIBRARY_PATH, amx_refusal, isa, load, num_threads
 from fastdeploy_sd.device.processors import first_processor, own_processors
@@ -21,7 +21,8 @@ from fastdeploy_sd.hub import located
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.roofline import measure_roofline
 from fastdeploy_sd.worker.loading.engine_rows import speed_rows
-from fastdeploy_sd.worker.loading.forecast import forecast
+from fastdeploy_sd.worker.loading.forecast import forecast, weights_in_memory
+from fastdeploy_sd.worker.loading.free_memory import free_memory
 
 PACKAGES = (
     "paddlepaddle",
@@ -47,20 +48,31 @@ NUM_PASSES = 4
 def explain_config(argv: Sequence[str]) -> int:
     """Print every option's effective value and origin, for the arguments `serve` would get; secrets are hidden.
 
-    They are followed by what the options lead to with this checkpoint on this machine. Raises ConfigError: as
-    load_config and forecast.
+    They are followed by what the options lead to with this checkpoint on this machine. Of several models, what they
+    share comes first. Raises ConfigError: as load_configs and forecast.
     """
     description = "Print every option's effective value, where it came from, and what they come to; loads nothing."
-    config = located(load_config(argv, "fastdeploy-sd explain-config", description), may_fetch=False)
-    rows = explain(config)
-    cells = [(row.name, json.dumps(row.value), row.origin) for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in (0, 1)]
-    for name, value, origin in cells:
-        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
-    print()
-    for name, text in (forecast(config) | _engine_speed(config)).items():
-        print(f"{name:<{widths[0]}}  {text}")
+    found = load_configs(argv, "fastdeploy-sd explain-config", description)
+    configs = [located(config, may_fetch=False) for config in found]
+    rows = [{(row.name, json.dumps(row.value), row.origin): None for row in explain(config)} for config in configs]
+    widths = [max(len(row[column]) for of_model in rows for row in of_model) for column in (0, 1)]
+    of_all = {row for row in rows[0] if all(row in of_model for of_model in rows)}
+    _print_rows([row for row in rows[0] if row in of_all], widths)
+    weights = [0] if len(configs) == 1 else [weights_in_memory(config) for config in configs]
+    for number, config in enumerate(configs):
+        print()
+        if len(configs) > 1:
+            print(f"model {config.model.served_name}")
+            _print_rows([row for row in rows[number] if row not in of_all], widths)
+        free = free_memory() - sum(weights) + weights[number]
+        for name, text in (forecast(config, lambda: free) | _engine_speed(config)).items():  # noqa: B023
+            print(f"{name:<{widths[0]}}  {text}")
     return 0
+
+
+def _print_rows(rows: Sequence[tuple[str, str, str]], widths: Sequence[int]) -> None:
+    for name, value, origin in rows:
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
 
 
 def _engine_speed(config: Config) -> dict[str, str]:

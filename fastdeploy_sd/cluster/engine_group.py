@@ -1,4 +1,4 @@
-"""EngineGroup: a client of all engines of a server, whose requests go on at another engine when theirs is lost."""
+"""EngineGroup: a client of all engines of a model, whose requests go on at another engine when theirs is lost."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EngineGroup:
     """Submits each request to the engine with the least to do, or one that has seen the beginning of its prompt where
     that is hardly fuller.
 
-    Belongs to one event loop. The only engine of a server ends the group with its process, as `EngineClient` says. Of
-    several, one that is lost is connected again as soon as it has been started again; its requests go on at the others
-    meanwhile, or wait for it.
+    Belongs to one event loop. One that is lost is connected again as soon as it has been started again; its requests go
+    on at the others meanwhile, or wait for it. An only engine that is not started again ends the group with its
+    process, as `EngineClient` says.
 
     Args:
         addresses: of the engines.
@@ -39,12 +39,19 @@ class EngineGroup:
             not wait.
         shares_experts: engines need one another's; one that waits for another, which is stopped or being started
             again, is not silent.
+        is_replaced: an engine that is lost is started again, also if it is the only one.
     """
 
     def __init__(
-        self, addresses: Sequence[str], timeout_s: float | None = None, *, shares_experts: bool = False
+        self,
+        addresses: Sequence[str],
+        timeout_s: float | None = None,
+        *,
+        shares_experts: bool = False,
+        is_replaced: bool = False,
     ) -> None:
         self._timeout_s, self._shares_experts = timeout_s, shares_experts
+        self._is_replaced = is_replaced or len(addresses) > 1
         self._engines = [_Engine(address) for address in addresses]
         self._keepers: list[asyncio.Task[None]] = []
         self._drain = asyncio.Event()
@@ -154,7 +161,7 @@ class EngineGroup:
 
     def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
         """Run a request, as `EngineClient.generate`; at this engine only, or at any."""
-        if engine is None and len(self._engines) == 1:
+        if engine is None and not self._is_replaced:
             engine = 0
         return self._moving.generate(request) if engine is None else self._run_here(engine, request)
 
@@ -216,7 +223,7 @@ class EngineGroup:
                 if self._drain.is_set():
                     client.begin_drain()
                 await client.wait_ended()
-            if self._drain.is_set() or len(self._engines) == 1:
+            if self._drain.is_set() or not self._is_replaced:
                 return
             engine.client = None
             await client.close()

@@ -27,6 +27,7 @@ from fastdeploy_sd.config.rules import cpu_only, gpu_only, verify_rules
 from fastdeploy_sd.config.scheduler_section import SchedulerConfig
 from fastdeploy_sd.config.sections import CacheConfig, Config, drafter_advice
 from fastdeploy_sd.config.server_section import ServerConfig
+from fastdeploy_sd.config.several_models import load_configs
 from fastdeploy_sd.config.speculative import SpeculativeConfig
 from fastdeploy_sd.config.splitwise_section import PROTOCOLS, SplitwiseConfig, ports_of
 
@@ -60,6 +61,7 @@ __all__ = [
     "is_this_machine",
     "is_wildcard",
     "load_config",
+    "load_configs",
     "ports_of",
     "to_json",
     "verify_keys_are_known",

@@ -58,6 +58,7 @@ _TLS = "a proxy in front"
 _IN_REQUESTS = "a field of the request"
 _ADAPTERS = "nothing yet: adapters are not supported"
 
+_MODELS = "models, of the command line or a YAML file"
 # Name -> what a user of it is told. None of these is accepted.
 OTHER_MEANING: Mapping[str, ForeignOption] = {
     "pipeline_parallel_size": ForeignOption(VLLM, _RANKS),
@@ -120,6 +121,9 @@ OTHER_MEANING: Mapping[str, ForeignOption] = {
     "temp": ForeignOption(LLAMA_CPP, _IN_REQUESTS),
     "top_k": ForeignOption(LLAMA_CPP, _IN_REQUESTS),
     "top_p": ForeignOption(LLAMA_CPP, _IN_REQUESTS),
+    "models_preset": ForeignOption(LLAMA_CPP, _MODELS),
+    "models_dir": ForeignOption(LLAMA_CPP, _MODELS),
+    "models_max": ForeignOption(LLAMA_CPP, "nothing: all of models are loaded at the start"),
     "threads_http": ForeignOption(LLAMA_CPP, "workers, which are processes"),
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fastdeploy_sd.config.catalogue import BY_NAME, OPTIONS, SECTIONS
+from fastdeploy_sd.config.catalogue import BY_NAME, MODELS_OPTION, OPTIONS, SECTIONS
 from fastdeploy_sd.config.environment import unread_variables
 from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.config.faults import LAST, Faults
@@ -21,6 +21,7 @@ from fastdeploy_sd.config.model_names import advice, hub_name, is_gguf
 from fastdeploy_sd.config.model_section import DEMO_MODEL
 from fastdeploy_sd.config.no_effect import NO_EFFECT, means_default, no_effect_notes, verify_value
 from fastdeploy_sd.config.option import Option
+from fastdeploy_sd.config.parallel_section import Neighbours
 from fastdeploy_sd.config.quantization import QuantizationFormats
 from fastdeploy_sd.config.redis_section import idle_notes
 from fastdeploy_sd.config.rules import RULES
@@ -63,7 +64,7 @@ def load_config(
         SystemExit: --help was given (0).
     """
     faults = Faults()
-    return _build(read_command_line(argv, prog, description, faults), faults)
+    return build_config(read_command_line(argv, prog, description, faults), faults)
 
 
 def config_from_kwargs(**kwargs: object) -> Config:
@@ -72,7 +73,7 @@ def config_from_kwargs(**kwargs: object) -> Config:
     Raises ConfigError: as load_config.
     """
     faults = Faults()
-    return _build(read_kwargs(kwargs, faults), faults)
+    return build_config(read_kwargs(kwargs, faults), faults)
 
 
 def verify_offline(config: Config) -> None:
@@ -107,7 +108,14 @@ def to_json(config: Config, *, with_secrets: bool = False) -> str:
     password = None if with_secrets else ""
     options = {o.name: _value(config, o, password) for o in OPTIONS if with_secrets or not o.spec.secret}
     speculative = asdict(config.speculative)
-    return json.dumps({"options": options, "speculative": speculative, "origins": dict(config.origins)})
+    return json.dumps(
+        {
+            "options": options,
+            "speculative": speculative,
+            "origins": dict(config.origins),
+            "neighbours": asdict(config.parallel.neighbours),
+        }
+    )
 
 
 def from_json(text: str) -> Config:
@@ -119,12 +127,14 @@ def from_json(text: str) -> Config:
         document = json.loads(text)
         values = {name: BY_NAME[name].convert(value) for name, value in document["options"].items()}
         config = _assemble(values, document["origins"])
-        return replace(config, speculative=type(config.speculative)(**document["speculative"]))
+        parallel = replace(config.parallel, neighbours=Neighbours(**document["neighbours"]))
+        speculative = type(config.speculative)(**document["speculative"])
+        return replace(config, speculative=speculative, parallel=parallel)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"config: expected JSON of a configuration, got something else: {error}") from None
 
 
-def _build(settings: Settings, faults: Faults) -> Config:
+def build_config(settings: Settings, faults: Faults) -> Config:
     """Read every value, then check every rule whose options are sound; log what has no effect.
 
     Raises ConfigError: there are faults, here or from before.
@@ -159,6 +169,8 @@ def _convert_all(settings: Settings, faults: Faults) -> tuple[dict[str, Any], Sp
                 values[name] = BY_NAME[name].convert(setting.value)
             elif name == SPECULATIVE_OPTION:
                 speculative = read_speculative(setting.value)
+            elif name == MODELS_OPTION:
+                raise ConfigError(f"{name}: expected none, as one model is wanted here, got it", param=name)
             elif name in NO_EFFECT:
                 verify_value(name, setting.value)
             else:

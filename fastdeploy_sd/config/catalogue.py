@@ -13,6 +13,13 @@ from fastdeploy_sd.config.server_section import ServerConfig
 from fastdeploy_sd.config.speculative import SPECULATIVE_OPTION
 from fastdeploy_sd.config.splitwise_section import SplitwiseConfig
 
+# A map that stands for several configurations; see several_models.py.
+MODELS_OPTION = "models"
+MODELS_TEXT = (
+    "Of serve: several models instead of `model`, each with engines of its own. NAME=MODEL, one per flag, or a map of"
+    ' names to models or to options of a model, as {"small": {"model": "demo", "max_model_len": 2048}}; options outside'
+    " of it are those of all models."
+)
 # Attribute of Config -> its class, in the order in which people read about them.
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -28,7 +35,7 @@ OPTIONS: tuple[Option, ...] = (
     *options_of(Config, ""),
 )
 BY_NAME: dict[str, Option] = {opt.name: opt for opt in OPTIONS}
-KNOWN_NAMES: tuple[str, ...] = (*BY_NAME, SPECULATIVE_OPTION)
+KNOWN_NAMES: tuple[str, ...] = (*BY_NAME, SPECULATIVE_OPTION, MODELS_OPTION)
 _ALIASES = {alias: opt.name for opt in OPTIONS for alias in opt.spec.aliases} | {
     name: foreign.here for name, foreign in SAME_MEANING.items()
 }

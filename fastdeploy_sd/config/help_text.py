@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from typing import Any
 
-from fastdeploy_sd.config.catalogue import OPTIONS
+from fastdeploy_sd.config.catalogue import MODELS_TEXT, OPTIONS
 from fastdeploy_sd.config.option import Option
 from fastdeploy_sd.config.speculative import SPECULATIVE_KEYS, SPECULATIVE_OPTION
 from fastdeploy_sd.config.speculative_scopes import scope_of
@@ -30,6 +30,7 @@ def help_text(prog: str, description: str) -> str:
         formatter_class=_Formatter,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line overrides it.")
+    parser.add_argument("--models", metavar="NAME=MODEL|JSON", help=MODELS_TEXT)
     groups = {s: parser.add_argument_group(s or "process") for s in dict.fromkeys(o.section for o in OPTIONS)}
     for opt in OPTIONS:
         add_flag(groups[opt.section], opt, opt.default)

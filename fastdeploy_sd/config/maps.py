@@ -11,7 +11,13 @@ from fastdeploy_sd.errors import ConfigError, shown, suggest
 
 
 def read_map(option: str, value: object) -> dict[str, Any]:
-    """Return the keys, with underscores for dashes, and values of a map or of a JSON object's text.
+    """Return the keys, with underscores for dashes, and values of a map, as `read_object`."""
+    items = read_object(option, value).items()
+    return _unique(option, [(key.replace("-", "_"), item) for key, item in items])
+
+
+def read_object(option: str, value: object) -> dict[str, Any]:
+    """Return the keys and values of a map or of a JSON object's text.
 
     Raises ConfigError: it is neither, or a key is repeated; the text names `option`.
     """
@@ -25,7 +31,7 @@ def read_map(option: str, value: object) -> dict[str, Any]:
             raise ConfigError(text, param=option) from None
     if not isinstance(value, Mapping):
         raise ConfigError(f"{option}: expected a map, got {shown(value)}", param=option)
-    return _unique(option, [(str(key).replace("-", "_"), item) for key, item in value.items()])
+    return _unique(option, [(str(key), item) for key, item in value.items()])
 
 
 def has_meaning(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastdeploy_sd.config.addresses import is_bindable
 from fastdeploy_sd.config.eplb import EplbConfig, read_eplb
@@ -12,6 +12,15 @@ from fastdeploy_sd.config.option import Spec, option, verify_fields, wrong_value
 _MAX_PORT = 65535
 # Above node_port: the first at which the commands that share experts connect.
 _EXPERT_PORT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What a server's other models have on this host: engines before and after this model's, and ranks before them."""
+
+    engines_before: int = 0
+    engines_after: int = 0
+    ranks_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,7 @@ class ParallelConfig:
     node_timeout_s: float = option(
         300.0, Spec("Seconds in which all of `ips` must have reported at start.", name="timeout_nodes", minimum=1)
     )
+    neighbours: Neighbours = field(default=Neighbours())
 
     def __post_init__(self) -> None:
         verify_fields(self, "parallel")
@@ -134,8 +144,18 @@ class ParallelConfig:
 
     @property
     def engines_per_host(self) -> int:
-        """Number of engines on each host, which share its memory and processors."""
+        """Number of this model's engines on each host."""
         return max(1, self.data_parallel_size // self.num_hosts)
+
+    @property
+    def engines_on_host(self) -> int:
+        """Number of all models' engines on this host, which share its memory and processors."""
+        return self.neighbours.engines_before + self.engines_per_host + self.neighbours.engines_after
+
+    @property
+    def place_on_host(self) -> int:
+        """This engine's place among `engines_on_host`."""
+        return self.neighbours.engines_before + (self.local_data_parallel_id or 0) % self.engines_per_host
 
     @property
     def first_engine(self) -> int:
@@ -147,7 +167,7 @@ class ParallelConfig:
     @property
     def first_rank(self) -> int:
         """Number of this engine's rank 0 among the ranks of all engines, which is that of its GPU too."""
-        return (self.local_data_parallel_id or 0) * self.tensor_parallel_size
+        return self.neighbours.ranks_before + self.expert_rank(0)
 
     @property
     def num_hosts(self) -> int:

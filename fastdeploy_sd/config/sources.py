@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from fastdeploy_sd.config.aliases import advice
-from fastdeploy_sd.config.catalogue import BY_NAME, KNOWN_NAMES, canonical_name
+from fastdeploy_sd.config.catalogue import BY_NAME, KNOWN_NAMES, MODELS_OPTION, canonical_name
 from fastdeploy_sd.config.command_line import COMMAND_LINE, Flag, split_flags
 from fastdeploy_sd.config.faults import Faults, Position
 from fastdeploy_sd.config.help_text import help_text
@@ -78,14 +78,14 @@ def read_yaml(path: Path, faults: Faults) -> Settings:
         faults.add(_file_error(f"expected valid YAML in {path}, got: {' '.join(str(error).split())}"))
     else:
         lines = ((key, value, at.start_mark.line + 1) for key, value, at in entries)
-        return _collect(((key, value, f"{path}, line {line}", (_FILE, line)) for key, value, line in lines), faults)
+        return collect(((key, value, f"{path}, line {line}", (_FILE, line)) for key, value, line in lines), faults)
     return {}
 
 
 def read_kwargs(kwargs: Mapping[str, object], faults: Faults) -> Settings:
     """Return the settings of keyword arguments."""
     items = enumerate(kwargs.items())
-    return _collect(((name, value, "keyword argument", (_ARGUMENTS, i)) for i, (name, value) in items), faults)
+    return collect(((name, value, "keyword argument", (_ARGUMENTS, i)) for i, (name, value) in items), faults)
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -105,7 +105,8 @@ def _file_error(text: str) -> ConfigError:
     return ConfigError(f"{CONFIG_OPTION}: {text}", param=CONFIG_OPTION)
 
 
-def _collect(entries: Iterable[tuple[object, object, str, Position]], faults: Faults) -> Settings:
+def collect(entries: Iterable[tuple[object, object, str, Position]], faults: Faults) -> Settings:
+    """Return the settings of names, values, origins and positions; names that are unknown or repeated are faults."""
     settings: Settings = {}
     for written, value, origin, position in entries:
         with faults.collecting(position, origin):
@@ -120,7 +121,8 @@ def _collect(entries: Iterable[tuple[object, object, str, Position]], faults: Fa
 
 
 def _verify_name(name: str) -> None:
-    if name not in BY_NAME and name not in UNSUPPORTED and name not in NO_EFFECT and name != SPECULATIVE_OPTION:
+    is_map = name in (SPECULATIVE_OPTION, MODELS_OPTION)
+    if name not in BY_NAME and name not in UNSUPPORTED and name not in NO_EFFECT and not is_map:
         hint = advice(name) or suggest(name, _ALL_NAMES)
         raise ConfigError(f"{name}: unknown option{hint}", param=name)
 
@@ -136,11 +138,13 @@ def _verify_flag(flag: Flag) -> None:
     opt = BY_NAME.get(flag.name)
     if opt is not None and opt.kind is not bool and isinstance(flag.value, bool):
         raise ConfigError(f"{flag.name}: expected {opt.expected}, got nothing", param=flag.name)
+    if flag.name == MODELS_OPTION and isinstance(flag.value, bool):
+        raise ConfigError(f"{MODELS_OPTION}: expected NAME=MODEL or a map, got nothing", param=MODELS_OPTION)
 
 
 def _value(flag: Flag, settings: Settings) -> object:
     opt = BY_NAME.get(flag.name)
-    if opt is None or opt.kind is not tuple:
+    if flag.name != MODELS_OPTION and (opt is None or opt.kind is not tuple):
         return flag.value
     before = settings.get(flag.name)
     return [*(before.value if before is not None and isinstance(before.value, list) else []), flag.value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastdeploy_sd.config.aliases import OTHER_MEANING, SAME_MEANING
-from fastdeploy_sd.config.catalogue import OPTIONS
+from fastdeploy_sd.config.catalogue import MODELS_OPTION, MODELS_TEXT, OPTIONS
 from fastdeploy_sd.config.eplb import EPLB_OPTION
 from fastdeploy_sd.config.no_effect import NO_EFFECT
 from fastdeploy_sd.config.option import Option
@@ -30,7 +30,8 @@ def options_markdown() -> str:
         f"| `{SPECULATIVE_OPTION}` | a map, JSON on the command line, or the name of a method | `{DEFAULT_METHOD}` |"
         " How drafts are made and verified; its keys are below. |\n"
     )
-    return table_of(OPTIONS) + last
+    models = f"| `{MODELS_OPTION}` | a map, or a text NAME=MODEL | none | {MODELS_TEXT} |\n"
+    return table_of(OPTIONS) + last + models
 
 
 def table_of(options: Iterable[Option]) -> str:

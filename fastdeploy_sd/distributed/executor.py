@@ -156,7 +156,7 @@ def create_executor(
 def _monitor(parallel: ParallelConfig, experts: ExpertService) -> ExpertMonitor:
     """Return what tells of an engine's experts, after having begun to balance them where that is asked for."""
     planner: ExpertPlanner | None = None
-    if parallel.eplb is not None and parallel.first_rank == 0:
+    if parallel.eplb is not None and parallel.expert_rank(0) == 0:
         eplb = parallel.eplb
         interval_s = eplb.redundant_expert_dump_workload_interval
         planner = ExpertPlanner(experts, eplb.redundant_experts_num, interval_s, parallel.num_hosts)

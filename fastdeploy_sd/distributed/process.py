@@ -79,8 +79,9 @@ def main() -> int:
     session = _Session(link)
     try:
         config = from_json(start["config"])
-        has_siblings = config.parallel.data_parallel_size > 1
-        engine = f"engine-{config.parallel.local_data_parallel_id}-" if has_siblings else ""
+        parallel = config.parallel
+        number = parallel.neighbours.engines_before + (parallel.local_data_parallel_id or 0)
+        engine = f"engine-{number}-" if max(parallel.data_parallel_size, parallel.engines_on_host) > 1 else ""
         configure_logging(f"{engine}rank-{rank}")
         library.set_isa(start["isa"])  # another level has other bytes
         module, name = start["rank_worker"].split(":")

@@ -19,15 +19,15 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastdeploy_sd.cluster.engine_group import EngineGroup
+from fastdeploy_sd.cluster.server_engines import ServerEngines
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.distributed.starting import new_expert_file
-from fastdeploy_sd.engine.ipc.engine_process import engine_addresses, engine_config, start_engine
-from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_client, start_worker
+from fastdeploy_sd.entrypoints.engine_pools import engine_pool, expert_bridge
+from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_engines, start_worker
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError
@@ -49,7 +49,6 @@ from fastdeploy_sd.wire.http.listeners import Listeners, bound, example_request,
 logger = logging.getLogger(__name__)
 
 DEFAULT_EXECUTOR = "fastdeploy_sd.distributed.executor:create_executor"
-ENGINE = "fastdeploy_sd.disaggregation.roles:open_engine"
 
 # A draining engine that is inside a step looks at its deadline after the step; beyond this it is stuck.
 _STUCK_S = 30.0
@@ -59,26 +58,27 @@ _SCHEDULER_END_S = 5.0
 _LEAVE_S = 3.0
 
 
-def run(config: Config, executor: str = DEFAULT_EXECUTOR, expert_file: int | None = None) -> int:
+def run(configs: Sequence[Config], executor: str = DEFAULT_EXECUTOR, expert_file: int | None = None) -> int:
     """Serve until a signal or a failure, which has its line on standard error; return the exit status.
 
     Args:
+        configs: of each model; they have the options of HTTP in common.
         expert_file: descriptor of the memory over which engines share experts, with those of other servers too;
             None = it is made here, where experts are shared.
     """
     try:
-        if config.parallel.own_node() != 0:
+        if configs[0].parallel.own_node() != 0:
             from fastdeploy_sd.distributed import node  # which other servers do not need
 
-            return node.run(config)
+            return node.run(configs[0])
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
     configure_logging("server")
     raise_descriptor_limit()
     try:
-        with bound(config.server) as listeners:
-            return asyncio.run(_Launcher(config, listeners).run(executor, expert_file))
+        with bound(configs[0].server) as listeners:
+            return asyncio.run(_Launcher(tuple(configs), listeners).run(executor, expert_file))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
@@ -87,8 +87,10 @@ def run(config: Config, executor: str = DEFAULT_EXECUTOR, expert_file: int | Non
 class _Launcher:
     """One server's processes and the order of their ends."""
 
-    def __init__(self, config: Config, listeners: Listeners) -> None:
-        self._config = config
+    def __init__(self, configs: tuple[Config, ...], listeners: Listeners) -> None:
+        self._configs = configs
+        self._config = configs[0]  # what concerns all models is the same in each
+        self._num_engines = sum(config.parallel.num_local_engines for config in configs)
         self._listeners = listeners
         self._instance_id = new_instance_id()
         self._engines: WorkerPool
@@ -105,80 +107,54 @@ class _Launcher:
             new_expert_file(self._config.parallel) if expert_file is None else contextlib.nullcontext(expert_file)
         )
         with private_address() as address, own_file as file:
-            self._engines = self._make_engines(address, executor, file)
-            self._bridge = self._make_bridge(file if expert_file is None else None)
+            self._engines = engine_pool(self._configs, address, executor, file, self._note_given_up)
+            self._bridge = expert_bridge(self._config, file if expert_file is None else None, self._note_given_up)
             async with self._bridge.alongside(_LEAVE_S):
                 running = asyncio.create_task(self._engines.run())
                 stop_on_signals(self._stop)
                 try:
-                    status = await self._serve(WorkerStart(self._config, address, self._instance_id), running)
+                    status = await self._serve(WorkerStart(self._configs, address, self._instance_id), running)
                 finally:
                     running.cancel()
                     await asyncio.gather(running, return_exceptions=True)
         leave_within(_LEAVE_S, status)
         return status
 
-    def _make_engines(self, address: str, executor: str, expert_file: int | None) -> WorkerPool:
-        addresses = engine_addresses(self._config, address)
-        engines = WorkerPool(
-            lambda number: start_engine(
-                engine_config(self._config, number), addresses[number], executor, ENGINE, expert_file
-            ),
-            len(addresses),
-            give_up=self._note_given_up,
-            kind="engine {}",
-            ends_only_in_drain=True,
-        )
-        engines.replaces = False  # what cannot start is wrong
-        return engines
-
     def _note_given_up(self) -> None:
-        if not self._engines.replaces or self._config.parallel.shares_experts:  # the others cannot go on without it
+        # Before all run, and where engines need one another, the others cannot go on without it.
+        if not self._engines.replaces or self._config.parallel.shares_experts:
             self._engines.begin_drain()
-        self._engines.signal(signal.SIGKILL)
-
-    def _make_bridge(self, file: int | None) -> WorkerPool:
-        """Return what shares the experts in this memory with other commands; engines end without it."""
-
-        def start(_: int) -> ChildProcess:
-            from fastdeploy_sd.distributed.expert_process import start_bridge  # which most servers do not need
-
-            return start_bridge(self._config, file or 0)
-
-        count = int(file is not None and len(self._config.parallel.expert_places) > 1)
-        pool = WorkerPool(start, count, give_up=self._note_given_up, kind="expert")
-        pool.replaces = False
-        return pool
+            self._engines.signal(signal.SIGKILL)
 
     async def _serve(self, common: WorkerStart, running: asyncio.Task[int]) -> int:
         stats = SharedStats(Path(directory_of(common.address)), "http")
-        client = create_client(common, stats.own.redis)
-        client.on_silence = self._engines.kill
+        engines = create_engines(common, stats.own.redis)
+        engines.on_silence(self._engines.kill)
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.
-            with contextlib.closing(HttpServer(client, self._config, stats, self._instance_id)) as http:
+            with contextlib.closing(HttpServer(engines, common, stats)) as http:
                 if not has_workers:
                     http.start()
-                if not await self._is_loaded(client, running):
+                if not await self._is_loaded(engines, running):
                     await running
                     return self._status()
                 self._listen()
                 if has_workers:
                     serving, begin_drain = self._workers(common)
                 else:
-                    serving, begin_drain = http.serve(self._listeners), client.begin_drain
+                    serving, begin_drain = http.serve(self._listeners), engines.begin_drain
                 async with self._schedulers(common).alongside(_SCHEDULER_END_S) as scheduler:
                     return await self._until_end(
-                        self._registered(client, serving, begin_drain, scheduler.begin_drain), running
+                        self._registered(engines, serving, begin_drain, scheduler.begin_drain), running
                     )
         finally:
-            await client.close()
+            await engines.close()
 
-    async def _is_loaded(self, client: EngineGroup, running: asyncio.Task[int]) -> bool:
-        """Wait until all engines have loaded the model; False: they have ended."""
+    async def _is_loaded(self, engines: ServerEngines, running: asyncio.Task[int]) -> bool:
+        """Wait until all engines have loaded their models; False: they have ended."""
         began = time.monotonic()
-        connecting = asyncio.create_task(client.connect(to_all=True))
+        connecting = asyncio.create_task(engines.connect(to_all=True))
         await asyncio.wait({connecting, running}, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
             connecting.cancel()
@@ -186,18 +162,18 @@ class _Launcher:
         if connecting.exception() is not None:
             return False
         self._engines.stable_s += time.monotonic() - began
-        self._engines.replaces = self._config.parallel.num_local_engines > 1
+        self._engines.replaces = self._num_engines > 1
         return True
 
     async def _registered(
-        self, client: EngineGroup, serving: Coroutine[Any, Any, int], *drains: Callable[[], None]
+        self, engines: ServerEngines, serving: Coroutine[Any, Any, int], *drains: Callable[[], None]
     ) -> int:
         """Serve; routers know of it meanwhile, and hear of its end when a drain begins, as the callables do."""
-        registrar = make_registrar(self._config, client, self._listeners, self._instance_id)
+        registrar = make_registrar(self._configs, engines, self._listeners, self._instance_id)
 
         def begin() -> None:
             registrar.begin_leaving()
-            client.begin_drain()
+            engines.begin_drain()
             for drain in drains:
                 drain()
 
@@ -232,7 +208,7 @@ class _Launcher:
         self._listeners.listen(self._config.server)
         if self._listeners.metrics is not None:
             logger.info("metrics are at %s/metrics too", url_of(self._listeners.metrics))
-        names = ", ".join(self._config.model.served_names)
+        names = ", ".join(name for config in self._configs for name in config.model.served_names)
         logger.info("serving %s on %s", names, url_of(self._listeners.api))
         if self._config.splitwise.splitwise_role == "mixed":
             logger.info("try: %s", example_request(self._config.server, self._listeners.api))
@@ -270,7 +246,7 @@ class _Launcher:
             self._kill_after(_STUCK_S)
         await running
         status = self._status()
-        if self._config.parallel.num_local_engines > 1:
+        if self._num_engines > 1:
             self._begin_drain()  # none of the engines will be started again
         self._listeners.close()
         # What runs at other instances may finish.

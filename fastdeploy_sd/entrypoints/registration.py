@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import secrets
 import time
+from collections.abc import Sequence
 
-from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.membership import Member, instance_ids
 from fastdeploy_sd.cluster.messages import Clock, Registration
 from fastdeploy_sd.cluster.registrar import Registrar
 from fastdeploy_sd.cluster.route import RouteReader
+from fastdeploy_sd.cluster.server_engines import ServerEngines
 from fastdeploy_sd.config import Config, is_wildcard
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.wire.http.listeners import Listeners
@@ -23,32 +24,34 @@ def new_instance_id() -> str:
     return secrets.token_hex(16)
 
 
-def route_gate(config: Config, server: str) -> RouteGate:
-    """Return what lets the routes of this server's routers in; of a server without routers, none. `server`: its name.
+def route_gate(configs: Sequence[Config], server: str) -> RouteGate:
+    """Return what lets the routes of this server's routers in; of a server without routers, none.
 
-    Raises ConfigError: the deployment's secret cannot be read.
+    `configs`: of its models. server: its name. Raises ConfigError: the deployment's secret cannot be read.
     """
-    if not config.server.router:
+    if not configs[0].server.router:
         return RouteGate()
-    return RouteGate(RouteReader(derive_key(deployment_secret(config.splitwise), "route"), _ids(config, server)))
+    key = derive_key(deployment_secret(configs[0].splitwise), "route")
+    return RouteGate(RouteReader(key, instance_ids(server, len(_engines(configs)))))
 
 
-def _ids(config: Config, server: str) -> list[str]:
-    return instance_ids(server, config.parallel.num_local_engines)
+def _engines(configs: Sequence[Config]) -> list[Config]:
+    """Return the configuration of each engine's model."""
+    return [config for config in configs for _ in range(config.parallel.num_local_engines)]
 
 
-def make_registrar(config: Config, client: EngineGroup, listeners: Listeners, server: str) -> Registrar:
+def make_registrar(configs: Sequence[Config], engines: ServerEngines, listeners: Listeners, server: str) -> Registrar:
     """Return what registers the engines of a server with its routers, be there any or none.
 
     Raises ConfigError: the deployment's secret cannot be read.
     """
-    routers = [Target.parse(text) for text in config.server.router]
-    key = derive_key(deployment_secret(config.splitwise), "registration") if routers else b""
+    routers = [Target.parse(text) for text in configs[0].server.router]
+    key = derive_key(deployment_secret(configs[0].splitwise), "registration") if routers else b""
     host, port = listeners.api.getsockname()[:2]
     created = int(time.time())
 
-    def identity(engine: int, instance_id: str) -> Registration:
-        model = client.model_infos[engine] or client.model_info
+    def identity(engine: int, config: Config, instance_id: str) -> Registration:
+        model = engines.model_infos[engine]
         return Registration(
             challenge="",
             member=Member.of(config, model, instance_id, model.fingerprint),
@@ -56,9 +59,11 @@ def make_registrar(config: Config, client: EngineGroup, listeners: Listeners, se
             port=port,
             served_names=tuple(config.model.served_names),
             created=created,
-            load=client.loads[engine],
+            load=engines.loads[engine],
             clock=Clock.now(),
         )
 
-    ids = enumerate(_ids(config, server))
-    return Registrar(routers, [functools.partial(identity, engine, name) for engine, name in ids], key)
+    of_engines = _engines(configs)
+    named = zip(of_engines, instance_ids(server, len(of_engines)), strict=True)
+    identities = [functools.partial(identity, number, *engine) for number, engine in enumerate(named)]
+    return Registrar(routers, identities, key)

@@ -36,7 +36,7 @@ _POSITION_IN_NAME = re.compile(r"_rate_0$")
 
 def metrics_markdown() -> str:
     """Return name, type, labels and meaning of every metric as a table; names as they are in the text."""
-    body, _ = render_metrics([EngineState("ready", 0.0, _SOME)], ProcessStats(_SOME_HTTP, _SOME_REDIS))
+    body, _ = render_metrics({"": [EngineState("ready", 0.0, _SOME)]}, ProcessStats(_SOME_HTTP, _SOME_REDIS))
     return _table_of(body)
 
 

@@ -19,16 +19,20 @@ from fastdeploy_sd.metrics.redis_stats import RedisStats
 from fastdeploy_sd.types.stats import EngineState, EngineStats, Histogram
 
 
-def render_metrics(engines: Sequence[EngineState], processes: ProcessStats) -> tuple[bytes, str]:
+def render_metrics(models: Mapping[str, Sequence[EngineState]], processes: ProcessStats) -> tuple[bytes, str]:
     """Return the body and the content type of a /metrics answer.
 
     Args:
-        engines: of several, every metric has a sample per engine, whose number is in the label `engine`.
+        models: name -> its engines. Of several engines, every metric has a sample per engine, whose number is in the
+            label `engine`; of several models, their names are in the label `model_name` too.
         processes: what the others count, together.
     """
-    per_engine = [_families_of(engine) for engine in engines]
-    numbered = {str(number): families_of_engine for number, families_of_engine in enumerate(per_engine)}
-    of_engines = chain(*per_engine) if len(engines) == 1 else merged("engine", numbered)
+    engines = [(name, engine) for name, of_model in models.items() for engine in of_model]
+    parts = [
+        ({"engine": str(number)} | ({"model_name": name} if len(models) > 1 else {}), _families_of(engine))
+        for number, (name, engine) in enumerate(engines)
+    ]
+    of_engines = parts[0][1] if len(parts) == 1 else merged(parts)
     return render(chain(of_engines, http_families(processes.http), _redis_families(processes.redis)))
 
 
@@ -42,12 +46,12 @@ def _families_of(engine: EngineState) -> Iterator[Metric]:
     )
 
 
-def merged(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
-    """Merge the metrics of several parts into families with a label that names the part."""
+def merged(parts: Iterable[tuple[Mapping[str, str], Iterable[Metric]]]) -> Iterable[Metric]:
+    """Merge the metrics of several parts into families with labels that name the part."""
     found: dict[str, Metric] = {}
-    for name, families_of_part in parts.items():
+    for labels, families_of_part in parts:
         for family in families_of_part:
-            samples = [s._replace(labels={label: name, **s.labels}) for s in family.samples]
+            samples = [s._replace(labels={**labels, **s.labels}) for s in family.samples]
             family.samples = found[family.name].samples + samples if family.name in found else samples
             found[family.name] = family
     return found.values()

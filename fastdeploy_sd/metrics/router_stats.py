@@ -71,8 +71,12 @@ def render_instance_metrics(bodies: Mapping[str, str | None]) -> tuple[bytes, st
     )
     for address, body in bodies.items():
         scraped.add_metric([address], float(body is not None))
-    parts = {address: text_string_to_metric_families(body) for address, body in bodies.items() if body is not None}
-    return render(chain([scraped], merged("instance", parts)))
+    parts = [
+        ({"instance": address}, text_string_to_metric_families(body))
+        for address, body in bodies.items()
+        if body is not None
+    ]
+    return render(chain([scraped], merged(parts)))
 
 
 def _router_families(stats: RouterStats, registered: list[InstanceGauges]) -> Iterator[Metric]:

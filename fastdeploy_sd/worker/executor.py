@@ -203,7 +203,7 @@ def _created(
     store = open_block_store(config, pages, loaded.states, identity, loaded.checkpoint, drafts)
     if limits is not None:
         _log.info("%s", describe_limits(limits, bytes_per_step(config, loaded.checkpoint)))
-        if config.parallel.engines_per_host > 1 and not config.parallel.first_rank:
+        if config.parallel.engines_per_host > 1 and not config.parallel.expert_rank(0):
             _log.info("%s", describe_engines(limits, config.parallel.engines_per_host))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result

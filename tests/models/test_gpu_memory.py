@@ -17,15 +17,11 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.memory import Allocator
 from fastdeploy_sd.device.memory import DeviceMemory
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.models.checkpoint import Checkpoint
-from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.types.shard import WHOLE_MODEL
 from fastdeploy_sd.worker.executor import create_executor
 from fastdeploy_sd.worker.kv import kv_sizing
 from fastdeploy_sd.worker.loading import device_choice, gpu_memory
 from fastdeploy_sd.worker.loading import forecast as forecasts
-from fastdeploy_sd.worker.loading.draft_weights import open_draft_weights
 from fastdeploy_sd.worker.loading.forecast import forecast
 from tests.engine.gpu import gpu_device
 from tests.models import golden
@@ -75,12 +71,9 @@ def test_what_a_server_takes_is_no_more_than_was_told(
     if drafts:
         mtp = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
         config = config_of(make_model(tmp_path, "ernie4_5_moe-tiny", "ernie-folder").path, mtp)
-    checkpoint = Checkpoint(config.model.path)
-    decoder = read_decoder_config(checkpoint.config)
-    weights = open_draft_weights(config, checkpoint, decoder)
-    model = forecasts._Model(config, decoder, DecoderWeights(checkpoint, decoder), weights, 512)
+    model = replace(forecasts._Model.open(config), max_model_len=512)
     told = model.memory_with_weights(gpu, WHOLE_MODEL)
-    layers = kv_sizing.LayerKv.of_decoder(decoder) + model.draft_layers(WHOLE_MODEL)
+    layers = kv_sizing.LayerKv.of_decoder(model.decoder) + model.draft_layers(WHOLE_MODEL)
     beside_steps = told.total - told.free + 40 * kv_sizing.block_bytes(layers, kv_sizing.KvCacheFormat.create(config))
     executor = create_executor(config)
     gc.collect()

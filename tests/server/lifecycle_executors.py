@@ -73,6 +73,13 @@ def create_once(config: Config, expert_file: int | None = None) -> ToyExecutor:
     return create_slow(config)
 
 
+def create_other_once(config: Config) -> ToyExecutor:
+    """The engine of the model "other" starts once only."""
+    if config.model.served_name == "other":
+        Path(tempfile.gettempdir(), "started-other").touch(exist_ok=False)
+    return create_slow(config)
+
+
 def create_ranks(config: Config) -> Executor:
     """Four processes that compute the same; a hang is noticed soon."""
     return _ranks(config, "create_rank_worker")

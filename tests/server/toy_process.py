@@ -22,7 +22,7 @@ START_SCRIPT = (
     "import json, sys\n"
     "from fastdeploy_sd.config import config_from_kwargs\n"
     "from fastdeploy_sd.entrypoints import launch\n"
-    "sys.exit(launch.run(config_from_kwargs(**json.loads(sys.argv[1])), sys.argv[2]))\n"
+    "sys.exit(launch.run([config_from_kwargs(**json.loads(sys.argv[1]))], sys.argv[2]))\n"
 )
 
 

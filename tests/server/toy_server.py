@@ -20,6 +20,7 @@ from fastdeploy_sd.config import Config, ModelConfig, ServerConfig
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
+from fastdeploy_sd.entrypoints.openai.served_models import ServedModel
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
@@ -186,7 +187,8 @@ async def serve(
     client = LocalClient(Engine(config, executor or ToyExecutor(INFO)))
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    app = create_app(client, config, LocalPreparer(config, lambda: client.model_info), gate=gate or RouteGate())
+    model = ServedModel(config, client, LocalPreparer(config, lambda: client.model_info))
+    app = create_app([model], gate=gate or RouteGate())
     server = _Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     tasks = [asyncio.create_task(server.serve(sockets=[listener])), asyncio.create_task(client.drive())]
     key = config.server.api_key[0] if config.server.api_key else "none"

@@ -20,7 +20,8 @@ from fastdeploy_sd.cli.verify.runs import engine_config
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SplitwiseConfig
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.engine.ipc.engine_process import start_engine
-from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR, ENGINE
+from fastdeploy_sd.entrypoints.engine_pools import ENGINE
+from fastdeploy_sd.entrypoints.launch import DEFAULT_EXECUTOR
 from fastdeploy_sd.errors import InternalError, Unavailable
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.types import KvSource, Request, RequestId

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_sd.cli import main
-from fastdeploy_sd.config import load_config
+from fastdeploy_sd.config import load_configs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
@@ -110,9 +110,9 @@ def serve_commands() -> Iterator[tuple[str, list[str]]]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^ *fastdeploy-sd serve (.*)$", text, re.MULTILINE):
-            words = shlex.split(line, comments=True)
-            position = words.index("--model") + 1 if "--model" in words else 0
-            words[position] = "demo"
+            words = [re.sub(r"^(\w+)=.*", r"\1=demo", word) for word in shlex.split(line, comments=True)]
+            if "--model" in words or not words[0].startswith("--"):
+                words[words.index("--model") + 1 if "--model" in words else 0] = "demo"
             yield page.name, words
 
 
@@ -124,8 +124,13 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize(("page", "arguments"), COMMANDS)
-def test_commands_to_serve_are_accepted(page: str, arguments: list[str]) -> None:
-    load_config(arguments)
+def test_commands_to_serve_are_accepted(page: str, arguments: list[str], tmp_path: Path) -> None:
+    """Files of options are those that the page shows, or ours."""
+    text = next(path for path in PAGES if path.name == page).read_text(encoding="utf-8")
+    for name, content in re.findall(r"```yaml\n# (\S+\.yaml)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        arguments = [str(tmp_path / name) if word == name else word for word in arguments]
+    assert load_configs(arguments)
 
 
 def test_the_refusal_of_a_decode_node_reads_as_it_is_shown(

@@ -42,7 +42,7 @@ def main() -> int:
     configure_logging("scheduler")
     start = read_start()
     config = from_json(start["config"])
-    addresses, shares_experts = engine_addresses(config, start["address"]), config.parallel.shares_experts
+    addresses, shares_experts = engine_addresses([config], start["address"])[0], config.parallel.shares_experts
     client = EngineGroup(addresses, config.engine_timeout_s, shares_experts=shares_experts)
     stats = SharedStats(Path(directory_of(start["address"])), "scheduler")
     return asyncio.run(_work(config, client, start["server"], stats))

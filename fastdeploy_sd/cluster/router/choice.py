@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from fastdeploy_sd.cluster.membership import Member
 from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.cluster.router.instance import Instance
+from fastdeploy_sd.wire.http.json_texts import text_field
 from fastdeploy_sd.wire.http.model_names import resolve_model
 from fastdeploy_sd.wire.http.ollama_models import LATEST
 
@@ -74,16 +74,12 @@ class Chooser:
         return RoutingHints(self._seen.keys_of(prompt_of(body)), self._model_of(body))
 
     def _model_of(self, body: bytes) -> str | None:
-        """See RoutingHints.model. A body is parsed only where instances differ; an instance refuses what is no body."""
+        """See RoutingHints.model. A body is looked at only where instances differ; an instance refuses what is none."""
         served = dict.fromkeys(i.said.served_names for i in self._registered() if i.member.generates)
         if len(served) <= 1:
             return None
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError):
-            return None
-        model = value.get("model") if isinstance(value, dict) else None
-        if not isinstance(model, str):
+        model = text_field(body, "model")
+        if model is None:
             return None
         names = list(dict.fromkeys(name for names in served for name in names))
         found = resolve_model(model, names)

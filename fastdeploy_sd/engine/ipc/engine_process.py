@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -45,14 +46,17 @@ _TAKE_SHARE = "fastdeploy_sd.device.engine_cores:take_share"
 _ALONE = "fastdeploy_sd.engine.ipc.engine_process:open_alone"
 
 
-def engine_addresses(config: Config, address: str) -> list[str]:
-    """Return the addresses of a server's engines, below the one that `private_address` gave the server."""
-    count = config.parallel.num_local_engines
-    return [address] if count == 1 else [f"{address}-{number}" for number in range(count)]
+def engine_addresses(configs: Sequence[Config], address: str) -> list[list[str]]:
+    """Return the addresses of each model's engines, below the one that `private_address` gave the server."""
+    counts = [config.parallel.num_local_engines for config in configs]
+    if sum(counts) == 1:
+        return [[address]]
+    numbers = itertools.count()
+    return [[f"{address}-{next(numbers)}" for _ in range(count)] for count in counts]
 
 
 def engine_config(config: Config, number: int) -> Config:
-    """Return the configuration of one of a server's engines, which says its number among those of all hosts."""
+    """Return the configuration of one of a model's engines, which says its number among those of all hosts."""
     if config.parallel.local_data_parallel_id is not None:
         return config
     return replace(
@@ -127,12 +131,13 @@ def main() -> int:
 
 def _begin(parallel: ParallelConfig) -> None:
     """Take this engine's part of the processors, and begin its log."""
-    number, count = parallel.local_data_parallel_id, parallel.engines_per_host
-    if number is None or parallel.data_parallel_size == 1:
+    count = parallel.engines_on_host
+    if parallel.local_data_parallel_id is None or max(count, parallel.data_parallel_size) == 1:
         configure_logging("engine")
         return
+    number = parallel.neighbours.engines_before + parallel.local_data_parallel_id
     try:
-        cores = _find(_TAKE_SHARE)(number % count, count)
+        cores = _find(_TAKE_SHARE)(parallel.place_on_host, count)
     except OSError as error:
         configure_logging(f"engine {number}")
         logger.warning("the engines' processors are not kept apart: %s", error)

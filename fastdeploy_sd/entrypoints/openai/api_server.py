@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fastdeploy_sd.config import load_config, verify_keys_are_known
+from fastdeploy_sd.config import load_configs, verify_keys_are_known
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.process.child import configure_logging
 
@@ -21,16 +21,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "api_server") -> int:
     """
     try:
         configure_logging("server")  # before the configuration, which logs what has no effect
-        config = load_config(sys.argv[1:] if argv is None else argv, prog)
-        verify_keys_are_known(os.environ, bool(config.server.api_key))
+        configs = load_configs(sys.argv[1:] if argv is None else argv, prog)
+        verify_keys_are_known(os.environ, bool(configs[0].server.api_key))
         from fastdeploy_sd.entrypoints import launch  # only now: --help and wrong options are answered at once
         from fastdeploy_sd.hub import located
 
-        config = located(config)
+        configs = tuple(map(located, configs))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return _EXIT_USAGE
-    return launch.run(config)
+    return launch.run(configs)
 
 
 if __name__ == "__main__":

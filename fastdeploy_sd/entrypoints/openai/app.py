@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -12,14 +14,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from fastdeploy_sd import __version__
-from fastdeploy_sd.config import Config, drafter_advice, explain
+from fastdeploy_sd.config import drafter_advice, explain
 from fastdeploy_sd.entrypoints.openai.expert_routes import ExpertRoutes
-from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.ollama_show import ollama_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
-from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
+from fastdeploy_sd.entrypoints.openai.served_models import ServedModel, ServedModels
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import SharedStats, render_metrics
 from fastdeploy_sd.types.stats import EngineState
@@ -37,7 +38,6 @@ from fastdeploy_sd.wire.http.middleware import (
     answer_version,
     routes_of,
 )
-from fastdeploy_sd.wire.http.model_names import resolve_model
 from fastdeploy_sd.wire.http.ollama_models import (
     CHAT_PATH,
     EMBED_PATH,
@@ -63,20 +63,18 @@ _LOAD = {
 
 
 def create_app(
-    client: Client,
-    config: Config,
-    preparer: Preparer,
+    models: Sequence[ServedModel],
     stats: SharedStats | None = None,
     gate: RouteGate = RouteGate(),  # noqa: B008 (without a reader it has no state)
 ) -> FastAPI:
-    """Return the application that serves the model of `client`.
+    """Return the application that serves the models, which have the options of HTTP in common.
 
     Args:
-        client: may still be connecting; until then /health is 503.
         stats: what the HTTP processes count; None = there is this one, and only its requests count.
     """
     app = FastAPI(title="fastdeploy_sd", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    handler = GenerationHandler(client, config, preparer, gate)
+    served, server = ServedModels(models), models[0].config.server
+    handler = GenerationHandler(served, server, gate)
     app.add_api_route("/v1/chat/completions", handler.chat, methods=["POST"])
     app.add_api_route("/v1/completions", handler.completion, methods=["POST"])
     app.add_api_route(RESPONSES_PATH, handler.response, methods=["POST"])
@@ -91,22 +89,22 @@ def create_app(
     add_refused_routes(app)
     app.add_api_route("/tokenize", handler.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", handler.detokenize, methods=["POST"])
-    if (eplb := config.parallel.eplb) is not None:
-        ExpertRoutes(client, eplb).add_to(app)
+    # Of several models none moves experts between engines.
+    if (eplb := models[0].config.parallel.eplb) is not None:
+        ExpertRoutes(models[0].client, eplb).add_to(app)
     stats = stats or SharedStats()
-    _Info(client, config, preparer, stats).add_routes(app)
-    add_middleware(app, config.server, stats.own.http)
+    _Info(served, stats).add_routes(app)
+    add_middleware(app, server, stats.own.http)
     return app
 
 
 class _Info:
     """The routes that tell about the server."""
 
-    def __init__(self, client: Client, config: Config, preparer: Preparer, stats: SharedStats) -> None:
-        self._client = client
-        self._tokenizer = preparer.tokenizer
+    def __init__(self, served: ServedModels, stats: SharedStats) -> None:
+        self._served = served
+        self._models = served.models
         self._stats = stats
-        self._config = config
         self._created = int(time.time())
 
     def add_routes(self, app: FastAPI) -> None:
@@ -128,7 +126,7 @@ class _Info:
 
     async def root(self, request: HttpRequest) -> Response:
         """What this server is: name, version, model, routes."""
-        about = {"name": "fastdeploy_sd", "version": __version__, "model": self._config.model.served_name}
+        about = {"name": "fastdeploy_sd", "version": __version__, "model": self._served.names[0]}
         return JsonResponse(about | {"routes": routes_of(request.app)})
 
     async def version(self) -> Response:
@@ -141,22 +139,33 @@ class _Info:
 
     async def health(self) -> Response:
         """200 while requests are taken, 503 with the reason when none are; of several engines with their states."""
-        await self._client.verify_healthy()
-        states = self._client.states
+        await self._verify_healthy()
+        states = self._served.states()
         if len(states) == 1:
             return Response(status_code=200)
-        return JsonResponse({"engines": [{"engine": i, "state": state.name} for i, state in enumerate(states)]})
+        engines = [
+            {"engine": number, "model": model, "state": state.name} for number, (model, state) in enumerate(states)
+        ]
+        return JsonResponse({"engines": engines})
+
+    async def _verify_healthy(self) -> None:
+        """Raise Unavailable unless a model takes requests."""
+        found = await asyncio.gather(*(m.client.verify_healthy() for m in self._models), return_exceptions=True)
+        failures = [failure for failure in found if isinstance(failure, BaseException)]
+        if len(failures) == len(found):
+            raise failures[0]
 
     async def models(self) -> Response:
-        """The served model under each of its names, as OpenAI's list."""
-        return JsonResponse({"object": "list", "data": [self._model_card(n) for n in self._config.model.served_names]})
+        """The served models under each of their names, as OpenAI's list; without one whose engines never ran."""
+        cards = [self._model_card(name, model) for model in self._served.loaded() for name in model.names]
+        return JsonResponse({"object": "list", "data": cards})
 
     async def model(self, name: str) -> Response:
         """One model of the list."""
-        return JsonResponse(self._model_card(resolve_model(name, self._config.model.served_names)))
+        return JsonResponse(self._model_card(*self._served.named(name)))
 
     async def tags(self) -> Response:
-        """The served model under each of its names, as Ollama's list."""
+        """The served models under each of their names, as Ollama's list."""
         return JsonResponse({"models": [model.entry() for model in self._ollama_models()]})
 
     async def running(self) -> Response:
@@ -164,54 +173,58 @@ class _Info:
         return JsonResponse({"models": [model.running() for model in self._ollama_models()]})
 
     def _ollama_models(self) -> list[OllamaModel]:
-        info, config = self._client.model_info, self._config
-        names = config.model.served_names
-        return [ollama_model(name, self._created, info, self._tokenizer, config) for name in names]
+        return [
+            ollama_model(name, self._created, model.info, model.preparer.tokenizer, model.config)
+            for model in self._served.loaded()
+            for name in model.names
+        ]
 
     async def load(self) -> Response:
         """How busy the engines are together: counts of requests, prompt tokens and KV blocks."""
-        found = (await self._client.stats()).values()
+        asked = await asyncio.gather(*(model.client.stats() for model in self._models), return_exceptions=True)
+        found = [stats for answer in asked if not isinstance(answer, BaseException) for stats in answer.values()]
+        if not found:
+            raise Unavailable("the engine is down", code="engine_down")
         return JsonResponse({name: sum(getattr(stats, field) for stats in found) for name, field in _LOAD.items()})
 
     async def metrics(self) -> Response:
         """Prometheus text; of an engine that does not answer, what it said last."""
-        body, content_type = render_metrics(await self._states(), self._stats.total())
+        of_models = {model.names[0]: await _states(model) for model in self._models}
+        body, content_type = render_metrics(of_models, self._stats.total())
         return Response(body, media_type=content_type)
 
     async def config_info(self) -> Response:
         """Every option with its effective value and where that came from; secrets are hidden.
 
         A drafting method that chooses by itself adds, under `speculation`, what it has chosen and why. A drafter that
-        seems to be read wrongly adds `drafter`: what to do.
+        seems to be read wrongly adds `drafter`: what to do. Of several models each has a map of its own, in `models`.
         """
-        rows = explain(self._config)
+        found = {model.names[0]: await self._options_of(model) for model in self._models}
+        return JsonResponse({"models": found} if len(found) > 1 else found[self._served.names[0]])
+
+    async def _options_of(self, model: ServedModel) -> dict[str, Any]:
+        rows = explain(model.config)
         found = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
-        states = await self._states()
+        states = await _states(model)
         for number, stats in enumerate(state.last_stats for state in states):
             origin = "engine" if len(states) == 1 else f"engine {number}"
             place = "" if len(states) == 1 else f".{number}"
             if stats is not None and stats.choice is not None:
                 found[f"speculation{place}"] = {"value": asdict(stats.choice), "origin": origin}
             if stats is not None and stats.misread_drafter:
-                advice = drafter_advice(self._config, stats.misread_drafter)
+                advice = drafter_advice(model.config, stats.misread_drafter)
                 found[f"drafter{place}"] = {"value": advice, "origin": origin}
-        return JsonResponse(found)
+        return found
 
-    async def _states(self) -> tuple[EngineState, ...]:
-        """The engines' states; with their statistics of now or, of those that do not answer, what they said last."""
-        with suppress(Unavailable):
-            await self._client.stats()
-        return self._client.states
-
-    def _model_card(self, name: str) -> dict[str, Any]:
-        model = self._client.model_info
-        speculation = model.speculation
+    def _model_card(self, name: str, model: ServedModel) -> dict[str, Any]:
+        info = model.info
+        speculation = info.speculation
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "fastdeploy_sd",
-            "max_model_len": model.max_request_tokens,
+            "max_model_len": info.max_request_tokens,
             "speculation": {
                 "method": speculation.method,
                 "methods": list(speculation.methods),
@@ -220,3 +233,10 @@ class _Info:
                 "draft_logprobs": speculation.has_draft_logprobs,
             },
         }
+
+
+async def _states(model: ServedModel) -> tuple[EngineState, ...]:
+    """The states of a model's engines; with statistics of now or, of those that do not answer, what they said last."""
+    with suppress(Unavailable):
+        await model.client.stats()
+    return model.client.states

@@ -6,15 +6,12 @@ of several values of one name; so doubled names are looked for.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 from fastdeploy_sd.errors import BadRequest, shown
+from fastdeploy_sd.wire.http.json_texts import between_texts
 
 MAX_PARTS = 1 << 16
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def verify_shape(content: bytes) -> None:
@@ -25,7 +22,7 @@ def verify_shape(content: bytes) -> None:
     if _num_parts(content, 0, len(content)) <= MAX_PARTS:
         return
     num_parts = 0
-    for start, end in _between_texts(content):
+    for start, end in between_texts(content):
         num_parts += _num_parts(content, start, end)
         if num_parts > MAX_PARTS:
             raise BadRequest(f"body: expected at most {MAX_PARTS} objects, lists and fields in all, got more")
@@ -40,7 +37,7 @@ def verify_names_once(content: bytes, value: dict[str, Any]) -> None:
     num_names = _num_names(value)
     if content.count(b":") == num_names:
         return
-    if sum(content.count(b":", start, end) for start, end in _between_texts(content)) > num_names:
+    if sum(content.count(b":", start, end) for start, end in between_texts(content)) > num_names:
         json.loads(content, object_pairs_hook=_verified_object, parse_int=str, parse_float=str)
 
 
@@ -56,14 +53,6 @@ def _verified_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _num_names(value: dict[str, Any] | list[Any]) -> int:
     num_own, parts = (len(value), value.values()) if isinstance(value, dict) else (0, value)
     return num_own + sum(_num_names(part) for part in parts if isinstance(part, (dict, list)))
-
-
-def _between_texts(content: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the limits of what comes before, between and after the strings of a JSON text."""
-    start = 0
-    for text in chain(_STRING.finditer(content), (None,)):
-        yield start, text.start() if text else len(content)
-        start = text.end() if text else start
 
 
 def _num_parts(content: bytes, start: int, end: int) -> int:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from fastdeploy_sd.cluster.route import Route, read_content
 from fastdeploy_sd.cluster.stream_metadata import COUNTED_NOTE, ENDED_NOTE, FAILED_NOTE
-from fastdeploy_sd.config import Config
+from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.entrypoints.openai.answer_format import AnswerFormat
 from fastdeploy_sd.entrypoints.openai.choice_format import ChatFormat, CompletionFormat
 from fastdeploy_sd.entrypoints.openai.embedding_format import (
@@ -20,7 +20,7 @@ from fastdeploy_sd.entrypoints.openai.embedding_format import (
     OllamaEmbeddingsFormat,
     OllamaEmbedFormat,
 )
-from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, Client, run_job
+from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, run_job
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.message_format import MessageFormat
@@ -40,9 +40,9 @@ from fastdeploy_sd.entrypoints.openai.preparation import (
     SHOW,
     TOKENIZE,
 )
-from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.entrypoints.openai.response_format import ResponseFormat
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate, StreamMetadata
+from fastdeploy_sd.entrypoints.openai.served_models import ServedModel, ServedModels
 from fastdeploy_sd.entrypoints.openai.usage import UsageCounter
 from fastdeploy_sd.errors import Overloaded, Unavailable
 from fastdeploy_sd.text.output_processor import CompletionCollector
@@ -57,20 +57,17 @@ _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
 
 
 class GenerationHandler:
-    """Serves one model through one engine client.
+    """Serves the models of a server.
 
     Raises (from every method):
         FdsdError: of the status that tells the client what happened.
         ClientDisconnect: it left.
     """
 
-    def __init__(self, client: Client, config: Config, preparer: Preparer, gate: RouteGate) -> None:
-        self._client = client
+    def __init__(self, models: ServedModels, server: ServerConfig, gate: RouteGate) -> None:
+        self._models = models
         self._gate = gate
-        self._tokenizer = preparer.tokenizer
-        self._preparer = preparer
-        self._bodies = BodyReader(config.server.max_body_bytes)
-        self._share = QueueShare.of(config.scheduler)
+        self._bodies = BodyReader(server.max_body_bytes)
 
     async def chat(self, request: HttpRequest) -> Response:
         """POST /v1/chat/completions."""
@@ -126,35 +123,50 @@ class GenerationHandler:
 
     async def _compute(self, request: HttpRequest, task: str) -> Response:
         async with self._bodies.read(request) as content:
-            answer = await until_disconnected(request.receive, self._preparer.compute(task, content))
+            preparer = (await self._models.wanted_by(content)).preparer
+            answer = await until_disconnected(request.receive, preparer.compute(task, content))
         return Response(answer, media_type=JsonResponse.media_type)
 
     async def _respond(self, request: HttpRequest, task: str, form: type[AnswerFormat]) -> Response:
         route = self._gate.route_of(request.headers)
-        job = await self._prepare(request, task, route)  # a function of its own, which lets go of the body
+        model, job = await self._prepare(request, task, route)  # a function of its own, which lets go of the body
         if isinstance(job, str):
             return Response(job, media_type=JsonResponse.media_type)
         job = job.of_client(client_of(request.scope) if route is None else route.client)
         notes = None if route is None else StreamMetadata(job)
-        return await self._answer(request, job, form(job, self._tokenizer), notes)
+        return await self._answer(request, model, job, form(job, model.preparer.tokenizer), notes)
 
-    async def _prepare(self, request: HttpRequest, task: str, route: Route | None) -> GenerationJob | str:
+    async def _prepare(
+        self, request: HttpRequest, task: str, route: Route | None
+    ) -> tuple[ServedModel, GenerationJob | str]:
         num_added = 0 if route is None else route.num_bytes - route.num_body_bytes
         async with self._bodies.read(request, num_added) as content:
-            self._client.verify_takes_requests()
-            if route is None:
-                return await until_disconnected(request.receive, self._preparer.prepare(task, content))
-            body, progress = read_content(route, content)
-            job = await until_disconnected(request.receive, self._preparer.prepare(task, body))
-            return job if isinstance(job, str) else job.routed(route.kv_source, progress, self._gate.engine_of(route))
+            body, progress = (content, None) if route is None else read_content(route, content)
+            model, engine = await self._place(body, route)
+            model.client.verify_takes_requests()
+            job = await until_disconnected(request.receive, model.preparer.prepare(task, body))
+            if route is not None and isinstance(job, GenerationJob):
+                job = job.routed(route.kv_source, progress, engine)
+            return model, job
+
+    async def _place(self, body: bytes, route: Route | None) -> tuple[ServedModel, int | None]:
+        """Return the model that answers, and the engine of it that a router has chosen; None = any."""
+        engine = None if route is None else self._gate.engine_of(route)
+        return (await self._models.wanted_by(body), None) if engine is None else self._models.of_engine(engine)
 
     async def _answer(
-        self, request: HttpRequest, job: GenerationJob, form: AnswerFormat, notes: StreamMetadata | None
+        self,
+        request: HttpRequest,
+        model: ServedModel,
+        job: GenerationJob,
+        form: AnswerFormat,
+        notes: StreamMetadata | None,
     ) -> Response:
         """Answer; where verification may change tokens the header says so, for every choice."""
         record = record_of(request.scope)
         record.request_id, record.model = job.job_id, job.model
-        deltas = run_job(self._client, self._tokenizer, job, self._share)
+        share = QueueShare.of(model.config.scheduler)
+        deltas = run_job(model.client, model.preparer.tokenizer, job, share)
         headers = {REQUEST_ID_HEADER: job.job_id} | ({LOSSY_HEADER: "true"} if job.is_lossy else {})
         try:
             if job.answer.stream:

@@ -177,7 +177,7 @@ def serve_one() -> int:
     config = from_json(start["config"])
     configure_logging(f"server {config.parallel.local_data_parallel_id}")
     file = int(start["expert_file"]) if "expert_file" in start else None
-    return launch.run(located(config), expert_file=file)
+    return launch.run([located(config)], expert_file=file)
 
 
 def _help_text() -> str:

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 def machine_key(config: Config) -> Key:
     """Return what the times of any model depend on; several engines share the memory's bandwidth."""
-    engines = config.parallel.engines_per_host
+    engines = config.parallel.engines_on_host
     key: dict[str, str | int] = {
         "cpu": processor_name(),
         "isa": library.isa(),

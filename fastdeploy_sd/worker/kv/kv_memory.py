@@ -120,7 +120,7 @@ def allocate_kv(
 
     Raises ConfigError: no block fits, or the system has no memory for them.
     """
-    kv_format, num_engines = KvCacheFormat.create(config), config.parallel.engines_per_host
+    kv_format, num_engines = KvCacheFormat.create(config), config.parallel.engines_on_host
     layers = _Layers(config, target, drafts, group.size)
     layout = layers.layout(kv_format)
     if group.rank == 0 and layout.why_kept:
@@ -152,7 +152,7 @@ def room_for_kv(
     """Return the room in the ranks' memory: they share the host's with other engines, and have a GPU each."""
     found = device()
     if not isinstance(found, CudaDevice):
-        return kv_sizing.half_of(group.smallest(free_memory), config.parallel.engines_per_host, state_bytes)
+        return kv_sizing.half_of(group.smallest(free_memory), config.parallel.engines_on_host, state_bytes)
     max_tokens = kv_sizing.max_model_len(config, target)
     steps = gpu_memory.step_bytes(config, target, list(drafts.values()), max_tokens, found.library)
     memory = gpu_memory.GpuMemory(*found.memory.allocator.total_and_free(), steps)

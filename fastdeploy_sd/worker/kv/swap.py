@@ -54,7 +54,7 @@ def open_block_store(
         _fail(f"at least {least * stride / _GIB:.6f} ({what})", config)
     folder, path = config.cache.swap_folder, None
     if folder is None:
-        left = max(0, free_memory() // config.parallel.engines_per_host - pages.host_bytes)
+        left = max(0, free_memory() // config.parallel.engines_on_host - pages.host_bytes)
         if num_slots * stride > left:
             _fail(f"at most {left / _GIB:.3f}, the memory that the KV cache leaves free, or a swap_folder", config)
     else:

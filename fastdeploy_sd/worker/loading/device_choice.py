@@ -64,6 +64,9 @@ def _host() -> Device:
 def _too_few(config: Config, library: CudaLibrary) -> ConfigError | None:
     num_ranks, num_engines = config.parallel.tensor_parallel_size, config.parallel.data_parallel_size
     num_gpus = num_devices(library)
+    if (others := config.parallel.neighbours.ranks_before) and others + num_ranks * num_engines > num_gpus:
+        text = f"models: expected at most {num_gpus} ranks of all, as every rank has a GPU of its own, got more"
+        return ConfigError(text, param="models")
     if num_ranks * num_engines <= num_gpus:
         return None
     name, value, most = "tensor_parallel_size", num_ranks, num_gpus

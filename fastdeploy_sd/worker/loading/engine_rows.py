@@ -22,17 +22,20 @@ def num_copies(config: Config) -> int:
 def processor_rows(config: Config, gpu: CudaLibrary | None, root: Path = Path("/")) -> dict[str, str]:
     """Return name -> text of what each engine that this command starts runs on; {} for an only engine."""
     parallel = config.parallel
-    count, num_ranks = parallel.engines_per_host, parallel.tensor_parallel_size
+    count, num_ranks = parallel.engines_on_host, parallel.tensor_parallel_size
     if count == 1:
         return {}
     ranks = f" of {num_ranks} ranks" if num_ranks > 1 else ""
-    own = range(parallel.first_engine, parallel.first_engine + parallel.num_local_engines)
-    rows = {
-        "engines": f"{count}{ranks}, {'all of them' if len(own) == count else f'number {own[0]}'} from this command"
-    }
+    first = parallel.neighbours.engines_before + parallel.first_engine
+    own = range(first, first + parallel.num_local_engines)
+    which = "all of them from this command" if len(own) == count else f"number {own[0]} from this command"
+    if count > parallel.engines_per_host:
+        which = f"{len(own)} of this model"
+    rows = {"engines": f"{count}{ranks}, {which}"}
     shares = divided(read_cores(root, os.sched_getaffinity(0)), count)
     for number in own:
-        text, first = shares[number % count].describe(), number * num_ranks
+        text = shares[number % count].describe()
+        first = parallel.neighbours.ranks_before + (number - parallel.neighbours.engines_before) * num_ranks
         if gpu is not None:
             text += f"; GPU {first}" if num_ranks == 1 else f"; GPUs {first} to {first + num_ranks - 1}"
         rows[f"engine {number}"] = text
@@ -67,5 +70,5 @@ def speed_rows(config: Config) -> dict[str, str]:
 
     Raises ConfigError: the kernel library cannot be used.
     """
-    count = config.parallel.engines_per_host
+    count = config.parallel.engines_per_host  # of one model: others compute something else
     return {} if count == 1 else {"several engines": describe_engines(measure_limits(config), count)}

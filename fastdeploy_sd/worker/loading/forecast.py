@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from fastdeploy_sd.config import Config, cpu_only
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
@@ -68,31 +69,21 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
         CheckpointError: the checkpoint or its draft layers are missing, malformed or of an unsupported architecture.
         ConfigError: an option contradicts the checkpoint or the memory.
     """
-    checkpoint = Checkpoint(config.model.path)
-    decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    model = _Model.open(config)
+    decoder, drafts, max_model_len, scheme = model.decoder, model.drafts, model.max_model_len, model.scheme
     verify_state_options(config, decoder)
     verify_expert_parallel(config, decoder)
-    max_model_len = kv_sizing.max_model_len(config, decoder)
-    drafts = open_draft_weights(config, checkpoint, decoder)
-    model = _Model(config, decoder, DecoderWeights(checkpoint, decoder), drafts, max_model_len)
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
-    on_disk = checkpoint.num_bytes()
-    scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-    stored = model.stored_weights
     rows, gpu = _device_rows(config)
     of_experts = _expert_rows(config, decoder, scheme, drafts)
     rows |= processor_rows(config, gpu)
-    packed = weight_bytes_per_step(decoder, scheme, stored, on_gpu=gpu is not None)
+    packed = model.packed_bytes(on_gpu=gpu is not None)
     target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
     layout = KvLayout.of_model(target_kv, model.draft_layers(shard), kv_sizing.KvCacheFormat.create(config), config)
     one_block = shard.size * layout.block_bytes
     if gpu is None:
-        count = config.parallel.engines_per_host
-        weight_bytes = on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
-        spread = _spread_bytes(config, decoder, scheme) // config.parallel.num_hosts
-        if spread:
-            weight_bytes = resident_bytes(decoder, scheme, WHOLE_MODEL, stored)
-        whole = weight_bytes - spread + model.draft_bytes(WHOLE_MODEL)
+        count = config.parallel.engines_on_host
+        whole, spread = model.main_memory()
         taken = num_copies(config) * whole + spread
         states = state_size(config, decoder, lambda: kv_sizing.half_of(free() - taken, count).num_bytes, shard.size)
         state_bytes = 0 if states is None else states.num_bytes
@@ -103,7 +94,9 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
             lambda: kv_sizing.half_of(free() - taken, count, state_bytes),
             layout.groups,
         )
-        rows |= memory_rows(config, whole + spread // count, taken, size.num_bytes + state_bytes)
+        rows |= memory_rows(
+            config, whole + spread // config.parallel.engines_per_host, taken, size.num_bytes + state_bytes
+        )
     else:
         memory = model.memory_with_weights(gpu, shard)
         share = config.cache.gpu_memory_utilization
@@ -115,7 +108,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
         size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: room, layout.groups)
         rows |= _gpu_rows(gpu, memory, size, shard)
     longest = min(max_model_len, size.num_tokens + 1)
-    weights = f"{on_disk / 1e9:.2f} GB in files"
+    weights = f"{model.on_disk / 1e9:.2f} GB in files"
     if packed is not None:
         are_integers = packed != weight_bytes_per_step(decoder, scheme)
         form = "the numbers of the file" if are_integers else config.model.quantization or config.model.dtype
@@ -133,15 +126,48 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     }
 
 
+def weights_in_memory(config: Config) -> int:
+    """Return the bytes of main memory that the weights of all engines of a model take; raises as `forecast`."""
+    whole, spread = _Model.open(config).main_memory()
+    return num_copies(config) * whole + spread
+
+
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The parts of a checkpoint that decide memory."""
+    """The parts of a checkpoint that decide memory; on_disk: bytes of its files."""
 
     config: Config
     decoder: DecoderConfig
     weights: DecoderWeights
     drafts: Mapping[str, DraftWeights]
     max_model_len: int
+    on_disk: int
+
+    @classmethod
+    def open(cls, config: Config) -> Self:
+        checkpoint = Checkpoint(config.model.path)
+        decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+        max_model_len = kv_sizing.max_model_len(config, decoder)
+        drafts = open_draft_weights(config, checkpoint, decoder)
+        weights = DecoderWeights(checkpoint, decoder)
+        return cls(config, decoder, weights, drafts, max_model_len, checkpoint.num_bytes())
+
+    @property
+    def scheme(self) -> QuantScheme:
+        return QuantScheme.create(self.config.model.dtype, self.config.model.quantization)
+
+    def packed_bytes(self, *, on_gpu: bool) -> int | None:
+        """Return the bytes of the linear layers as kernels read them, None where that is not known."""
+        return weight_bytes_per_step(self.decoder, self.scheme, self.stored_weights, on_gpu=on_gpu)
+
+    def main_memory(self) -> tuple[int, int]:
+        """Return the bytes of an engine's weights but for spread experts, and those of the latter of all engines."""
+        packed, stored = self.packed_bytes(on_gpu=False), self.stored_weights
+        weight_bytes = self.on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
+        spread = _spread_bytes(self.config, self.decoder, self.scheme) // self.config.parallel.num_hosts
+        if spread:
+            weight_bytes = resident_bytes(self.decoder, self.scheme, WHOLE_MODEL, stored)
+        return weight_bytes - spread + self.draft_bytes(WHOLE_MODEL), spread
 
     @property
     def stored_weights(self) -> DecoderWeights | None:
@@ -161,7 +187,7 @@ class _Model:
     def draft_bytes(self, shard: Shard) -> int:
         """Return the bytes of a rank's weights of draft models."""
         config = self.config
-        format_of_target = QuantScheme.create(config.model.dtype, config.model.quantization).lm_head
+        format_of_target = self.scheme.lm_head
         head = draft_head_format(config, format_of_target)
         own_head, num_steps = None if head == format_of_target else head, config.speculative.num_model_steps
         return sum(
@@ -172,8 +198,7 @@ class _Model:
     def memory_with_weights(self, gpu: CudaLibrary, shard: Shard) -> gpu_memory.GpuMemory:
         """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
-        scheme = QuantScheme.create(config.model.dtype, config.model.quantization)
-        weights = resident_bytes(self.decoder, scheme, shard, self.stored_weights) + self.draft_bytes(shard)
+        weights = resident_bytes(self.decoder, self.scheme, shard, self.stored_weights) + self.draft_bytes(shard)
         steps = gpu_memory.step_bytes(config, self.decoder, list(self.drafts.values()), self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
 

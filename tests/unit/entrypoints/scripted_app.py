@@ -13,6 +13,7 @@ import numpy as np
 
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SpeculativeConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.entrypoints.openai.served_models import ServedModel
 from fastdeploy_sd.types import (
     F32,
     DraftCounts,
@@ -175,7 +176,7 @@ class ScriptedApp:
             tool_call_parser=tool_call_parser,
         )
         whole = Config(model=model, speculative=config or SpeculativeConfig(), parallel=parallel or ParallelConfig())
-        self._app = create_app(self.client, whole, LocalPreparer(whole, lambda: self.client.model_info))
+        self._app = create_app([ServedModel(whole, self.client, LocalPreparer(whole, lambda: self.client.model_info))])
 
     def post(self, path: str, body: dict[str, Any], scripts: Sequence[Script] = ()) -> httpx.Response:
         """The whole answer, read to its end."""

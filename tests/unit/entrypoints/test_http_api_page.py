@@ -11,6 +11,7 @@ from fastdeploy_sd import errors
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, ResponseBody
+from fastdeploy_sd.entrypoints.openai.served_models import ServedModel
 from fastdeploy_sd.errors import ConfigError, FdsdError
 from tests.doubles.preparer import LocalPreparer
 from tests.unit.entrypoints.scripted_app import BALANCED, INFO, ScriptedClient
@@ -32,7 +33,7 @@ def names(text: str) -> list[str]:
 
 def test_routes() -> None:
     config = Config(model=ModelConfig(model=str(GOLDEN)), parallel=BALANCED)
-    app = create_app(ScriptedClient(INFO), config, LocalPreparer(config, lambda: INFO))
+    app = create_app([ServedModel(config, ScriptedClient(INFO), LocalPreparer(config, lambda: INFO))])
     served = {f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in r.methods or ()}
     listed = {name for row in rows(ROUTES) for name in names(row[0])}
     assert {route.replace("{name:path}", "{name}") for route in served} == listed

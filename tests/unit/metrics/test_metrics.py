@@ -26,7 +26,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def _samples(stats: EngineStats) -> Samples:
-    body, content_type = render_metrics([EngineState("ready", 0.0, stats)], ProcessStats())
+    body, content_type = render_metrics({"toy": [EngineState("ready", 0.0, stats)]}, ProcessStats())
     assert content_type.startswith("text/plain")
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
@@ -271,7 +271,7 @@ def test_what_processes_count_is_told_together(tmp_path: Path) -> None:
     assert successor.own.http.num_open == 0
     for stats in (ours, others):
         assert stats.total().http.num_open == 2
-    body, _ = render_metrics([EngineState("down")], successor.total())
+    body, _ = render_metrics({"toy": [EngineState("down")]}, successor.total())
     text = body.decode()
     for line in (
         "http_connections_accepted_total 4.0",
@@ -293,7 +293,7 @@ def test_http_counts_are_told_with_and_without_an_engine() -> None:
     http.requests["/health", "200", ""] = 5
     http.requests["other", "404", "route_not_found"] = 1
     for stats in (None, EngineStats()):
-        body, _ = render_metrics([EngineState("ready", 1.5, stats)], ProcessStats(http))
+        body, _ = render_metrics({"toy": [EngineState("ready", 1.5, stats)]}, ProcessStats(http))
         families = {f.name: f for f in text_string_to_metric_families(body.decode())}
         found = {
             name: {tuple(s.labels.values()): s.value for s in families[f"fastdeploy_sd:{name}"].samples}

@@ -56,7 +56,6 @@ _HUB = "model: a name, as ORG/NAME:Q8_0"
 _EXCHANGE = "nothing: ranks of one host exchange rows in memory, those of several over encrypted sockets"
 _TLS = "a proxy in front"
 _IN_REQUESTS = "a field of the request"
-_ADAPTERS = "nothing yet: adapters are not supported"
 
 _MODELS = "models, of the command line or a YAML file"
 # Name -> what a user of it is told. None of these is accepted.
@@ -68,10 +67,9 @@ OTHER_MEANING: Mapping[str, ForeignOption] = {
     "cpu_offload_gb": ForeignOption(VLLM, "nothing: the weights lie in the memory of the one device that device names"),
     "load_format": ForeignOption(VLLM, "nothing: weights are read from safetensors files"),
     "compilation_config": ForeignOption(VLLM, "enforce_eager"),
-    "enable_lora": ForeignOption(VLLM, _ADAPTERS),
-    "lora_modules": ForeignOption(VLLM, _ADAPTERS),
-    "max_loras": ForeignOption(VLLM, _ADAPTERS),
-    "max_lora_rank": ForeignOption(VLLM, _ADAPTERS),
+    "max_cpu_loras": ForeignOption(VLLM, "nothing: an adapter that gets a place is read from its folder"),
+    "lora_dtype": ForeignOption(VLLM, "nothing: adapters have the model's dtype"),
+    "fully_sharded_loras": ForeignOption(VLLM, "nothing: each rank has its part of an adapter"),
     "kv_transfer_config": ForeignOption(VLLM, "splitwise_role, and router before the instances"),
     "enable_sleep_mode": ForeignOption(VLLM, "nothing: stop the server to free its memory"),
     "default_chat_template_kwargs": ForeignOption(VLLM, "chat_template_kwargs, a field of the request"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastdeploy_sd.config.aliases import SAME_MEANING
+from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.config.model_section import ModelConfig
 from fastdeploy_sd.config.option import Option, options_of
 from fastdeploy_sd.config.parallel_section import ParallelConfig
@@ -25,6 +26,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "lora": LoraConfig,
     "parallel": ParallelConfig,
     "splitwise": SplitwiseConfig,
     "redis": RedisConfig,

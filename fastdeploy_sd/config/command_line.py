@@ -64,6 +64,9 @@ def split_flags(
         elif position < len(argv) and _takes(name, argv[position], is_switch):
             yield Flag(name, argv[position], index)
             position += 1
+            while position < len(argv) and _is_list(name) and not _FLAG.match(argv[position]):
+                yield Flag(name, argv[position], position)
+                position += 1
         else:
             yield _without_value(name, index, is_switch)
 
@@ -108,6 +111,12 @@ def _takes(name: str, word: str, is_switch: Callable[[str], bool]) -> bool:
     if _FLAG.match(word) or name.startswith(_NO):
         return False
     return word.lower() in _TRUTH_WORDS if is_switch(name) else True
+
+
+def _is_list(name: str) -> bool:
+    """Whether all words after a flag are its values, as vLLM has it."""
+    opt = BY_NAME.get(name)
+    return opt is not None and opt.spec.read_item is not None
 
 
 def _is_switch(name: str) -> bool:

@@ -37,6 +37,7 @@ class Spec:
         secret: never printed, logged or serialised unless asked for.
         comma_separated: a text of a list holds several values, with commas between them; a number is a list of one.
         takes_json_lists: a text of a list may be several values as a JSON list, as vLLM has them.
+        read_item: makes an item of a list of a text or a map; a list may also be a JSON list. None = items are texts.
         read_map: makes the value of a map, of its JSON text and of what an earlier reading made of one; None = the
             option is no map.
         default_text: what the documentation shows as the default, where that depends on other options.
@@ -53,6 +54,7 @@ class Spec:
     default_text: str = ""
     comma_separated: bool = False
     takes_json_lists: bool = False
+    read_item: Callable[[object], Any] | None = None
     read_map: Callable[[object], Any] | None = None
 
 
@@ -128,6 +130,8 @@ class Option:
             return self.spec.read_map(value)
         if is_dataclass(self.kind):
             raise self.error(value)
+        if self.spec.read_item is not None:
+            return tuple(self.spec.read_item(item) for item in self._listed(value))
         try:
             if self.spec.comma_separated:
                 return tuple(self._within_limits(_PARSERS[self.item_kind](item)) for item in _items(value))
@@ -135,6 +139,12 @@ class Option:
                 value = _without_json_lists(value)
             return self._within_limits(_PARSERS[self.kind](value))
         except (ValueError, OverflowError):
+            raise self.error(value) from None
+
+    def _listed(self, value: object) -> list[object]:
+        try:
+            return _listed(value)
+        except (ValueError, RecursionError):
             raise self.error(value) from None
 
     def _within_limits(self, result: Any) -> Any:
@@ -234,6 +244,16 @@ def _without_json_lists(value: object) -> object:
     if not isinstance(items, Sequence):
         return value
     lists = (json.loads(item) if isinstance(item, str) and item.startswith("[") else [item] for item in items)
+    return [item for items in lists for item in items]
+
+
+def _listed(value: object) -> list[object]:
+    """The items of a list, of JSON lists among its texts too, or of one item alone."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
+        return []
+    alone = isinstance(value, str | Mapping) or not isinstance(value, Sequence)
+    parts: Sequence[object] = [value] if alone else typing.cast(Sequence[object], value)
+    lists = (json.loads(part) if isinstance(part, str) and part.lstrip().startswith("[") else [part] for part in parts)
     return [item for items in lists for item in items]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from fastdeploy_sd.config.addresses import is_this_machine
 from fastdeploy_sd.config.faults import Faults
@@ -129,6 +130,23 @@ def _verify_swap(config: Config) -> None:
         )
 
 
+def _verify_adapters(config: Config) -> None:
+    lora = config.lora
+    if lora.lora_modules and not lora.is_enabled:
+        raise ConfigError(
+            f"lora_modules: expected none with enable_lora false, got {len(lora.lora_modules)}", param="lora_modules"
+        )
+    for name, _ in lora.modules:
+        if name in config.model.served_names:
+            text = f"lora_modules: expected names that the model does not have, got {name!r}"
+            raise ConfigError(text, param="lora_modules")
+
+
+def _verify_adapters_enabled(name: str, config: Config) -> None:
+    if not config.lora.is_enabled and (got := getattr(config.lora, name)) is not None:
+        raise ConfigError(f"{name}: expected none without enable_lora or lora_modules, got {got}", param=name)
+
+
 def _verify_nodes(config: Config) -> None:
     parallel, num_hosts = config.parallel, config.parallel.num_hosts
     name = "tensor_parallel_size" if parallel.data_parallel_size == 1 else "data_parallel_size"
@@ -248,6 +266,11 @@ RULES = (
     Rule(
         _verify_nodes,
         ("ips", "tensor_parallel_size", "data_parallel_size", "pd_secret", "swap_space", "splitwise_role"),
+    ),
+    Rule(_verify_adapters, ("lora_modules", "enable_lora", "served_model_name", "model")),
+    *(
+        Rule(partial(_verify_adapters_enabled, name), (name, "enable_lora", "lora_modules"))
+        for name in ("max_loras", "max_lora_rank", "lora_root")
     ),
     Rule(_verify_expert_ports, ("enable_expert_parallel", "ips", "local_data_parallel_id", "node_port")),
     Rule(_verify_ports, ("pd_comm_port", "rdma_comm_ports", "data_parallel_size")),

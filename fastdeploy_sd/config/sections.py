@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.config.model_section import ModelConfig
 from fastdeploy_sd.config.option import Spec, option, verify_fields
 from fastdeploy_sd.config.parallel_section import ParallelConfig
@@ -107,6 +108,7 @@ class Config:
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     splitwise: SplitwiseConfig = field(default_factory=SplitwiseConfig)

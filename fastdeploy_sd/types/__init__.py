@@ -6,6 +6,7 @@ Dimension letters: R requests, T tokens of a step, L logits rows, D drafts, O ou
 
 from __future__ import annotations
 
+from fastdeploy_sd.types.adapters import Adapter, AdapterLoad, AdapterSource
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, F64, I8, I32, I64, U8, U16, U64, Bytes, Rows, offsets
 from fastdeploy_sd.types.draft_methods import DraftSource
 from fastdeploy_sd.types.drafts import MADE_ON_DEVICE, MAX_TREE_ROWS, DraftTokens, LogprobArrays, chain_parents
@@ -41,7 +42,7 @@ from fastdeploy_sd.types.steps import (
 
 __all__ = [
     "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "LIVE_STATE", "MADE_ON_DEVICE", "MAX_TREE_ROWS", "NO_STATE",
-    "TARGET", "U8", "U16", "U64", "Bytes", "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
+    "TARGET", "U8", "U16", "U64", "Adapter", "AdapterLoad", "AdapterSource", "Bytes", "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
     "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
     "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "Pooling", "PromptLogprobs", "Request", "RequestDelta",
     "RequestId",

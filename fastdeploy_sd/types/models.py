@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fastdeploy_sd.types.adapters import AdapterSource
 from fastdeploy_sd.types.draft_methods import METHODS, NAIVE
 from fastdeploy_sd.types.kv_groups import KvGroup, most_tokens
 from fastdeploy_sd.types.requests import Speculation
@@ -131,6 +132,7 @@ class ModelInfo:
             request takes and a step reads, in layers without a window. Both on one rank; 0 = not known, or none.
         hidden_size: of the rows that embeddings are made of; 0 = it makes none.
         num_state_snapshots: that the worker keeps of recurrent states; None = the model has no such states.
+        adapters: that requests may name now. num_adapter_slots: places for them in memory; 0 = there can be no adapters.
         kv_groups: of its layers; () = one group of full attention, with `block_size`.
     """
 
@@ -149,6 +151,8 @@ class ModelInfo:
     kv_groups: tuple[KvGroup, ...] = ()
     num_state_snapshots: int | None = None
     hidden_size: int = 0
+    adapters: tuple[AdapterSource, ...] = ()
+    num_adapter_slots: int = 0
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:

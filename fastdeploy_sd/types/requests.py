@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.types.adapters import Adapter
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I32
 
 RequestId = str
@@ -68,13 +69,14 @@ class Request:
         priority: lower runs first; ties by arrival.
         client: whose request it is, for sharing the engine fairly; those without a name are of one client.
         arrival_time: seconds since the epoch.
-        cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt.
+        cache_salt: requests share prefix blocks, and outputs to draft from, only with the same salt and adapter.
         output_token_ids: i32[n], 0 <= n < max_tokens, generated elsewhere: the request goes on after them as after a
             preemption. They are not among its outputs.
         kv_source: who computes the KV of its prompt; None = the instance that has the request.
         grammar: what its output must be, in the syntax of llguidance; "" = anything.
         prediction_token_ids: i32[n], what the client expects the output to be; drafts are taken from it.
         pooling: of the embedding of its prompt, which its output has; None = none is asked for.
+        adapter: None = the model runs as it is.
     """
 
     request_id: RequestId
@@ -94,6 +96,12 @@ class Request:
     grammar: str = ""
     prediction_token_ids: I32 = field(default_factory=lambda: EMPTY_I32)
     pooling: Pooling | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def adapter_digest(self) -> str:
+        """The adapter's digest, "" without one."""
+        return "" if self.adapter is None else self.adapter.digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fastdeploy_sd.types.adapters import AdapterLoad
 from fastdeploy_sd.types.arrays import EMPTY_I32, F32, I32, U64, Rows, merge_rows, offsets, take_rows
 from fastdeploy_sd.types.drafts import DraftTokens, LogprobArrays, concat_logprobs
 from fastdeploy_sd.types.requests import Request, RequestId
@@ -61,6 +62,7 @@ class NewRequest:
         block_ids: of its KV groups, one group after the other; -1 where a group needs no block.
         num_blocks: how many of them are of each group; () = there is one group.
         is_draft_ahead: draft layers have the KV of one token more than the target; see KvArrival.
+        adapter_slot: the place of its adapter, -1 = it has none.
     """
 
     request: Request
@@ -69,6 +71,7 @@ class NewRequest:
     block_ids: tuple[int, ...]
     is_draft_ahead: bool = False
     num_blocks: tuple[int, ...] = ()
+    adapter_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class SchedulerOutput:
         finished_ids, preempted_ids: requests whose worker state must be dropped before this step.
         num_prompt_tokens_ahead: of prompts that the next step probably holds; 0 where nothing drafts.
         states: None = the model has no recurrent state.
+        adapter_loads: adapters that new requests need and the worker does not have in their place.
     """
 
     step_id: int
@@ -111,6 +115,7 @@ class SchedulerOutput:
     preempted_ids: tuple[RequestId, ...] = ()
     num_prompt_tokens_ahead: int = 0
     states: StatePlan | None = None
+    adapter_loads: tuple[AdapterLoad, ...] = ()
 
     def take(self, rows: Rows) -> SchedulerOutput:
         """Return the plan of some rows, intp[n] ascending. It has no new and no finished requests."""
@@ -126,6 +131,7 @@ class SchedulerOutput:
             finished_ids=(),
             preempted_ids=(),
             states=None if self.states is None else self.states.take(rows),
+            adapter_loads=(),
         )
 
     def with_lengths(self, num_tokens: I32) -> SchedulerOutput:

@@ -38,8 +38,8 @@ def test_names_of_the_same_meaning_are_understood(model: str, theirs: str, ours:
             "ngl: unknown option (of llama.cpp; here: device: all layers are on a GPU, or none) (command line)",
         ),
         (
-            "--enable-lora --port 1",
-            "enable_lora: unknown option (of vLLM; here: nothing yet: adapters are not supported) (command line)",
+            "--lora-dtype auto --port 1",
+            "lora_dtype: unknown option (of vLLM; here: nothing: adapters have the model's dtype) (command line)",
         ),
     ],
 )

@@ -9,12 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from fastdeploy_sd.cluster.adapter_changes import change_adapter, restore_adapters
 from fastdeploy_sd.cluster.membership import InstanceLoad
 from fastdeploy_sd.cluster.moving import MovingRequests
 from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import FdsdError, Overloaded, Unavailable
-from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 
@@ -109,7 +110,8 @@ class EngineGroup:
         known = [info for info in self.model_infos if info is not None]
         if not known:
             raise Unavailable("the engine is not ready")
-        return min(known, key=lambda info: info.max_request_tokens)
+        info, adapters = min(known, key=lambda info: info.max_request_tokens), self.adapters
+        return info if info.adapters == adapters else replace(info, adapters=adapters)
 
     @property
     def states(self) -> tuple[EngineState, ...]:
@@ -147,6 +149,19 @@ class EngineGroup:
         """Return where experts are, as `EngineClient.experts` of the first engine, which places them."""
         return await self._client_of(0).experts(rearranges=rearranges, clears=clears)
 
+    @property
+    def adapters(self) -> tuple[AdapterSource, ...]:
+        """The adapters that requests may name: those that some engine has, each name once."""
+        infos = [info for info in self.model_infos if info is not None]
+        return tuple({source.adapter.name: source for info in infos for source in reversed(info.adapters)}.values())
+
+    async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
+        """Have all engines load an adapter from a folder, or unload it if that is None, or none of them.
+
+        Raises BadRequest, NotFound: as AdapterRegistry; Unavailable: an engine is down.
+        """
+        return await change_adapter([self._client_of(number) for number in range(len(self._engines))], name, folder)
+
     def verify_takes_requests(self) -> None:
         """Raise Unavailable, with `code` "engine_down" or "draining", unless an engine takes new requests."""
         names = {state.name for state in self.states}
@@ -175,11 +190,11 @@ class EngineGroup:
 
     async def _place_here(self, request: Request, avoided: set[str], error: FdsdError | None) -> int:
         """Choose an engine. A request that has lost one waits for its successor when there is no other."""
-        keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
+        keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.adapter_digest + request.cache_salt)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ((self._timeout_s or 0.0) if isinstance(error, Unavailable) else 0.0)
         while True:
-            if (chosen := self._seen.choose(self._able(avoided), keys)) is not None:
+            if (chosen := self._seen.choose(self._able(avoided, request.adapter_digest), keys)) is not None:
                 return int(chosen)
             if self._drain.is_set() or loop.time() >= deadline:
                 if error is None:
@@ -187,14 +202,14 @@ class EngineGroup:
                 raise error or Unavailable("the engine is down", code="engine_down")
             await asyncio.sleep(_LOOK_S)
 
-    def _able(self, avoided: set[str]) -> dict[str, InstanceLoad]:
+    def _able(self, avoided: set[str], adapter_digest: str) -> dict[str, InstanceLoad]:
         loads = {str(number): engine.load for number, engine in enumerate(self._engines)}
         # One that has just been started has not said yet what it can do; they are all alike.
         max_num_seqs = max(load.max_num_seqs for load in loads.values())
         return {
             name: replace(load, max_num_seqs=max_num_seqs)
             for name, load in loads.items()
-            if load.takes_requests and name not in avoided
+            if load.takes_requests and name not in avoided and self._engines[int(name)].has_adapter(adapter_digest)
         }
 
     def _run_here(self, number: int, request: Request) -> AsyncGenerator[RequestOutput, None]:
@@ -219,13 +234,14 @@ class EngineGroup:
             client.on_silence = self.on_silence
             client.may_wait = partial(self._may_wait, client)
             if await self._connect(client):
+                await restore_adapters(client, engine.model_info, self.adapters)
                 engine.enter(client)
                 if self._drain.is_set():
                     client.begin_drain()
                 await client.wait_ended()
             if self._drain.is_set() or not self._is_replaced:
                 return
-            engine.client = None
+            engine.leave()
             await client.close()
 
     def _may_wait(self, client: EngineClient) -> bool:
@@ -262,15 +278,31 @@ class _Engine:
     def __init__(self, address: str) -> None:
         self.address = address
         self.client: EngineClient | None = None
-        self.model_info: ModelInfo | None = None
+        self._model_info: ModelInfo | None = None
         self.is_known = asyncio.Event()
         self._counted: EngineStats | None = None
         self._num_of_others = 0
 
+    @property
+    def model_info(self) -> ModelInfo | None:
+        """What it has loaded, the last time where it is down; None = nothing yet."""
+        if self.client is not None:
+            self._model_info = self.client.model_info
+        return self._model_info
+
     def enter(self, client: EngineClient) -> None:
         """It has been started (again)."""
-        self.client, self.model_info = client, client.model_info
+        self.client = client
         self.is_known.set()
+
+    def leave(self) -> None:
+        """It has ended."""
+        self._model_info, self.client = self.model_info, None
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether it has the adapter with a digest, "" = none."""
+        info = self.model_info
+        return not digest or (info is not None and any(source.adapter.digest == digest for source in info.adapters))
 
     @property
     def state(self) -> EngineState:

@@ -9,7 +9,7 @@ from typing import Self
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.types import KvDescription, ModelInfo
+from fastdeploy_sd.types import Adapter, KvDescription, ModelInfo
 from fastdeploy_sd.types.models import mismatch
 
 MIXED, PREFILL, DECODE = "mixed", "prefill", "decode"
@@ -27,6 +27,7 @@ class Member:
         max_model_len: longest request, in tokens.
         kv_address: where it takes orders to compute KV, "tcp://host:port"; "" = nowhere.
         kv: what its KV is like; None = it neither computes KV for others nor takes any.
+        adapters: LoRA adapters that it has loaded. They may change, other than the rest.
     """
 
     instance_id: str
@@ -35,11 +36,13 @@ class Member:
     max_model_len: int
     kv_address: str
     kv: KvDescription | None
+    adapters: tuple[Adapter, ...] = ()
 
     @classmethod
     def of(cls, config: Config, model: ModelInfo, instance_id: str, fingerprint: str) -> Self:
         role = config.splitwise.splitwise_role
-        return cls(instance_id, role, fingerprint, model.max_request_tokens, model.kv_address, model.kv)
+        adapters = tuple(source.adapter for source in model.adapters)
+        return cls(instance_id, role, fingerprint, model.max_request_tokens, model.kv_address, model.kv, adapters)
 
     @property
     def server(self) -> str:
@@ -61,6 +64,10 @@ class Member:
     def computes_kv(self) -> bool:
         """Whether it computes prompts' KV for decode instances."""
         return self.role == PREFILL and bool(self.kv_address)
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether it has loaded the adapter with a digest; "" = of a request without one."""
+        return not digest or any(adapter.digest == digest for adapter in self.adapters)
 
     def kv_mismatch(self, source: Member) -> str | None:
         """Why this decode instance takes no KV of a prefill instance; None = it does."""

@@ -60,7 +60,7 @@ class Heartbeat:
     clock: Clock
 
 
-PROTOCOL = Protocol(3, Registration, Heartbeat)
+PROTOCOL = Protocol(4, Registration, Heartbeat)
 
 
 def codec_for(key: bytes) -> SignedCodec:

@@ -102,10 +102,12 @@ class PrefixTable:
         others: Mapping[str, Candidate],
         keys: Sequence[bytes],
         home: str | None = None,
+        adapter_digest: str = "",
     ) -> tuple[str, str | None] | None:
         """Return the instance that takes a prompt, and the one that computes its KV; None = there is none.
 
-        `able` may take it, `others` compute its KV where that is a decode instance which takes theirs.
+        `able` may take it, `others` compute its KV where that is a decode instance which takes theirs, and they have
+        its adapter.
         """
         name = self.choose({name: found.load for name, found in able.items()}, keys, home)
         if name is None:
@@ -116,7 +118,9 @@ class PrefixTable:
         sources = {
             other: found.load
             for other, found in others.items()
-            if found.member.computes_kv and member.kv_mismatch(found.member) is None
+            if found.member.computes_kv
+            and found.member.has_adapter(adapter_digest)
+            and member.kv_mismatch(found.member) is None
         }
         return name, self.choose(sources, keys)
 

@@ -50,7 +50,9 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the client has got of a stream; `is_counted`: the chunk with its usage has been sent."""
+    """What the client has got of a stream; `is_counted`: the chunk with its usage has been sent. adapter_digest: of the
+    adapter that it runs with, "" = none.
+    """
 
     job_id: str
     created: int
@@ -58,6 +60,7 @@ class Progress:
     choices: tuple[ChoiceProgress, ...]
     is_counted: bool = False
     num_events: int = 0
+    adapter_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Route:
     client: str = ""
 
 
-_PROTOCOL = Protocol(5, Route)
+_PROTOCOL = Protocol(6, Route)
 
 
 class Recipient(NamedTuple):

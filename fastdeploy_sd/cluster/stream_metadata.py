@@ -1,6 +1,7 @@
 r"""What an instance writes into a stream for the router that asked for it: lines in front of an event's data.
 
-    : fdsd begun ["cmpl-1",1700000000,[7],2]    id, time, seeds of the prompts, number of choices; once, in front
+    : fdsd begun ["cmpl-1",1700000000,[7],2,""] id, time, seeds of the prompts, number of choices, digest of
+                                                the adapter; once, in front
     : fdsd shown [0,[17,4],false,0]             of the event with what it shows: choice, its new tokens, whether it has
     data: {"id":"cmpl-1",...}                   ended, prompt tokens from the cache
     : fdsd logprobs [0,[[17,-0.5,1,[],[]],...]] those of its new tokens, where a later event repeats them
@@ -30,9 +31,9 @@ BEGUN, SHOWN, TOGETHER, ENDED, COUNTED, FAILED = "begun", "shown", "together", "
 LOGPROBS = "logprobs"
 
 
-def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int) -> str:
+def begun_note(job_id: str, created: int, seeds: Sequence[int], num_choices: int, adapter_digest: str = "") -> str:
     """Return the line in front of a stream's first event."""
-    return _line(BEGUN, [job_id, created, list(seeds), num_choices])
+    return _line(BEGUN, [job_id, created, list(seeds), num_choices, adapter_digest])
 
 
 def shown_note(choice: int, token_ids: Sequence[int], is_finished: bool, num_cached_tokens: int) -> str:
@@ -124,7 +125,7 @@ class ResumeState:
         self._ended: set[int] = set()
         self._num_cached: dict[int, int] = {}
         self._logprobs: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
-        self._is_counted = False
+        self._is_counted, self._adapter_digest = False, ""
         self._num_events = 0
         self.is_ended = False
 
@@ -141,8 +142,9 @@ class ResumeState:
 
     def _take(self, word: str, value: Any) -> bool:
         if word == BEGUN and self._job is None:
-            job_id, created, seeds, num_choices = value
+            job_id, created, seeds, num_choices, adapter_digest = value
             self._job = (str(job_id), int(created), tuple(map(int, seeds)))
+            self._adapter_digest = str(adapter_digest)
             self._token_ids = [[] for _ in range(num_choices)]
         elif word == SHOWN:
             choice, token_ids, is_finished, num_cached = value
@@ -173,4 +175,4 @@ class ResumeState:
             )
             for choice, token_ids in enumerate(self._token_ids)
         )
-        return Progress(*self._job, choices, self._is_counted, self._num_events)
+        return Progress(*self._job, choices, self._is_counted, self._num_events, self._adapter_digest)

@@ -70,16 +70,19 @@ class StepMemory:
         num_committed, max_draft_len: i32[R]; see `spec_decode.proposer.ProposeInput`.
         num_valid, num_kv_slots: i32[R]; see `spec_decode.proposer.TargetStep`. Of steps that a method looks at.
         state_source .. snapshot_slots: of models with recurrent states only; see `ops.delta_memory.DeltaStates`.
+        adapter_slots: i32[T], the place of each token's LoRA adapter, -1 = none. Of models that run with adapters only.
         made_drafts: i32[R, k], by table row: drafts of the step before that the host does not know; see
             `types.MADE_ON_DEVICE`. Written on the device alone.
     """
 
-    def __init__(self, limits: StepLimits, vocab_size: int, num_snapshots: int | None = None) -> None:
+    def __init__(
+        self, limits: StepLimits, vocab_size: int, num_snapshots: int | None = None, *, has_adapters: bool = False
+    ) -> None:
         """Make the memory; `num_snapshots`: most that a step of a model with recurrent states takes, None = no states.
 
         A step takes one into each place of the pool at most.
         """
-        self.limits, self.has_states = limits, num_snapshots is not None
+        self.limits, self.has_states, self.has_adapters = limits, num_snapshots is not None, has_adapters
         self.num_requests = self.num_tokens = self.num_logits = self.num_allowed = 0
         requests, tokens, logits = limits.num_requests, limits.num_tokens, limits.num_logits
 
@@ -95,6 +98,7 @@ class StepMemory:
                 "output_positions": logits, "parent_rows": logits, "cu_mask": logits + 1, "input_ids": tokens,
                 "positions": tokens, "slot_mapping": tokens, "tree_mask": tokens,
                 **_state_columns(requests, num_snapshots),
+                **({"adapter_slots": tokens} if has_adapters else {}),
             },
             wide=("slot_mapping", "tree_mask"),
         )  # fmt: skip
@@ -113,6 +117,8 @@ class StepMemory:
             self.state_source, self.cu_snapshots = read["state_source"], read["cu_snapshots"]
             self.num_replayed, self.num_certain = read["num_replayed"], read["num_certain"]
             self.snapshot_ends, self.snapshot_slots = read["snapshot_ends"], read["snapshot_slots"]
+        if has_adapters:
+            self.adapter_slots = read["adapter_slots"]
         self.slot_mapping, self.tree_mask = read["slot_mapping"], read["tree_mask"]
         self.parent_rows = read["parent_rows"]
         self.query_start_loc, self.seq_lens = read["query_start_loc"], read["seq_lens"]

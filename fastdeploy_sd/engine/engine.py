@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.engine.adapters import AdapterRegistry
 from fastdeploy_sd.engine.async_scheduler import AsyncScheduler
 from fastdeploy_sd.engine.commit import commit_result
 from fastdeploy_sd.engine.connector_chain import ArrivalFds
 from fastdeploy_sd.engine.draft_log import DraftLog
 from fastdeploy_sd.engine.interfaces.executor import (
+    AdaptingExecutor,
     Executor,
     FallibleExecutor,
     LaunchingExecutor,
@@ -37,10 +39,18 @@ class Engine:
     """
 
     def __init__(self, config: Config, executor: Executor, connector: KVConnector | None = None) -> None:
-        """`connector` brings what the executor's block store lacks; both stay the caller's to shut down."""
+        """`connector` brings what the executor's block store lacks; both stay the caller's to shut down.
+
+        Raises ConfigError: a configured adapter is wrong.
+        """
         self._executor = executor
         connector = connector or NoKVConnector()
-        self._scheduler = Scheduler(config, executor.model_info, connector, executor.block_store, executor.grammars)
+        reader = executor.adapters if isinstance(executor, AdaptingExecutor) else None
+        read_digest = None if reader is None else reader.digest
+        self.adapters = AdapterRegistry(config.lora, read_digest, config.model.served_names)
+        self._scheduler = Scheduler(
+            config, executor.model_info, connector, executor.block_store, executor.grammars, self.adapters
+        )
         self._kv_connector = self._scheduler.connector
         self._arrival_fds = ArrivalFds([self._kv_connector.fd, self._scheduler.pool.preparing.fd])
         # Whether `step` would run nothing until requests change or something makes `arrival_fd` readable.
@@ -56,7 +66,7 @@ class Engine:
 
     @property
     def model_info(self) -> ModelInfo:
-        return self._executor.model_info
+        return replace(self._executor.model_info, adapters=self.adapters.known)
 
     def submit(self, request: Request) -> None:
         """Queue a validated request; raises as Scheduler.add."""

@@ -11,6 +11,8 @@ from operator import add, sub
 import numpy as np
 
 from fastdeploy_sd.config import Config
+from fastdeploy_sd.config.lora_section import LoraConfig
+from fastdeploy_sd.engine.adapters import AdapterRegistry
 from fastdeploy_sd.engine.connector_chain import ConnectorChain
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
@@ -45,6 +47,8 @@ class Scheduler:
     too. Neither drafts nor the slots that drafting writes ahead preempt requests. A row keeps the blocks of rejected
     drafts, so another may find none, and preempt, sooner than without speculation.
 
+    Adapters: a request waits for a place for its adapter as it does for blocks, and preempts no one for it.
+
     Readiness: a request whose grammar is being compiled does not hold up those after it. One whose KV a connector
     brings keeps seat and blocks, and is in no step until that has arrived.
     """
@@ -56,6 +60,7 @@ class Scheduler:
         connector: KVConnector,
         store: BlockStore | None = None,
         grammars: Grammars | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         """Make a scheduler without requests; `model_info`, not `config`, says how large the cache is."""
         limits = config.scheduler
@@ -79,7 +84,11 @@ class Scheduler:
         if self._swap is not None:
             connector = self._swap if is_alone else ConnectorChain(self._swap, connector)
         self.connector = connector
-        self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation, connector, grammars)
+        self._adapters = adapters or AdapterRegistry(LoraConfig(), None)
+        num_slots = model_info.num_adapter_slots
+        self.pool = RequestPool(
+            self._kv, limits.max_num_seqs, self._speculation, connector, grammars, num_adapter_slots=num_slots
+        )
         self._num_arrived = 0
         self._step_id = 0
 
@@ -88,12 +97,13 @@ class Scheduler:
 
         Raises:
             BadRequest: its id is in use, a rule is broken, its grammar is not valid, or it could never run here.
+            NotFound: its adapter is not loaded.
             Overloaded: the queue is full. An empty queue takes any request.
         """
         name = request.request_id
         if name in self.pool.states:
             raise BadRequest(f"request_id: expected one not in use, got {shown(name)}", param="request_id")
-        waiting, preparing = self.pool.waiting, self.pool.preparing
+        waiting, preparing, adapter = self.pool.waiting, self.pool.preparing, self._adapters.find(request.adapter)
         self._rules.verify(request)
         client = request.client if self._limits.policy == "fair" else ""
         num_tokens = waiting.num_prompt_tokens + preparing.num_prompt_tokens
@@ -109,6 +119,7 @@ class Scheduler:
         key = (request.priority if self._limits.policy == "priority" else 0, self._num_arrived)
         self._num_arrived += 1
         state = RequestState(request, key, time.time(), self._speculation, self.pool.counters, client)
+        state.adapter = adapter
         self.pool.enter(state, is_prepared=is_prepared)
 
     def schedule(self, running: tuple[list[RequestState], Rows] | None = None) -> SchedulerOutput:
@@ -134,6 +145,7 @@ class Scheduler:
             tables = [state.table for state in step.states]
             states = self._kv.states.plan(tables, num_computed_tokens.tolist(), step.num_new)
         new, deltas = pool.take_block_changes()
+        loads = [pool.adapters.take_load(one.adapter_slot) for one in new]
         ids = pool.running_ids if step.states == pool.running else tuple([s.request_id for s in step.states])
         return SchedulerOutput(
             step_id=self._step_id,
@@ -148,6 +160,7 @@ class Scheduler:
             preempted_ids=preempted_ids,
             num_prompt_tokens_ahead=num_ahead,
             states=states,
+            adapter_loads=tuple(load for load in loads if load is not None),
         )
 
     def stats(self) -> EngineStats:
@@ -166,7 +179,9 @@ class Scheduler:
     def may_preempt_for_waiting(self) -> bool:
         """Whether a waiting request may preempt a running one in the next step."""
         head = self.pool.waiting.peek(self.pool.num_seats)
-        return head is not None and bool(self._victims(head, has_seat=True))
+        return (
+            head is not None and self.pool.adapters.has_room(head.adapter) and bool(self._victims(head, has_seat=True))
+        )
 
     def _begin_with_running(self, running: tuple[list[RequestState], Rows] | None) -> StepBuilder:
         pool = self.pool
@@ -198,7 +213,7 @@ class Scheduler:
         """The waiting requests that could be admitted now if they were the head of the queue, shortest first."""
         pool = self.pool
         head = pool.waiting.peek(pool.num_seats) if pool.num_free_seats > 0 else None
-        if head is None or self._kv.is_still_refused(head.table):
+        if head is None or self._is_still_refused(head):
             return ()
         return list(islice(pool.waiting, pool.num_free_seats))
 
@@ -216,7 +231,7 @@ class Scheduler:
                 break
 
     def _admit(self, state: RequestState, step: StepBuilder) -> bool:
-        if self._kv.is_still_refused(state.table):
+        if self._is_still_refused(state):
             return False  # nor has anyone come to a seat since whom it may preempt, as none overtakes it
         has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
         if not has_seat and not (candidates := self._victims(state, has_seat=False)):
@@ -235,6 +250,10 @@ class Scheduler:
                     break
         state.is_ready = owes_prompt or state.takes_no_kv or not self.pool.waits_for_kv(state, match.num_tokens)
         return not state.is_ready or self._start(state, step)
+
+    def _is_still_refused(self, state: RequestState) -> bool:
+        """Whether a waiting request still lacks blocks, or a place for its adapter, that others have."""
+        return self._kv.is_still_refused(state.table) or not self.pool.adapters.has_room(state.adapter)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:
         return victims(self.pool, state, self._limits.policy, has_seat=has_seat)
@@ -264,7 +283,7 @@ class Scheduler:
         if sum(step.num_new) - sum(step.num_draft) > len(step.states):
             num_left = step.num_left(pool.counters, self._prompts.max_chunk)
         head = waiting.peek(pool.num_seats) if pool.num_free_seats > 0 else None
-        if head is not None and head not in step.preempted and not self._kv.is_still_refused(head.table):
+        if head is not None and head not in step.preempted and not self._is_still_refused(head):
             num_next = min(pool.num_free_seats, len(waiting))
             num_left += min(waiting.num_prompt_tokens * num_next // len(waiting), num_next * self._prompts.max_chunk)
         return min(

@@ -60,7 +60,7 @@ class DraftRequest:
         num_tokens: tokens in the row now; more than the prompt when the request comes back after preemption.
         num_draft_slots: leading KV slots of the draft layers that are filled. They end with a block, or one token past
             those that the target has run: then the hidden row before the next slot comes with the next step.
-        cache_salt: drafts learned from a request are used only for requests with the same salt.
+        cache_salt, adapter_digest: drafts learned from a request are used only for requests with the same ones.
         end_token_ids, min_tokens: output token n, from 1, is the last one if it is one of these ids and
             n >= min_tokens. The row may have tokens after it for a step: accepted drafts are committed uncut.
         prediction_token_ids: i32[n], the client's predicted output.
@@ -72,6 +72,7 @@ class DraftRequest:
     num_tokens: int
     num_draft_slots: int = 0
     cache_salt: str = ""
+    adapter_digest: str = ""
     method: str = ""
     end_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0

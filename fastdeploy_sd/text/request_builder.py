@@ -28,7 +28,7 @@ from fastdeploy_sd.rules.sampling import (
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.speculation import SpeculationOptions, resolve_speculation
-from fastdeploy_sd.types import EMPTY_I32, I32, KvSource, ModelInfo, Pooling, Request, Speculation
+from fastdeploy_sd.types import EMPTY_I32, I32, Adapter, KvSource, ModelInfo, Pooling, Request, Speculation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +55,7 @@ class RequestGroup(Sequence[Request]):
     grammar: str = ""
     prediction_token_ids: I32 = field(default_factory=lambda: EMPTY_I32)
     pooling: Pooling | None = None
+    adapter: Adapter | None = None
 
     def __len__(self) -> int:
         return len(self.prompts) * self.sampling.n
@@ -90,6 +91,7 @@ class RequestGroup(Sequence[Request]):
             grammar=self.grammar,
             prediction_token_ids=self.prediction_token_ids,
             pooling=self.pooling,
+            adapter=self.adapter,
         )
 
     def _request_id(self, prompt: int, sequence: int) -> str:

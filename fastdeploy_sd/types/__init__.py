@@ -42,7 +42,8 @@ from fastdeploy_sd.types.steps import (
 
 __all__ = [
     "EMPTY_I32", "F32", "F64", "I8", "I32", "I64", "LIVE_STATE", "MADE_ON_DEVICE", "MAX_TREE_ROWS", "NO_STATE",
-    "TARGET", "U8", "U16", "U64", "Adapter", "AdapterLoad", "AdapterSource", "Bytes", "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
+    "TARGET", "U8", "U16", "U64", "Adapter", "AdapterLoad", "AdapterSource", "Bytes",
+    "Calibration", "ChoiceReport", "DraftCounts", "DraftLogprob",
     "DraftSource", "DraftTokens", "FinishReason", "KvDescription",
     "KvSource", "LogprobArrays", "ModelInfo", "NewRequest", "Pooling", "PromptLogprobs", "Request", "RequestDelta",
     "RequestId",

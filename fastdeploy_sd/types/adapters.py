@@ -11,7 +11,8 @@ class Adapter:
 
     Attributes:
         name: the `model` of requests for it.
-        digest: of its files, without a colon: requests with equal ones get the same tokens, whatever the names.
+        digest: of its files, 16 to 64 bytes in hexadecimal digits: requests with equal ones get the same tokens,
+            whatever the names.
     """
 
     name: str

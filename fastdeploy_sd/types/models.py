@@ -132,7 +132,7 @@ class ModelInfo:
             request takes and a step reads, in layers without a window. Both on one rank; 0 = not known, or none.
         hidden_size: of the rows that embeddings are made of; 0 = it makes none.
         num_state_snapshots: that the worker keeps of recurrent states; None = the model has no such states.
-        adapters: that requests may name now. num_adapter_slots: places for them in memory; 0 = there can be no adapters.
+        adapters: that requests may name now. num_adapter_slots: places for them in memory; 0 = there can be none.
         kv_groups: of its layers; () = one group of full attention, with `block_size`.
     """
 

@@ -163,10 +163,11 @@ class ClusterClient(EngineGroup):
         }
         recorded = {r.engine: name for name, r in records.items() if r.server == self._server}
         own = self._own_candidates({engine: candidates[name] for engine, name in recorded.items()}, avoided)
-        keys = self._seen_by.keys_of(request.prompt_token_ids.tobytes(), request.cache_salt or "")
+        keys = self._seen_by.keys_of(request.prompt_token_ids.tobytes(), request.adapter_digest + request.cache_salt)
         able |= {_own_name(engine): candidate for engine, candidate in own.items()}
         home = min(own, key=lambda engine: (own[engine].load.share, random.random()), default=0)
-        placed = self._seen_by.place(able, candidates, keys, home=_own_name(home))
+        adapter = request.adapter_digest
+        placed = self._seen_by.place(able, candidates, keys, home=_own_name(home), adapter_digest=adapter)
         if placed is None:
             return None
         name, source = placed
@@ -193,6 +194,7 @@ class ClusterClient(EngineGroup):
         return (
             record.server != self._server
             and record.member.generates
+            and record.member.has_adapter(request.adapter_digest)
             and record.load.num_waiting < record.max_num_queued
             and len(request.prompt_token_ids) + request.max_tokens <= record.member.max_model_len
             and (not asks_for or record.speculation == self.model_info.speculation)

@@ -107,7 +107,7 @@ class Answers:
     unknown: tuple[int, ...] = ()
 
 
-PROTOCOL = Protocol(7, Record, Orders, Answers)
+PROTOCOL = Protocol(8, Record, Orders, Answers)
 CLUSTER = "cluster"
 
 

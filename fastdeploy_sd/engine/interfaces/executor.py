@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
@@ -100,6 +101,22 @@ class ServingExecutor(Protocol):
 
     def leave(self, timeout_s: float) -> None:
         """Serve until no other engine runs steps any more, at most for so long. After the last step of this one."""
+
+
+class AdapterReader(Protocol):
+    """Reads LoRA adapters of the loaded model."""
+
+    def digest(self, folder: Path) -> str:
+        """Verify an adapter's files, and return their digest. Raises CheckpointError that names file and fault."""
+
+
+@runtime_checkable
+class AdaptingExecutor(Protocol):
+    """An executor whose model runs with LoRA adapters."""
+
+    @property
+    def adapters(self) -> AdapterReader | None:
+        """Reads them; constant, None = the model takes none."""
 
 
 @runtime_checkable

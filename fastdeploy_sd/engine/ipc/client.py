@@ -9,14 +9,15 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import replace
 
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.output_stream import OutputStream
+from fastdeploy_sd.engine.ipc.questions import LOAD_TIMEOUT_S, TIMEOUT_S, Questions
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.process.liveness import LivenessProbe
-from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 from fastdeploy_sd.wire.channel import ClientChannel
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 _FLUSH_S = 0.5
 _HELLO_S = 0.5  # one that is sent to a process which is just ending is lost
 _ENDED = "the engine's process ended"
-_ANSWER_TIMEOUT_S = 5.0
-T = TypeVar("T")
 
 
 class EngineClient:
@@ -58,8 +57,8 @@ class EngineClient:
         self._ended = asyncio.Event()
         self._is_draining = False
         self._streams: dict[int, OutputStream] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._serials = itertools.count()
+        self._questions = Questions(self._serials.__next__, self._send)
 
     async def connect(self) -> None:
         """Wait until an engine is there and has loaded its model; without limit, as loading may take minutes."""
@@ -160,27 +159,27 @@ class EngineClient:
 
     async def stats(self) -> EngineStats:
         """Return the engine's statistics as of its next pause between two steps; raises Unavailable after seconds."""
-        return await _in_time(self._ask_stats())
+        return await self._ask_stats(TIMEOUT_S)
 
     async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
         """Return where experts are, as `stats`; see SpreadExperts. Raises BadRequest: there are none to speak of, or
         they cannot be placed anew.
         """
-        report: ExpertReport = await _in_time(self._ask(lambda handle: m.ExpertsRequest(handle, rearranges, clears)))
+        report: ExpertReport = await self._questions.ask(
+            lambda handle: m.ExpertsRequest(handle, rearranges, clears), TIMEOUT_S
+        )
         return report
 
-    async def _ask_stats(self) -> EngineStats:
-        stats: EngineStats = await self._ask(m.StatsRequest)
-        return stats
+    async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
+        """Have an adapter loaded from a folder, or unloaded if that is None; raises as AdapterRegistry."""
+        source: AdapterSource = await self._questions.ask(
+            lambda handle: m.AdapterRequest(handle, name, folder), LOAD_TIMEOUT_S
+        )
+        return source
 
-    async def _ask(self, question: Callable[[int], m.Message]) -> Any:
-        serial = next(self._serials)
-        future = self._answers[serial] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(question(serial))
-            return await future
-        finally:
-            del self._answers[serial]
+    async def _ask_stats(self, timeout_s: float | None = None) -> EngineStats:
+        stats: EngineStats = await self._questions.ask(m.StatsRequest, timeout_s)
+        return stats
 
     def _send(self, message: m.Message) -> None:
         if self._end_reason is not None:
@@ -209,11 +208,10 @@ class EngineClient:
                     self._put(handle, output, is_last=output.finish_reason is not None)
             case m.Rejected(handle, error):
                 self._reject(handle, error.to_exception())
-            case m.StatsReply() | m.ExpertsReply():
+            case m.StatsReply() | m.ExpertsReply() | m.AdapterReply():
                 self._answer(message)
-            case m.EngineReady(_, pid):
-                self._watch_engine(pid)
-                _resolve(self._ready, message)
+            case m.EngineReady() | m.AdaptersChanged():
+                self._note_model(message)
             case m.Drain():
                 self._is_draining = True
             case m.EngineDead(reason, has_failed):
@@ -224,17 +222,27 @@ class EngineClient:
             case _:
                 raise ProtocolError(f"expected an engine's message, got {type(message).__name__}")
 
-    def _answer(self, reply: m.StatsReply | m.ExpertsReply) -> None:
-        if isinstance(reply, m.StatsReply):
-            self.last_stats = reply.stats
-            _resolve(self._answers.get(reply.serial), reply.stats)
-        else:
-            _resolve(self._answers.get(reply.handle), reply.report)
+    def _note_model(self, message: m.EngineReady | m.AdaptersChanged) -> None:
+        if isinstance(message, m.AdaptersChanged):
+            if self._model_info is not None:
+                self._model_info = replace(self._model_info, adapters=message.adapters)
+            return
+        self._watch_engine(message.pid)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(message)
+
+    def _answer(self, reply: m.StatsReply | m.ExpertsReply | m.AdapterReply) -> None:
+        match reply:
+            case m.StatsReply(serial, stats):
+                self.last_stats = stats
+                self._questions.answer(serial, stats)
+            case m.ExpertsReply(serial, report):
+                self._questions.answer(serial, report)
+            case m.AdapterReply(serial, source):
+                self._questions.answer(serial, source)
 
     def _reject(self, handle: int, error: FdsdError) -> None:
-        answer = self._answers.get(handle)
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
+        self._questions.answer(handle, error)
         self._put(handle, error, is_last=True)
 
     def _note_silence(self, pid: int, silence_s: float) -> None:
@@ -282,19 +290,6 @@ class EngineClient:
     def _fail_waiting(self, error: FdsdError, of_requests: FdsdError | None = None) -> None:
         for stream in self._streams.values():
             stream.put(copy.copy(of_requests or error), is_last=True)  # each is raised, and so changed, on its own
-        for future in [self._ready, *self._answers.values()]:
-            if future is not None and not future.done():
-                future.set_exception(copy.copy(error))
-
-
-async def _in_time(answer: Awaitable[T]) -> T:
-    try:
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            return await answer
-    except TimeoutError:
-        raise Unavailable(f"the engine has not answered for {_ANSWER_TIMEOUT_S:g} s", code="engine_busy") from None
-
-
-def _resolve(future: asyncio.Future[Any] | None, value: object) -> None:
-    if future is not None and not future.done():
-        future.set_result(value)
+        self._questions.fail(error)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(copy.copy(error))

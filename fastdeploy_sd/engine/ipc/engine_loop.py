@@ -19,7 +19,8 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.client_table import ClientTable
 from fastdeploy_sd.engine.ipc.inbox import Inbox
-from fastdeploy_sd.errors import BadRequest, FdsdError, InternalError, Unavailable
+from fastdeploy_sd.engine.ipc.questions import answer_of
+from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 from fastdeploy_sd.wire.channel import ServerChannel
 from fastdeploy_sd.wire.codec import ProtocolError
@@ -147,8 +148,8 @@ class EngineLoop:
                 self._abort(identity, handles, reason)
             case m.StatsRequest(serial):
                 self._send(identity, m.StatsReply(serial, self._engine.stats()))
-            case m.ExpertsRequest():
-                self._tell_of_experts(identity, message)
+            case m.ExpertsRequest() | m.AdapterRequest():
+                self._answer(identity, message)
             case m.ClientDisconnect():
                 self._drop(identity)
             case _:
@@ -179,15 +180,15 @@ class EngineLoop:
             return
         self._clients.own(request.request_id, identity, handle)
 
-    def _tell_of_experts(self, identity: bytes, message: m.ExpertsRequest) -> None:
+    def _answer(self, identity: bytes, message: m.ExpertsRequest | m.AdapterRequest) -> None:
         try:
-            if (experts := self._engine.experts) is None:
-                raise BadRequest("experts: expected a model whose experts are spread over ranks, got another")
-            if message.rearranges:
-                experts.rearrange()
-            self._send(identity, m.ExpertsReply(message.handle, experts.report(clears=message.clears)))
+            reply = answer_of(self._engine, message)
         except FdsdError as error:
             self._reject(identity, message.handle, error)
+            return
+        if isinstance(reply, m.AdapterReply):
+            self._broadcast(m.AdaptersChanged(self._engine.adapters.known))
+        self._send(identity, reply)
 
     def _reject_waiting(self, error: FdsdError) -> None:
         while self._inbox:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, FdsdError, InternalError, Overloaded
 from fastdeploy_sd.rules.requests import RequestRules
-from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestOutput
+from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineStats
 from fastdeploy_sd.wire.protocol import Protocol
@@ -92,6 +92,15 @@ class ExpertsRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRequest:
+    """Ask for an adapter to be loaded from a folder, or unloaded if that is None: AdapterReply, or Rejected."""
+
+    handle: int
+    name: str
+    folder: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientDisconnect:
     """The client closes; its remaining requests are aborted and nothing more is sent to it."""
 
@@ -121,7 +130,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The request, or the one about experts, was not taken."""
+    """The request, or the one about experts or an adapter, was not taken."""
 
     handle: int
     error: WireError
@@ -144,6 +153,21 @@ class ExpertsReply:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReply:
+    """The adapter was loaded, or unloaded."""
+
+    handle: int
+    source: AdapterSource
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersChanged:
+    """To every client: the adapters that requests may name from now on; see ModelInfo."""
+
+    adapters: tuple[AdapterSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """The engine finishes what it has and takes nothing new."""
 
@@ -163,10 +187,21 @@ class EngineDead:
     has_failed: bool
 
 
-FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect | ExpertsRequest
-FromEngine = EngineReady | Outputs | Rejected | StatsReply | Drain | Fault | EngineDead | ExpertsReply
+FromClient = ClientHello | Submit | Abort | StatsRequest | ClientDisconnect | ExpertsRequest | AdapterRequest
+FromEngine = (
+    EngineReady
+    | Outputs
+    | Rejected
+    | StatsReply
+    | Drain
+    | Fault
+    | EngineDead
+    | ExpertsReply
+    | AdapterReply
+    | AdaptersChanged
+)
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(12, FromClient, FromEngine)
+_PROTOCOL = Protocol(13, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from fastdeploy_sd.engine.adapters import AdapterSlots
 from fastdeploy_sd.engine.in_flight_rows import InFlightRows
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival, KVConnector
@@ -47,14 +48,13 @@ class RequestPool:
     One that need not wait for anything is admitted and started in the same step.
 
     Attributes:
-        kv: the block tables; a waiting request has no blocks. counters: of every request.
-        drafts: what the executor proposed for the next step.
-        stats: counters; every move counts itself.
-        waiting: the queue. preparing: not in it yet.
-        admitted: have a seat and blocks, and wait to be ready or for budget; by id.
+        kv, adapters: the block tables, and the places of LoRA adapters. counters: of every request.
+        drafts: what the executor proposed for the next step. stats: counters; every move counts itself.
+        waiting: the queue. preparing: not in it yet. admitted: have a seat and blocks, and wait to be ready or for
+            budget; by id.
         running: by key. num_seats: requests that are admitted or run, by client; no zeros.
-        states: all groups by id. num_text_bound: how many of them are, see RequestState.
-        in_flight: those in steps that are not over. held: those of the running that no step may have yet.
+        states: all groups by id. num_text_bound: how many of them are, see RequestState. in_flight: in steps that are
+            not over. held: those of the running that no step may have yet.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class RequestPool:
         speculation: SpeculationInfo,
         connector: KVConnector,
         grammars: Grammars | None = None,
+        num_adapter_slots: int = 0,
     ) -> None:
         """Make an empty pool; `connector` is told when a request that waits for it loses its blocks."""
-        self.kv = kv
-        self.counters = RequestCounters()
+        self.kv, self.adapters, self.counters = kv, AdapterSlots(num_adapter_slots), RequestCounters()
         self.drafts = PendingDrafts(self.counters)
         self.stats = StatsRecorder()
         self.waiting, self.preparing, self.held = WaitingQueue(), PreparingRequests(grammars), HeldRequests(grammars)
@@ -78,8 +78,7 @@ class RequestPool:
         self.in_flight, self.num_text_bound = InFlightRows(kv), 0
         self.max_num_seqs = max_num_seqs
         self.speculation, self._connector = speculation, connector
-        self._finished_ids: list[RequestId] = []  # like the preempted ones, since the executor was last told
-        self._preempted_ids: list[RequestId] = []
+        self._finished_ids, self._preempted_ids = list[RequestId](), list[RequestId]()  # the executor is to be told
         self._resized: dict[RequestId, RequestState] = {}  # running ones whose blocks changed since then
         self._rows: Rows | None = None  # of `running`, None after it changed
         self._running_ids: tuple[RequestId, ...] = ()
@@ -120,12 +119,13 @@ class RequestPool:
         return failed
 
     def admit(self, state: RequestState, match: PrefixMatch) -> bool:
-        """Give a waiting request a seat, and blocks for all its tokens; False, unchanged, if there are too few."""
+        """Give a waiting request, whose adapter has room, a seat and all its blocks; False, unchanged: too few."""
         num_lost = self.kv.num_unshared(match, state.other_salts(self.speculation.kv_kinds), state.token_ids)
         if not self.kv.admit(state.table, match, state.num_tokens):
             return False
         self.waiting.remove(state)
         self.admitted[state.request_id] = state
+        self.adapters.seat(state)
         self.num_seats[state.client] += 1
         self.counters.num_slots[state.counter_row] = state.table.num_slots
         state.admit(match.num_tokens)
@@ -136,8 +136,8 @@ class RequestPool:
 
     def waits_for_kv(self, state: RequestState, num_cached_tokens: int) -> bool:
         """Offer an admitted request to the connector, and return whether it waits for KV then."""
-        given = state.request, np.array(state.token_ids, np.int32)
-        waits = self._connector.begin(*given, num_cached_tokens, state.table.block_ids)
+        token_ids, block_ids = np.array(state.token_ids, np.int32), state.table.block_ids
+        waits = self._connector.begin(state.request, token_ids, num_cached_tokens, block_ids)
         self.counters.num_slots[state.counter_row] = state.table.num_slots
         return waits
 
@@ -206,10 +206,9 @@ class RequestPool:
 
     def close(self, state: RequestState, reason: FinishReason, now: float) -> RequestMetrics:
         """End a request: out of its group, its blocks given back. After an ERROR their content is not found again."""
-        # A running one stays in `running` until `sweep`, as ends come many at a time.
-        if state.status is RequestStatus.RUNNING:
+        if state.status is RequestStatus.RUNNING:  # it stays in `running` until `sweep`: ends come many at a time
             self._finished_ids.append(state.request_id)
-            self._leave_seat(state)
+            self._leave_seat(state, has_failed=reason is FinishReason.ERROR)
         elif state.status is RequestStatus.ADMITTED:
             self._withdraw(state)
             self._leave_seat(state)
@@ -249,9 +248,9 @@ class RequestPool:
 
     def take_dropped_ids(self) -> tuple[tuple[RequestId, ...], tuple[RequestId, ...]]:
         """Requests that ended, and that were preempted, since the last call: the executor still has to drop them."""
-        dropped = tuple(self._finished_ids), tuple(self._preempted_ids)
-        self._finished_ids, self._preempted_ids = [], []
-        return dropped
+        finished_ids, self._finished_ids = self._finished_ids, []
+        preempted_ids, self._preempted_ids = self._preempted_ids, []
+        return tuple(finished_ids), tuple(preempted_ids)
 
     def take_block_changes(self) -> tuple[tuple[NewRequest, ...], tuple[RequestDelta, ...]]:
         """Requests the executor does not know, and blocks it does not, since the last call; then it counts as told."""
@@ -271,8 +270,8 @@ class RequestPool:
             else:
                 token_ids = np.array(state.token_ids, np.int32)
                 is_ahead = state.arrival is not None and state.arrival.is_draft_ahead
-                num_prompt, ids = state.num_prompt_tokens, tuple(block_ids)
-                new.append(NewRequest(state.request, token_ids, num_prompt, ids, is_ahead, counts))
+                given = state.num_prompt_tokens, tuple(block_ids), is_ahead, counts, state.adapter_slot
+                new.append(NewRequest(state.request, token_ids, *given))
         self._resized.clear()
         return tuple(new), tuple(deltas)
 
@@ -288,8 +287,9 @@ class RequestPool:
             self._connector.cancel(state.request_id)
             self.stats.num_kv_cancels += 1
 
-    def _leave_seat(self, state: RequestState) -> None:
+    def _leave_seat(self, state: RequestState, *, has_failed: bool = False) -> None:
         self.num_seats -= Counter([state.client])  # keeps no zeros
+        self.adapters.unseat(state, has_failed=has_failed)
         self.held.forget(state.request_id)
 
     def _note_slots(self, state: RequestState) -> None:

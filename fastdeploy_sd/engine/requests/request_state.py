@@ -16,6 +16,7 @@ from fastdeploy_sd.engine.stopping import StopRule
 from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import (
     F32,
+    AdapterSource,
     LogprobArrays,
     PromptLogprobs,
     Request,
@@ -55,6 +56,7 @@ class RequestState:
         kv_kind: what its blocks hold, see SpeculationInfo.
         key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
         client: whose it is; "" where the policy does not ask.
+        adapter: where its adapter is, None = it has none. adapter_slot: the place of it while it has a seat, else -1.
         token_ids: the committed tokens; as many as the counter `num_tokens` says.
         end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
         is_text_bound: whether what its next step is given hangs on the text before it, or what it brings on the logits.
@@ -79,6 +81,8 @@ class RequestState:
         self.request = request
         self.request_id = request.request_id
         self.key, self.client = key, client
+        self.adapter: AdapterSource | None = None
+        self.adapter_slot = -1
         self.status = RequestStatus.WAITING
         self.stop_rule = StopRule.of(request)
         self.end_token_ids = self.stop_rule.end_token_ids
@@ -270,7 +274,8 @@ class RequestState:
 
 
 def _salt(kv_kind: str, request: Request) -> str:
-    return f"{kv_kind}: {request.cache_salt}"
+    # Neither a kind nor a digest has a colon or a comma, so no salt of a user stands for another adapter.
+    return f"{kv_kind}, {request.adapter_digest}: {request.cache_salt}"
 
 
 def _max_draft_tokens(request: Request, method: str, speculation: SpeculationInfo) -> int:

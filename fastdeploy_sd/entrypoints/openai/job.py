@@ -9,7 +9,7 @@ import numpy as np
 
 from fastdeploy_sd.cluster.route import Progress
 from fastdeploy_sd.entrypoints.openai.answer_options import AnswerOptions
-from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.errors import BadRequest, Unavailable
 from fastdeploy_sd.text.output_processor import OutputProcessor
 from fastdeploy_sd.text.request_builder import RequestGroup
 from fastdeploy_sd.text.tokenizer import Tokenizer
@@ -111,11 +111,14 @@ class GenerationJob:
         """Return the job as a router wants it: with others' KV, continuing after what another instance has sent, at one
         of several engines. Should that be lost, it is the router which has the stream go on elsewhere.
 
-        Raises BadRequest: the progress is not one of this job.
+        Raises BadRequest: the progress is not one of this job; Unavailable: the adapter here is another.
         """
         requests = replace(self.requests, kv_source=kv_source)
         if progress is None:
             return replace(self, requests=requests, engine=engine)
+        if progress.adapter_digest != ("" if requests.adapter is None else requests.adapter.digest):
+            text = f"the stream began with another adapter than {self.model!r} is here"
+            raise Unavailable(text, code="adapter_changed")
         counts = len(progress.choices), len(progress.seeds)
         expected = len(requests), len(requests.prompts)
         if counts != expected or not self.answer.stream:

@@ -31,7 +31,7 @@ from fastdeploy_sd.text.request_defaults import read_request_defaults
 from fastdeploy_sd.text.speculation import may_change_tokens, verify_has_draft_logprobs
 from fastdeploy_sd.types import ModelInfo, Pooling
 from fastdeploy_sd.types.draft_methods import NAIVE
-from fastdeploy_sd.wire.http.model_names import resolve_model
+from fastdeploy_sd.wire.http.model_names import ModelNames
 
 # Every sequence of a job costs a task and a buffer for its output, whether it runs or waits for its turn.
 MAX_SEQUENCES = 1024
@@ -51,15 +51,23 @@ class JobBuilder:
     """Prepares jobs for one loaded model. Slow for long prompts (it tokenizes): call it in a worker thread."""
 
     def __init__(
-        self, encoder: PromptEncoder, model_info: ModelInfo, config: Config, verify_grammar: VerifyGrammar
+        self,
+        encoder: PromptEncoder,
+        model_info: ModelInfo,
+        config: Config,
+        verify_grammar: VerifyGrammar,
+        names: ModelNames | None = None,
     ) -> None:
-        """Prepare jobs; `verify_grammar` gets a grammar and the field that asks for it, and raises BadRequest."""
+        """Prepare jobs; `verify_grammar` gets a grammar and the field that asks for it, and raises BadRequest.
+
+        `names`: what requests may ask for; None = the model only.
+        """
         self._encoder = encoder
         self._defaults = read_request_defaults(*config.model.defaults_source)
         self._verify_grammar = verify_grammar
         self._requests = RequestBuilder(encoder, model_info, config.model.seed, self._defaults.max_tokens)
         self._speculation, self._hidden_size = model_info.speculation, model_info.hidden_size
-        self._served_names = config.model.served_names
+        self._names = names or ModelNames(config.model.served_names)
         self._rule = config.speculative
         self._forms = AnswerForms(encoder, config, self._requests.eos_token_ids, verify_grammar)
 
@@ -148,13 +156,19 @@ class JobBuilder:
         prompts = [self._embedded_text(text, body.max_tokens) for text in body.texts]
         params = SamplingParams(temperature=0.0, max_tokens=0)
         job_id, priority = "embd-" + uuid.uuid4().hex, body.priority or 0
+        model = self._names.resolve(body.model)
         requests = self._requests.build(prompts, params, job_id, priority, speculation={"enabled": False})
         return GenerationJob(
             job_id=job_id,
             created=int(time.time()),
-            model=resolve_model(body.model, self._served_names),
+            model=model,
             echoed_texts=(),
-            requests=replace(requests, pooling=body.pooling or Pooling.MEAN, client=body.user or ""),
+            requests=replace(
+                requests,
+                pooling=body.pooling or Pooling.MEAN,
+                client=body.user or "",
+                adapter=self._names.adapter_of(model),
+            ),
             method=NAIVE,
             is_lossy=False,
             answer=AnswerOptions(collects_metrics=True, embedding=EmbeddingOptions(body.dimensions, body.is_base64)),
@@ -206,13 +220,13 @@ class JobBuilder:
                 f" those are asked for, times alternatives and one), got {num_entries}",
                 param=asked[0],
             )
-        granted = requests.speculation
+        granted, model = requests.speculation, self._names.resolve(body.model)
         return GenerationJob(
             job_id=job_id,
             created=int(time.time()),
-            model=resolve_model(body.model, self._served_names),
+            model=model,
             echoed_texts=tuple(echoed_texts),
-            requests=requests,
+            requests=replace(requests, adapter=self._names.adapter_of(model)),
             method=self._speculation.method_of(granted),
             is_lossy=may_change_tokens(granted, params.temperature, self._speculation, self._rule),
             answer=answer,

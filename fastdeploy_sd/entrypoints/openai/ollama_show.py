@@ -11,16 +11,16 @@ from fastdeploy_sd.text.reasoning_formats import find_format
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.text.tool_calls.formats import find_format as find_call_format
 from fastdeploy_sd.types import ModelInfo
-from fastdeploy_sd.wire.http.model_names import resolve_model
+from fastdeploy_sd.wire.http.model_names import ModelNames
 from fastdeploy_sd.wire.http.ollama_models import OllamaModel
 
 
 class OllamaShow:
     """Answers /api/show: bytes of a body -> JSON."""
 
-    def __init__(self, encoder: PromptEncoder, config: Config, model_info: ModelInfo) -> None:
+    def __init__(self, encoder: PromptEncoder, config: Config, model_info: ModelInfo, names: ModelNames) -> None:
         self._tokenizer = encoder.tokenizer
-        self._config = config
+        self._config, self._names = config, names
         self._info = model_info
         self._capabilities = ["completion"]
         template = encoder.tokenizer.files.chat_template
@@ -37,7 +37,7 @@ class OllamaShow:
         """Return what is known of the model. BadRequest: the body is wrong; NotFound: it asks for another model."""
         body = parse_body(OllamaShowBody, content)
         asked = body.name if body.model is None else body.model
-        name = resolve_model(asked, self._config.model.served_names)
+        name = self._names.resolve(asked)
         template = self._tokenizer.files.chat_template or ""
         return ollama_model(name, 0, self._info, self._tokenizer, self._config).shown(template, self._capabilities)
 

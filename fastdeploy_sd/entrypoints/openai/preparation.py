@@ -40,10 +40,10 @@ from fastdeploy_sd.text.guidance.checker import GrammarChecker
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.request_defaults import read_request_defaults
 from fastdeploy_sd.text.tokenizer import load_tokenizer
-from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.types import Adapter, ModelInfo
 from fastdeploy_sd.wire.codec import pack, unpack
 from fastdeploy_sd.wire.http.error_format import to_json
-from fastdeploy_sd.wire.http.model_names import resolve_model
+from fastdeploy_sd.wire.http.model_names import ModelNames
 
 MemoryLimit = Callable[[int], AbstractContextManager[object]]
 
@@ -57,6 +57,14 @@ TOKENIZE, DETOKENIZE, COUNT = "tokenize", "detokenize", "count"
 _GROWTH = 20
 _MIN_GROWTH_BYTES = 64 << 20
 _MAX_ERROR_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A body, and the adapters that it may name."""
+
+    content: bytes
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class Preparation:
     ) -> None:
         self._limit, self._field = limit, ""
         self._is_local = verify_grammar is None
-        self._served_names = config.model.served_names
+        names = self._names = ModelNames(config.model.served_names)
 
         def verify(grammar: str, field: str, forbidden: Collection[int] = ()) -> None:
             self._field = field
@@ -105,9 +113,9 @@ class Preparation:
             note("")
             self._field = ""
 
-        jobs = JobBuilder(encoder, model_info, config, verify)
-        texts = Tokenization(encoder, encoder.tokenizer, model_info, config.model.served_names)
-        models = OllamaShow(encoder, config, model_info)
+        jobs = JobBuilder(encoder, model_info, config, verify, names)
+        texts = Tokenization(encoder, encoder.tokenizer, model_info, names)
+        models = OllamaShow(encoder, config, model_info, names)
         self._tasks: Mapping[str, Callable[[bytes], Outcome]] = {
             CHAT: lambda content: self._prepare(ChatCompletionBody, content, jobs.build_chat),
             COMPLETION: lambda content: self._prepare(CompletionBody, content, jobs.build_completion),
@@ -124,12 +132,12 @@ class Preparation:
             DETOKENIZE: lambda content: Outcome(answer=to_json(texts.detokenize(content))),
         }
 
-    def run(self, name: str, content: bytes) -> Outcome:
+    def run(self, name: str, given: Given) -> Outcome:
         """Run a task by its name; whatever happens is in the outcome."""
-        self._field = ""
+        self._field, self._names.adapters = "", given.adapters
         try:
-            verify_shape(content)
-            return self._tasks[name](content)
+            verify_shape(given.content)
+            return self._tasks[name](given.content)
         except FdsdError as error:
             error.message = error.message[:_MAX_ERROR_CHARS]
             return Outcome(error=WireError.of(error))
@@ -146,7 +154,7 @@ class Preparation:
         with self._limit(max(_GROWTH * len(content), _MIN_GROWTH_BYTES)):
             body = parse_body(body_type, content)
         if isinstance(body, OllamaBody) and body.is_load:
-            model = resolve_model(body.model, self._served_names)
+            model = self._names.resolve(body.model)
             return Outcome(answer=to_json(loaded_answer(model, time.time(), isinstance(body, OllamaChatBody))))
         if body.all_asked and self._is_local:
             raise _NeedsWorkerError
@@ -195,7 +203,7 @@ def load(config: str) -> Setup:
 
     def setup(model_info: bytes, note: Note) -> Handle:
         preparation = Preparation(encoder, parsed, unpack(ModelInfo, model_info), memory_limit, checker.verify, note)
-        return lambda name, content: pack(preparation.run(name, content))
+        return lambda name, given: pack(preparation.run(name, unpack(Given, given)))
 
     return setup
 

@@ -18,7 +18,7 @@ from functools import cached_property
 
 from fastdeploy_sd.config import Config, to_json
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
-from fastdeploy_sd.entrypoints.openai.preparation import Outcome, Preparation, too_complex
+from fastdeploy_sd.entrypoints.openai.preparation import Given, Outcome, Preparation, too_complex
 from fastdeploy_sd.errors import FdsdError, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.process.child import describe_exit
 from fastdeploy_sd.process.limited_thread import TimeLimitError, run_within
@@ -134,9 +134,10 @@ class Preparer:
         return outcome.answer
 
     async def _run(self, task: str, content: bytes) -> Outcome:
-        outcome = await self._run_locally(task, content) if len(content) <= LOCAL_BYTES else _NEEDS_WORKER
+        given = Given(content, tuple(source.adapter for source in self._model_info().adapters))
+        outcome = await self._run_locally(task, given) if len(content) <= LOCAL_BYTES else _NEEDS_WORKER
         if outcome.needs_worker:
-            outcome = await self._run_in_worker(task, content)
+            outcome = await self._run_in_worker(task, given)
         if outcome.error is not None:
             raise outcome.error.to_exception()
         if outcome.failure is not None:
@@ -144,16 +145,16 @@ class Preparer:
             raise InternalError("the server failed on this request; its log says why")
         return outcome
 
-    async def _run_locally(self, task: str, content: bytes) -> Outcome:
+    async def _run_locally(self, task: str, given: Given) -> Outcome:
         if self._num_to_workers > 0:
             self._num_to_workers -= 1
             return _NEEDS_WORKER
         local = self._local
         try:
-            return await run_within(self.local_cpu_s, lambda: local.run(task, content))
+            return await run_within(self.local_cpu_s, lambda: local.run(task, given))
         except TimeLimitError:
             logger.warning(
-                "a body of %d bytes took more than %g s: the next go to workers", len(content), self.local_cpu_s
+                "a body of %d bytes took more than %g s: the next go to workers", len(given.content), self.local_cpu_s
             )
             self._num_to_workers = _NUM_AFTER_SLOW
             return _NEEDS_WORKER
@@ -162,14 +163,15 @@ class Preparer:
     def _local(self) -> Preparation:
         return Preparation(self._encoder, self._config, self._model_info())
 
-    async def _run_in_worker(self, task: str, content: bytes) -> Outcome:
-        pool = next(pool for pool in self._pools if len(content) <= pool.limits.max_bytes)
+    async def _run_in_worker(self, task: str, given: Given) -> Outcome:
+        num_bytes = len(given.content)
+        pool = next(pool for pool in self._pools if num_bytes <= pool.limits.max_bytes)
         try:
-            return unpack(Outcome, await pool.run(task, content))
+            return unpack(Outcome, await pool.run(task, pack(given)))
         except (WorkerEndedError, SandboxEndedError) as error:
             if self._is_closed:
                 raise Unavailable("the server is shutting down") from None
-            raise _explained(error, len(content)) from None
+            raise _explained(error, num_bytes) from None
 
     def _fork(self, limits: WorkerLimits) -> Worker:
         return self._sandbox.fork(limits, pack(self._model_info()))

@@ -56,7 +56,8 @@ class StreamMetadata:
     def opening(self) -> str:
         """Return the note in front of the first event."""
         requests = self._job.requests
-        return begun_note(self._job.job_id, self._job.created, requests.seeds, len(requests))
+        digest = "" if requests.adapter is None else requests.adapter.digest
+        return begun_note(self._job.job_id, self._job.created, requests.seeds, len(requests), digest)
 
     def add(self, choice: int, delta: TextDelta) -> None:
         """Take a delta of a choice, which may have an event or not."""

@@ -10,19 +10,17 @@ from fastdeploy_sd.rules.sampling import verify_token_ids
 from fastdeploy_sd.text.prompt import PromptEncoder
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import ModelInfo
-from fastdeploy_sd.wire.http.model_names import resolve_model
+from fastdeploy_sd.wire.http.model_names import ModelNames
 
 
 class Tokenization:
     """Bytes of a body -> JSON of the answer. Slow for long texts: call it off the event loop."""
 
-    def __init__(
-        self, encoder: PromptEncoder, tokenizer: Tokenizer, model_info: ModelInfo, served_names: tuple[str, ...]
-    ) -> None:
+    def __init__(self, encoder: PromptEncoder, tokenizer: Tokenizer, model_info: ModelInfo, names: ModelNames) -> None:
         self._encoder = encoder
         self._tokenizer = tokenizer
         self._info = model_info
-        self._served_names = served_names
+        self._names = names
 
     def tokenize(self, content: bytes) -> dict[str, Any]:
         """Return the tokens of a prompt or conversation.
@@ -32,7 +30,7 @@ class Tokenization:
             NotFound: it asks for another model.
         """
         body = parse_body(TokenizeBody, content)
-        resolve_model(body.model, self._served_names)
+        self._names.resolve(body.model)
         limit = self._info.max_model_len
         if body.prompt is None:
             turns = [message.as_turn() for message in body.messages]
@@ -53,6 +51,6 @@ class Tokenization:
             NotFound: it asks for another model.
         """
         body = parse_body(DetokenizeBody, content)
-        resolve_model(body.model, self._served_names)
+        self._names.resolve(body.model)
         verify_token_ids("tokens", body.tokens, self._info.vocab_size)
         return {"prompt": self._tokenizer.decode(body.tokens, skip_hidden=False)}

@@ -1,4 +1,4 @@
-"""Drafts from texts seen before: the request's own, and outputs of other requests with its salt."""
+"""Drafts from texts seen before: the request's own, and outputs of other requests with its salt and adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SuffixProposer(TextProposer):
     """Guesses the most frequent continuation of the longest context seen before; see SuffixDrafter.
 
     A request's prompt and output are searched only for that request. Its output is also shared with requests of its
-    salt, token by token, and stays after its end within `suffix_decoding_max_cached_requests` and
+    salt and adapter, token by token, and stays after its end within `suffix_decoding_max_cached_requests` and
     `suffix_decoding_max_cache_mb`. Outputs that were extended longest ago go first. An output is stored after the end
     of its prompt, as far as a match can use it. So the answer to a repeated question is known from its first token on.
 
@@ -63,7 +63,7 @@ class SuffixProposer(TextProposer):
             # Output number min_tokens, from 1, is the first that may end it.
             first_end = request.num_prompt_tokens + max(request.min_tokens, 1) - 1
             # Tokens after the prompt were shared before the preemption.
-            salt = _salt_digest(request.cache_salt)
+            salt = _salt_digest(request.cache_salt, request.adapter_digest)
             self._drafter.begin(request.table_row, request.num_tokens, salt, request.end_token_ids, first_end)
 
     def close(self) -> None:
@@ -80,5 +80,7 @@ class SuffixProposer(TextProposer):
         return self._drafter.stats()
 
 
-def _salt_digest(salt: str) -> bytes:
-    return hashlib.blake2b(salt.encode(), digest_size=SALT_DIGEST_BYTES).digest()
+def _salt_digest(salt: str, adapter_digest: str) -> bytes:
+    # As a key, so that no salt of a user stands for another adapter.
+    key = bytes.fromhex(adapter_digest)
+    return hashlib.blake2b(salt.encode(), digest_size=SALT_DIGEST_BYTES, key=key).digest()

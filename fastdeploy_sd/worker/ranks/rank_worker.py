@@ -51,7 +51,8 @@ class RankWorker:
         self._prompts, self._compact_paths = step.prompts, step.compact_paths
         # Only draft models read tokens where the target runs.
         self._buffers = step.buffers if methods else HOST_BUFFERS
-        self._batches = BatchBuilder(step.table, step.memory, self._buffers)
+        self._batches = BatchBuilder(step.table, step.memory, self._buffers, step.adapters)
+        self._adapters = step.adapters
         self._draft_inputs = DraftInputs(step.table, step.memory, has_target=True)
         self._plan: SchedulerOutput | None = None
         self._ran: SchedulerOutput | None = None
@@ -120,6 +121,8 @@ class RankWorker:
         if refused_ids:
             new = tuple(new for new in plan.new if new.request.request_id not in refused_ids)
             plan = replace(plan, new=new)
+        if self._adapters is not None:
+            self._adapters.load(plan.adapter_loads)
         for error in self._table.apply(plan).refused.values():
             raise error
         self._plan = plan

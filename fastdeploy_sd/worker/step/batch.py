@@ -13,6 +13,7 @@ from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.errors import DeviceLost
 from fastdeploy_sd.ops.batch import APPEND_TOKENS, PREPARE_BATCH
 from fastdeploy_sd.types import I32, DraftTokens, SchedulerOutput, VerifyResult, offsets
+from fastdeploy_sd.worker.step.adapter_rows import AdapterRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.state_rows import StateRows
 
@@ -91,11 +92,18 @@ class BatchBuilder:
     Args:
         table: the requests and their tokens.
         buffers: of the table on a device, which gets the output there.
+        adapters: None = the model runs with none.
     """
 
-    def __init__(self, table: RequestTable, memory: StepMemory, buffers: DeviceBuffers = HOST_BUFFERS) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        memory: StepMemory,
+        buffers: DeviceBuffers = HOST_BUFFERS,
+        adapters: AdapterRows | None = None,
+    ) -> None:
         m = self._memory = memory
-        self._table = table
+        self._table, self._adapters = table, adapters
         self._states = StateRows(table, memory) if memory.has_states else None
         is_host = buffers is HOST_BUFFERS
         # On a device: tokens of in-flight steps included.
@@ -179,6 +187,8 @@ class BatchBuilder:
         prepare.run()
         m.num_tokens, m.num_logits = m.query_start_loc.item(n), m.cu_num_logits.item(n)
         self._write_masks(draft)
+        if self._adapters is not None:
+            self._adapters.build()
         if self._states is not None:
             self._states.build(plan)
 

@@ -165,6 +165,7 @@ class Drafting:
             num_tokens=len(new.token_ids),
             num_draft_slots=plan.num_computed_tokens.item(row_of[request.request_id]) + new.is_draft_ahead,
             cache_salt=request.cache_salt,
+            adapter_digest=request.adapter_digest,
             method=self._speculation.method_of(request.speculation),
             end_token_ids=rule.end_token_ids,
             min_tokens=rule.min_tokens,

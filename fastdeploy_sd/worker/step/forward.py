@@ -33,11 +33,13 @@ from fastdeploy_sd.ops.logprob_rows import logit_rows
 from fastdeploy_sd.ops.mtp import keep_hidden_
 from fastdeploy_sd.ops.rowwise import cast
 from fastdeploy_sd.types import F32, I32
+from fastdeploy_sd.worker.step.adapter_rows import AdapterRows
 from fastdeploy_sd.worker.step.hidden_reader import HiddenReader
 from fastdeploy_sd.worker.step.layer_signals import LayerSignals
 from fastdeploy_sd.worker.step.prompt_rows import PromptRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.step_inputs import (
+    ADAPTER_SHAPES,
     PADDING,
     RESOLVED,
     RESOLVED_SHAPES,
@@ -121,6 +123,7 @@ class ForwardPass:
                 for blocks in others
             ],
             tree_mask=inputs.get("tree_mask"),
+            adapter_slots=inputs.get("adapter_slots"),
             states=DeltaStates(rows, *(inputs[name] for name in STATES)) if STATES[0] in inputs else None,
         )
         streams: dict[int, Any] = {}
@@ -174,7 +177,7 @@ class EagerForward:
         counts = {"num_tokens": m.num_tokens, "num_requests": m.num_requests, "num_logits": m.num_logits}
         tensors = {}
         for name, array in input_arrays(m, self._block_tables).items():
-            dim = (SHAPES | STATE_SHAPES).get(name)
+            dim = (SHAPES | STATE_SHAPES | ADAPTER_SHAPES).get(name)
             tensors[name] = device().wrap(array if dim is None else array[: counts[dim.name] + dim.extra])
         hidden, logits, *more = self._pass.run(tensors)
         for kept, rows in zip(self._rows, (hidden, *more), strict=True):
@@ -204,7 +207,7 @@ class RecordedForward:
         known: KnownTokens | None = None,
     ) -> None:
         recorder, limits = Recorder(), memory.limits
-        arrays, shapes = input_arrays(memory, block_tables), SHAPES | STATE_SHAPES
+        arrays, shapes = input_arrays(memory, block_tables), SHAPES | STATE_SHAPES | ADAPTER_SHAPES
         if known is not None:
             shapes |= RESOLVED_SHAPES
             arrays |= {name: getattr(memory, name) for name in (*RESOLVED_SHAPES, "draft_token_ids")}
@@ -256,7 +259,7 @@ def _resolve_lengths(inputs: Mapping[str, Any], block_size: int) -> None:
 class StepResources:
     """Made once, when the model is loaded; `buffers` are of the memory and the table.
 
-    `compact_paths`: see PathCompaction.
+    `compact_paths`: see PathCompaction. `adapters`: None = the model runs with none.
     """
 
     forward: Forward
@@ -265,4 +268,5 @@ class StepResources:
     memory: StepMemory
     table: RequestTable
     signals: LayerSignals | None = None
+    adapters: AdapterRows | None = None
     buffers: DeviceBuffers = HOST_BUFFERS

@@ -87,6 +87,7 @@ class RequestTable:
         state_lens: i32[max_num_seqs], tokens in a request's recurrent state: NO_STATE_YET until its first step,
             LOST_STATE after a step that failed. num_state_drafts: of its last step, rows kept besides.
         pooled: table row -> the embedding of its prompt so far, of requests that ask for it.
+        adapter_slots: i32[max_num_seqs], the place of a request's LoRA adapter, -1 = it has none.
         is_guided: bool[max_num_seqs], whether a request has a grammar.
         rules: TokenRules by table row.
         new_rows, rows_with_blocks: table rows that requests got, and those that got blocks, since the code that copies
@@ -120,6 +121,7 @@ class RequestTable:
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.num_reports = self.num_prompt_reports = 0
         self.pooled: dict[int, PooledPrompt] = {}
+        self.adapter_slots = np.full(max_num_seqs, -1, np.int32)
         self.state_lens, self.num_state_drafts = np.zeros((2, max_num_seqs), np.int32)
         self.is_guided = np.zeros(max_num_seqs, np.bool_)
         self.new_rows: set[int] = set()
@@ -230,6 +232,7 @@ class RequestTable:
         self.seed[table_row] = request.seed
         self.state_lens[table_row], self.num_state_drafts[table_row] = NO_STATE_YET, 0
         self.is_guided[table_row] = bool(request.grammar)
+        self.adapter_slots[table_row] = new.adapter_slot
         self.rules[table_row], self.count_rows[table_row] = rules, count_row
         self.has_mask[table_row] = rules.has_mask
         self.num_masks += rules.has_mask

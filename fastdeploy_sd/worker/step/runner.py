@@ -110,7 +110,8 @@ class ModelRunner:
         self._takes_trees = rule.takes_trees and not step.memory.has_states  # a state follows one text
         self._drafting, self._guided, self._ranks = drafting, guided, ranks or SingleRank()
         self._step_stats, self._ended = drafting.step_stats, time.perf_counter()
-        self._batches = BatchBuilder(step.table, step.memory, step.buffers)
+        self._batches = BatchBuilder(step.table, step.memory, step.buffers, step.adapters)
+        self._adapters = step.adapters
         self._verifier = Verifier(rule, step.memory, step.table.sampling(step.memory), self._logits, step.buffers)
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
@@ -235,6 +236,8 @@ class ModelRunner:
         taken = plan
         if unmatched:
             taken = replace(plan, new=tuple(new for new in plan.new if new.request.request_id not in unmatched))
+        if self._adapters is not None:
+            self._adapters.load(plan.adapter_loads)
         changes = self._table.apply(taken)
         refused = {**unmatched, **changes.refused}
         self._ranks.take_plan(plan, tuple(refused))

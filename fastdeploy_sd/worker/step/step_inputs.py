@@ -26,6 +26,8 @@ STATE_SHAPES = {
     **dict.fromkeys(("state_source", "num_replayed", "num_certain"), Size("num_requests")),
     "cu_snapshots": Size("num_requests") + 1,
 }
+# Of models that run with LoRA adapters.
+ADAPTER_SHAPES = {"adapter_slots": Size("num_tokens")}
 # Further inputs that are corrected where a step begins before the host knows the tokens of the one before it.
 RESOLVED_SHAPES = {
     "num_computed": Size("num_requests"),
@@ -41,6 +43,7 @@ PADDING: Padding = {
     **dict.fromkeys(SHAPES | RESOLVED_SHAPES | STATE_SHAPES, 0),
     **dict.fromkeys(("query_start_loc", "cu_num_logits", "cu_num_draft", "cu_snapshots"), "last"),
     "slot_mapping": -1,
+    "adapter_slots": -1,
 }
 
 
@@ -56,4 +59,6 @@ def input_arrays(memory: StepMemory, block_tables: Sequence[I32]) -> dict[str, A
         del arrays["tree_mask"]  # nothing branches
     if memory.has_states:
         arrays |= {name: getattr(memory, name) for name in STATES}
+    if memory.has_adapters:
+        arrays |= {name: getattr(memory, name) for name in ADAPTER_SHAPES}
     return arrays | dict(zip(block_table_names(len(block_tables)), block_tables, strict=True))

@@ -27,6 +27,7 @@ from fastdeploy_sd.entrypoints.openai.preparation import (
     DETOKENIZE,
     RESPONSE,
     TOKENIZE,
+    Given,
     Preparation,
 )
 from fastdeploy_sd.entrypoints.openai.preparer import POOLS, Preparer
@@ -226,7 +227,7 @@ def test_prompts_behind_one_that_is_too_long_are_not_encoded() -> None:
 
     encoder = Counting(load_tokenizer(GOLDEN))
     body = {"prompt": ["a", "ab " * 5000, *["b"] * 100], "max_tokens": 1}
-    error = Preparation(encoder, CONFIG, INFO).run(COMPLETION, json.dumps(body).encode()).error
+    error = Preparation(encoder, CONFIG, INFO).run(COMPLETION, Given(json.dumps(body).encode())).error
     assert error is not None
     assert "prompt is too long" in error.message
     assert encoder.num_encoded == 2

@@ -152,7 +152,7 @@ def test_a_router_says_what_it_has_no_use_for() -> None:
     with pytest.raises(BadRequest, match="role: expected one of mixed, prefill, decode, got 'boss'"):
         register(registry_of(), said(role="boss"))
     for frame in (Protocol(2, m.Registration).encode(SAID), b"\x80\x04N."):
-        with pytest.raises(BadRequest, match="protocol version 3, got another: frame: expected version 3, got"):
+        with pytest.raises(BadRequest, match="protocol version 4, got another: frame: expected version 4, got"):
             registry_of().register(sealed(frame), LOCAL)
 
 

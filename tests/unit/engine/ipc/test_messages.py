@@ -33,6 +33,8 @@ from fastdeploy_sd.rules.sampling import (
 )
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import (
+    Adapter,
+    AdapterSource,
     DraftCounts,
     DraftLogprob,
     FinishReason,
@@ -81,6 +83,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Abort((7, 8)),
     m.StatsRequest(3),
     m.ExpertsRequest(4, rearranges=True),
+    m.AdapterRequest(5, "tuned", "/adapters/tuned"),
     m.ClientDisconnect(),
     m.EngineReady(
         ModelInfo("m", 100, 4096, (1, 2), 64, 10, SpeculationInfo("mtp", ("naive", "mtp"), 4, 1, True, True)),
@@ -100,6 +103,8 @@ MESSAGES: tuple[m.Message, ...] = (
         ),
     ),
     m.ExpertsReply(4, ExpertReport(True, ((5, 6),), (((0, -1), (1, 0)),), (True, False))),
+    m.AdapterReply(5, AdapterSource(Adapter("tuned", "ab" * 16), "/adapters/tuned")),
+    m.AdaptersChanged((AdapterSource(Adapter("tuned", "ab" * 16), "/adapters/tuned"),)),
     m.Drain(),
     m.Fault("what"),
     m.EngineDead("why", has_failed=True),

@@ -1,0 +1,69 @@
+"""Questions of a client to the engine, and their answers on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastdeploy_sd.engine.ipc import messages as m
+from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
+
+if TYPE_CHECKING:
+    from fastdeploy_sd.engine.engine import Engine
+
+TIMEOUT_S = 5.0
+# Reading an adapter's files, some hundred MB.
+LOAD_TIMEOUT_S = 120.0
+
+
+class Questions:
+    """What a client has asked and the engine has not answered; by serial numbers, which no submission has."""
+
+    def __init__(self, next_serial: Callable[[], int], send: Callable[[m.Message], None]) -> None:
+        self._next_serial, self._send = next_serial, send
+        self._futures: dict[int, asyncio.Future[Any]] = {}
+
+    async def ask(self, question: Callable[[int], m.Message], timeout_s: float | None = None) -> Any:
+        """Send what `question` makes of a serial number, and return the answer; Unavailable: it takes too long."""
+        serial = self._next_serial()
+        future = self._futures[serial] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(question(serial))
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            text = f"the engine has not answered for {timeout_s:g} s"
+            raise Unavailable(text, code="engine_busy") from None
+        finally:
+            del self._futures[serial]
+
+    def answer(self, serial: int, value: object) -> None:
+        """Hand an answer to who waits for it, if anyone does; an FdsdError is raised there."""
+        future = self._futures.get(serial)
+        if future is None or future.done():
+            return
+        if isinstance(value, FdsdError):
+            future.set_exception(value)
+        else:
+            future.set_result(value)
+
+    def fail(self, error: FdsdError) -> None:
+        """Answer everything with an error."""
+        for serial in list(self._futures):
+            self.answer(serial, copy.copy(error))  # each is raised, and so changed, on its own
+
+
+def answer_of(engine: Engine, message: m.ExpertsRequest | m.AdapterRequest) -> m.ExpertsReply | m.AdapterReply:
+    """Do what a client asks of an engine between two steps. Raises FdsdError."""
+    if isinstance(message, m.AdapterRequest):
+        name, folder = message.name, message.folder
+        source = engine.adapters.unload(name) if folder is None else engine.adapters.load(name, Path(folder))
+        return m.AdapterReply(message.handle, source)
+    if (experts := engine.experts) is None:
+        raise BadRequest("experts: expected a model whose experts are spread over ranks, got another")
+    if message.rearranges:
+        experts.rearrange()
+    return m.ExpertsReply(message.handle, experts.report(clears=message.clears))

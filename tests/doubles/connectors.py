@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fastdeploy_sd.engine.interfaces.kv_connector import KvArrival
 from fastdeploy_sd.types import I32, Request, RequestId
 from tests.doubles.toy_executor import ToyExecutor
-from tests.doubles.toy_model import EMPTY_PREFIX, extend_prefix
+from tests.doubles.toy_model import extend_prefix, root_prefix
 
 _GARBAGE = -7
 
@@ -53,7 +53,7 @@ class ToyConnector:
         assert name not in self._transfers.keys() | self._arrived.keys(), f"{name} was begun twice"
         if self._random.random() >= self.rate:
             return False
-        prefixes, prefix = list[int](), EMPTY_PREFIX
+        prefixes, prefix = list[int](), root_prefix(request.adapter_digest)
         for token_id in token_ids.tolist():
             prefix = extend_prefix(prefix, token_id)
             prefixes.append(prefix)

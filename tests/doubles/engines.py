@@ -56,6 +56,7 @@ def toy_info(
     num_lookahead_slots: int = 0,
     kv_groups: tuple[KvGroup, ...] = (),
     num_state_snapshots: int | None = None,
+    num_adapter_slots: int = 0,
 ) -> ModelInfo:
     """Limits of a toy model and its cache; with look-ahead slots its method is one that keeps KV."""
     speculation = SpeculationInfo()
@@ -66,7 +67,14 @@ def toy_info(
         )
     limits = vocab_size, max_model_len, (EOS,), block_size, num_blocks
     states = num_state_snapshots
-    return ModelInfo("toy", *limits, speculation, kv_groups=kv_groups, num_state_snapshots=states)
+    return ModelInfo(
+        "toy",
+        *limits,
+        speculation,
+        kv_groups=kv_groups,
+        num_state_snapshots=states,
+        num_adapter_slots=num_adapter_slots,
+    )
 
 
 def toy_request(

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
-from fastdeploy_sd.engine.interfaces.executor import Launcher
+from fastdeploy_sd.engine.interfaces.executor import AdapterReader, Launcher
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import (
@@ -27,7 +27,7 @@ from fastdeploy_sd.types import (
 )
 from tests.doubles.toy_draft_layers import ToyDraftLayers, slot_of
 from tests.doubles.toy_logprobs import toy_logprobs
-from tests.doubles.toy_model import EMPTY_PREFIX, ToyModel, extend_prefix
+from tests.doubles.toy_model import ToyModel, extend_prefix, root_prefix
 from tests.doubles.toy_states import ToyStates
 
 BEFORE, AFTER = "before", "after"
@@ -50,6 +50,7 @@ class _Row:
     tables: list[list[int]]
     num_prompt_tokens: int
     table_row: int
+    adapter_slot: int = -1
     prefixes: list[int] = field(default_factory=list)
     drafted: list[tuple[int, int]] = field(default_factory=list)
     has_failed: bool = False
@@ -61,9 +62,9 @@ class _Row:
 
     def prefix_after(self, num_tokens: int) -> int:
         while len(self.prefixes) < num_tokens:
-            before = self.prefixes[-1] if self.prefixes else EMPTY_PREFIX
+            before = self.prefixes[-1] if self.prefixes else root_prefix(self.request.adapter_digest)
             self.prefixes.append(extend_prefix(before, self.token_ids[len(self.prefixes)]))
-        return self.prefixes[num_tokens - 1] if num_tokens else EMPTY_PREFIX
+        return self.prefixes[num_tokens - 1] if num_tokens else root_prefix(self.request.adapter_digest)
 
 
 class ToyExecutor:
@@ -112,6 +113,8 @@ class ToyExecutor:
         self.states = None if count is None else ToyStates(count)
         self.is_shut_down = False
         self.step_ms: Callable[[SchedulerOutput], float] = lambda plan: 1.0  # what it says that a step took
+        self.adapters: AdapterReader | None = None
+        self._adapter_slots: dict[int, str] = {}
         self.block_store: BlockStore | None = None
         self.grammars: Grammars | None = None
         self.launcher: Launcher | None = None
@@ -224,6 +227,11 @@ class ToyExecutor:
             if self.states is not None:
                 self.states.forget(request_id)
         self._free_rows += dropped
+        for load in plan.adapter_loads:
+            used = {row.adapter_slot for row in self._rows.values()}
+            assert load.slot not in used, "an adapter is overwritten that a request has"
+            assert 0 <= load.slot < self.model_info.num_adapter_slots, "a place that is not there"
+            self._adapter_slots[load.slot] = load.source.adapter.digest
         computed = dict(zip(plan.request_ids, plan.num_computed_tokens.tolist(), strict=True))
         begun = [self._add(new, computed[new.request.request_id]) for new in plan.new]
         self._skip_draft_steps = 0 if begun else self._skip_draft_steps
@@ -254,7 +262,10 @@ class ToyExecutor:
             self._by_group(new.block_ids, new.num_blocks),
             new.num_prompt_tokens,
             self._free_rows.pop(),
+            new.adapter_slot,
         )
+        found = self._adapter_slots[new.adapter_slot] if new.adapter_slot >= 0 else ""
+        assert found == request.adapter_digest, f"{request.request_id}: another adapter in its place"
         self._rows[request.request_id].drafted = self._arrived_drafts.pop(request.request_id, [])
         table_row = self._rows[request.request_id].table_row
         if method == speculation.method and speculation.num_lookahead_slots:
@@ -308,7 +319,9 @@ class ToyExecutor:
         if self.states is None:
             assert plan.states is None, "states of a model without any"
         else:
-            self.states.run(plan, {name: self._rows[name].token_ids for name in plan.request_ids})
+            rows = {name: self._rows[name] for name in plan.request_ids}
+            digests = {name: row.request.adapter_digest for name, row in rows.items()}
+            self.states.run(plan, {name: row.token_ids for name, row in rows.items()}, digests)
 
     def _verify_row(self, plan: SchedulerOutput, r: int, failed: dict[RequestId, tuple[str, str]]) -> list[int]:
         """Sample the target at each logits row; keep drafts while they are the same token."""

@@ -20,9 +20,14 @@ def extend_prefix(prefix: int, token_id: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def hash_prefix(token_ids: Sequence[int] | I32) -> int:
+def root_prefix(adapter_digest: str) -> int:
+    """Hash of no token yet, with an adapter; "" = without one."""
+    return extend_prefix(EMPTY_PREFIX, int(adapter_digest[:15], 16)) if adapter_digest else EMPTY_PREFIX
+
+
+def hash_prefix(token_ids: Sequence[int] | I32, adapter_digest: str = "") -> int:
     """Hash of a whole prefix."""
-    prefix = EMPTY_PREFIX
+    prefix = root_prefix(adapter_digest)
     for token_id in token_ids:
         prefix = extend_prefix(prefix, int(token_id))
     return prefix
@@ -59,7 +64,7 @@ class ToyModel:
 
     def endless(self, request: Request) -> Iterator[int]:
         """Plain decoding, one token after the other, that never stops."""
-        prefix = hash_prefix(request.prompt_token_ids)
+        prefix = hash_prefix(request.prompt_token_ids, request.adapter_digest)
         num_output = 0
         while True:
             token_id = self.next_token(request, prefix, num_output)

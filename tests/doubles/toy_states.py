@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastdeploy_sd.types import LIVE_STATE, NO_STATE, RequestId, SchedulerOutput
-from tests.doubles.toy_model import EMPTY_PREFIX, extend_prefix, hash_prefix
+from tests.doubles.toy_model import extend_prefix, hash_prefix, root_prefix
 
 _State = tuple[int, int]
 
@@ -37,8 +37,16 @@ class ToyStates:
         """Drop a request's live state, if it has one."""
         self._live.pop(request_id, None)
 
-    def run(self, plan: SchedulerOutput, token_ids: Mapping[RequestId, Sequence[int]]) -> None:
-        """Check where rows begin, write snapshots that are reached, spoil those that are not, and move on."""
+    def run(
+        self,
+        plan: SchedulerOutput,
+        token_ids: Mapping[RequestId, Sequence[int]],
+        digests: Mapping[RequestId, str],
+    ) -> None:
+        """Check where rows begin, write snapshots that are reached, spoil those that are not, and move on.
+
+        `digests`: of the requests' adapters.
+        """
         assert plan.states is not None, "a plan without states"
         states, written = plan.states, plan.states.snapshot_ids.tolist()
         read = {n for n in states.initial.tolist() if n >= 0}
@@ -46,7 +54,8 @@ class ToyStates:
         assert read.isdisjoint(written), "a snapshot is read and written"
         for r, name in enumerate(plan.request_ids):
             begin, num_new = int(plan.num_computed_tokens[r]), int(plan.num_new_tokens[r])
-            found, wanted = self._source(name, int(states.initial[r]), begin), hash_prefix(token_ids[name][:begin])
+            wanted = hash_prefix(token_ids[name][:begin], digests[name])
+            found = self._source(name, int(states.initial[r]), begin, root_prefix(digests[name]))
             assert found == (begin, wanted), f"{name}: state {found}, expected {(begin, wanted)}"
             drafts = plan.draft.row(r).tolist()
             certain = begin + num_new - len(drafts)
@@ -61,11 +70,11 @@ class ToyStates:
                 self.num_written += end in after
             self._live[name] = _Live((certain, after[certain]), tuple(drafts))
 
-    def _source(self, name: RequestId, initial: int, begin: int) -> _State | None:
+    def _source(self, name: RequestId, initial: int, begin: int, root: int) -> _State | None:
         if initial == NO_STATE or initial >= 0:
             assert name not in self._live, f"{name} begins anew, but has a state"
             self.num_taken += initial >= 0
-            return (0, EMPTY_PREFIX) if initial == NO_STATE else self._snapshots[initial]
+            return (0, root) if initial == NO_STATE else self._snapshots[initial]
         assert initial == LIVE_STATE
         live = self._live[name]
         count, prefix = live.state

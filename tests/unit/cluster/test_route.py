@@ -92,7 +92,7 @@ def test_it_is_taken_once_as_long_as_it_would_be_good() -> None:
 @pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"\x90", b"\xc1", b"\x05"])
 def test_signed_nonsense_is_refused(content: bytes) -> None:
     signed = mac(KEY, f"router\0{r.ROUTE_HEADER}", content) + content
-    with pytest.raises(Forbidden, match="expected a route of version 5"):
+    with pytest.raises(Forbidden, match="expected a route of version 6"):
         reader().read(base64.urlsafe_b64encode(signed).decode())
 
 

@@ -23,6 +23,7 @@ from tests.doubles.bench import continuations
 from tests.doubles.connectors import ToyConnector
 from tests.doubles.engines import Transcript, run_to_end, toy_config, toy_info, toy_request
 from tests.doubles.proposers import OracleProposer, RandomLengthProposer, WrongProposer
+from tests.doubles.toy_adapters import ToyAdapters, adapter_of, with_adapters
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_launcher import ToyLauncher
 from tests.doubles.toy_logprobs import toy_logprob
@@ -32,6 +33,7 @@ from tests.doubles.toy_store import ToyStore
 pytestmark = pytest.mark.slow
 
 VOCAB = 97
+ADAPTERS = ("x", "y", "z")
 PROPOSERS = ("none", "oracle", "wrong", "random")
 
 
@@ -86,6 +88,11 @@ def build_scenario(
     requests = _requests(rng, min(40, max_request_tokens), max_draft_tokens)
     if launches and seed % 4:
         requests = [_without_rules(r) if rng.random() < 0.9 else r for r in requests]
+    adapters = random.Random(seed * 7 + 1)
+    num_slots = adapters.choice([0, 0, 1, 2])
+    if num_slots:
+        names = ["", "", "", *ADAPTERS]
+        requests = [replace(r, adapter=adapter_of(n) if (n := adapters.choice(names)) else None) for r in requests]
     if has_store:  # prompts come again when their blocks are long gone
         requests += [replace(r, request_id=f"{r.request_id} again") for r in requests]
     threshold = rng.choice([0, 1, 5, 12]) if chunked else 0
@@ -106,6 +113,7 @@ def build_scenario(
             num_lookahead_slots=num_lookahead_slots,
             kv_groups=groups,
             num_state_snapshots=rng.choice([0, 1, 3, 9, 60]) if has_states else None,
+            num_adapter_slots=num_slots,
         ),
         _proposer(proposer_name, known, seed),
         model=model,
@@ -113,6 +121,7 @@ def build_scenario(
         before_step=before_step,
         rests=(lambda: rng.choice([0, 0, 1, 5])) if launches and not drafts_async else None,
     )
+    executor.adapters = ToyAdapters()
     if launches:
         executor.launcher = ToyLauncher(executor, seed, drafts_async=drafts_async)
     executor.step_ms = lambda plan: 0.5 + 0.1 * int(plan.num_new_tokens.sum())
@@ -125,6 +134,7 @@ def build_scenario(
         max_step_ms=rng.choice([0.0, 0.5, 3.0]),
         long_prefill_token_threshold=threshold,
     )
+    config = with_adapters(config, *ADAPTERS)
     connector = ToyConnector(seed, connector_rate)
     connector.executor = executor
     if has_store:

@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.entrypoints.offline.adapters import Adapters, adapters_per_prompt
 from fastdeploy_sd.entrypoints.offline.arguments import (
+    GenerateOptions,
     OfflineGrammars,
     Structured,
     params_per_prompt,
@@ -114,6 +116,7 @@ class LLM:
         speculation: SpeculationOptions = None,
         predictions: str | Sequence[str | None] | None = None,
         structured_outputs: Structured | Sequence[Structured | None] | None = None,
+        lora_request: Adapters = None,
     ) -> list[GenerationOutput]:
         """Complete raw prompts; control tokens written in them act.
 
@@ -128,13 +131,14 @@ class LLM:
                 None for each. Outputs do not depend on it; `metrics.drafts` says how much of it was right.
             structured_outputs: the form that completions must have, from their first token on: StructuredOutputs or
                 some of its attributes by name, e.g. {"json": schema}, for all prompts, or one or None for each.
+            lora_request: the adapter of all prompts, or one or None for each; it is loaded when it is first named.
 
         Returns:
             One result per prompt, in their order.
 
         Raises:
             BadRequest: a prompt or a parameter is wrong, no such drafts can be made, or a request could never fit into
-                the cache.
+                the cache. CheckpointError: an adapter is wrong; NotFound: it is not there.
             InternalError: a computation failed; the other prompts are aborted.
             KeyboardInterrupt: after the current step; the prompts are aborted and the LLM stays usable.
             Unavailable: the LLM is closed, or a step of an earlier call raised.
@@ -148,9 +152,8 @@ class LLM:
             inputs = [_Prompt(self._encode_text(text), text) for text in texts]
         else:
             inputs = [_Prompt(token_ids) for token_ids in token_id_lists(prompt_token_ids)]
-        return self._run(
-            inputs, sampling_params, use_tqdm, _GenerateOptions(speculation, predictions, structured_outputs)
-        )
+        options = GenerateOptions(speculation, predictions, structured_outputs, lora_request)
+        return self._run(inputs, sampling_params, use_tqdm, options)
 
     def chat(  # noqa: PLR0913
         self,
@@ -162,6 +165,7 @@ class LLM:
         speculation: SpeculationOptions = None,
         predictions: str | Sequence[str | None] | None = None,
         structured_outputs: Structured | Sequence[Structured | None] | None = None,
+        lora_request: Adapters = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
@@ -176,7 +180,8 @@ class LLM:
             sampling_params: for all conversations, or one for each; None = get_default_sampling_params().
             use_tqdm: as for generate.
             chat_template_kwargs: extra variables of the checkpoint's chat template.
-            speculation, predictions, structured_outputs: as for generate. The form begins after what the model thinks.
+            speculation, predictions, structured_outputs, lora_request: as for generate. A form begins after what the
+                model thinks.
             tools, tool_choice, parallel_tool_calls: functions that the model may call in all conversations, as in a
                 chat completion of the server.
             add_generation_prompt: False = the prompts end after the last message.
@@ -191,13 +196,12 @@ class LLM:
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         ends = add_generation_prompt, continue_final_message
-        options, limit = ChatOptions(tools, tool_choice, parallel_tool_calls, *ends), self._builder.max_prompt_tokens
+        chat, limit = ChatOptions(tools, tool_choice, parallel_tool_calls, *ends), self._builder.max_prompt_tokens
         kwargs = chat_template_kwargs or {}
-        read = [self._conversations.read(list(turns), options, kwargs, limit) for turns in conversations]
+        read = [self._conversations.read(list(turns), chat, kwargs, limit) for turns in conversations]
         inputs = [_Prompt(one.token_ids, conversation=one) for one in read]
-        return self._run(
-            inputs, sampling_params, use_tqdm, _GenerateOptions(speculation, predictions, structured_outputs)
-        )
+        options = GenerateOptions(speculation, predictions, structured_outputs, lora_request)
+        return self._run(inputs, sampling_params, use_tqdm, options)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what a call without `sampling_params` takes: the values that the checkpoint recommends."""
@@ -225,7 +229,7 @@ class LLM:
         prompts: Sequence[_Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
-        options: _GenerateOptions,
+        options: GenerateOptions,
     ) -> list[GenerationOutput]:
         if self._engine is None:
             raise Unavailable("this LLM is closed")
@@ -237,12 +241,13 @@ class LLM:
         params = params_per_prompt(sampling_params, len(prompts))
         predicted = texts_per_prompt("predictions", options.predictions, len(prompts))
         grammars = self._grammars.per_prompt(options.structured_outputs, params)
+        adapters = adapters_per_prompt(self._engine.adapters, options.adapters, len(prompts))
         groups, readers = [], []
-        for prompt, sampling, text, asked in zip(prompts, params, predicted, grammars, strict=True):
+        for prompt, sampling, text, asked, adapter in zip(prompts, params, predicted, grammars, adapters, strict=True):
             name = f"llm-{next(self._serials)}"
             reader, grammar = self._conversations.form(prompt.conversation, sampling, asked)
             group = self._builder.build([prompt.token_ids], sampling, name, speculation=options.speculation)
-            groups.append(self._builder.with_prediction(replace(group, grammar=grammar), text))
+            groups.append(self._builder.with_prediction(replace(group, grammar=grammar, adapter=adapter), text))
             readers.append(reader)
         batch = OfflineBatch(self._engine, self._tokenizer, groups, readers)
         try:
@@ -281,15 +286,6 @@ class _Prompt:
     token_ids: Sequence[int]
     text: str | None = None
     conversation: ReadConversation | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _GenerateOptions:
-    """What a call asks for besides sampling; see LLM.generate."""
-
-    speculation: SpeculationOptions
-    predictions: str | Sequence[str | None] | None
-    structured_outputs: Structured | Sequence[Structured | None] | None
 
 
 def _start(owner: LLM, config: Config) -> tuple[Engine, weakref.finalize[Any, LLM]]:

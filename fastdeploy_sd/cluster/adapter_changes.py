@@ -41,7 +41,7 @@ async def restore_adapters(engine: EngineClient, before: ModelInfo | None, known
         return
     wanted = {source.adapter.name: source for source in known}
     had = {source.adapter.name: source for source in engine.model_info.adapters}
-    changes = [(name, None) for name in had if name not in wanted]
+    changes: list[tuple[str, str | None]] = [(name, None) for name in had if name not in wanted]
     changes += [(name, source.folder) for name, source in wanted.items() if name not in had]
     for name, folder in changes:
         try:

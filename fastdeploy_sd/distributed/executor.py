@@ -18,7 +18,7 @@ from fastdeploy_sd.distributed.expert_process import shared_experts
 from fastdeploy_sd.distributed.process import DEFAULT_RANK_WORKER
 from fastdeploy_sd.distributed.processes import RankProcesses
 from fastdeploy_sd.distributed.starting import expert_place, threads_per_rank
-from fastdeploy_sd.engine.interfaces.executor import Executor, WatchPrompts
+from fastdeploy_sd.engine.interfaces.executor import AdapterReader, Executor, WatchPrompts
 from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.spec_decode.control.report import StepStats
@@ -48,6 +48,7 @@ class KvExecutor(Executor, Protocol):
     kv_identity: KvIdentity
     layer_signals: LayerSignals | None
     expert_monitor: SpreadExperts | None
+    adapters: AdapterReader | None
 
     @property
     def experts(self) -> ExpertService | None: ...
@@ -69,7 +70,7 @@ class MultiProcessExecutor:
         self._is_shut_down = False
         self.model_info, self.block_store, self.grammars = first.model_info, first.block_store, first.grammars
         self.kv_pages, self.kv_identity = first.kv_pages, first.kv_identity
-        self.layer_signals, self.experts = first.layer_signals, first.experts
+        self.layer_signals, self.experts, self.adapters = first.layer_signals, first.experts, first.adapters
         self.expert_monitor: SpreadExperts | None = None
 
     @property

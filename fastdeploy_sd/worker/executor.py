@@ -12,7 +12,7 @@ from fastdeploy_sd.device import library
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.expert_service import ExpertService
-from fastdeploy_sd.engine.interfaces.executor import WatchPrompts
+from fastdeploy_sd.engine.interfaces.executor import AdapterReader, WatchPrompts
 from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
 from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.report import StepStats
@@ -61,6 +61,7 @@ class LocalExecutor:
         layer_signals: on a prefill instance only.
         launcher: of in-flight steps; None = only `execute`.
         expert_monitor: see ServingExecutor; set by who starts all ranks.
+        adapters: see AdaptingExecutor.
     """
 
     _runner: ModelRunner | None
@@ -73,6 +74,7 @@ class LocalExecutor:
     launcher: StepLauncher | None = None
     group: RankGroup = field(default_factory=RankGroup)
     expert_monitor: SpreadExperts | None = None
+    adapters: AdapterReader | None = None
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert self._runner is not None, "execute() after shutdown()"
@@ -193,6 +195,7 @@ def _created(
         kv_token_bytes=loaded.kv.size.token_bytes,
         num_state_snapshots=loaded.states[0].size.num_snapshots if loaded.states else None,
         hidden_size=loaded.config.hidden_size,
+        num_adapter_slots=config.lora.num_slots,
     )
     drafting = Drafting(proposer, loaded.step, guided, speculation, step_stats, is_lossy=rule.is_lossy)
     coordinator: RankCoordinator = ranks or SingleRank()
@@ -209,7 +212,10 @@ def _created(
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
     is_async = not is_host and is_alone and config.scheduler.async_scheduling
     launcher = StepLauncher(runner, loaded.step.table) if is_async else None
-    return LocalExecutor(runner, info, pages, identity, store, loaded.step.signals, grammars, launcher, group)
+    adapters = None if loaded.step.adapters is None else loaded.step.adapters.adapters
+    return LocalExecutor(
+        runner, info, pages, identity, store, loaded.step.signals, grammars, launcher, group, adapters=adapters
+    )
 
 
 @loading()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import Request
+from fastdeploy_sd.types import Adapter, Request
 
 # Token ids that biases and stops name; below any vocabulary's size, and unlikely to be control tokens.
 _LIKED, _ALSO_LIKED, _BANNED, _STOP = 5, 17, 99, 7
@@ -170,6 +170,11 @@ GRAMMARS = (
 )
 # Of each seven requests; samplings, phrases and numbers of drafts come round in other numbers, so all of them meet.
 _GUIDED_OF_SEVEN = (3, 6)
+
+
+def with_adapters(requests: Sequence[Request], adapters: Sequence[Adapter]) -> list[Request]:
+    """Return the requests with no adapter and each of these in turn."""
+    return [replace(r, adapter=[None, *adapters][i % (len(adapters) + 1)]) for i, r in enumerate(requests)]
 
 
 def with_grammars(requests: Sequence[Request], max_tokens: int) -> list[Request]:

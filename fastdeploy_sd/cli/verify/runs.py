@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fastdeploy_sd.cli.verify.answers import Answer, AnswerCollector
 from fastdeploy_sd.cli.verify.methods import PLAIN, Method
-from fastdeploy_sd.cli.verify.requests import USUAL_LENGTHS, Lengths, make_requests, with_grammars
+from fastdeploy_sd.cli.verify.requests import USUAL_LENGTHS, Lengths, make_requests, with_adapters, with_grammars
 from fastdeploy_sd.cli.verify.variants import ALONE, EngineVariant
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.device import library
@@ -149,6 +149,8 @@ def make_reference(
 ) -> Reference:
     """Make requests that suit the model, and run them alone with plain decoding.
 
+    Requests have the configured adapters in turn.
+
     `has_guided`: some requests get a grammar, if the model's vocabulary allows any. Raises CheckpointError,
     ConfigError: the model cannot be loaded, or takes too few tokens.
     """
@@ -162,6 +164,7 @@ def make_reference(
     with open_engine(_in_order(base), ALONE, PLAIN) as engine:
         info = engine.model_info
         requests = make_requests(seed, count, info.vocab_size, info.eos_token_ids, lengths)
+        requests = with_adapters(requests, [source.adapter for source in info.adapters])
         unguided = ""
         if has_guided:
             guided = with_grammars(requests, max(lengths.output))

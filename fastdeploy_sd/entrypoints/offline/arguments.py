@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fastdeploy_sd.entrypoints.offline.adapters import Adapters
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.guidance.checker import GrammarChecker
 from fastdeploy_sd.text.guidance.grammar import StructuredOutputs, against_grammar, grammar_of
+from fastdeploy_sd.text.speculation import SpeculationOptions
 from fastdeploy_sd.text.tokenizer import Tokenizer
 
 
@@ -61,6 +64,16 @@ def token_id_lists(value: Any) -> list[list[int]]:
 
 Structured = StructuredOutputs | Mapping[str, Any]
 _NAME = "structured_outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """What a call asks for besides sampling; see LLM.generate."""
+
+    speculation: SpeculationOptions
+    predictions: str | Sequence[str | None] | None
+    structured_outputs: Structured | Sequence[Structured | None] | None
+    adapters: Adapters
 
 
 class OfflineGrammars:

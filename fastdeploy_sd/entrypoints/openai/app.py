@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.config import drafter_advice, explain
-from fastdeploy_sd.entrypoints.openai.expert_routes import ExpertRoutes
 from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.ollama_show import ollama_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
+from fastdeploy_sd.entrypoints.openai.operator_routes import AdapterRoutes, ExpertRoutes
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel, ServedModels
 from fastdeploy_sd.errors import Unavailable
@@ -92,6 +92,7 @@ def create_app(
     # Of several models none moves experts between engines.
     if (eplb := models[0].config.parallel.eplb) is not None:
         ExpertRoutes(models[0].client, eplb).add_to(app)
+    AdapterRoutes(served).add_to(app)
     stats = stats or SharedStats()
     _Info(served, stats).add_routes(app)
     add_middleware(app, server, stats.own.http)
@@ -156,7 +157,9 @@ class _Info:
             raise failures[0]
 
     async def models(self) -> Response:
-        """The served models under each of their names, as OpenAI's list; without one whose engines never ran."""
+        """The served models under each of their names, and their adapters, as OpenAI's list; without one whose engines
+        never ran.
+        """
         cards = [self._model_card(name, model) for model in self._served.loaded() for name in model.names]
         return JsonResponse({"object": "list", "data": cards})
 
@@ -219,6 +222,8 @@ class _Info:
     def _model_card(self, name: str, model: ServedModel) -> dict[str, Any]:
         info = model.info
         speculation = info.speculation
+        adapter = model.adapter(name)
+        of_adapter = {} if adapter is None else {"root": adapter.folder, "parent": model.config.model.served_name}
         return {
             "id": name,
             "object": "model",
@@ -232,6 +237,7 @@ class _Info:
                 "lossy": speculation.lossy,
                 "draft_logprobs": speculation.has_draft_logprobs,
             },
+            **of_adapter,
         }
 
 

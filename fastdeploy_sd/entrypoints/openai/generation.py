@@ -12,7 +12,15 @@ from fastdeploy_sd.entrypoints.openai.merging import QueueShare, merge
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.text.output_processor import OutputProcessor, TextDelta
 from fastdeploy_sd.text.tokenizer import Tokenizer
-from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestMetrics, RequestOutput
+from fastdeploy_sd.types import (
+    AdapterSource,
+    FinishReason,
+    ModelInfo,
+    Request,
+    RequestId,
+    RequestMetrics,
+    RequestOutput,
+)
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 
@@ -39,6 +47,8 @@ class Client(Protocol):
     async def stats(self) -> dict[int, EngineStats]: ...
 
     async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport: ...
+
+    async def change_adapter(self, name: str, folder: str | None) -> AdapterSource: ...
 
 
 def run_job(

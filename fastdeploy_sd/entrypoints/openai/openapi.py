@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
 from fastdeploy_sd import __version__
+from fastdeploy_sd.entrypoints.openai.operator_routes import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from fastdeploy_sd.entrypoints.openai.protocol import (
     Body,
     ChatCompletionBody,
@@ -25,6 +26,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     ResponseBody,
     TokenizeBody,
 )
+from fastdeploy_sd.entrypoints.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
 from fastdeploy_sd.entrypoints.openai.protocol.experts import CheckRedundantBody, ExpertTokensBody, RearrangeBody
 from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, EMBEDDINGS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from fastdeploy_sd.wire.http.ollama_models import CHAT_PATH, EMBED_PATH, GENERATE_PATH, OLD_EMBED_PATH, SHOW_PATH
@@ -46,6 +48,8 @@ BODIES: Mapping[str, type[Body]] = {
     "/rearrange_experts": RearrangeBody,
     "/get_per_expert_tokens_stats": ExpertTokensBody,
     "/check_redundant": CheckRedundantBody,
+    LOAD_ADAPTER_PATH: LoadAdapterBody,
+    UNLOAD_ADAPTER_PATH: UnloadAdapterBody,
 }
 _TEXT = {"type": ["string", "null"]}
 _ERROR_SCHEMA = {

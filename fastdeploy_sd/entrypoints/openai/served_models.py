@@ -10,7 +10,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.preparer import LOCAL_BYTES, Preparer
 from fastdeploy_sd.errors import Unavailable
-from fastdeploy_sd.types import ModelInfo
+from fastdeploy_sd.types import AdapterSource, ModelInfo
 from fastdeploy_sd.types.stats import EngineState
 from fastdeploy_sd.wire.http.json_texts import text_field
 from fastdeploy_sd.wire.http.model_names import resolve_model
@@ -26,8 +26,13 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names, at least one."""
-        return self.config.model.served_names
+        """Its names, at least one, and those of its adapters as they are now."""
+        adapters = self.info.adapters if self.is_loaded else ()
+        return (*self.config.model.served_names, *(source.adapter.name for source in adapters))
+
+    def adapter(self, name: str) -> AdapterSource | None:
+        """Return the adapter that one of its names stands for; None = the model itself."""
+        return next((source for source in self.info.adapters if source.adapter.name == name), None)
 
     @property
     def info(self) -> ModelInfo:
@@ -48,7 +53,10 @@ class ServedModels:
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.models = tuple(models)
-        self._by_name = {name: model for model in self.models for name in model.names}
+
+    @property
+    def _by_name(self) -> dict[str, ServedModel]:
+        return {name: model for model in self.models for name in model.names}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from fastdeploy_sd.device.device_buffers import HOST_BUFFERS
 from fastdeploy_sd.device.program import paddle_ops
 from fastdeploy_sd.device.step_memory import StepLimits, StepMemory
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.drafters.draft_model import DraftModel, DraftWeights
@@ -40,6 +41,7 @@ from fastdeploy_sd.worker.loading.model_loading import load_model
 from fastdeploy_sd.worker.loading.rotary import make_rotary
 from fastdeploy_sd.worker.ranks.expert_mover import ExpertMover
 from fastdeploy_sd.worker.ranks.rank_group import RankGroup
+from fastdeploy_sd.worker.step.adapter_rows import AdapterRows
 from fastdeploy_sd.worker.step.forward import (
     EagerForward,
     Forward,
@@ -156,9 +158,10 @@ def load(config: Config, group: RankGroup) -> Loaded:
     eplb = config.parallel.eplb
     num_redundant = None if eplb is None else eplb.redundant_experts_num
     spread = None if group.experts is None else ExpertGroup(group.experts, num_redundant=num_redundant)
-    tp = TpGroup(group.communicator, spread)
+    tp, lora = TpGroup(group.communicator, spread), config.lora
     with asking_for_memory("model, quantization, device", "weights"):
-        model = load_model(config, checkpoint, decoder_config, draft_weights, tp)
+        adapters = Adapters(lora.num_slots, lora.max_rank, config.model.dtype) if lora.num_slots else None
+        model = load_model(config, checkpoint, decoder_config, draft_weights, tp, adapters)
     if spread is not None:
         spread.service.start()
         if eplb is not None:
@@ -172,14 +175,15 @@ def load(config: Config, group: RankGroup) -> Loaded:
     states = [] if size is None else _allocate_states(config, decoder_config, size, group, kv.zeros)
     s, max_num_seqs, vocab_size = config.speculative, config.scheduler.max_num_seqs, decoder_config.vocab_size
     limits = StepLimits(max_num_seqs, config.scheduler.max_num_batched_tokens, s.num_speculative_tokens)
-    memory = StepMemory(limits, vocab_size, None if size is None else size.num_snapshots)
+    memory = StepMemory(
+        limits, vocab_size, None if size is None else size.num_snapshots, has_adapters=adapters is not None
+    )
     table = RequestTable(max_num_seqs, kv.max_tokens, kv.format.block_size, vocab_size, len(kv.size.groups))
     buffers = HOST_BUFFERS if is_host else StepBuffers(device(), memory, table)
     rotary = make_rotary(decoder_config, kv.max_tokens, max_model_len)
     # A GPU's pages are sent after the step, so its layers need no signals.
     sends_layers = is_host and config.splitwise.splitwise_role == "prefill" and group.rank == 0
     signals = LayerSignals(group.size) if sends_layers else None
-    on_stored = None if signals is None else signals.on_stored
     block_size, num_drafts = kv.format.block_size, s.num_speculative_tokens
     kept_hidden = {
         name: allocate_kept_hidden(kv.own.hidden_of(name), block_size, max_num_seqs, num_drafts)
@@ -191,7 +195,14 @@ def load(config: Config, group: RankGroup) -> Loaded:
         if kept
     }
     memories = layer_memories(decoder_config, kv.own.caches, states[0].nets) if states else ()
-    forward_pass = ForwardPass(model.decoder, kv.own.caches, rotary, on_stored, list(readers.values()), memories)
+    forward_pass = ForwardPass(
+        model.decoder,
+        kv.own.caches,
+        rotary,
+        None if signals is None else signals.on_stored,
+        list(readers.values()),
+        memories,
+    )
     known = None
     if not is_host and group.size == 1:  # other ranks only follow the first
         known = KnownTokens(table.tokens, table.num_tokens, table.blocks, memory.made_drafts)
@@ -211,7 +222,16 @@ def load(config: Config, group: RankGroup) -> Loaded:
         drafts=model.drafts,
         kept_hidden=kept_hidden,
         draft_rows=dict(zip(readers, forward.draft_rows, strict=True)),
-        step=StepResources(forward, compact_paths, prompts, memory, table, signals, buffers),
+        step=StepResources(
+            forward,
+            compact_paths,
+            prompts,
+            memory,
+            table,
+            signals,
+            buffers,
+            None if adapters is None else AdapterRows(adapters, memory, table),
+        ),
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,

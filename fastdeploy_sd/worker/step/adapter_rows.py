@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fastdeploy_sd.device.step_memory import StepMemory
+from fastdeploy_sd.engine.interfaces.executor import AdapterReader
 from fastdeploy_sd.errors import BadRequest, CheckpointError, shown
 from fastdeploy_sd.types import AdapterLoad, AdapterSource
 from fastdeploy_sd.worker.step.request_table import RequestTable
@@ -15,10 +16,8 @@ from fastdeploy_sd.worker.step.request_table import RequestTable
 _log = logging.getLogger(__name__)
 
 
-class AdapterMemory(Protocol):
-    """The memory of adapters beside a model's weights; see worker.loading.adapters."""
-
-    def digest(self, folder: Path) -> str: ...
+class AdapterMemory(AdapterReader, Protocol):
+    """The memory of adapters beside a model's weights; see models.adapters."""
 
     def load(self, slot: int, folder: Path) -> str: ...
 
@@ -28,12 +27,14 @@ class AdapterRows:
 
     An adapter that cannot be loaded fails the rows that need it, as `build` raises until a part of the step has none.
 
-    Args:
-        adapters: of the model; `memory`, `table`: of the steps.
+    `memory`, `table`: of the steps.
+
+    Attributes:
+        adapters: of the model.
     """
 
     def __init__(self, adapters: AdapterMemory, memory: StepMemory, table: RequestTable) -> None:
-        self._adapters, self._memory, self._table = adapters, memory, table
+        self.adapters, self._memory, self._table = adapters, memory, table
         self._failed: dict[int, Exception] = {}
 
     def load(self, loads: Sequence[AdapterLoad]) -> None:
@@ -58,7 +59,7 @@ class AdapterRows:
 
     def _load(self, slot: int, source: AdapterSource) -> None:
         try:
-            digest = self._adapters.load(slot, Path(source.folder))
+            digest = self.adapters.load(slot, Path(source.folder))
         except CheckpointError as error:
             raise BadRequest(f"model: adapter {shown(source.adapter.name)}: {error.message}", param="model") from None
         if digest != source.adapter.digest:

@@ -268,5 +268,5 @@ class StepResources:
     memory: StepMemory
     table: RequestTable
     signals: LayerSignals | None = None
-    adapters: AdapterRows | None = None
     buffers: DeviceBuffers = HOST_BUFFERS
+    adapters: AdapterRows | None = None

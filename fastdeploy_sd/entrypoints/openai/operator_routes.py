@@ -1,29 +1,33 @@
-"""FastDeploy's routes about experts that are spread over ranks, where `enable_eplb` moves them."""
+"""The routes of operators: FastDeploy's about experts that `enable_eplb` moves, vLLM's about LoRA adapters."""
 
 from __future__ import annotations
 
 import hmac
 from collections import Counter
+from pathlib import Path
 from typing import TypeVar
 
 from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from fastdeploy_sd.config.eplb import EplbConfig
+from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.protocol import parse_body
+from fastdeploy_sd.entrypoints.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
 from fastdeploy_sd.entrypoints.openai.protocol.experts import (
     CheckRedundantBody,
     ExpertsBody,
     ExpertTokensBody,
     RearrangeBody,
 )
-from fastdeploy_sd.errors import Unauthorized
+from fastdeploy_sd.errors import Forbidden, Unauthorized, shown
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.request_body import BodyReader
 
+LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _MAX_BODY_BYTES = 1 << 16
 _OK = {"code": 0, "msg": "ok"}
 BodyType = TypeVar("BodyType", bound=ExpertsBody)
@@ -92,3 +96,56 @@ def _workloads(report: ExpertReport) -> dict[str, object]:
             [found[expert] for expert in range(len(rows))] for found, rows in zip(copies, report.num_rows, strict=True)
         ],
     }
+
+
+class AdapterRoutes:
+    """vLLM's routes that load and unload LoRA adapters while a server runs.
+
+    Raises (from every method):
+        BadRequest: the body is wrong, or the folder holds no adapter of the model. Forbidden: the server has no
+        `lora_root`, or the folder is not below it. NotFound: there is no such adapter. Unavailable: an engine is down.
+    """
+
+    def __init__(self, client: Client, lora: LoraConfig) -> None:
+        self._client, self._root = client, None if lora.lora_root is None else Path(lora.lora_root)
+        self._bodies = BodyReader(_MAX_BODY_BYTES)
+
+    def add_to(self, app: FastAPI) -> None:
+        app.add_api_route(LOAD_ADAPTER_PATH, self.load, methods=["POST"])
+        app.add_api_route(UNLOAD_ADAPTER_PATH, self.unload, methods=["POST"])
+
+    async def load(self, request: HttpRequest) -> Response:
+        """Load a LoRA adapter, which requests may then name as their model."""
+        async with self._bodies.read(request) as content:
+            body = parse_body(LoadAdapterBody, content)
+        await self._client.change_adapter(body.lora_name, str(_below(self._verified_root(), body.lora_path)))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload(self, request: HttpRequest) -> Response:
+        """Unload a LoRA adapter; requests that run with it go on."""
+        async with self._bodies.read(request) as content:
+            body = parse_body(UnloadAdapterBody, content)
+        self._verified_root()
+        await self._client.change_adapter(body.lora_name, None)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    def _verified_root(self) -> Path:
+        if self._root is None:
+            text = (
+                "lora_root: expected a folder of adapters that may be loaded, got none: the server has no such option"
+            )
+            raise Forbidden(text, code="not_allowed")
+        return self._root
+
+
+def _below(root: Path, path: str) -> Path:
+    """Return the folder that a path names, with links followed; Forbidden: it is not below `root`."""
+    try:
+        folder, top = (root / path).resolve(), root.resolve()
+    except (OSError, ValueError, RuntimeError):  # a loop of links, or a NUL
+        folder, top = Path(), root
+    if not folder.is_relative_to(top) or folder == top:
+        raise Forbidden(
+            f"lora_path: expected a folder below lora_root, got {shown(path)}", param="lora_path", code="not_allowed"
+        )
+    return folder

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from fastdeploy_sd.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from fastdeploy_sd.entrypoints.offline.adapters import LoRARequest
-    from fastdeploy_sd.llm import LLM
+    from fastdeploy_sd.llm import LLM, LoRARequest
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "LoRARequest", "SamplingParams", "__version__"]
@@ -16,12 +15,8 @@ __all__ = ["LLM", "LoRARequest", "SamplingParams", "__version__"]
 
 def __getattr__(name: str) -> object:
     """Import on first use: LLM brings in Paddle, which the HTTP process must not load."""
-    if name == "LLM":
-        from fastdeploy_sd.llm import LLM
+    if name in {"LLM", "LoRARequest"}:
+        from fastdeploy_sd import llm
 
-        return LLM
-    if name == "LoRARequest":
-        from fastdeploy_sd.entrypoints.offline.adapters import LoRARequest
-
-        return LoRARequest
+        return getattr(llm, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from fastdeploy_sd.config import Config, config_from_kwargs, verify_offline
 from fastdeploy_sd.engine.engine import Engine
-from fastdeploy_sd.entrypoints.offline.adapters import Adapters, adapters_per_prompt
+from fastdeploy_sd.entrypoints.offline.adapters import Adapters, LoRARequest, adapters_per_prompt
 from fastdeploy_sd.entrypoints.offline.arguments import (
     GenerateOptions,
     OfflineGrammars,
@@ -41,6 +41,7 @@ from fastdeploy_sd.text.speculation import SpeculationOptions, may_change_tokens
 from fastdeploy_sd.text.tokenizer import load_tokenizer
 from fastdeploy_sd.types import RequestMetrics
 
+__all__ = ["LLM", "GenerationOutput", "LoRARequest"]
 Conversation = Sequence[Mapping[str, Any]]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from fastdeploy_sd.cluster.adapter_changes import change_adapter, restore_adapters
+from fastdeploy_sd.cluster.grouped_engine import GroupedEngine
 from fastdeploy_sd.cluster.membership import InstanceLoad
 from fastdeploy_sd.cluster.moving import MovingRequests
 from fastdeploy_sd.cluster.placement import PrefixTable
@@ -53,7 +54,7 @@ class EngineGroup:
     ) -> None:
         self._timeout_s, self._shares_experts = timeout_s, shares_experts
         self._is_replaced = is_replaced or len(addresses) > 1
-        self._engines = [_Engine(address) for address in addresses]
+        self._engines = [GroupedEngine(address) for address in addresses]
         self._keepers: list[asyncio.Task[None]] = []
         self._drain = asyncio.Event()
         self._seen = PrefixTable()
@@ -152,8 +153,11 @@ class EngineGroup:
     @property
     def adapters(self) -> tuple[AdapterSource, ...]:
         """The adapters that requests may name: those that some engine has, each name once."""
-        infos = [info for info in self.model_infos if info is not None]
-        return tuple({source.adapter.name: source for info in infos for source in reversed(info.adapters)}.values())
+        found: dict[str, AdapterSource] = {}
+        for info in self.model_infos:
+            for source in () if info is None else info.adapters:
+                found.setdefault(source.adapter.name, source)
+        return tuple(found.values())
 
     async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
         """Have all engines load an adapter from a folder, or unload it if that is None, or none of them.
@@ -227,7 +231,7 @@ class EngineGroup:
         else:
             logger.warning("request %s leaves engine %d: %s", request.request_id, number, error.message)
 
-    async def _keep(self, engine: _Engine) -> None:
+    async def _keep(self, engine: GroupedEngine) -> None:
         """Connect an engine, and each of its successors."""
         while True:
             client = EngineClient(engine.address, self._timeout_s)
@@ -270,56 +274,3 @@ class EngineGroup:
 def _is_stopped(client: EngineClient) -> bool:
     """Whether a signal has stopped an engine's process."""
     return client.heart is not None and client.heart.is_stopped
-
-
-class _Engine:
-    """One engine of a group: its present client, and what is known of it."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.client: EngineClient | None = None
-        self._model_info: ModelInfo | None = None
-        self.is_known = asyncio.Event()
-        self._counted: EngineStats | None = None
-        self._num_of_others = 0
-
-    @property
-    def model_info(self) -> ModelInfo | None:
-        """What it has loaded, the last time where it is down; None = nothing yet."""
-        if self.client is not None:
-            self._model_info = self.client.model_info
-        return self._model_info
-
-    def enter(self, client: EngineClient) -> None:
-        """It has been started (again)."""
-        self.client = client
-        self.is_known.set()
-
-    def leave(self) -> None:
-        """It has ended."""
-        self._model_info, self.client = self.model_info, None
-
-    def has_adapter(self, digest: str) -> bool:
-        """Whether it has the adapter with a digest, "" = none."""
-        info = self.model_info
-        return not digest or (info is not None and any(source.adapter.digest == digest for source in info.adapters))
-
-    @property
-    def state(self) -> EngineState:
-        return EngineState("down") if self.client is None else self.client.state
-
-    @property
-    def said_load(self) -> InstanceLoad:
-        return InstanceLoad(takes_requests=False) if self.client is None else InstanceLoad.of(self.client)
-
-    @property
-    def load(self) -> InstanceLoad:
-        """Its load with the requests of this process as of now, and those of others as of its last statistics."""
-        load = self.said_load
-        if self.client is None or load.takes_requests is False:
-            return load
-        stats, num_own = self.client.last_stats, self.client.num_requests
-        if stats is not self._counted:
-            self._counted = stats
-            self._num_of_others = max(0, load.num_running + load.num_waiting - num_own)
-        return replace(load, num_running=num_own + self._num_of_others, num_waiting=0)

@@ -131,7 +131,7 @@ class Option:
         if is_dataclass(self.kind):
             raise self.error(value)
         if self.spec.read_item is not None:
-            return tuple(self.spec.read_item(item) for item in self._listed(value))
+            return tuple(self.spec.read_item(item) for item in self._items(value))
         try:
             if self.spec.comma_separated:
                 return tuple(self._within_limits(_PARSERS[self.item_kind](item)) for item in _items(value))
@@ -141,9 +141,13 @@ class Option:
         except (ValueError, OverflowError):
             raise self.error(value) from None
 
-    def _listed(self, value: object) -> list[object]:
+    def _items(self, value: object) -> list[object]:
+        """Return the items of a list, of JSON lists among its texts too, or of one item alone."""
+        if value is None or self._means_none(value):
+            return []
+        alone = isinstance(value, str | Mapping) or not isinstance(value, Sequence)
         try:
-            return _listed(value)
+            return [item for part in ([value] if alone else value) for item in _json_items(part)]  # type: ignore[attr-defined]
         except (ValueError, RecursionError):
             raise self.error(value) from None
 
@@ -247,14 +251,9 @@ def _without_json_lists(value: object) -> object:
     return [item for items in lists for item in items]
 
 
-def _listed(value: object) -> list[object]:
-    """The items of a list, of JSON lists among its texts too, or of one item alone."""
-    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
-        return []
-    alone = isinstance(value, str | Mapping) or not isinstance(value, Sequence)
-    parts: Sequence[object] = [value] if alone else typing.cast(Sequence[object], value)
-    lists = (json.loads(part) if isinstance(part, str) and part.lstrip().startswith("[") else [part] for part in parts)
-    return [item for items in lists for item in items]
+def _json_items(part: object) -> list[object]:
+    items = json.loads(part) if isinstance(part, str) and part.lstrip().startswith("[") else [part]
+    return items if isinstance(items, list) else [items]
 
 
 def _items_of(part: object) -> list[object]:

@@ -108,12 +108,12 @@ class Config:
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     splitwise: SplitwiseConfig = field(default_factory=SplitwiseConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     num_threads: int | None = option(
         None,
         Spec(

@@ -52,8 +52,7 @@ class AdapterRegistry:
         if fault := name_fault(name):
             raise BadRequest(f"lora_name: {fault}", param="lora_name")
         if name in self._by_name or name in self._reserved:
-            text = f"lora_name: expected a name that is not in use, got {shown(name)}"
-            raise BadRequest(text, param="lora_name", code="adapter_loaded")
+            raise name_in_use(name)
         if len(self._by_name) >= MAX_ADAPTERS:
             raise BadRequest(f"lora_name: expected at most {MAX_ADAPTERS} adapters, got one more", param="lora_name")
         found = AdapterSource(Adapter(name, self._read_digest(folder)), str(folder))
@@ -78,6 +77,12 @@ class AdapterRegistry:
                 return source
         text = f"model: expected an adapter that is loaded here, got {shown(adapter.name)} ({adapter.digest[:12]})"
         raise NotFound(text, param="model", code="adapter_not_loaded")
+
+
+def name_in_use(name: str) -> BadRequest:
+    """Return the error of an adapter that cannot have the name of a model or of another adapter."""
+    text = f"lora_name: expected a name that is not in use, got {shown(name)}"
+    return BadRequest(text, param="lora_name", code="adapter_loaded")
 
 
 class AdapterUser(Protocol):

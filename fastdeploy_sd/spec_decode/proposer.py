@@ -72,12 +72,12 @@ class DraftRequest:
     num_tokens: int
     num_draft_slots: int = 0
     cache_salt: str = ""
-    adapter_digest: str = ""
     method: str = ""
     end_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     is_guided: bool = False
     prediction_token_ids: I32 = field(default_factory=lambda: EMPTY_I32, compare=False)
+    adapter_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

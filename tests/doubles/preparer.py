@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from fastdeploy_sd.entrypoints.openai.preparation import Outcome, Preparation
+from fastdeploy_sd.entrypoints.openai.preparation import Given, Outcome, Preparation
 from fastdeploy_sd.entrypoints.openai.preparer import Preparer
 from fastdeploy_sd.text.guidance.checker import GrammarChecker
 
@@ -14,8 +14,8 @@ class LocalPreparer(Preparer):
 
     local_cpu_s = 60.0  # garbage collections of a long test run take longer than a small body may
 
-    async def _run_in_worker(self, task: str, content: bytes) -> Outcome:
-        return self._worker.run(task, content)
+    async def _run_in_worker(self, task: str, given: Given) -> Outcome:
+        return self._worker.run(task, given)
 
     @cached_property
     def _worker(self) -> Preparation:

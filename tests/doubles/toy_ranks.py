@@ -39,6 +39,7 @@ class ToyFirst:
     kv_identity: Any = None
     layer_signals: Any = None
     expert_monitor: Any = None
+    adapters: Any = None
 
     @property
     def model_info(self) -> ModelInfo:

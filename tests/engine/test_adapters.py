@@ -30,14 +30,12 @@ WAYS = [
 ]
 
 
-def configured(folder: Path, **lora: int) -> Config:
+def configured(folder: Path) -> Config:
     """A model with an MTP layer, and two adapters."""
     path = make_model(folder, MODEL, layout_of(MODEL), 1).path
     one = write_adapter(folder / "one", MODEL, ALL, seed=1, rank=4)
     two = write_adapter(folder / "two", MODEL, ATTENTION, seed=2, rank=7)
-    return Config(
-        ModelConfig(model=str(path), dtype="bfloat16"), lora=LoraConfig(None, (f"one={one}", f"two={two}"), **lora)
-    )
+    return Config(ModelConfig(model=str(path), dtype="bfloat16"), lora=LoraConfig(None, (f"one={one}", f"two={two}")))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
-from fastdeploy_sd.types import FinishReason, ModelInfo, Request, RequestId, RequestOutput
+from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 from tests.doubles.engines import toy_config
@@ -113,6 +113,9 @@ class LocalClient:
             raise Unavailable("the engine is down")
         self.last_stats = self.engine.stats()
         return {0: self.last_stats}
+
+    async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
+        raise AssertionError("it has no adapters")
 
     async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
         raise AssertionError("a toy has no experts")

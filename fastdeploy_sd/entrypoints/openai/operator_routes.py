@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from fastdeploy_sd.config.eplb import EplbConfig
-from fastdeploy_sd.config.lora_section import LoraConfig
+from fastdeploy_sd.engine.adapters import name_in_use
 from fastdeploy_sd.entrypoints.openai.generation import Client
 from fastdeploy_sd.entrypoints.openai.protocol import parse_body
 from fastdeploy_sd.entrypoints.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
@@ -22,7 +22,8 @@ from fastdeploy_sd.entrypoints.openai.protocol.experts import (
     ExpertTokensBody,
     RearrangeBody,
 )
-from fastdeploy_sd.errors import Forbidden, Unauthorized, shown
+from fastdeploy_sd.entrypoints.openai.served_models import ServedModel, ServedModels
+from fastdeploy_sd.errors import BadRequest, Forbidden, Unauthorized, shown
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.request_body import BodyReader
@@ -106,9 +107,8 @@ class AdapterRoutes:
         `lora_root`, or the folder is not below it. NotFound: there is no such adapter. Unavailable: an engine is down.
     """
 
-    def __init__(self, client: Client, lora: LoraConfig) -> None:
-        self._client, self._root = client, None if lora.lora_root is None else Path(lora.lora_root)
-        self._bodies = BodyReader(_MAX_BODY_BYTES)
+    def __init__(self, served: ServedModels) -> None:
+        self._served, self._bodies = served, BodyReader(_MAX_BODY_BYTES)
 
     def add_to(self, app: FastAPI) -> None:
         app.add_api_route(LOAD_ADAPTER_PATH, self.load, methods=["POST"])
@@ -118,24 +118,33 @@ class AdapterRoutes:
         """Load a LoRA adapter, which requests may then name as their model."""
         async with self._bodies.read(request) as content:
             body = parse_body(LoadAdapterBody, content)
-        await self._client.change_adapter(body.lora_name, str(_below(self._verified_root(), body.lora_path)))
+        model, root = self._model_for(body.base_model_name)
+        folder = _below(root, body.lora_path)
+        if body.lora_name in self._served.names:
+            raise name_in_use(body.lora_name)
+        await model.client.change_adapter(body.lora_name, str(folder))
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, request: HttpRequest) -> Response:
         """Unload a LoRA adapter; requests that run with it go on."""
         async with self._bodies.read(request) as content:
             body = parse_body(UnloadAdapterBody, content)
-        self._verified_root()
-        await self._client.change_adapter(body.lora_name, None)
+        with_it = (model for model in self._served.models if model.is_loaded and model.adapter(body.lora_name))
+        model, _ = self._model_for(next((model.names[0] for model in with_it), None))
+        await model.client.change_adapter(body.lora_name, None)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
-    def _verified_root(self) -> Path:
-        if self._root is None:
-            text = (
-                "lora_root: expected a folder of adapters that may be loaded, got none: the server has no such option"
-            )
+    def _model_for(self, name: str | None) -> tuple[ServedModel, Path]:
+        """Return the model with a name, or the only one that adapters may be loaded for, and its `lora_root`."""
+        models = self._served.models if name is None else [self._served.named(name)[1]]
+        able = [(model, Path(root)) for model in models if (root := model.config.lora.lora_root) is not None]
+        if not able:
+            text = "lora_root: expected a folder of adapters that may be loaded, got none: the server has no such option"
             raise Forbidden(text, code="not_allowed")
-        return self._root
+        if len(able) > 1:
+            wanted = ", ".join(repr(model.names[0]) for model, _ in able)
+            raise BadRequest(f"base_model_name: expected one of {wanted}, got null", param="base_model_name")
+        return able[0]
 
 
 def _below(root: Path, path: str) -> Path:

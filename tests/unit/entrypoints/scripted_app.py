@@ -16,6 +16,7 @@ from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel
 from fastdeploy_sd.types import (
     F32,
+    AdapterSource,
     DraftCounts,
     DraftLogprob,
     FinishReason,
@@ -143,6 +144,9 @@ class ScriptedClient:
 
     async def stats(self) -> dict[int, EngineStats]:
         return {0: EngineStats()}
+
+    async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
+        raise AssertionError("it has no adapters")
 
     async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
         self.asked.append((rearranges, clears))

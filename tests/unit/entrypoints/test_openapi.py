@@ -34,6 +34,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "/rearrange_experts": {},
     "/get_per_expert_tokens_stats": {},
     "/check_redundant": {},
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "a"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
 }
 # A value of every kind; a whole number with a point is an integer to JSON schema and not to the validator.
 PROBES: list[Any] = [

@@ -13,10 +13,12 @@ class LoadAdapterBody(Body):
     Attributes:
         lora_name: the `model` of requests for it.
         lora_path: its folder, absolute or below `lora_root`.
+        base_model_name: the model that it is for; a must where the server has several that may have adapters.
     """
 
     lora_name: str
     lora_path: str
+    base_model_name: str | None = None
     load_inplace: Annotated[None, Only(False, instead="unload the adapter before")] = None
 
 

@@ -15,7 +15,7 @@ from fastdeploy_sd.cluster.membership import InstanceLoad
 from fastdeploy_sd.cluster.moving import MovingRequests
 from fastdeploy_sd.cluster.placement import PrefixTable
 from fastdeploy_sd.engine.ipc.client import EngineClient
-from fastdeploy_sd.errors import FdsdError, Overloaded, Unavailable
+from fastdeploy_sd.errors import FdsdError, NotFound, Overloaded, Unavailable
 from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
@@ -203,8 +203,15 @@ class EngineGroup:
             if self._drain.is_set() or loop.time() >= deadline:
                 if error is None:
                     self.verify_takes_requests()
+                    self._verify_adapter(request)
                 raise error or Unavailable("the engine is down", code="engine_down")
             await asyncio.sleep(_LOOK_S)
+
+    def _verify_adapter(self, request: Request) -> None:
+        if not any(engine.has_adapter(request.adapter_digest) for engine in self._engines):
+            raise NotFound(
+                "model: expected an adapter that is loaded, got another", param="model", code="adapter_not_loaded"
+            )
 
     def _able(self, avoided: set[str], adapter_digest: str) -> dict[str, InstanceLoad]:
         loads = {str(number): engine.load for number, engine in enumerate(self._engines)}

@@ -83,12 +83,9 @@ def verify_offline(config: Config) -> None:
     """
     faults = Faults()
     for name, origin in config.origins.items():
-        if name in BY_NAME and BY_NAME[name].section in ("server", "splitwise", "redis"):
+        if name == "lora_root" or (name in BY_NAME and BY_NAME[name].section in ("server", "splitwise", "redis")):
             text = f"{name}: expected options of the engine, got one of the server"
             faults.add(ConfigError(text, param=name), origin=origin)
-    if config.lora.lora_root is not None:
-        text = f"lora_root: expected none, as it is for a route of the server, got {config.lora.lora_root!r}"
-        faults.add(ConfigError(text, param="lora_root"), origin=config.origins["lora_root"])
     if (size := config.parallel.data_parallel_size) > 1:
         text = f"data_parallel_size: expected 1, as an LLM is one engine, got {size}"
         faults.add(ConfigError(text, param="data_parallel_size"), origin=config.origins["data_parallel_size"])

@@ -142,14 +142,13 @@ class Option:
             raise self.error(value) from None
 
     def _items(self, value: object) -> list[object]:
-        """Return the items of a list, of JSON lists among its texts too, or of one item alone."""
-        if value is None or self._means_none(value):
-            return []
-        alone = isinstance(value, str | Mapping) or not isinstance(value, Sequence)
-        try:
-            return [item for part in ([value] if alone else value) for item in _json_items(part)]  # type: ignore[attr-defined]
+        try:  # of a list, of JSON lists among its texts too, or of one item alone
+            found = _without_json_lists([value] if isinstance(value, str | Mapping) else value or [])
         except (ValueError, RecursionError):
-            raise self.error(value) from None
+            found = None
+        if not isinstance(found, list):
+            raise self.error(value)
+        return found
 
     def _within_limits(self, result: Any) -> Any:
         """Return a parsed value, or an item of a list, that is allowed. Raises ValueError."""
@@ -249,11 +248,6 @@ def _without_json_lists(value: object) -> object:
         return value
     lists = (json.loads(item) if isinstance(item, str) and item.startswith("[") else [item] for item in items)
     return [item for items in lists for item in items]
-
-
-def _json_items(part: object) -> list[object]:
-    items = json.loads(part) if isinstance(part, str) and part.lstrip().startswith("[") else [part]
-    return items if isinstance(items, list) else [items]
 
 
 def _items_of(part: object) -> list[object]:

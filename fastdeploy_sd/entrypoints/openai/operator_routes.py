@@ -139,7 +139,9 @@ class AdapterRoutes:
         models = self._served.models if name is None else [self._served.named(name)[1]]
         able = [(model, Path(root)) for model in models if (root := model.config.lora.lora_root) is not None]
         if not able:
-            text = "lora_root: expected a folder of adapters that may be loaded, got none: the server has no such option"
+            text = (
+                "lora_root: expected a folder of adapters that may be loaded, got none: the server has no such option"
+            )
             raise Forbidden(text, code="not_allowed")
         if len(able) > 1:
             wanted = ", ".join(repr(model.names[0]) for model, _ in able)

@@ -57,7 +57,7 @@ def make_registrar(configs: Sequence[Config], engines: ServerEngines, listeners:
             member=Member.of(config, model, instance_id, model.fingerprint),
             host="" if is_wildcard(host) else host,
             port=port,
-            served_names=tuple(config.model.served_names),
+            served_names=(*config.model.served_names, *(source.adapter.name for source in model.adapters)),
             created=created,
             load=engines.loads[engine],
             clock=Clock.now(),

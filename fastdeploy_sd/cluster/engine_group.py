@@ -60,6 +60,7 @@ class EngineGroup:
         self._seen = PrefixTable()
         self._moving = MovingRequests(self._place_here, self._run_here, self._note_loss, _MAX_PLACEMENTS)
         self.on_silence: Callable[[int], None] = lambda pid: None
+        self.restores_pauses = False  # of a server's processes one does
 
     async def connect(self, *, to_all: bool = False) -> None:
         """Wait until one engine, or all of them, has loaded its model; Unavailable: none will."""
@@ -166,12 +167,18 @@ class EngineGroup:
         """
         return await change_adapter([self._client_of(number) for number in range(len(self._engines))], name, folder)
 
+    async def set_paused(self, engine: int, *, is_paused: bool) -> None:
+        """Have new requests refused for an engine, or taken again, by all who take them in; raises as `stats_of`."""
+        await self._client_of(engine).set_paused(is_paused=is_paused)
+
     def verify_takes_requests(self) -> None:
-        """Raise Unavailable, with `code` "engine_down" or "draining", unless an engine takes new requests."""
+        """Raise Unavailable, with `code` "engine_down", "draining" or "paused", unless an engine takes new requests."""
         names = {state.name for state in self.states}
         if self._drain.is_set() or "ready" not in names:
             if "draining" in names:
                 raise Unavailable("the server is draining", code="draining")
+            if "paused" in names and not self._drain.is_set():
+                raise Unavailable("the server is paused: it takes no new requests until it is resumed", code="paused")
             raise Unavailable("the engine is down", code="engine_down")
 
     async def verify_healthy(self) -> None:
@@ -214,14 +221,14 @@ class EngineGroup:
             )
 
     def _able(self, avoided: set[str], adapter_digest: str) -> dict[str, InstanceLoad]:
-        loads = {str(number): engine.load for number, engine in enumerate(self._engines)}
+        engines = {str(number): engine for number, engine in enumerate(self._engines)}
+        fit = {n: e for n, e in engines.items() if n not in avoided and e.has_adapter(adapter_digest)}
+        able = {name: engine for name, engine in fit.items() if engine.load.takes_requests}
+        # What is placed now was taken in before all were paused.
+        able = able or {name: engine for name, engine in fit.items() if engine.state.is_paused}
         # One that has just been started has not said yet what it can do; they are all alike.
-        max_num_seqs = max(load.max_num_seqs for load in loads.values())
-        return {
-            name: replace(load, max_num_seqs=max_num_seqs)
-            for name, load in loads.items()
-            if load.takes_requests and name not in avoided and self._engines[int(name)].has_adapter(adapter_digest)
-        }
+        max_num_seqs = max(engine.load.max_num_seqs for engine in self._engines)
+        return {name: replace(engine.load, max_num_seqs=max_num_seqs) for name, engine in able.items()}
 
     def _run_here(self, number: int, request: Request) -> AsyncGenerator[RequestOutput, None]:
         return self._client_of(number).generate(request)
@@ -246,10 +253,14 @@ class EngineGroup:
             client.may_wait = partial(self._may_wait, client)
             if await self._connect(client):
                 await restore_adapters(client, engine.model_info, self.adapters)
+                with suppress(Unavailable):
+                    if self.restores_pauses and engine.is_paused:
+                        await client.set_paused(is_paused=True)
                 engine.enter(client)
                 if self._drain.is_set():
                     client.begin_drain()
                 await client.wait_ended()
+                engine.is_paused = client.is_paused
             if self._drain.is_set() or not self._is_replaced:
                 return
             engine.leave()

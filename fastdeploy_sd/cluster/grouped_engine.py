@@ -19,6 +19,7 @@ class GroupedEngine:
         self.client: EngineClient | None = None
         self._model_info: ModelInfo | None = None
         self.is_known = asyncio.Event()
+        self.is_paused = False  # the last one was, when it ended
         self._counted: EngineStats | None = None
         self._num_of_others = 0
 

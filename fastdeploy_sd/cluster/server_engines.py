@@ -64,6 +64,11 @@ class ServerEngines:
         for group in self.groups:
             group.on_silence = call
 
+    def restore_pauses(self) -> None:
+        """Have an engine that is started again be paused if it was; one of a server's processes does."""
+        for group in self.groups:
+            group.restores_pauses = True
+
     @property
     def model_infos(self) -> tuple[ModelInfo, ...]:
         """What each engine has loaded; of one that has not yet, what the others of its model have."""

@@ -130,6 +130,7 @@ class _Launcher:
         stats = SharedStats(Path(directory_of(common.address)), "http")
         engines = create_engines(common, stats.own.redis)
         engines.on_silence(self._engines.kill)
+        engines.restore_pauses()
         has_workers = self._config.server.workers > 1
         try:
             # The tokenizer's errors show while the model still loads.

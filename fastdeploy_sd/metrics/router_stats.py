@@ -21,7 +21,7 @@ class InstanceGauges:
 
     Attributes:
         address: of its server; of one with several engines, followed by its number among them.
-        state: available, silent, resting (it fails) or refusing (it drains, or its engine is silent).
+        state: available, silent, resting (it fails), paused, or refusing (it drains, or its engine is silent).
     """
 
     address: str
@@ -83,8 +83,8 @@ def _router_families(stats: RouterStats, registered: list[InstanceGauges]) -> It
     counts = Counter((i.role, i.state) for i in registered)
     instances = GaugeMetricFamily(
         "fastdeploy_sd:router_instances",
-        "Registered instances by role and state: available, silent (no heartbeat), resting (it fails), refusing "
-        "(it drains, or its engine is silent).",
+        "Registered instances by role and state: available, silent (no heartbeat), resting (it fails), paused (here), "
+        "refusing (it drains, is paused by itself, or its engine is silent).",
         labels=["role", "state"],
     )
     for labels, count in counts.items():

@@ -283,7 +283,7 @@ class EngineState:
     """How an engine is doing, as one of its clients knows it.
 
     Attributes:
-        name: ready (takes requests), draining, or down: not connected (yet).
+        name: ready (takes requests), paused (by an operator), draining, or down: not connected (yet).
         silence_s: how old its last sign of life is.
         last_stats: what it said last; None = nothing yet.
     """
@@ -291,3 +291,8 @@ class EngineState:
     name: str
     silence_s: float = 0.0
     last_stats: EngineStats | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator has new requests refused."""
+        return self.name == "paused"

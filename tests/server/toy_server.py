@@ -117,6 +117,9 @@ class LocalClient:
     async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
         raise AssertionError("it has no adapters")
 
+    async def set_paused(self, engine: int, *, is_paused: bool) -> None:
+        raise AssertionError("no test pauses it")
+
     async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
         raise AssertionError("a toy has no experts")
 

@@ -17,6 +17,7 @@ from fastdeploy_sd.cluster.route import NOT_AUTHENTIC, ROUTE_HEADER
 from fastdeploy_sd.cluster.router.delivery import Delivery
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RouterConfig
+from fastdeploy_sd.cluster.router.paused_instances import PausedInstances
 from fastdeploy_sd.cluster.router.registry import Registry
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.cluster.router.scraping import scrape
@@ -48,6 +49,7 @@ from fastdeploy_sd.wire.http.ollama_models import (
     VERSION_PATH,
     OllamaModel,
 )
+from fastdeploy_sd.wire.http.pause_routes import PauseRoutes, paused
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http_client import Ask
 
@@ -68,6 +70,7 @@ class RouterApp:
         self._upstream = upstream
         self._http_stats = stats
         self._is_draining = False
+        self._paused = PausedInstances(lambda: registry.instances, lambda: self.num_open)
         self._bodies = BodyReader(config.server.max_body_bytes, _MAX_LARGEST_BODIES)
         self._messages = BodyReader(m.MAX_MESSAGE_BYTES)
         self.num_open = 0
@@ -81,6 +84,7 @@ class RouterApp:
         for path in (*_GENERATION, *_TEXT):
             self.app.add_api_route(path, self.relay, methods=["POST"])
         add_refused_routes(self.app)
+        PauseRoutes(self._paused).add_to(self.app)
         self.app.add_api_route("/", self.root, methods=["GET"])
         self.app.add_api_route("/version", self.version, methods=["GET"])
         self.app.add_api_route("/v1/models", self.models, methods=["GET"])
@@ -135,6 +139,8 @@ class RouterApp:
     def _verify_takes_requests(self) -> None:
         if self._is_draining:
             raise Unavailable("the router is draining", code="draining")
+        if self._paused.is_router_paused:
+            raise paused("the router")
 
     async def root(self, request: HttpRequest) -> Response:
         return JsonResponse({"name": "fastdeploy_sd router", "version": __version__, "routes": routes_of(request.app)})
@@ -215,6 +221,8 @@ class RouterApp:
     def _state(self, instance: Instance) -> str:
         if instance.silence_s >= self._config.routing.silent_s:
             return "silent"
+        if instance.is_paused:
+            return "paused"
         if not instance.load.takes_requests:
             return "refusing"
         return "resting" if instance.circuit.is_open else "available"

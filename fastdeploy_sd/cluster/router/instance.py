@@ -63,6 +63,7 @@ class Instance:
     def __init__(self, said: Registration, session: str, seen_host: str, now: Callable[[], float] = _monotonic) -> None:
         self._now = now
         self.circuit = Circuit(now)
+        self.is_paused = False  # by an operator of the router
         self.exchanges: set[Exchange] = set()
         self._candidate: Candidate | None = None
         self._num_given = 0  # requests of ours that have not ended
@@ -91,6 +92,11 @@ class Instance:
     def end(self) -> None:
         self._num_given -= 1
         self._candidate = None
+
+    @property
+    def num_given(self) -> int:
+        """Requests that it was given and that have not ended."""
+        return self._num_given
 
     @property
     def instance_id(self) -> str:
@@ -123,7 +129,8 @@ class Instance:
 
     def may_take(self, silent_s: float) -> bool:
         """Whether it gets new requests."""
-        return self.load.takes_requests and self.silence_s < silent_s and not self.circuit.is_open
+        is_able = self.load.takes_requests and self.silence_s < silent_s and not self.circuit.is_open
+        return is_able and not self.is_paused
 
     def candidate(self) -> Candidate:
         """Return it with what it has to do: what it reported, and what it was given since."""

@@ -42,8 +42,7 @@ class EngineClient:
     """
 
     def __init__(self, address: str, timeout_s: float | None = None) -> None:
-        self._address = address
-        self._timeout_s = timeout_s
+        self._address, self._timeout_s = address, timeout_s
         self.on_silence: Callable[[int], None] = lambda pid: None
         self.may_wait: Callable[[], bool] = lambda: False
         self.heart: LivenessProbe | None = None
@@ -55,7 +54,9 @@ class EngineClient:
         self._engine_fd: int | None = None
         self._end_reason: str | None = None  # why the engine is gone
         self._ended = asyncio.Event()
+        self.wait_ended = self._ended.wait
         self._is_draining = False
+        self.is_paused = False  # by an operator: it shall get nothing new
         self._streams: dict[int, OutputStream] = {}
         self._serials = itertools.count()
         self._questions = Questions(self._serials.__next__, self._send)
@@ -91,9 +92,6 @@ class EngineClient:
                 await self._receiver
         channel.close(linger_s=_FLUSH_S if is_alive else 0)
 
-    async def wait_ended(self) -> None:
-        await self._ended.wait()
-
     @property
     def model_info(self) -> ModelInfo:
         """The loaded model; raises Unavailable before `connect` has returned."""
@@ -104,7 +102,8 @@ class EngineClient:
     @property
     def state(self) -> EngineState:
         """How the engine is doing."""
-        name = "draining" if self._is_draining else "ready" if self.is_alive else "down"
+        taking = "paused" if self.is_paused else "ready"
+        name = "draining" if self._is_draining else taking if self.is_alive else "down"
         return EngineState(name, self.silence_s, self.last_stats)
 
     @property
@@ -127,7 +126,12 @@ class EngineClient:
         self._is_draining = self._is_draining or self._end_reason is None
 
     def verify_takes_requests(self) -> None:
-        """Raise Unavailable, with `code` "engine_down" or "draining", unless the engine takes new requests."""
+        """Raise Unavailable, with `code` "engine_down", "draining" or "paused", unless it shall get new requests."""
+        self._verify_runs()
+        if self.is_paused:
+            raise Unavailable("the engine is paused", code="paused")
+
+    def _verify_runs(self) -> None:
         if self._is_draining or not self.is_alive:
             raise self._ended_with("the server is draining" if self._is_draining else "the engine is down")
 
@@ -138,7 +142,7 @@ class EngineClient:
         is free again immediately. Raises the FdsdError that tells the user what happened: BadRequest or Overloaded
         when the engine does not take it, Unavailable when that ends or falls silent, InternalError when it broke.
         """
-        self.verify_takes_requests()
+        self._verify_runs()  # a pause is for those who take requests in: this one may be a part of what has begun
         handle = next(self._serials)
         stream = self._streams[handle] = OutputStream(request.request_id)
         try:
@@ -177,6 +181,10 @@ class EngineClient:
         )
         return source
 
+    async def set_paused(self, *, is_paused: bool) -> None:
+        """Have all clients of the engine send nothing new, or again; raises as `stats`."""
+        await self._questions.ask(lambda serial: m.StatsRequest(serial, is_paused), TIMEOUT_S)
+
     async def _ask_stats(self, timeout_s: float | None = None) -> EngineStats:
         stats: EngineStats = await self._questions.ask(m.StatsRequest, timeout_s)
         return stats
@@ -212,8 +220,8 @@ class EngineClient:
                 self._answer(message)
             case m.EngineReady() | m.AdaptersChanged():
                 self._note_model(message)
-            case m.Drain():
-                self._is_draining = True
+            case m.Notice(is_draining, is_paused):
+                self._is_draining, self.is_paused = self._is_draining or is_draining, is_paused
             case m.EngineDead(reason, has_failed):
                 self._send(m.ClientDisconnect())
                 self._close_with(reason, InternalError(reason) if has_failed else None)
@@ -232,14 +240,11 @@ class EngineClient:
             self._ready.set_result(message)
 
     def _answer(self, reply: m.StatsReply | m.ExpertsReply | m.AdapterReply) -> None:
+        if isinstance(reply, m.StatsReply):
+            self.last_stats = reply.stats
         match reply:
-            case m.StatsReply(serial, stats):
-                self.last_stats = stats
-                self._questions.answer(serial, stats)
-            case m.ExpertsReply(serial, report):
-                self._questions.answer(serial, report)
-            case m.AdapterReply(serial, source):
-                self._questions.answer(serial, source)
+            case m.StatsReply(serial, found) | m.ExpertsReply(serial, found) | m.AdapterReply(serial, found):
+                self._questions.answer(serial, found)
 
     def _reject(self, handle: int, error: FdsdError) -> None:
         self._questions.answer(handle, error)

@@ -51,17 +51,13 @@ class EngineLoop:
         receive_s: float = _RECEIVE_S,
         submit_s: float = _SUBMIT_S,
     ) -> None:
-        self._engine = engine
-        self._channel = channel
+        self._engine, self._channel = engine, channel
         self._shutdown_timeout_s, self._submit_s = shutdown_timeout_s, submit_s
         self._clients = ClientTable()
         self._inbox = Inbox(channel, m.max_frame_bytes(engine.model_info), receive_s)
-        self._is_drain_asked = False
-        self._is_end_asked = False
-        self._deadline: float | None = None  # set while draining
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._is_drain_asked = self._is_end_asked = self._is_paused = False
+        self._deadline: float | None = None  # of a drain
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         channel.watch(self._wake_read)
         for fd in (engine.arrival_fd, engine.failure_fd):
             if fd is not None:
@@ -146,8 +142,8 @@ class EngineLoop:
                 self._submit(identity, handle, request)
             case m.Abort(handles, reason):
                 self._abort(identity, handles, reason)
-            case m.StatsRequest(serial):
-                self._send(identity, m.StatsReply(serial, self._engine.stats()))
+            case m.StatsRequest():
+                self._tell_stats(identity, message)
             case m.ExpertsRequest() | m.AdapterRequest():
                 self._answer(identity, message)
             case m.ClientDisconnect():
@@ -163,8 +159,8 @@ class EngineLoop:
                 self._send(identity, m.Fault(f"process {pid} cannot be watched: {error}"))
                 return
         self._send(identity, m.EngineReady(self._engine.model_info, os.getpid()))
-        if self._deadline is not None:
-            self._send(identity, m.Drain())
+        if self._deadline is not None or self._is_paused:
+            self._send(identity, self._notice())
 
     def _submit(self, identity: bytes, handle: int, request: Request) -> None:
         try:
@@ -179,6 +175,15 @@ class EngineLoop:
             self._reject(identity, handle, InternalError("the request could not be taken"))
             return
         self._clients.own(request.request_id, identity, handle)
+
+    def _notice(self) -> m.Notice:
+        return m.Notice(self._deadline is not None, self._is_paused)
+
+    def _tell_stats(self, identity: bytes, message: m.StatsRequest) -> None:
+        if message.pauses is not None:
+            self._is_paused = message.pauses
+            self._broadcast(self._notice())
+        self._send(identity, m.StatsReply(message.serial, self._engine.stats()))
 
     def _answer(self, identity: bytes, message: m.ExpertsRequest | m.AdapterRequest) -> None:
         try:
@@ -240,7 +245,7 @@ class EngineLoop:
         if self._deadline is None and (self._is_drain_asked or self._is_end_asked):
             self._deadline = time.monotonic() + self._shutdown_timeout_s
             logger.info("draining: %d requests may finish", len(self._clients.request_ids()))
-            self._broadcast(m.Drain())
+            self._broadcast(self._notice())
             self._engine.drain()
 
     def _end_at_deadline(self) -> None:

@@ -77,9 +77,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class StatsRequest:
-    """Ask for a StatsReply with the same serial."""
+    """Ask for a StatsReply with the same serial. `pauses`: begin a pause, or end it; None = neither."""
 
     serial: int
+    pauses: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,14 @@ class AdaptersChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """The engine finishes what it has and takes nothing new."""
+class Notice:
+    """Whether the engine finishes what it has and takes nothing new, and whether clients shall send nothing new.
+
+    During a pause it takes what is sent nevertheless: a part of what had begun.
+    """
+
+    is_draining: bool
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +200,7 @@ FromEngine = (
     | Outputs
     | Rejected
     | StatsReply
-    | Drain
+    | Notice
     | Fault
     | EngineDead
     | ExpertsReply
@@ -201,7 +208,7 @@ FromEngine = (
     | AdaptersChanged
 )
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(13, FromClient, FromEngine)
+_PROTOCOL = Protocol(14, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 

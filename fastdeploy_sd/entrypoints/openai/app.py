@@ -19,6 +19,7 @@ from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.ollama_show import ollama_model
 from fastdeploy_sd.entrypoints.openai.openapi import describe
 from fastdeploy_sd.entrypoints.openai.operator_routes import AdapterRoutes, ExpertRoutes
+from fastdeploy_sd.entrypoints.openai.paused_engines import PausedEngines
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel, ServedModels
 from fastdeploy_sd.errors import Unavailable
@@ -49,6 +50,7 @@ from fastdeploy_sd.wire.http.ollama_models import (
     VERSION_PATH,
     OllamaModel,
 )
+from fastdeploy_sd.wire.http.pause_routes import PauseRoutes
 
 # Field of /load -> attribute of EngineStats.
 _LOAD = {
@@ -93,6 +95,7 @@ def create_app(
     if (eplb := models[0].config.parallel.eplb) is not None:
         ExpertRoutes(models[0].client, eplb).add_to(app)
     AdapterRoutes(served).add_to(app)
+    PauseRoutes(PausedEngines(served)).add_to(app)
     stats = stats or SharedStats()
     _Info(served, stats).add_routes(app)
     add_middleware(app, server, stats.own.http)

@@ -113,6 +113,7 @@ class ScriptedClient:
     submitted: list[Request] = field(default_factory=list)
     aborted: dict[RequestId, FinishReason] = field(default_factory=dict)
     awaited: set[RequestId] = field(default_factory=set)
+    state: EngineState = field(default_factory=lambda: EngineState("ready"))
     asked: list[tuple[bool, bool]] = field(default_factory=list)
     experts_found: ExpertReport | Exception = field(default_factory=lambda: ExpertReport(False, (), (), ()))
 
@@ -140,13 +141,16 @@ class ScriptedClient:
 
     @property
     def states(self) -> tuple[EngineState, ...]:
-        return (EngineState("ready"),)
+        return (self.state,)
 
     async def stats(self) -> dict[int, EngineStats]:
         return {0: EngineStats()}
 
     async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
         raise AssertionError("it has no adapters")
+
+    async def set_paused(self, engine: int, *, is_paused: bool) -> None:
+        self.state = EngineState("paused" if is_paused else "ready")
 
     async def experts(self, *, rearranges: bool = False, clears: bool = False) -> ExpertReport:
         self.asked.append((rearranges, clears))

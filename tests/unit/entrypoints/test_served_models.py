@@ -100,6 +100,30 @@ def test_what_tells_about_the_server_tells_of_each_model() -> None:
     assert models.send("GET", "/load").json()["num_requests_running"] == 0
 
 
+def test_a_model_or_an_engine_is_paused_and_what_is_asked_for_wrongly_is_refused() -> None:
+    models = Models()
+    for path, paused in (
+        ("/pause?model=one", [True, False]),
+        ("/resume?model=first&engine=0", [False, False]),
+        ("/v1/pause?engine=1&mode=wait", [False, True]),
+        ("/pause", [True, True]),
+        ("/v1/resume", [False, False]),
+    ):
+        assert models.send("POST", path).json() == {"is_paused": "pause" in path, "num_requests": 0}
+        assert [client.state.is_paused for client in models.clients] == paused
+    assert models.send("GET", "/is_paused?engine=0").json() == {"is_paused": False, "num_requests": 0}
+    for query, status, param in (
+        ("mode=abort", 400, "mode"),
+        ("engine=2", 400, "engine"),
+        ("engine=x", 400, "engine"),
+        ("model=second&engine=0", 400, "engine"),
+        ("model=third", 404, "model"),
+        ("rank=0", 400, "rank"),
+    ):
+        response = models.send("POST", f"/pause?{query}")
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
 def test_engines_are_numbered_through_all_models() -> None:
     models = Models()
     served = ServedModels(models.served)

@@ -142,7 +142,7 @@ def test_what_arrives_after_the_wish_to_stop_is_rejected() -> None:
     channel, plans = _play([[(b"A", m.Submit(1, toy_request("a", [5])))]])
     assert plans == []
     kinds = [message for to, message in channel.sent if to == b"A"][1:]
-    assert [type(message) for message in kinds] == [m.Drain, m.Rejected, m.EngineDead]
+    assert [type(message) for message in kinds] == [m.Notice, m.Rejected, m.EngineDead]
     assert isinstance(kinds[1], m.Rejected)
     assert kinds[1].error.kind == "Unavailable"
 

@@ -82,6 +82,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Submit(7, REQUEST),
     m.Abort((7, 8)),
     m.StatsRequest(3),
+    m.StatsRequest(4, True),
     m.ExpertsRequest(4, rearranges=True),
     m.AdapterRequest(5, "tuned", "/adapters/tuned"),
     m.ClientDisconnect(),
@@ -105,7 +106,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.ExpertsReply(4, ExpertReport(True, ((5, 6),), (((0, -1), (1, 0)),), (True, False))),
     m.AdapterReply(5, AdapterSource(Adapter("tuned", "ab" * 16), "/adapters/tuned")),
     m.AdaptersChanged((AdapterSource(Adapter("tuned", "ab" * 16), "/adapters/tuned"),)),
-    m.Drain(),
+    m.Notice(True, False),
     m.Fault("what"),
     m.EngineDead("why", has_failed=True),
 )

@@ -129,10 +129,12 @@ __device__ __forceinline__ uint32_t SignedCodes(uint32_t codes, uint32_t zero) {
   return ((codes | kSigns) - zero * kOnes) ^ kSigns;
 }
 
+// So many low bits of each byte.
+__device__ __forceinline__ uint32_t HighMask(int num_bits) { return ((1u << num_bits) - 1) * 0x01010101u; }
+
 // The bits of codes above the low four, in their place: those that steps of four inputs share, of which this is one.
 __device__ __forceinline__ uint32_t HighBits(uint32_t shared, int step, int num_bits) {
-  const uint32_t mask = ((1u << num_bits) - 1) * 0x01010101u;
-  return (shared >> (step * num_bits + 4) % 8 & mask) << 4;
+  return (shared >> (step * num_bits + 4) % 8 & HighMask(num_bits)) << 4;
 }
 
 }  // namespace fdsd::cuda

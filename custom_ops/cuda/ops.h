@@ -57,6 +57,7 @@ Error MtpPlan(const MtpPlanParams& p, Stream stream);
 Error MtpPostprocess(const MtpPostprocessParams& p, void* workspace, Stream stream);
 Error MtpPreprocess(const MtpPreprocessParams& p, Stream stream);
 Error NgramMatch(const NgramMatchParams& p, void* workspace, Stream stream);
+Error PackIntegers(const PackIntegersParams& p, Stream stream);
 Error PackLinear(const PackLinearParams& p, Stream stream);
 Error PrepareBatch(const PrepareBatchParams& p, Stream stream);
 Error ProcessLogits(const ProcessLogitsParams& p, Stream stream);

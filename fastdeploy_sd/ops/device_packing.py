@@ -6,15 +6,21 @@ A piece is whole panels of a matrix: their rows as the checkpoint stores them. K
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.uploads import CudaUploads
 from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT
+from fastdeploy_sd.ops.group_packing import each_integers, pack_integers_params
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_params, packed_bytes, weight_rows
-from fastdeploy_sd.ops.weight_matrix import WeightMatrix
-from fastdeploy_sd.types import Bytes
+from fastdeploy_sd.ops.weight_matrix import Integers, WeightMatrix
+from fastdeploy_sd.types import U8, Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
 _OP = "pack_linear"
@@ -39,6 +45,42 @@ def pack_on_device(
         for begin in range(0, num_rows, at_once):
             piece = matrix.rows([range(begin, min(begin + at_once, num_rows))])
             _pack(device, uploads, address + begin // _PANEL * panel_bytes, piece, fmt, slices)
+
+
+def pack_groups_on_device(
+    device: CudaDevice, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
+) -> None:
+    """Start packing a matrix of integers into a GPU's memory, to the bytes of `pack_groups`; otherwise as above."""
+    device.library.verify("pack_integers", "PackIntegersParams")
+    num_rows, in_features = matrix.shape
+    panel_bytes = packed_bytes(in_features, _PANEL, fmt, slices)
+    num_units = sum(-(-len(piece) // UNIT) for piece in slices.ranges(in_features))
+    unit_bytes = packed_bytes(UNIT, _PANEL, fmt) - UNIT * _PANEL * GROUP_FORMATS[fmt].bits // 8
+    staged_bytes = _aligned(_PANEL * in_features) + num_units * unit_bytes  # of a panel
+    with device.loading(-(-num_rows // _PANEL) * staged_bytes) as uploads:
+        at_once = max(uploads.piece_bytes // max(staged_bytes, 1), 1) * _PANEL
+        for begin in range(0, num_rows, at_once):
+            piece = matrix.rows([range(begin, min(begin + at_once, num_rows))])
+            own_panels, code_bytes = -(-piece.shape[0] // _PANEL), _aligned(piece.shape[0] * in_features)
+            host, staged = uploads.take(code_bytes + own_panels * num_units * unit_bytes)
+            codes = host[: piece.shape[0] * in_features].view(np.int8).reshape(piece.shape)
+            factors = host[code_bytes:].reshape(own_panels, num_units, unit_bytes)
+            each_integers(piece, fmt, slices, _into(codes, factors))
+            uploads.copy(staged, host)
+            to = address + begin // _PANEL * panel_bytes
+            params = pack_integers_params(to, piece.shape, fmt, slices, staged, staged + code_bytes)
+            device.library.launch("pack_integers", params, 0, device.stream)
+
+
+def _into(codes: npt.NDArray[np.int8], factors: U8) -> Callable[[range, Integers, U8], None]:
+    """Return what writes rows where those of a matrix belong."""
+
+    def write(rows: range, integers: Integers, own: U8) -> None:
+        codes[rows.start : rows.stop] = integers.codes
+        first = rows.start // _PANEL
+        factors[first : first + len(own)] = own
+
+    return write
 
 
 def send_packed(device: CudaDevice, address: int, data: Bytes) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy_sd.device.library import num_threads
+from fastdeploy_sd.device.layout import struct_type
+from fastdeploy_sd.device.library import CParams, call, num_threads
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
-from fastdeploy_sd.ops.linear_format import LinearFormat
+from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.packing import GROUP, pack_codes, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import I32, U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
-_PANEL, _STEP = 32, 4
-_STEPS = UNIT // _STEP
+_PANEL = 32
 _CODES_AT_ONCE = 1 << 18  # arrays of so many stay in the cache
 
 
@@ -86,21 +86,51 @@ def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out
     if codes is not None:
         out[:] = codes
         return
+    panels = out.reshape(-(-matrix.shape[0] // _PANEL), -1)
+
+    def pack(rows: range, integers: Integers, factors: U8) -> None:
+        codes = np.ascontiguousarray(integers.codes)
+        address = panels[rows.start // _PANEL :].ctypes.data
+        params = pack_integers_params(address, codes.shape, name, slices, codes.ctypes.data, factors.ctypes.data)
+        call("pack_integers", params)
+
+    each_integers(matrix, name, slices, pack)
+
+
+def each_integers(
+    matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, take: Callable[[range, Integers, U8], object]
+) -> None:
+    """Call take(rows, their integers, `factor_bytes`) for some panels of a matrix at a time, on all threads."""
     fmt, pieces = GROUP_FORMATS[name], slices.ranges(matrix.shape[1])
     num_rows = matrix.shape[0]
-    panels = out.reshape(-(-num_rows // _PANEL), -1)
-    rows_at_once = max(_CODES_AT_ONCE // matrix.shape[1] // _PANEL, 1) * _PANEL
+    rows_at_once = max(_CODES_AT_ONCE // max(matrix.shape[1], 1) // _PANEL, 1) * _PANEL
 
-    def pack_rows(begin: int) -> None:
+    def read_rows(begin: int) -> None:
         rows = range(begin, min(begin + rows_at_once, num_rows))
         parts = [part.integers(slice(None)).in_groups(fmt.group) for part in matrix.rows([rows]).parts]
-        first = begin // _PANEL
-        found = pack_panels(_joined(parts, fmt), fmt, pieces)
-        panels[first : first + len(found)] = found
+        integers = _joined(parts, fmt)
+        take(rows, integers, factor_bytes(integers, fmt, pieces))
 
-    # NumPy works on arrays without holding Python's lock.
+    # NumPy and kernels work on arrays without holding Python's lock.
     with ThreadPoolExecutor(num_threads()) as pool:
-        list(pool.map(pack_rows, range(0, num_rows, rows_at_once)))
+        list(pool.map(read_rows, range(0, num_rows, rows_at_once)))
+
+
+def pack_integers_params(
+    address: int, shape: tuple[int, ...], name: LinearFormat, slices: SliceRule, codes: int, factors: int
+) -> CParams:
+    """Return PackIntegersParams of a matrix [N, K] over the addresses of what it is packed to, and from."""
+    out_features, in_features = shape
+    return struct_type("PackIntegersParams")(
+        in_features=in_features,
+        out_features=out_features,
+        format=format_code(name),
+        num_slices=slices.count,
+        slice_unit=slices.unit,
+        codes=codes,
+        factors=factors,
+        packed=address,
+    )
 
 
 def _joined(parts: Sequence[Integers], fmt: GroupFormat) -> Integers:
@@ -122,48 +152,22 @@ def _joined(parts: Sequence[Integers], fmt: GroupFormat) -> Integers:
     return Integers(np.concatenate([part.codes for part in parts]), scales, minima)
 
 
-def pack_panels(rows: Integers, fmt: GroupFormat, pieces: Sequence[range]) -> U8:
-    """Return u8[panels, bytes of a panel] of some rows of a matrix, the last panel padded with zeros.
+def factor_bytes(rows: Integers, fmt: GroupFormat, pieces: Sequence[range]) -> U8:
+    """Return u8[panels, units, bytes]: scales and minima of some rows of a matrix, the last panel padded with zeros.
 
     Args:
         rows: of whole panels, but for the last.
         pieces: the columns of each slice, whose units begin anew; at multiples of the format's groups.
     """
-    panels = [_pack_piece(rows.columns(piece), fmt) for piece in pieces]
-    return np.concatenate(panels, axis=1)
-
-
-def _pack_piece(rows: Integers, fmt: GroupFormat) -> U8:
-    num_rows, num_columns = rows.codes.shape
-    num_panels, num_units = -(-num_rows // _PANEL), -(-num_columns // UNIT)
-    codes = np.zeros((num_panels * _PANEL, num_units * UNIT), np.uint8)
-    np.add(rows.codes.view(np.uint8), np.uint8(fmt.zero), out=codes[:num_rows, :num_columns])
-    # [panels, units, steps, columns, 4 inputs]
-    steps = codes.reshape(num_panels, _PANEL, num_units, _STEPS, _STEP).transpose(0, 2, 3, 1, 4)
-    parts = _code_planes(np.ascontiguousarray(steps), fmt.bits)
-    parts += _factor_planes(rows.scales, fmt.scale, fmt.group, num_panels, num_units)
-    if rows.minima is not None:
-        parts += _factor_planes(rows.minima, fmt.minimum, fmt.group, num_panels, num_units)
-    units = np.concatenate([part.reshape(num_panels, num_units, -1) for part in parts], axis=2)
-    return units.reshape(num_panels, -1)
-
-
-def _code_planes(steps: U8, bits: int) -> list[U8]:
-    if bits == 8:  # noqa: PLR2004 (a byte)
-        return [steps]
-    half = _PANEL // 2
-    low = steps & 15
-    planes: list[U8] = [np.bitwise_or(low[:, :, :, :half], low[:, :, :, half:] << 4)]
-    if bits > 4:  # noqa: PLR2004 (a nibble)
-        width = bits - 4
-        sharing = 8 // width
-        high = (steps >> 4).reshape(*steps.shape[:2], -1, sharing, *steps.shape[3:])
-        plane = np.zeros((*high.shape[:3], *high.shape[4:]), np.uint8)
-        for i in range(sharing):
-            # Bits of the first step lie where they belong in a code.
-            plane |= high[:, :, :, i] << np.uint8((i * width + 4) % 8)
-        planes.append(plane)
-    return planes
+    num_panels = -(-len(rows.codes) // _PANEL)
+    found = []
+    for piece in pieces:
+        own, num_units = rows.columns(piece), -(-len(piece) // UNIT)
+        planes = _factor_planes(own.scales, fmt.scale, fmt.group, num_panels, num_units)
+        if own.minima is not None:
+            planes += _factor_planes(own.minima, fmt.minimum, fmt.group, num_panels, num_units)
+        found.append(np.concatenate([plane.reshape(num_panels, num_units, -1) for plane in planes], axis=2))
+    return np.concatenate(found, axis=1)
 
 
 def _factor_planes(factors: Factors, kind: str, group: int, num_panels: int, num_units: int) -> list[U8]:

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.hub.gguf import checkpoint_folder
 from fastdeploy_sd.models.checkpoint import Checkpoint
@@ -98,7 +99,7 @@ def test_columns_of_heads_stay_integers_where_they_are_whole_groups(width: int, 
 def packed_units(matrix: WeightMatrix) -> np.ndarray:
     """u8[panels, units, bytes]."""
     rows, columns = matrix.shape
-    packed = np.zeros(packed_bytes(columns, rows, "q4_k"), np.uint8)
+    packed = WeightMemory().take(packed_bytes(columns, rows, "q4_k"))
     pack_groups(matrix, "q4_k", WHOLE, packed)
     return packed.reshape(-1, columns // UNIT, packed.size * UNIT // (-(-rows // 32) * columns))
 

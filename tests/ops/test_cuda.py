@@ -145,4 +145,4 @@ def test_ops_that_are_declared_are_tested() -> None:
     names = {"".join(part.capitalize() for part in name.split()[0].split("_")) for name in ON_CUDA}
     # These have no kernel for a CPU, or one that is no op of a pass, and so no case that all backends run:
     # test_cuda_ngram.py, test_cuda_packing.py.
-    assert names | {"NgramMatch", "PackLinear"} == set(cuda_build.op_names())
+    assert names | {"NgramMatch", "PackIntegers", "PackLinear"} == set(cuda_build.op_names())

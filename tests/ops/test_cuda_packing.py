@@ -10,13 +10,17 @@ import pytest
 from fastdeploy_sd.device.cuda import uploads as cuda_uploads
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.errors import DeviceLost
+from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops.bf16 import to_bf16
-from fastdeploy_sd.ops.device_packing import pack_on_device
+from fastdeploy_sd.ops.device_packing import pack_groups_on_device, pack_on_device
+from fastdeploy_sd.ops.group_format import GROUP_FORMATS
 from fastdeploy_sd.ops.linear_format import GPU_FORMATS, LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cuda_device import emulated, loses_the_device
+from tests.ops.test_grouped_linear import NUM_COLUMNS, packed
+from tests.ops.test_grouped_linear import matrix as matrix_of_blocks
 from tests.ops.test_packing import special_weights, weights
 
 pytestmark = pytest.mark.slow
@@ -64,6 +68,19 @@ def test_the_bytes_are_those_of_processors(gpu: CudaDevice, fmt: LinearFormat, d
     for matrix, slices in cases:
         want = pack_linear(matrix, fmt, slices).data
         np.testing.assert_array_equal(packed_there(gpu, [matrix], fmt, slices), want, err_msg=f"{matrix.name} {slices}")
+
+
+@pytest.mark.parametrize(("kind", "fmt"), [(kind, block.fmt) for kind, block in BLOCK_TYPES.items()])
+def test_integers_have_the_bytes_of_processors(
+    gpu: CudaDevice, kind: str, fmt: LinearFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces of a panel or two, and where slices end within a unit or not."""
+    monkeypatch.setattr(cuda_uploads, "PIECE_BYTES", 64 << 10)
+    for slices in (WHOLE, SliceRule(4, GROUP_FORMATS[fmt].unit)):
+        own = matrix_of_blocks((kind, 70), (kind, 60))
+        tensor = gpu.empty((packed_bytes(NUM_COLUMNS, 130, fmt, slices),), np.uint8)
+        pack_groups_on_device(gpu, tensor.address, own, fmt, slices)
+        np.testing.assert_array_equal(gpu.read(tensor), packed(own, fmt, slices).data)
 
 
 def test_many_matrices_go_through_two_small_pieces(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

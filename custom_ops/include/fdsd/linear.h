@@ -75,6 +75,18 @@ struct PackLinearParams {
 };
 Error PackLinear(const PackLinearParams& p);
 
+// Reorder a matrix of integers with groups into that layout, as it is. On a processor by the calling thread alone.
+struct PackIntegersParams {
+  int32_t in_features;   // K
+  int32_t out_features;  // N
+  LinearFormat format;   // wint8, wint4 or one of integers with groups
+  SliceRule slices;
+  const int8_t* codes;     // [N, K], less the format's zero
+  const uint8_t* factors;  // [panels, units, bytes]: what a unit has after its codes, scales and minima
+  void* packed;            // as PackLinear's
+};
+Error PackIntegers(const PackIntegersParams& p);
+
 // y = x . weight^T (+ bias). Each output element is summed in one order that does not depend on M or on the threads.
 // Each slice is summed over its inputs in float32, then the slices in their tree, then the bias is added. Then it is
 // rounded.

@@ -21,7 +21,7 @@ from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
-from fastdeploy_sd.ops.device_packing import pack_on_device, send_packed
+from fastdeploy_sd.ops.device_packing import pack_groups_on_device, pack_on_device, send_packed
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
 from fastdeploy_sd.ops.group_packing import in_group_order, kept_format, pack_groups
 from fastdeploy_sd.ops.linear_format import LinearFormat
@@ -197,7 +197,7 @@ class WeightPacker:
         if isinstance(where, CudaDevice):
             tensor = where.empty((num_bytes,), np.uint8)
             for i, matrix in enumerate(matrices):
-                _pack_on_device(where, tensor.address + i * size, size, matrix, form)
+                _pack_on_device(where, tensor.address + i * size, matrix, form)
             if store is not None:
                 store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
@@ -209,15 +209,12 @@ class WeightPacker:
         return where.wrap(data)
 
 
-def _pack_on_device(where: CudaDevice, address: int, size: int, matrix: WeightMatrix, form: _Form) -> None:
-    if form.keeps_integers:
-        packed = np.empty(size, np.uint8)
-        pack_groups(matrix, form.format, form.slices, packed)
-        send_packed(where, address, packed)
-        return
+def _pack_on_device(where: CudaDevice, address: int, matrix: WeightMatrix, form: _Form) -> None:
     codes = pack_codes(matrix, form.format, form.slices)
     if codes is not None:
         send_packed(where, address, codes)
+    elif form.keeps_integers:
+        pack_groups_on_device(where, address, matrix, form.format, form.slices)
     else:
         pack_on_device(where, address, _numbers(matrix, form.format), form.format, form.slices)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -31,6 +32,8 @@ from custom_ops import build, cuda_build
 
 # In place of a compute capability: the GPU of cuda/emulation/, for which a C++ compiler builds.
 EMULATED_GPU = "emulated"
+# Libraries for an architecture in a folder: of this version, and of others that are installed too.
+KEPT = 3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -72,8 +75,12 @@ def keep(folder: pathlib.Path, capability: str, say: build.Say, *, may_build: bo
         if may_build and not kept:
             raise
         return kept[-1] if kept else None
-    if library.exists() or not may_build:
-        return library if library.exists() else None
+    if library.exists():
+        with contextlib.suppress(OSError):  # of another user
+            library.touch()
+        return library
+    if not may_build:
+        return None
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         try:
@@ -83,6 +90,7 @@ def keep(folder: pathlib.Path, capability: str, say: build.Say, *, may_build: bo
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _build_kept(library, architecture, say)
+            _drop_old(folder, architecture)
     return library
 
 
@@ -100,6 +108,13 @@ def _build_kept(library: pathlib.Path, architecture: str, say: build.Say) -> Non
         os.replace(built, library)
     finally:
         shutil.rmtree(objects, ignore_errors=True)
+
+
+def _drop_old(folder: pathlib.Path, architecture: str) -> None:
+    """Leave the libraries for an architecture that were used last; a process that has loaded another one keeps it."""
+    found = sorted(folder.glob(f"*-sm_{architecture}-*{cuda_build.LIBRARY}"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-KEPT]:
+        path.unlink()
 
 
 def _compiler_version(architecture: str) -> str:

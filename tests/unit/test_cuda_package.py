@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import os
 import pathlib
 import shutil
 import sys
@@ -91,6 +92,31 @@ def test_other_sources_and_another_compiler_have_a_library_of_their_own(nvcc: pa
     with (nvcc / "site" / "fastdeploy_sd" / "csrc" / "custom_ops" / "cuda" / "norm.cu").open("a") as source:
         source.write("// more\n")
     assert kernels.kept("9.0", may_build=False) is None
+
+
+def test_libraries_that_were_used_last_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each architecture by itself; what a process has loaded goes on working without its file."""
+    version = "1"
+    monkeypatch.setattr(cuda_package, "_compiler_version", lambda _: version)
+    monkeypatch.setattr(cuda_package, "_build_kept", lambda library, *_: library.touch())
+    monkeypatch.setattr(cuda_package, "KEPT", 2)
+
+    def keep(capability: str) -> pathlib.Path:
+        for place, path in enumerate(sorted(tmp_path.glob("*.so"), key=lambda path: path.stat().st_mtime)):
+            os.utime(path, (place, place))
+        found = cuda_package.keep(tmp_path, capability, str, may_build=True)
+        assert found is not None
+        return found
+
+    first, other = keep("9.0"), keep("8.0")
+    version = "2"
+    second = keep("9.0")
+    version = "1"
+    assert keep("9.0") == first
+    version = "3"
+    third = keep("9.0")
+    assert {path for path in tmp_path.iterdir() if path.suffix == ".so"} == {first, other, third}
+    assert second not in (first, third)
 
 
 def test_a_wheel_of_kernels_is_found_where_it_is_installed(nvcc: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

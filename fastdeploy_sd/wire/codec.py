@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy_sd.errors import FdsdError, InternalError, shown
 
@@ -107,6 +108,8 @@ def _generic_codec(hint: Any) -> Codec:
         return _mapping_codec(codec_of(args[0]), codec_of(args[1]))
     if origin is np.ndarray:
         return _array_codec(np.dtype(typing.get_args(args[1])[0]))
+    if origin is npt.NDArray:  # an alias by itself since NumPy 2.5
+        return _array_codec(np.dtype(args[0]))
     raise TypeError(f"no wire form for {hint!r}")
 
 

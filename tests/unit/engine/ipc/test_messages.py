@@ -7,9 +7,11 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import TypeAliasType, TypeVar
 
 from fastdeploy_sd import errors
 from fastdeploy_sd.engine.ipc import messages as m
@@ -253,6 +255,18 @@ def test_an_error_class_without_a_wire_name_travels_as_its_base() -> None:
     assert m.WireError.of(errors.CheckpointError("x")).kind == "ConfigError"
     assert m.WireError.of(ProtocolError("x")).kind == "InternalError"
     assert type(m.WireError("Unheard", "x").to_exception()) is errors.InternalError
+
+
+def test_arrays_are_known_where_numpy_writes_their_type_as_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NumPy 2.5 does, which Python 3.11 has not."""
+    scalar = TypeVar("scalar", bound=np.generic)
+    alias: Any = TypeAliasType("alias", np.ndarray[Any, np.dtype[scalar]], type_params=(scalar,))  # type: ignore[arg-type]
+    monkeypatch.setattr(npt, "NDArray", alias)
+    codec = codec_of(alias[np.int32])
+    assert codec.encode is not None
+    np.testing.assert_array_equal(codec.decode(codec.encode(np.arange(3, dtype=np.int32))), [0, 1, 2])
+    with pytest.raises(ProtocolError):
+        codec.decode(b"123")
 
 
 def test_a_hint_without_a_wire_form_is_found_when_the_codec_is_made() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +20,19 @@ from fastdeploy_sd.cli.verify import (
     run_matrix,
     standard_methods,
 )
-from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.cli.verify.answers import AnswerCollector, compare
+from fastdeploy_sd.cli.verify.runs import open_engine, run
+from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig
 from fastdeploy_sd.config.lora_section import LoraConfig
+from tests.engine.handover_pairs import open_pair
+from tests.engine.test_swap import check as check_swap
+from tests.engine.test_swap import swapping
 from tests.models.mtp_models import layout_of, make_model
 from tests.models.peft_adapters import ALL, ATTENTION, write_adapter
 
 MODEL = "qwen3-tiny"
+DECODE = EngineVariant("decode", max_num_seqs=6, num_blocks=300, enable_prefix_caching=True)
+PREFILL = EngineVariant("prefill", 4, long_prefill_token_threshold=24, num_blocks=200, enable_prefix_caching=True)
 WAYS = [
     *quick_variants()[1:4],
     EngineVariant("blocks of 64, prefix cache", block_size=64, num_blocks=64, enable_prefix_caching=True, num_passes=2),
@@ -74,5 +83,60 @@ def test_same_tokens_where_adapters_wait_for_one_place(reference: Reference) -> 
     check(run_matrix(replace(reference, base=base), [WAYS[0]], standard_methods(["ngram"], [3])))
 
 
-def test_eager_execution_gives_the_same(reference: Reference) -> None:
-    check(run_matrix(reference, [EngineVariant("eager", enforce_eager=True, num_requests=6)], [PLAIN]))
+def test_ranks_give_the_bytes_of_one(reference: Reference) -> None:
+    base = replace(reference.base, parallel=ParallelConfig(tensor_parallel_size=2, rank_timeout_s=60.0))
+    check(run_matrix(replace(reference, base=base), [WAYS[1]], standard_methods(["mtp"], [2])))
+
+
+def test_a_prefill_instance_computes_prompts_with_their_adapters(reference: Reference) -> None:
+    [column] = standard_methods(["mtp"], [2], model_method="mtp")
+    with open_pair(reference, (DECODE, column), (PREFILL, column), seed=1) as pair:
+        assert compare(reference.answers, pair.run(reference.requests, random.Random(0))) is None
+        assert pair.decode.stats().num_supplied_tokens["prefill"] > 300
+        assert pair.wire.num_failed == 0
+
+
+def test_a_prefill_instance_refuses_an_adapter_that_it_has_not_loaded(reference: Reference) -> None:
+    [column] = standard_methods(["ngram"], [2])
+    with open_pair(reference, (DECODE, column), (PREFILL, column), seed=1) as pair:
+        pair.prefill.adapters.unload("two")
+        assert compare(reference.answers, pair.run(reference.requests, random.Random(0))) is None
+        num_of_two = sum(r.adapter is not None and r.adapter.name == "two" for r in reference.requests)
+        assert 0 < sum(pair.decode.stats().num_kv_failures.values()) <= num_of_two
+
+
+def test_the_second_level_of_the_prefix_cache_knows_adapters_apart(reference: Reference) -> None:
+    with swapping(reference, standard_methods(["ngram"], [3])[0]) as engine:
+        check_swap(reference, engine, reference.requests)
+        assert engine.stats().swap.num_loaded > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_adapter_whose_files_change_fails_its_requests_alone(
+    reference: Reference, tmp_path: Path, num_ranks: int
+) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(dict(reference.base.lora.modules)[name], tmp_path / name)
+    lora = LoraConfig(None, tuple(f"{name}={tmp_path / name}" for name in ("one", "two")), max_loras=2)
+    parallel = ParallelConfig(tensor_parallel_size=num_ranks, rank_timeout_s=60.0)
+    with open_engine(replace(reference.base, lora=lora, parallel=parallel), WAYS[3], PLAIN) as engine:
+        write_adapter(tmp_path / "two", MODEL, ATTENTION, seed=9, rank=7)
+        collector, errors = AnswerCollector(), dict[str, str]()
+        for request in reference.requests:
+            engine.submit(request)
+        while engine.has_work():
+            for output in engine.step():
+                if output.error is not None:
+                    errors[output.request_id] = output.error[1]
+                collector.add(output)
+        engine.check_integrity()
+        of_two = {r.request_id for r in reference.requests if r.adapter is not None and r.adapter.name == "two"}
+        assert errors.keys() == of_two
+        assert all("'two' have changed since it was loaded" in text for text in errors.values())
+        others = {name: answer for name, answer in reference.answers.items() if name not in of_two}
+        assert compare(others, {name: collector.answer(name) for name in others}) is None
+        engine.adapters.unload("two")
+        again = engine.adapters.load("again", tmp_path / "two").adapter
+        [request] = [r for r in reference.requests if r.request_id in of_two][:1]
+        answer = run(engine, [replace(request, adapter=again)])[request.request_id]
+        assert answer.finish_reason != "error"

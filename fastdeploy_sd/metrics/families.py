@@ -9,6 +9,7 @@ constant one. Knows no exposition format.
 from __future__ import annotations
 
 from fastdeploy_sd.metrics import expert_families, kv_families
+from fastdeploy_sd.metrics.adapter_families import ADAPTER_LABELLED_GAUGES
 from fastdeploy_sd.metrics.choice_families import CHOICE_GAUGES, CHOICE_LABELLED_COUNTERS, CHOICE_LABELLED_GAUGES
 from fastdeploy_sd.metrics.family import ByPosition, Labelled, Single, ratio
 from fastdeploy_sd.metrics.grammar_families import GRAMMAR_COUNTERS, GRAMMAR_GAUGES
@@ -272,6 +273,7 @@ LABELLED_GAUGES = (
     ),
     *CHOICE_LABELLED_GAUGES,
     *expert_families.EXPERT_LABELLED_GAUGES,
+    *ADAPTER_LABELLED_GAUGES,
 )
 
 # Name, meaning, key of EngineStats.histograms; over requests that have ended.

@@ -189,6 +189,7 @@ class EngineStats:
         num_running: admitted, ready or not. num_waiting_for_kv: those of them whose KV is on its way.
         num_preempted_waiting, num_waiting_for_grammar: parts of num_waiting.
         num_waiting_tokens: prompt tokens of the waiting requests.
+        num_running_by_adapter, num_waiting_by_adapter: parts of num_running and num_waiting, by name of their adapter.
         num_blocks: total = free + cached + referenced by running requests.
         num_free_blocks: without content. num_cached_blocks: with reusable content.
         num_state_snapshots: places for snapshots of recurrent states. num_used_state_snapshots: of these, with a
@@ -229,6 +230,8 @@ class EngineStats:
     num_waiting_for_grammar: int = 0
     num_preempted_waiting: int = 0
     num_waiting_tokens: int = 0
+    num_running_by_adapter: dict[str, int] = field(default_factory=dict)
+    num_waiting_by_adapter: dict[str, int] = field(default_factory=dict)
     max_num_seqs: int = 0
     block_size: int = 0
     num_blocks: int = 0

@@ -1,4 +1,4 @@
-"""LoRA adapters on a GPU: steps that start ahead of the last one's tokens, and adapters that take turns in one place."""
+"""LoRA adapters on a GPU: steps that start before the last one is over, and adapters that take turns in one place."""
 
 from __future__ import annotations
 

@@ -192,6 +192,7 @@ class RouterApp:
                 "created": said.created,
                 "owned_by": "fastdeploy_sd",
                 "max_model_len": said.member.max_model_len,
+                **({"parent": said.served_names[0]} if name in {a.name for a in said.member.adapters} else {}),
             }
             for said in serving
             for name in said.served_names

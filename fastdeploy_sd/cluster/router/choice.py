@@ -30,7 +30,7 @@ class RoutingHints:
 
     Attributes:
         keys: of its prompt's beginnings.
-        model: the name that it asks for, where instances serve several models; None = any instance may answer.
+        model: the name that it asks for, where instances serve several models or adapters; None = any may answer.
         fingerprint: of the instance that has begun to answer; another one must have the same. None = none has.
         tried: instances that failed on it.
         lost: servers whose connection broke on it; all their instances failed.
@@ -71,12 +71,16 @@ class Chooser:
 
     def hints(self, body: bytes) -> RoutingHints:
         """Return what matters of a request; NotFound: it names a model that no registered instance serves."""
-        return RoutingHints(self._seen.keys_of(prompt_of(body)), self._model_of(body))
+        model = self._model_of(body)
+        return RoutingHints(self._seen.keys_of(prompt_of(body), model or ""), model)
 
     def _model_of(self, body: bytes) -> str | None:
-        """See RoutingHints.model. A body is looked at only where instances differ; an instance refuses what is none."""
-        served = dict.fromkeys(i.said.served_names for i in self._registered() if i.member.generates)
-        if len(served) <= 1:
+        """See RoutingHints.model. A body is looked at only where instances differ or have adapters; an instance refuses
+        what is none.
+        """
+        serving = [i for i in self._registered() if i.member.generates]
+        served = dict.fromkeys(i.said.served_names for i in serving)
+        if len(served) <= 1 and not any(i.member.adapters for i in serving):
             return None
         model = text_field(body, "model")
         if model is None:
@@ -100,7 +104,10 @@ class Chooser:
         ]
         candidates = {i.instance_id: i.candidate() for i in available}
         able = [i for i in able if not hints.avoids(i.member)] or able
-        placed = self._seen.place({i.instance_id: candidates[i.instance_id] for i in able}, candidates, hints.keys)
+        adapters = (adapter for i in able for adapter in i.member.adapters if adapter.name == hints.model)
+        digest = next((adapter.digest for adapter in adapters), "")
+        owners = {i.instance_id: candidates[i.instance_id] for i in able if i.member.has_adapter(digest)}
+        placed = self._seen.place(owners, candidates, hints.keys, adapter_digest=digest)
         if placed is None:
             return None
         by_id = {i.instance_id: i for i in available}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fastdeploy_sd.engine.requests.request_pool import RequestPool
+from fastdeploy_sd.engine.requests.request_state import RequestState
 from fastdeploy_sd.types.stats import EngineStats
 
 
@@ -21,6 +23,8 @@ def snapshot_of(pool: RequestPool) -> EngineStats:
         grammars=pool.preparing.stats(),
         num_preempted_waiting=sum(state.num_preemptions > 0 for state in pool.waiting),
         num_waiting_tokens=pool.waiting.num_prompt_tokens + pool.preparing.num_prompt_tokens,
+        num_running_by_adapter=_by_adapter([*pool.running, *pool.admitted.values()]),
+        num_waiting_by_adapter=_by_adapter([*pool.waiting, *pool.preparing]),
         max_num_seqs=pool.max_num_seqs,
         block_size=pool.kv.block_size,
         num_blocks=pool.kv.num_blocks,
@@ -29,6 +33,10 @@ def snapshot_of(pool: RequestPool) -> EngineStats:
         num_state_snapshots=0 if states is None else states.num_snapshots,
         num_used_state_snapshots=0 if states is None else states.num_used_snapshots,
     )
+
+
+def _by_adapter(states: Iterable[RequestState]) -> dict[str, int]:
+    return dict(Counter(state.request.adapter.name for state in states if state.request.adapter is not None))
 
 
 def verify_pool(pool: RequestPool) -> None:

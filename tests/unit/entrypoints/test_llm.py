@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import weakref
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.errors import BadRequest, ConfigError, InternalError, Unavailable
-from fastdeploy_sd.llm import LLM
+from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError, InternalError, NotFound, Unavailable
+from fastdeploy_sd.llm import LLM, LoRARequest
 from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.types import ModelInfo, Request, SchedulerOutput, Speculation, SpeculationInfo
 from tests.doubles.proposers import OracleProposer
+from tests.doubles.toy_adapters import ToyAdapters
 from tests.doubles.toy_executor import ToyExecutor
 from tests.doubles.toy_model import ToyModel
 from tests.unit.text.vocabularies import GOLDEN, golden_tokenizer
@@ -365,3 +367,30 @@ def test_progress_is_shown_on_a_terminal_only(
 def test_options_of_the_server_are_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{name}: expected options of the engine, got one of the server"):
         LLM(model=str(GOLDEN), **{name: value})
+
+
+def test_prompts_run_with_the_adapters_that_they_name(load: Load) -> None:
+    executor = ToyExecutor(replace(INFO, num_adapter_slots=2))
+    executor.adapters = files = ToyAdapters({"/a": "a", "/b": "b"})
+    llm, _ = load(executor, enable_lora=True)
+    one, two = LoRARequest("one", 1, "/a"), LoRARequest("two", 2, "/b")
+    outputs = llm.generate(["x"] * 3, GREEDY, lora_request=[None, one, two])
+    texts = [output.outputs[0].token_ids for output in outputs]
+    assert len(set(map(tuple, texts))) == 3
+    assert llm.generate("x", GREEDY, lora_request=LoRARequest("two"))[0].outputs[0].token_ids == texts[2]
+    assert llm.chat([HELLO], GREEDY, lora_request=one)[0].outputs != llm.chat([HELLO], GREEDY)[0].outputs
+    assert files.read == ["/a", "/b"]
+    for wrong, error, text in (
+        ([one], BadRequest, "a LoRARequest, or one or None for each of 2 prompts, got list"),
+        ("one", BadRequest, "got str"),
+        ([one, "two"], BadRequest, "got str among them"),
+        (LoRARequest("three"), NotFound, "expected a loaded adapter or a lora_path, got 'three'"),
+        (LoRARequest("one", 1, "/b"), BadRequest, "expected 'one' in /a, as it was loaded, got /b"),
+        (LoRARequest("three", 3, "/c"), CheckpointError, "/c: expected adapter_config.json"),
+    ):
+        with pytest.raises(error, match=re.escape(text)):
+            llm.generate(["x", "y"], GREEDY, lora_request=wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="expected a server with enable_lora, got one without"):
+        load()[0].generate("x", GREEDY, lora_request=one)
+    with pytest.raises(ConfigError, match="lora_root: expected options of the engine"):
+        load(enable_lora=True, lora_root="/a")

@@ -60,9 +60,9 @@ class Server:
         table_rows, lengths, budget = (np.array([n], np.int32) for n in (table_row, self.lengths[table_row], k))
         return self.proposer.propose(ProposeInput(("r",), table_rows, self.table, lengths, budget, prefix=before))
 
-    def serve(self, table_row: int, prompt: Sequence[int], output: Sequence[int], salt: str = "") -> None:
+    def serve(self, table_row: int, prompt: Sequence[int], output: Sequence[int], salt: str = "", **of: Any) -> None:
         """A request from its first step to its end."""
-        self.begin(table_row, prompt, salt=salt)
+        self.begin(table_row, prompt, salt=salt, **of)
         for token in output:
             self.commit(table_row, [token])
             self.draft(table_row)
@@ -165,6 +165,16 @@ def test_another_tenant_never_changes_a_draft() -> None:
     alone = run(with_tenant=False)
     assert alone == run(with_tenant=True)
     assert sum(map(len, alone)) > 100
+
+
+def test_adapters_share_nothing_whatever_the_salt_and_each_shares_with_itself() -> None:
+    server, own, other = Server(max_cached_requests=9), "ab" * 16, "cd" * 16
+    server.serve(0, [900], PHRASE, adapter_digest=own)
+    cases = [("", "", []), ("", other, []), (own, "", []), (own, own, []), ("", own, PHRASE[6:11])]
+    for salt, digest, expected in cases:
+        server.begin(1, PHRASE[:6], salt=salt, adapter_digest=digest)
+        assert server.draft(1) == expected
+        server.proposer.forget(np.array([1], np.int32))
 
 
 def test_salts_share_nothing_and_each_shares_with_itself() -> None:

@@ -13,7 +13,7 @@ from fastdeploy_sd.cluster.membership import DECODE, PREFILL, InstanceLoad
 from fastdeploy_sd.cluster.router.choice import Chooser
 from fastdeploy_sd.cluster.router.instance import Circuit, Instance
 from fastdeploy_sd.errors import NotFound
-from fastdeploy_sd.types import KvDescription
+from fastdeploy_sd.types import Adapter, KvDescription
 from tests.unit.cluster.router.registrations import KV, NOW, instance
 
 PROMPT = json.dumps({"model": "toy", "prompt": "x" * 2000}).encode()
@@ -224,3 +224,22 @@ def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_try(monkeypatch: p
         circuit.note(True)
     now += 60.1
     assert not circuit.is_open
+
+
+def test_requests_for_an_adapter_go_to_who_has_it_and_so_do_orders_for_their_prompts() -> None:
+    own, other = Adapter("tuned", "aa" * 16), Adapter("tuned", "bb" * 16)
+    names = {"served_names": ("toy", "tuned")}
+    decode = instance("d", role=DECODE, kv=KV, adapters=(own,), **names)
+    bare = instance("b", 1, role=DECODE, kv=KV)
+    sources = [
+        instance(name, i, role=PREFILL, kv=KV, kv_address="tcp://:5000", adapters=adapters)
+        for i, (name, adapters) in enumerate({"p": (own,), "q": (other,), "r": ()}.items(), 2)
+    ]
+    chooser = chooser_of(decode, bare, *sources)
+    for _ in range(30):
+        placement = chooser.choose(chooser.hints(b'{"model": "tuned"}'))
+        assert placement is not None
+        assert placement.source is not None
+        assert (placement.instance.instance_id, placement.source.instance_id) == ("d", "p")
+    with pytest.raises(NotFound):
+        chooser.hints(b'{"model": "missing"}')

@@ -18,7 +18,7 @@ import pytest
 
 from tests.models.peft_adapters import ALL, ATTENTION, write_adapter
 from tests.server.router_process import wait_until
-from tests.server.split_deployment import START_S, ModelServer
+from tests.server.split_deployment import START_S, ModelServer, SplitDeployment
 
 pytestmark = pytest.mark.slow
 
@@ -171,6 +171,25 @@ def test_requests_go_on_whose_adapter_is_unloaded(served: ModelServer, folders: 
         assert ask(url, "/v1/completions", "gone", prompt="a").status_code == 404
         assert [one.result() for one in running] == [want] * 6
     assert names(url) == ["m", "one"]
+
+
+def test_a_router_and_a_prefill_instance_serve_the_adapters_of_their_instances(
+    golden_dir: Path, folders: Path, two: str
+) -> None:
+    modules = [f"{name}={folders / name}" for name in ("one", "two")]
+    options: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 512, "speculative_config": {"method": "ngram"}}
+    prompt = "def add(a, b):\n    return a\n" * 20
+    with SplitDeployment(golden_dir / MODEL, **options, block_size=16) as deployment:
+        router = deployment.router()
+        prefill = deployment.server("prefill", lora_modules=modules[:1])
+        decode = deployment.server("decode", lora_modules=modules)
+        deployment.wait_for(prefill, decode)
+        cards = router.get("/v1/models").json()["data"]
+        assert [(card["id"], card.get("parent")) for card in cards] == [("m", None), ("one", "m"), ("two", "m")]
+        for name, num_arrivals in (("m", 1), ("one", 2), ("two", 2)):
+            assert text(router.url, name, prompt=prompt) == text(two, name, prompt=prompt)
+            assert decode.metric("fastdeploy_sd:kv_arrivals_total") == num_arrivals, "two is not loaded at the other"
+        assert ask(router.url, "/v1/completions", "three", prompt="a").status_code == 404
 
 
 def test_an_engine_that_is_started_again_has_the_adapters(served: ModelServer, folders: Path, two: str) -> None:

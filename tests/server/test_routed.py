@@ -139,6 +139,12 @@ async def test_progress_of_another_request_is_refused(served: Served, progress: 
     assert "expected" in answer.json()["error"]["message"]
 
 
+async def test_a_stream_with_another_adapter_goes_on_elsewhere(served: Served) -> None:
+    progress = Progress("a", 1, (1,), (ChoiceProgress(),), adapter_digest="ab" * 16)
+    answer = await post(served, COMPLETIONS, {"prompt": [5]}, progress)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "adapter_changed")
+
+
 async def test_progress_may_be_longer_than_a_body_but_bodies_may_not() -> None:
     config = server_config(ServerConfig(max_body_bytes=500))
     async with serve(config, gate=RouteGate(RouteReader(KEY, [INSTANCE]))) as served:

@@ -144,7 +144,7 @@ def test_an_adapter_of_another_digest_is_another() -> None:
 
 def test_books_of_places_that_are_wrong_are_noticed() -> None:
     class User:
-        adapter = AdapterSource(adapter_of("x"), "x")
+        adapter: AdapterSource | None = AdapterSource(adapter_of("x"), "x")
         adapter_slot = -1
 
     slots, user = AdapterSlots(2), User()

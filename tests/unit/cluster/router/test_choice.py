@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -228,7 +229,7 @@ def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_try(monkeypatch: p
 
 def test_requests_for_an_adapter_go_to_who_has_it_and_so_do_orders_for_their_prompts() -> None:
     own, other = Adapter("tuned", "aa" * 16), Adapter("tuned", "bb" * 16)
-    names = {"served_names": ("toy", "tuned")}
+    names: dict[str, Any] = {"served_names": ("toy", "tuned")}
     decode = instance("d", role=DECODE, kv=KV, adapters=(own,), **names)
     bare = instance("b", 1, role=DECODE, kv=KV)
     sources = [

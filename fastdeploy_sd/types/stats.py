@@ -187,14 +187,13 @@ class EngineStats:
         num_supplied_tokens: where from -> tokens whose KV came from elsewhere. num_kv_failures: why -> requests for
             which it did not.
         num_running: admitted, ready or not. num_waiting_for_kv: those of them whose KV is on its way.
-        num_preempted_waiting, num_waiting_for_grammar: parts of num_waiting.
+        num_preempted_waiting, num_waiting_for_grammar: parts of num_waiting. num_running_by_adapter,
+            num_waiting_by_adapter: parts of num_running and num_waiting, by name.
         num_waiting_tokens: prompt tokens of the waiting requests.
-        num_running_by_adapter, num_waiting_by_adapter: parts of num_running and num_waiting, by name of their adapter.
         num_blocks: total = free + cached + referenced by running requests.
         num_free_blocks: without content. num_cached_blocks: with reusable content.
         num_state_snapshots: places for snapshots of recurrent states. num_used_state_snapshots: of these, with a
-            snapshot or about to get one.
-        experts: where these are spread over ranks.
+            snapshot or about to get one. experts: where these are spread over ranks.
         histograms: by the names of `HISTOGRAM_BOUNDS`. ttft_s arrival to first token; tpot_s mean time per output
             token after the first; e2e_s arrival to end; queue_s arrival to first schedule; inference_s first schedule
             to end; prefill_s first schedule to first token; decode_s first token to end; the others are token counts.

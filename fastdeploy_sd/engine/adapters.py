@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Protocol
 from fastdeploy_sd.config.lora_section import LoraConfig, name_fault
 from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError, NotFound, shown
 from fastdeploy_sd.types import Adapter, AdapterLoad, AdapterSource
+
+logger = logging.getLogger(__name__)
 
 MAX_ADAPTERS = 256
 ReadDigest = Callable[[Path], str]
@@ -57,6 +60,7 @@ class AdapterRegistry:
             raise BadRequest(f"lora_name: expected at most {MAX_ADAPTERS} adapters, got one more", param="lora_name")
         found = AdapterSource(Adapter(name, self._read_digest(folder)), str(folder))
         self._by_name[name] = found
+        logger.info("adapter %s (%s) is loaded from %s", name, found.adapter.digest[:12], folder)
         return found
 
     def unload(self, name: str) -> AdapterSource:
@@ -66,6 +70,7 @@ class AdapterRegistry:
             raise NotFound(
                 f"lora_name: expected a loaded adapter, got {shown(name)}", param="lora_name", code="adapter_not_loaded"
             )
+        logger.info("adapter %s takes no new requests", name)
         return source
 
     def find(self, adapter: Adapter | None) -> AdapterSource | None:

@@ -47,7 +47,7 @@ class Scheduler:
     too. Neither drafts nor the slots that drafting writes ahead preempt requests. A row keeps the blocks of rejected
     drafts, so another may find none, and preempt, sooner than without speculation.
 
-    Adapters: a request waits for a place for its adapter as it does for blocks, and preempts no one for it.
+    Adapters: a request waits for a place for its adapter, and preempts no one for it. Only those without overtake it.
 
     Readiness: a request whose grammar is being compiled does not hold up those after it. One whose KV a connector
     brings keeps seat and blocks, and is in no step until that has arrived.
@@ -212,10 +212,11 @@ class Scheduler:
     def _waiting_by_length(self) -> Sequence[RequestState]:
         """The waiting requests that could be admitted now if they were the head of the queue, shortest first."""
         pool = self.pool
-        head = pool.waiting.peek(pool.num_seats) if pool.num_free_seats > 0 else None
-        if head is None or self._is_still_refused(head):
+        head = self._head() if pool.num_free_seats > 0 else None
+        if head is None or self._kv.is_still_refused(head.table):
             return ()
-        return list(islice(pool.waiting, pool.num_free_seats))
+        needs_none = self._waits_for_place
+        return list(islice((s for s in pool.waiting if s.adapter is None or not needs_none), pool.num_free_seats))
 
     def _start_ready(self, step: StepBuilder) -> bool:
         """Start the admitted requests that are ready; False if one must wait for budget, as none overtakes it."""
@@ -226,12 +227,12 @@ class Scheduler:
             if state in step.preempted or not self._admit(state, step):
                 break
         while step.budget > 0:
-            head = self.pool.waiting.peek(self.pool.num_seats)
+            head = self._head()
             if head is None or head in step.preempted or not self._admit(head, step):
                 break
 
     def _admit(self, state: RequestState, step: StepBuilder) -> bool:
-        if self._is_still_refused(state):
+        if self._kv.is_still_refused(state.table) or not self.pool.adapters.has_room(state.adapter):
             return False  # nor has anyone come to a seat since whom it may preempt, as none overtakes it
         has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
         if not has_seat and not (candidates := self._victims(state, has_seat=False)):
@@ -251,9 +252,15 @@ class Scheduler:
         state.is_ready = owes_prompt or state.takes_no_kv or not self.pool.waits_for_kv(state, match.num_tokens)
         return not state.is_ready or self._start(state, step)
 
-    def _is_still_refused(self, state: RequestState) -> bool:
-        """Whether a waiting request still lacks blocks, or a place for its adapter, that others have."""
-        return self._kv.is_still_refused(state.table) or not self.pool.adapters.has_room(state.adapter)
+    def _head(self) -> RequestState | None:
+        """The request to admit next; while that one waits for a place for its adapter, of those without an adapter."""
+        return self.pool.waiting.peek(self.pool.num_seats, without_adapter=self._waits_for_place)
+
+    @property
+    def _waits_for_place(self) -> bool:
+        """Whether the head of the queue finds no place for its adapter. Then others with adapters wait after it."""
+        head = self.pool.waiting.peek(self.pool.num_seats)
+        return head is not None and not self.pool.adapters.has_room(head.adapter)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:
         return victims(self.pool, state, self._limits.policy, has_seat=has_seat)
@@ -282,8 +289,8 @@ class Scheduler:
         pool, waiting, num_left = self.pool, self.pool.waiting, 0
         if sum(step.num_new) - sum(step.num_draft) > len(step.states):
             num_left = step.num_left(pool.counters, self._prompts.max_chunk)
-        head = waiting.peek(pool.num_seats) if pool.num_free_seats > 0 else None
-        if head is not None and head not in step.preempted and not self._is_still_refused(head):
+        head = self._head() if pool.num_free_seats > 0 else None
+        if head is not None and head not in step.preempted and not self._kv.is_still_refused(head.table):
             num_next = min(pool.num_free_seats, len(waiting))
             num_left += min(waiting.num_prompt_tokens * num_next // len(waiting), num_next * self._prompts.max_chunk)
         return min(

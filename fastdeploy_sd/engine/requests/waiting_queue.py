@@ -32,9 +32,16 @@ class WaitingQueue:
         insort(self._by_length, state, key=_length)
         self.num_prompt_tokens += state.num_prompt_tokens
 
-    def peek(self, num_seats: Mapping[str, int]) -> RequestState | None:
-        """The request to admit next: of the client with the fewest seats, else the lowest key. None if empty."""
-        heads = [(num_seats.get(client, 0), waiting[0].key, waiting[0]) for client, waiting in self.clients.items()]
+    def peek(self, num_seats: Mapping[str, int], *, without_adapter: bool = False) -> RequestState | None:
+        """The request to admit next: of the client with the fewest seats, else the lowest key. None if empty.
+
+        `without_adapter`: of those that need none.
+        """
+        heads = [
+            (num_seats.get(client, 0), state.key, state)
+            for client, waiting in self.clients.items()
+            if (state := next((s for s in waiting if s.adapter is None or not without_adapter), None)) is not None
+        ]
         return min(heads)[2] if heads else None
 
     def remove(self, state: RequestState) -> None:

@@ -39,16 +39,33 @@ def loads(bench: Bench) -> list[tuple[int, str]]:
 
 def test_a_request_waits_until_a_place_is_free_and_the_oldest_is_taken() -> None:
     bench = AdaptedBench(2)
-    bench.submit(asked("x", "x", 3), asked("y", "y", 9), asked("z", "z", 3), asked("base", "", 3))
+    requests = asked("x", "x", 3), asked("y", "y", 9), asked("z", "z", 3), asked("more", "y", 3), asked("base", "", 2)
+    bench.submit(*requests)
     bench.step()
-    assert bench.plans[-1].request_ids == ("x", "y"), "z waits, and nobody overtakes it"
+    assert bench.plans[-1].request_ids == ("x", "y", "base"), "z waits, and none with an adapter overtakes it"
     stats = bench.engine.stats()
     assert stats.num_running_by_adapter == {"x": 1, "y": 1}
-    assert stats.num_waiting_by_adapter == {"z": 1}
+    assert stats.num_waiting_by_adapter == {"z": 1, "y": 1}
     transcript = bench.finish()
     assert loads(bench) == [(0, "x"), (1, "y"), (0, "z")]
-    for request in (asked("x", "x", 3), asked("y", "y", 9), asked("z", "z", 3), asked("base", "", 3)):
+    for request in requests:
         assert transcript.token_ids[request.request_id] == bench.executor.model.generate(request)
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
+def test_no_adapter_waits_for_ever_while_others_keep_coming(policy: str) -> None:
+    bench = AdaptedBench(1, policy=policy, max_num_seqs=8)
+    bench.submit(asked("x0", "x", 4))
+    bench.step()
+    bench.submit(asked("y", "y", 2))
+    for i in range(1, 40):
+        bench.submit(asked(f"x{i}", "x", 4))
+        bench.step()
+        if "y" in bench.transcript.last:
+            break
+    assert "y" in bench.transcript.last
+    assert i < 10
+    bench.finish()
 
 
 def test_a_place_keeps_its_adapter_while_nobody_needs_it() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.rules.requests import prompt_too_long
 from fastdeploy_sd.text.chat_template import ChatTemplate, Json, Message, PromptEnd
-from fastdeploy_sd.text.infill import find_marks, infill_ends
+from fastdeploy_sd.text.infill import files_before, find_marks, infill_ends
 from fastdeploy_sd.text.template_environment import reads_tools
 from fastdeploy_sd.text.template_process import TemplateProcess
 from fastdeploy_sd.text.tokenizer import Tokenizer, output_encoder
@@ -54,17 +55,26 @@ class PromptEncoder:
         self._verify_may_fit([text], max_tokens)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_infill(self, before: str, after: str, max_tokens: int | None = None) -> list[int]:
+    def encode_infill(
+        self,
+        before: str,
+        after: str,
+        max_tokens: int | None = None,
+        files: Sequence[tuple[str, str]] = (),
+        begun: str = "",
+    ) -> list[int]:
         """Return the ids of a prompt for what belongs between two texts; control tokens in them are plain text.
+
+        files: names and texts of what the model shall know besides. begun: what belongs there so far.
 
         Raises BadRequest: the tokenizer has no marks for it, or a text is too long.
         """
         if self.infill is None:
             text = "suffix: not supported: the model's tokenizer has no marks for filling in the middle"
             raise BadRequest(text, param="suffix", code="not_supported")
-        self._verify_may_fit([before, after], max_tokens)
-        begin = self.tokenizer.encode("", add_special_tokens=True)
-        return begin + self.tokenizer.encode_segments(self.infill.prompt(before, after))
+        self._verify_may_fit([before, after, begun, *chain.from_iterable(files)], max_tokens)
+        segments = files_before(files, self.tokenizer.control_tokens) + self.infill.prompt(before, after, begun)
+        return self.tokenizer.encode("", add_special_tokens=True) + self.tokenizer.encode_segments(segments)
 
     @property
     def infill_end_ids(self) -> tuple[int, ...]:

@@ -23,13 +23,8 @@ from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.cluster.router.scraping import scrape
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_instance_metrics, render_router_metrics
-from fastdeploy_sd.wire.http.error_format import (
-    COUNT_TOKENS_PATH,
-    EMBEDDINGS_PATH,
-    MESSAGES_PATH,
-    RESPONSES_PATH,
-    JsonResponse,
-)
+from fastdeploy_sd.wire.http.api_paths import GENERATION_PATHS, TEXT_PATHS
+from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
 from fastdeploy_sd.wire.http.middleware import (
     add_middleware,
@@ -39,12 +34,7 @@ from fastdeploy_sd.wire.http.middleware import (
     routes_of,
 )
 from fastdeploy_sd.wire.http.ollama_models import (
-    CHAT_PATH,
-    EMBED_PATH,
-    GENERATE_PATH,
-    OLD_EMBED_PATH,
     RUNNING_PATH,
-    SHOW_PATH,
     TAGS_PATH,
     VERSION_PATH,
     OllamaModel,
@@ -53,9 +43,6 @@ from fastdeploy_sd.wire.http.pause_routes import PauseRoutes, paused
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http_client import Ask
 
-_OPENAI = ("/v1/chat/completions", "/v1/completions", RESPONSES_PATH, MESSAGES_PATH, EMBEDDINGS_PATH)
-_GENERATION = (*_OPENAI, CHAT_PATH, GENERATE_PATH, EMBED_PATH, OLD_EMBED_PATH)
-_TEXT = ("/tokenize", "/detokenize", COUNT_TOKENS_PATH, SHOW_PATH)
 _MAX_LARGEST_BODIES = 16  # they are held until their answers are complete
 # What an instance gets of a client's headers.
 _PASSED = ("accept", "content-type", "user-agent", "x-request-id", "traceparent", "tracestate")
@@ -81,7 +68,7 @@ class RouterApp:
         add_middleware(self.app, config.server, stats, open_paths=(m.CHALLENGE, m.REGISTER, m.HEARTBEAT, m.DEREGISTER))
 
     def _add_routes(self) -> None:
-        for path in (*_GENERATION, *_TEXT):
+        for path in (*GENERATION_PATHS, *TEXT_PATHS):
             self.app.add_api_route(path, self.relay, methods=["POST"])
         add_refused_routes(self.app)
         PauseRoutes(self._paused).add_to(self.app)
@@ -123,7 +110,7 @@ class RouterApp:
             async with self._bodies.read(request) as content:
                 path = request.url.path
                 ask = Ask("POST", path, self._passed(request), content)
-                relay = Relay(self._upstream, ask, path in _GENERATION, Delivery(request, send))
+                relay = Relay(self._upstream, ask, path in GENERATION_PATHS, Delivery(request, send))
                 await until_disconnected(request.receive, relay.run())
         finally:
             self.num_open -= 1

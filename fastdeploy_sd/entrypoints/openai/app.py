@@ -28,6 +28,7 @@ from fastdeploy_sd.types.stats import EngineState
 from fastdeploy_sd.wire.http.error_format import (
     COUNT_TOKENS_PATH,
     EMBEDDINGS_PATH,
+    INFILL_PATH,
     MESSAGES_PATH,
     RESPONSES_PATH,
     JsonResponse,
@@ -84,6 +85,7 @@ def create_app(
     app.add_api_route(COUNT_TOKENS_PATH, handler.count_tokens, methods=["POST"])
     app.add_api_route(CHAT_PATH, handler.ollama_chat, methods=["POST"])
     app.add_api_route(GENERATE_PATH, handler.ollama_generate, methods=["POST"])
+    app.add_api_route(INFILL_PATH, handler.infill, methods=["POST"])
     app.add_api_route(SHOW_PATH, handler.show, methods=["POST"])
     app.add_api_route(EMBEDDINGS_PATH, handler.embed, methods=["POST"])
     app.add_api_route(EMBED_PATH, handler.ollama_embed, methods=["POST"])
@@ -127,6 +129,7 @@ class _Info:
         app.add_api_route("/load", self.load, methods=["GET"])
         app.add_api_route("/metrics", self.metrics, methods=["GET"])
         app.add_api_route("/config-info", self.config_info, methods=["GET"])
+        app.add_api_route("/props", self.props, methods=["GET"])
 
     async def root(self, request: HttpRequest) -> Response:
         """What this server is: name, version, model, routes."""
@@ -207,6 +210,20 @@ class _Info:
         """
         found = {model.names[0]: await self._options_of(model) for model in self._models}
         return JsonResponse({"models": found} if len(found) > 1 else found[self._served.names[0]])
+
+    async def props(self, request: HttpRequest) -> Response:
+        """Facts about a model, in llama.cpp's form; `model` names it where there are several."""
+        name, model = self._served.named(request.query_params.get("model"))
+        facts = {
+            "default_generation_settings": {"n_ctx": model.info.max_request_tokens},
+            "total_slots": model.config.scheduler.max_num_seqs,
+            "model_path": model.config.model.model,
+            "model_alias": name,
+            "chat_template": model.preparer.tokenizer.files.chat_template or "",
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"fastdeploy_sd {__version__}",
+        }
+        return JsonResponse(facts)
 
     async def _options_of(self, model: ServedModel) -> dict[str, Any]:
         rows = explain(model.config)

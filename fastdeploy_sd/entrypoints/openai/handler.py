@@ -21,6 +21,7 @@ from fastdeploy_sd.entrypoints.openai.embedding_format import (
     OllamaEmbedFormat,
 )
 from fastdeploy_sd.entrypoints.openai.generation import ChoiceDelta, run_job
+from fastdeploy_sd.entrypoints.openai.infill_format import InfillFormat
 from fastdeploy_sd.entrypoints.openai.job import GenerationJob
 from fastdeploy_sd.entrypoints.openai.merging import QueueShare
 from fastdeploy_sd.entrypoints.openai.message_format import MessageFormat
@@ -31,6 +32,7 @@ from fastdeploy_sd.entrypoints.openai.preparation import (
     COUNT,
     DETOKENIZE,
     EMBED,
+    INFILL,
     MESSAGE,
     OLLAMA_CHAT,
     OLLAMA_EMBED,
@@ -92,6 +94,10 @@ class GenerationHandler:
     async def ollama_generate(self, request: HttpRequest) -> Response:
         """POST /api/generate."""
         return await self._respond(request, OLLAMA_GENERATE, GenerateFormat)
+
+    async def infill(self, request: HttpRequest) -> Response:
+        """POST /infill."""
+        return await self._respond(request, INFILL, InfillFormat)
 
     async def embed(self, request: HttpRequest) -> Response:
         """POST /v1/embeddings."""

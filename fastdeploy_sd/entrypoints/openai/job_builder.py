@@ -17,6 +17,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     CompletionBody,
     EmbeddingsBody,
     GenerationBody,
+    InfillBody,
     MessagesBody,
     OllamaBody,
     ResponseBody,
@@ -110,6 +111,14 @@ class JobBuilder:
         """Return the job with what ends the middle of a text."""
         ends = tuple(dict.fromkeys((*job.requests.eos_token_ids, *self._encoder.infill_end_ids)))
         return replace(job, requests=replace(job.requests, eos_token_ids=ends))
+
+    def build_infill(self, body: InfillBody) -> GenerationJob:
+        """Return the job of what fills a gap. Raises BadRequest: as build_completion."""
+        texts, max_tokens = (body.input_prefix, body.input_suffix), self._requests.max_prompt_tokens
+        token_ids = self._encoder.encode_infill(*texts, max_tokens, body.extra, body.prompt)
+        self._requests.verify_prompt_length(len(token_ids))
+        params = body.sampling_params(self._defaults.sampling)
+        return self._filling(self._build(body, params, _job_id(body, "infill-"), [token_ids]))
 
     def build_response(self, body: ResponseBody) -> GenerationJob:
         """Return the job of a Response. Raises BadRequest: as build_chat."""

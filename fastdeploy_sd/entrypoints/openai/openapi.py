@@ -17,6 +17,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     CountTokensBody,
     DetokenizeBody,
     EmbeddingBody,
+    InfillBody,
     MessagesBody,
     OllamaChatBody,
     OllamaEmbedBody,
@@ -28,7 +29,13 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
 )
 from fastdeploy_sd.entrypoints.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
 from fastdeploy_sd.entrypoints.openai.protocol.experts import CheckRedundantBody, ExpertTokensBody, RearrangeBody
-from fastdeploy_sd.wire.http.error_format import COUNT_TOKENS_PATH, EMBEDDINGS_PATH, MESSAGES_PATH, RESPONSES_PATH
+from fastdeploy_sd.wire.http.error_format import (
+    COUNT_TOKENS_PATH,
+    EMBEDDINGS_PATH,
+    INFILL_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+)
 from fastdeploy_sd.wire.http.ollama_models import CHAT_PATH, EMBED_PATH, GENERATE_PATH, OLD_EMBED_PATH, SHOW_PATH
 
 BODIES: Mapping[str, type[Body]] = {
@@ -40,6 +47,7 @@ BODIES: Mapping[str, type[Body]] = {
     CHAT_PATH: OllamaChatBody,
     GENERATE_PATH: OllamaGenerateBody,
     SHOW_PATH: OllamaShowBody,
+    INFILL_PATH: InfillBody,
     EMBEDDINGS_PATH: EmbeddingBody,
     EMBED_PATH: OllamaEmbedBody,
     OLD_EMBED_PATH: OllamaEmbeddingsBody,

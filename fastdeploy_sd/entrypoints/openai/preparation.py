@@ -24,6 +24,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
     EmbeddingBody,
     EmbeddingsBody,
     GenerationBody,
+    InfillBody,
     MessagesBody,
     OllamaBody,
     OllamaChatBody,
@@ -51,6 +52,7 @@ BodyType = TypeVar("BodyType", bound=GenerationBody)
 
 CHAT, COMPLETION, RESPONSE, MESSAGE = "chat", "completion", "response", "message"
 OLLAMA_CHAT, OLLAMA_GENERATE, SHOW = "ollama chat", "ollama generate", "show"
+INFILL = "infill"
 EMBED, OLLAMA_EMBED, OLLAMA_EMBEDDINGS = "embed", "ollama embed", "ollama embeddings"
 TOKENIZE, DETOKENIZE, COUNT = "tokenize", "detokenize", "count"
 # What reading a body may take, per byte: its bytes, its values, and the lists in which they are collected.
@@ -123,6 +125,7 @@ class Preparation:
             MESSAGE: lambda content: self._prepare(MessagesBody, content, jobs.build_message),
             OLLAMA_CHAT: lambda content: self._prepare(OllamaChatBody, content, jobs.build_ollama),
             OLLAMA_GENERATE: lambda content: self._prepare(OllamaGenerateBody, content, jobs.build_ollama),
+            INFILL: lambda content: self._prepare(InfillBody, content, jobs.build_infill),
             EMBED: lambda content: _embedded(jobs, EmbeddingBody, content),
             OLLAMA_EMBED: lambda content: _embedded(jobs, OllamaEmbedBody, content),
             OLLAMA_EMBEDDINGS: lambda content: _embedded(jobs, OllamaEmbeddingsBody, content),

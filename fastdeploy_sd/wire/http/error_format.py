@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 RESPONSES_PATH = "/v1/responses"
 MESSAGES_PATH = "/v1/messages"
 EMBEDDINGS_PATH = "/v1/embeddings"
+INFILL_PATH = "/infill"  # of llama.cpp
 COUNT_TOKENS_PATH = f"{MESSAGES_PATH}/count_tokens"
 # Status -> Anthropic's word, where it is another one.
 _MESSAGE_ERRORS = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
@@ -166,4 +167,6 @@ def failed_end(path: str) -> StreamError:
         return message_error
     if path.startswith(_OLLAMA):
         return line_error
+    if path == INFILL_PATH:
+        return chunk_error
     return lambda error, num_events: chunk_error(error, num_events) + DONE

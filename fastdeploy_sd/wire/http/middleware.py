@@ -29,7 +29,6 @@ _MIN_LIKENESS = 0.9
 # Routes of other servers' own APIs -> whose they are, and the end of the one that does the same here.
 _FOREIGN = {
     "/completion": ("llama.cpp", "/completions"),
-    "/infill": ("llama.cpp", "/completions"),
     "/generate": ("SGLang", "/completions"),
     "/server_info": ("SGLang", "/config-info"),
 }

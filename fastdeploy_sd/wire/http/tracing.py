@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.types import RequestMetrics
+from fastdeploy_sd.wire.http.error_format import INFILL_PATH
 from fastdeploy_sd.wire.http.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 SERVICE = "fastdeploy_sd"
-_API = ("/v1/", "/api/")
+_API = ("/v1/", "/api/", INFILL_PATH)
 _CONTEXT = (b"traceparent", b"tracestate")
 _SERVER_ERROR = 500
 _NS = 1_000_000_000

@@ -10,9 +10,11 @@ from fastapi.routing import APIRoute
 from fastdeploy_sd import errors
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
+from fastdeploy_sd.entrypoints.openai.handler import GenerationHandler
 from fastdeploy_sd.entrypoints.openai.protocol import ChatCompletionBody, CompletionBody, ResponseBody
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel
 from fastdeploy_sd.errors import ConfigError, FdsdError
+from fastdeploy_sd.wire.http.api_paths import GENERATION_PATHS, TEXT_PATHS
 from tests.doubles.preparer import LocalPreparer
 from tests.unit.entrypoints.scripted_app import BALANCED, INFO, ScriptedClient
 from tests.unit.text.vocabularies import GOLDEN
@@ -37,6 +39,12 @@ def test_routes() -> None:
     served = {f"{method} {r.path}" for r in app.routes if isinstance(r, APIRoute) for method in r.methods or ()}
     listed = {name for row in rows(ROUTES) for name in names(row[0])}
     assert {route.replace("{name:path}", "{name}") for route in served} == listed
+    handled = {
+        route.path
+        for route in app.routes
+        if isinstance(route, APIRoute) and isinstance(getattr(route.endpoint, "__self__", None), GenerationHandler)
+    }
+    assert handled == {*GENERATION_PATHS, *TEXT_PATHS}, "routers relay all of them"
 
 
 def test_fields() -> None:

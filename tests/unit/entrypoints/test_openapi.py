@@ -25,6 +25,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/api/chat": {"messages": [{"role": "user", "content": "hello"}]},
     "/api/generate": {"prompt": "hello"},
+    "/infill": {"input_prefix": "hello"},
     "/api/show": {"model": "m"},
     "/v1/embeddings": {"input": "hello"},
     "/api/embed": {"input": "hello"},

@@ -97,6 +97,8 @@ def test_what_tells_about_the_server_tells_of_each_model() -> None:
     assert 'fastdeploy_sd:engine_silence_seconds{engine="1",model_name="second"} 0.0' in lines
     options = models.send("GET", "/config-info").json()["models"]
     assert options["second"]["served_model_name"]["value"] == ["second"]
+    props = models.send("GET", "/props?model=second").json()
+    assert (props["model_alias"], props["default_generation_settings"]) == ("second", {"n_ctx": 512})
     assert models.send("GET", "/load").json()["num_requests_running"] == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig
 from fastdeploy_sd.entrypoints.openai.job_builder import JobBuilder
-from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, OllamaGenerateBody, parse_body
+from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, InfillBody, OllamaGenerateBody, parse_body
 from fastdeploy_sd.errors import BadRequest
 from fastdeploy_sd.text.infill import MARKS, find_marks
 from fastdeploy_sd.text.prompt import PromptEncoder
@@ -65,3 +65,53 @@ def test_models_without_marks_and_contradictions_are_named(tmp_path: Path) -> No
             parse_body(CompletionBody, body)
     with pytest.raises(BadRequest, match="system: expected only without suffix, got both"):
         parse_body(OllamaGenerateBody, b'{"prompt": "a", "suffix": "x", "system": "y"}')
+
+
+def test_editors_name_other_files_and_what_has_been_begun(tmp_path: Path) -> None:
+    """With marks of files in front of each, else as plain text."""
+    repository = "<|repo_name|>"
+    files = [{"filename": "a.py", "text": f"A = {MID}", "time": 1}, {"text": "B = 2"}]
+    asked = {"input_prefix": BEFORE, "input_suffix": AFTER, "prompt": "x = ", "input_extra": files, "n_predict": 5}
+    for number, (marks, expected) in enumerate(
+        (
+            ((repository, FILE), f"{repository}myproject\n{FILE}a.py\nA = {MID}{FILE}tmp\nB = 2{FILE}filename\n"),
+            ((), f"\n\n--- snippet ---\n\nA = {MID}\n\n--- snippet ---\n\nB = 2\n"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        encoder = PromptEncoder(added_tokenizer(folder, (PRE, SUF, MID, *marks)))
+        job = jobs(encoder).build_infill(parse_body(InfillBody, json.dumps(asked).encode()))
+        found = job.requests.prompts[0].tolist()
+        text = encoder.tokenizer.decode(found, skip_hidden=False)
+        assert text == expected + PRE + BEFORE + SUF + AFTER + MID + "x = "
+        assert found.count(encoder.tokenizer.control_tokens[MID]) == 1
+        assert job.requests.max_tokens == (5,)
+    suffix_first = MARKS[-1]
+    assert "".join(s.text for s in suffix_first.prompt("A", "B", "C")) == "[SUFFIX]B[PREFIX]AC"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("n_probs", 1, "n_probs: not supported: /v1/completions has logprobs"),
+        ("lora", [{"id": 0, "scale": 1}], "lora: not supported"),
+        ("mirostat", 2, "mirostat: not supported: only 0 is"),
+        ("input_extra", [{"filename": "a"}], "input_extra"),
+        ("input_prefix", 3, "input_prefix"),
+        ("n", 2, "n: not supported: an answer has one text"),
+        ("extra", [], "extra: unknown field"),
+    ],
+)
+def test_what_llama_cpp_has_besides_is_refused_by_name(field: str, value: object, text: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_body(InfillBody, json.dumps({"input_prefix": "a", field: value}).encode())
+    assert caught.value.message.startswith(text)
+
+
+def test_what_editors_send_without_effect_is_taken() -> None:
+    sent = {"id_slot": 0, "samplers": ["top_k", "infill"], "n_indent": 4, "t_max_prompt_ms": 500, "cache_prompt": True}
+    sent |= {"t_max_predict_ms": 1000, "response_fields": ["content"], "stream": False, "top_k": 40, "top_p": 0.9}
+    body = parse_body(InfillBody, json.dumps(sent | {"stop": ["\n\n"], "repeat_penalty": 1.1}).encode())
+    params = body.sampling_params()
+    assert (params.top_k, params.repetition_penalty, params.stop) == (40, 1.1, ("\n\n",))

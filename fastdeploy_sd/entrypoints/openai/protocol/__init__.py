@@ -20,6 +20,7 @@ from fastdeploy_sd.entrypoints.openai.protocol.embedding import (
 )
 from fastdeploy_sd.entrypoints.openai.protocol.fields import Body
 from fastdeploy_sd.entrypoints.openai.protocol.generation import GenerationBody
+from fastdeploy_sd.entrypoints.openai.protocol.infill import InfillBody
 from fastdeploy_sd.entrypoints.openai.protocol.messages import CountTokensBody, MessagesBody
 from fastdeploy_sd.entrypoints.openai.protocol.ollama import (
     OllamaBody,
@@ -39,6 +40,7 @@ __all__ = [
     "EmbeddingBody",
     "EmbeddingsBody",
     "GenerationBody",
+    "InfillBody",
     "MessagesBody",
     "OllamaBody",
     "OllamaChatBody",

@@ -21,7 +21,7 @@ ONE_TEXT = "an answer has one text"
 _NO_PENALTY = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-class _NumPredict(Sampling):
+class NumPredict(Sampling):
     """How many tokens to generate at most; 0, -1 and -2 are no limit."""
 
     _UNLIMITED = (0, -1, -2)
@@ -54,7 +54,7 @@ class OllamaOptions(SamplingFields):
         num_keep .. numa: of no effect: prompts are never cut, and the model is loaded already.
     """
 
-    num_predict: Annotated[int | None, _NumPredict()] = None
+    num_predict: Annotated[int | None, NumPredict()] = None
     num_ctx: Annotated[int | None, Integer(1)] = None
     repeat_penalty: Annotated[Any, Sampling("repetition_penalty", number_schema("repetition_penalty"))] = None
     repeat_last_n: Annotated[int | None, _RepeatLastN()] = None

@@ -163,10 +163,11 @@ class ClusterClient(EngineGroup):
         }
         recorded = {r.engine: name for name, r in records.items() if r.server == self._server}
         own = self._own_candidates({engine: candidates[name] for engine, name in recorded.items()}, avoided)
+        adapter = request.adapter_digest
+        own = {engine: found for engine, found in own.items() if found.member.has_adapter(adapter)}
         keys = self._seen_by.keys_of(request.prompt_token_ids.tobytes(), request.adapter_digest + request.cache_salt)
         able |= {_own_name(engine): candidate for engine, candidate in own.items()}
         home = min(own, key=lambda engine: (own[engine].load.share, random.random()), default=0)
-        adapter = request.adapter_digest
         placed = self._seen_by.place(able, candidates, keys, home=_own_name(home), adapter_digest=adapter)
         if placed is None:
             return None

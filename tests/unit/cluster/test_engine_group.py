@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from fastdeploy_sd.cluster.engine_group import EngineGroup
-from fastdeploy_sd.errors import Overloaded, Unavailable
+from fastdeploy_sd.errors import BadRequest, ConfigError, NotFound, Overloaded, Unavailable
 from fastdeploy_sd.types import FinishReason, Request
 from fastdeploy_sd.wire.channel import private_address
 from tests.doubles.engines import toy_config, toy_info, toy_request
+from tests.doubles.toy_adapters import ToyAdapters, adapter_of
 from tests.doubles.toy_model import ToyModel
 from tests.unit.engine.ipc.hosts import ENDLESS, WAIT_S, Host, dawdle, tokens_of, until
 
@@ -27,10 +29,11 @@ class Engines:
         self._config = toy_config(max_num_queued_requests=max_num_queued_requests, max_num_seqs=2)
         self.addresses = addresses
         self.hosts: dict[int, Host] = {}
+        self.files: dict[int, ToyAdapters] = {}
 
     def start(self, number: int) -> None:
-        info = toy_info(num_blocks=4096)
-        self.hosts[number] = Host(self.addresses[number], self._config, info, dawdle, WAIT_S)
+        info, files = toy_info(num_blocks=4096, num_adapter_slots=2), self.files.setdefault(number, ToyAdapters())
+        self.hosts[number] = Host(self.addresses[number], self._config, info, dawdle, WAIT_S, files)
 
     async def end(self, number: int) -> None:
         """Requests end with an error."""
@@ -80,6 +83,11 @@ class Reader:
         async for output in group.generate(request, engine):
             self.tokens += output.token_ids
             self.reason = output.finish_reason
+
+    async def read(self) -> list[int]:
+        """Wait for its end; return its tokens."""
+        await asyncio.wait_for(self.task, WAIT_S)
+        return self.tokens
 
     async def begun(self, num_tokens: int = 1) -> None:
         await until(lambda: len(self.tokens) >= num_tokens or self.task.done(), "tokens")
@@ -228,3 +236,51 @@ async def test_engines_may_wait_for_the_experts_of_one_that_is_being_started(sha
         engines.start(0)
         await until(lambda: group.states[0].name == "ready", "the engine that was started again")
         assert not client.may_wait()
+
+
+def names(group: EngineGroup) -> list[str]:
+    return [source.adapter.name for source in group.model_info.adapters]
+
+
+async def test_an_adapter_is_loaded_in_all_engines_or_in_none() -> None:
+    async with group_of(2) as (group, engines):
+        engines.files[1].contents = {"x": "x"}
+        with pytest.raises(ConfigError, match="y: expected adapter_config"):
+            await group.change_adapter("y", "y")
+        await until(lambda: names(group) == [], "that none has it")
+        await group.change_adapter("x", "x")
+        assert names(group) == ["x"]
+        with pytest.raises(BadRequest, match="in use"):
+            await group.change_adapter("x", "x")
+        request = replace(toy_request("r", [5, 6], 9), adapter=adapter_of("x"))
+        for number in (0, 1):
+            one = replace(request, request_id=f"r{number}")
+            assert await Reader(group, one, number).read() == ToyModel(97).generate(request)
+        with pytest.raises(NotFound, match="expected an adapter that is loaded"):
+            await Reader(group, replace(request, adapter=adapter_of("z"))).read()
+        await group.change_adapter("x", None)
+        assert names(group) == []
+        with pytest.raises(NotFound, match="expected a loaded adapter, got 'x'"):
+            await group.change_adapter("x", None)
+
+
+async def test_an_engine_that_was_lost_gets_the_adapters_before_requests() -> None:
+    async with group_of(2) as (group, engines):
+        await group.change_adapter("x", "x")
+        await group.change_adapter("y", "y")
+        await engines.end(1)
+        await until(lambda: [state.name for state in group.states] == ["ready", "down"], "the loss")
+        with pytest.raises(Unavailable):
+            await group.change_adapter("z", "z")
+        assert names(group) == ["x", "y"]
+        engines.files[1].contents = {"x": "x"}  # y is gone
+        engines.start(1)
+        await until(lambda: [state.name for state in group.states] == ["ready", "ready"], "the successor")
+        assert [[s.adapter.name for s in host.engine.adapters.known] for _, host in sorted(engines.hosts.items())] == [
+            ["x", "y"],
+            ["x"],
+        ]
+        for name in ("x", "y"):
+            requests = [replace(toy_request(f"{name}{i}", [5, 6, i], 9), adapter=adapter_of(name)) for i in range(4)]
+            readers = [Reader(group, request) for request in requests]
+            assert [await reader.read() for reader in readers] == [ToyModel(97).generate(r) for r in requests]

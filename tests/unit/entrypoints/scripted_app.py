@@ -16,6 +16,7 @@ from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel
 from fastdeploy_sd.types import (
     F32,
+    Adapter,
     AdapterSource,
     DraftCounts,
     DraftLogprob,
@@ -147,7 +148,10 @@ class ScriptedClient:
         return {0: EngineStats()}
 
     async def change_adapter(self, name: str, folder: str | None) -> AdapterSource:
-        raise AssertionError("it has no adapters")
+        source = AdapterSource(Adapter(name, "ab" * 16), folder or "")
+        kept = [one for one in self.model_info.adapters if one.adapter.name != name]
+        self.model_info = replace(self.model_info, adapters=(*kept, *([] if folder is None else [source])))
+        return source
 
     async def set_paused(self, engine: int, *, is_paused: bool) -> None:
         self.state = EngineState("paused" if is_paused else "ready")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.entrypoints.openai.app import create_app
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel, ServedModels
 from tests.doubles.preparer import LocalPreparer
@@ -25,7 +28,7 @@ class Models:
     def __init__(self) -> None:
         self.clients = [ScriptedClient(INFO) for _ in range(2)]
         self.served = [
-            ServedModel(config, client, LocalPreparer(config, lambda: INFO))
+            ServedModel(config, client, LocalPreparer(config, lambda client=client: client.model_info))
             for config, client in zip(map(config_of, (("first", "one"), ("second",))), self.clients, strict=True)
         ]
 
@@ -130,3 +133,28 @@ def test_engines_are_numbered_through_all_models() -> None:
     models = Models()
     served = ServedModels(models.served)
     assert [served.of_engine(number) for number in range(2)] == [(model, 0) for model in models.served]
+
+
+def test_adapters_are_loaded_for_the_model_that_is_named(tmp_path: Path) -> None:
+    models = Models()
+    lora = LoraConfig(True, lora_root=str(tmp_path))
+    models.served[0] = replace(models.served[0], config=replace(models.served[0].config, lora=lora))
+    body = {"lora_name": "tuned", "lora_path": "a"}
+    assert models.send("POST", "/v1/load_lora_adapter", body).status_code == 200, "only one may have adapters"
+    models.served[1] = replace(models.served[1], config=replace(models.served[1].config, lora=lora))
+    for extra, name, status, text in (
+        ({}, "more", 400, "base_model_name: expected one of 'first', 'second', got null"),
+        ({"base_model_name": "third"}, "more", 404, "'first', 'one', 'tuned', 'second'"),
+        ({"base_model_name": "second"}, "tuned", 400, "lora_name: expected a name that is not in use, got 'tuned'"),
+        ({"base_model_name": "second"}, "first", 400, "lora_name: expected a name that is not in use, got 'first'"),
+        ({"base_model_name": "second"}, "more", 200, "added"),
+    ):
+        answer = models.send("POST", "/v1/load_lora_adapter", body | {"lora_name": name} | extra)
+        assert (answer.status_code, text in answer.text) == (status, True), answer.text
+    cards = models.send("GET", "/v1/models").json()["data"]
+    assert {card["id"]: card.get("parent") for card in cards} == {
+        "first": None, "one": None, "tuned": "first", "second": None, "more": "second",
+    }  # fmt: skip
+    assert models.send("POST", "/v1/unload_lora_adapter", {"lora_name": "more"}).status_code == 200
+    assert [len(client.model_info.adapters) for client in models.clients] == [1, 0]
+    assert models.send("POST", "/v1/completions", body_of("/v1/completions", "tuned")).status_code == 200

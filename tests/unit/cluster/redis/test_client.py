@@ -19,7 +19,7 @@ from fastdeploy_sd.cluster.redis.store import Store
 from fastdeploy_sd.config import Config, RedisConfig, SplitwiseConfig
 from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.metrics import RedisStats
-from fastdeploy_sd.types import KvDescription, ModelInfo
+from fastdeploy_sd.types import Adapter, KvDescription, ModelInfo
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
 from tests.unit.engine.ipc.hosts import WAIT_S, hosted
@@ -43,16 +43,22 @@ class Cluster:
     def __init__(self, client: ClusterClient, config: Config, store: Store) -> None:
         self.client, self._config, self._store = client, config, store
 
-    async def add(self, name: str, role: str, kv: KvDescription) -> None:
+    async def add(self, name: str, role: str, kv: KvDescription, *adapters: Adapter) -> None:
         """Write the record of an instance."""
         info = self.client.model_info
         _, now = await self._store.read_records(CLUSTER)
         address = f"tcp://127.0.0.1:{len(name)}" if role == "prefill" else ""
-        member = Member(name, role, digest_of(info), info.max_request_tokens, address, kv)
+        member = Member(name, role, digest_of(info), info.max_request_tokens, address, kv, adapters)
         record = Record(member, f"server of {name}", 0, now, now, info.speculation, InstanceLoad(max_num_seqs=8), 8)
         frame = codec_for(self._config, info).encode(f"{CLUSTER}.{name}", record)
         await self._store.write_record(CLUSTER, name, frame, WAIT_S)
         await asyncio.sleep(0.01)  # what was read before is good for some milliseconds
+
+    async def target(self, adapter: Adapter | None = None) -> str | None:
+        """Who runs a request."""
+        request = replace(toy_request("r", range(2, 20)), adapter=adapter)
+        target = await self.client._choose(request, set())
+        return None if target is None else target.instance
 
     async def source(self) -> str | None:
         """Who computes the KV of a prompt."""
@@ -115,3 +121,13 @@ async def test_a_prompt_is_computed_where_its_kv_fits(redis: RedisServer, caplog
         await cluster.add("drafting", "prefill", DRAFTING)
         for _ in range(3):
             assert await cluster.source() == "drafting"
+
+
+async def test_a_request_with_an_adapter_goes_to_who_has_it(redis: RedisServer) -> None:
+    own, other = Adapter("tuned", "aa" * 16), Adapter("tuned", "bb" * 16)
+    async with clustered(redis, "mixed", KV) as cluster:
+        await cluster.add("other", "mixed", KV, other)
+        assert await cluster.target(own) is None
+        await cluster.add("own", "mixed", KV, own)
+        assert {await cluster.target(own) for _ in range(5)} == {"own"}
+        assert {await cluster.target(other) for _ in range(5)} == {"other"}

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.engine.interfaces.executor import AdapterReader
 from fastdeploy_sd.engine.ipc.client import EngineClient
 from fastdeploy_sd.engine.ipc.engine_loop import EngineLoop
 from fastdeploy_sd.errors import ConfigError
@@ -62,9 +63,11 @@ class Host:
         info: ModelInfo,
         before_step: Callable[[SchedulerOutput], None] | None,
         shutdown_timeout_s: float,
+        adapters: AdapterReader | None = None,
     ) -> None:
         self.address = address
         self.executor = ToyExecutor(info, before_step=before_step)
+        self.executor.adapters = adapters
         self.engine = Engine(config, self.executor)
         self.channel = ServerChannel(address)
         self.loop = EngineLoop(self.engine, self.channel, shutdown_timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Models:
     def __init__(self) -> None:
         self.clients = [ScriptedClient(INFO) for _ in range(2)]
         self.served = [
-            ServedModel(config, client, LocalPreparer(config, lambda client=client: client.model_info))
+            ServedModel(config, client, LocalPreparer(config, partial(getattr, client, "model_info")))
             for config, client in zip(map(config_of, (("first", "one"), ("second",))), self.clients, strict=True)
         ]
 

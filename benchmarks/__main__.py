@@ -1,5 +1,5 @@
-"""`python -m benchmarks COMMAND`: offline, http, speculation, kernels, gpu-kernels, experts, host, compare, peers,
-checkpoint, cluster.
+"""`python -m benchmarks COMMAND`: offline, http, speculation, kernels, gpu-kernels, adapters, experts, host, compare,
+peers, checkpoint, cluster.
 
 A YAML file in place of the command is `offline --config FILE`.
 """
@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "speculation": "speculation.main",
     "kernels": "kernels.main",
     "gpu-kernels": "gpu_kernels.main",
+    "adapters": "adapters.main",
     "experts": "experts.main",
     "host": "host.main",
     "compare": "compare.main",

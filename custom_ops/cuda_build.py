@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import itertools
 import os
 import pathlib
 import re
@@ -19,8 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -165,16 +163,9 @@ def include_flags() -> list[str]:
 
 
 def build_cuda(
-    folder: pathlib.Path = BUILD / "cuda",
-    architectures: Sequence[str] = ARCHITECTURES,
-    say: build.Say = str,
-    *,
-    others: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    folder: pathlib.Path = BUILD / "cuda", architectures: Sequence[str] = ARCHITECTURES, say: build.Say = str
 ) -> pathlib.Path:
     """Compile what is out of date with nvcc and return the library. The output of ptxas is kept next to each object.
-
-    Args:
-        others: name of a source, without suffix -> its architectures, where they are others.
 
     Raises:
         BuildError: no nvcc, or a compile error.
@@ -184,20 +175,15 @@ def build_cuda(
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _write_generated(folder, architectures)
-        return _build_cuda(nvcc, folder, lambda source: others.get(source.stem, architectures), say)
+        return _build_cuda(nvcc, folder, architectures, say)
 
 
-def _build_cuda(
-    nvcc: str, folder: pathlib.Path, architectures_of: Callable[[pathlib.Path], Sequence[str]], say: build.Say
-) -> pathlib.Path:
-    def unit(path: pathlib.Path, kind: str = "") -> build.Unit:
-        codes = [f"arch=compute_{name},code=sm_{name}" for name in architectures_of(path)]
-        targets = itertools.chain.from_iterable(("-gencode", code) for code in codes)
-        flags = (*_NVCC_FLAGS, *targets, *(f"-I{path}" for path in (*_INCLUDES, folder)))
-        return build.Unit(path, folder / f"{path.stem}{kind}.o", flags)
-
-    units = [*map(unit, kernel_sources()), *(unit(path, "_host") for path in _HOST_SOURCES)]
-    record, text = folder / "flags", repr((nvcc, [unit.flags for unit in units]))
+def _build_cuda(nvcc: str, folder: pathlib.Path, architectures: Sequence[str], say: build.Say) -> pathlib.Path:
+    targets = [flag for arch in architectures for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
+    flags = (*_NVCC_FLAGS, *targets, *(f"-I{path}" for path in (*_INCLUDES, folder)))
+    units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in kernel_sources()]
+    units += [build.Unit(path, folder / f"{path.stem}_host.o", flags) for path in _HOST_SOURCES]
+    record, text = folder / "flags", repr((nvcc, flags))
     has_other_flags = record.exists() and record.read_text() != text
     stale = [unit for unit in units if has_other_flags or not build.is_current(unit)]
 

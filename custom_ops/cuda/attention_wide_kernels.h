@@ -1,5 +1,5 @@
 #pragma once
-// Attention on Hopper: the kernels of attention_launch.h with tiles of 64 or 128 rows, whose products are those of
+// Attention on Hopper: the kernels of attention.cu with tiles of 64 or 128 rows, whose products are those of
 // warpgroups.
 #include "attention_apart.h"
 #include "attention_partition.h"

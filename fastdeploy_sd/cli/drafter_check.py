@@ -85,10 +85,6 @@ def main(argv: Sequence[str]) -> int:
     args, engine_argv = _parser().parse_known_args(argv)
     given = load_config(engine_argv, _PROG)
     verify_offline(given)
-    if given.lora.is_enabled:
-        raise ConfigError(
-            "enable_lora: expected false, as drafters run without adapters, got true", param="enable_lora"
-        )
     if args.output is not None:
         verify_new(args.output)
     show_lines("drafter")

@@ -18,7 +18,6 @@ from fastdeploy_sd.config.build import (
 )
 from fastdeploy_sd.config.environment import verify_keys_are_known
 from fastdeploy_sd.config.generation_values import OVERRIDE_OPTION, GenerationValues
-from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.config.model_names import hub_name
 from fastdeploy_sd.config.model_section import DEMO_MODEL, ModelConfig, demo_drafter
 from fastdeploy_sd.config.parallel_section import ParallelConfig
@@ -41,7 +40,6 @@ __all__ = [
     "Config",
     "Effective",
     "GenerationValues",
-    "LoraConfig",
     "ModelConfig",
     "ParallelConfig",
     "Quantization",

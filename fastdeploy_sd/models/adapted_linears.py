@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fastdeploy_sd.config import Config
 from fastdeploy_sd.models.attention_config import AttentionConfig
 from fastdeploy_sd.models.decoder_config import DecoderConfig, DenseConfig
 from fastdeploy_sd.models.sharding import DecoderShard, SumPart
+from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from fastdeploy_sd.types.shard import Shard
 
@@ -65,11 +67,11 @@ def adapted_linears(config: DecoderConfig, shard: DecoderShard, layer: int) -> M
     return dict(_of_layer(config, shard, layer))
 
 
-def adapter_bytes(config: DecoderConfig, shard: Shard, num_slots: int, max_rank: int, itemsize: int) -> int:
-    """Return the bytes of a rank's slots in all layers; raises ConfigError as DecoderShard."""
-    own = DecoderShard(config, shard)
-    layers = (adapted_linears(config, own, i).values() for i in range(config.num_layers))
-    return sum(linear.num_bytes(num_slots, max_rank, itemsize) for linears in layers for linear in linears)
+def adapter_bytes(config: Config, decoder: DecoderConfig, shard: Shard) -> int:
+    """Return the bytes of a rank's places for adapters, 0 = there are none; raises ConfigError as DecoderShard."""
+    lora, itemsize = config.lora, storage(config.model.dtype).itemsize
+    layers = (adapted_linears(decoder, DecoderShard(decoder, shard), i).values() for i in range(decoder.num_layers))
+    return sum(linear.num_bytes(lora.num_slots, lora.max_rank, itemsize) for linears in layers for linear in linears)
 
 
 def _of_layer(config: DecoderConfig, shard: DecoderShard, layer: int) -> Iterator[tuple[str, AdaptedLinear]]:

@@ -13,10 +13,8 @@ import pytest
 from fastdeploy_sd.cli import WRONG_USAGE, main
 from fastdeploy_sd.cli.perplexity.statistics import Estimate, kl_divergence, log_softmax
 from fastdeploy_sd.cli.perplexity.windows import windows
-from fastdeploy_sd.config import ModelConfig
 from fastdeploy_sd.llm import LLM
 from fastdeploy_sd.sampling_params import SamplingParams
-from tests.models.peft_adapters import write_adapter
 
 pytestmark = pytest.mark.slow
 
@@ -98,22 +96,9 @@ def test_a_coarser_format_is_further_from_the_reference(file: pathlib.Path, caps
     assert near["nats_per_token"] == far["nats_per_token"], "the reference has its own weights"
 
 
-def test_an_adapter_is_compared_with_the_model_without_it(
-    file: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    demo = ModelConfig(model="demo").path
-    adapter = write_adapter(tmp_path / "tuned", str(demo), seed=1)
-    found = run(capsys, file, "--lora-modules", f"tuned={adapter}", "--against", "demo")
-    plain = run(capsys, file)
-    assert found["against"]["kl_divergence"]["mean"] > 0
-    assert found["model"] == "demo with tuned"
-    assert found["against"]["nats_per_token"] == plain["nats_per_token"] != found["nats_per_token"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--lora-modules", "a=b", "c=d"], "lora_modules: expected one at most, got 2"),
         (["--context", "4096"], "file: expected a text of at least 4096 tokens, got one of"),
         (["--context", "32", "--stride", "33"], "stride: expected 1..32 (context), got 33"),
         (["--context", "32", "--max-model-len", "32"], "context: expected at most 31 tokens for --model, got 32"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_sd.config import config_from_kwargs
 from fastdeploy_sd.errors import CheckpointError
 from fastdeploy_sd.models.adapted_linears import adapter_bytes
 from fastdeploy_sd.models.adapters import Adapters
@@ -105,7 +106,8 @@ def test_the_memory_is_as_foreseen(size: int) -> None:
     with rank_groups(size) as ranks:
         for rank in ranks:
             own, adapters = model_with("phi3-tiny", dtype="bfloat16", group=rank.group)
-            assert adapters.num_bytes == adapter_bytes(own.config, rank.group.shard, 1, MAX_RANK, 2)
+            options = config_from_kwargs(model="demo", dtype="bfloat16", enable_lora=True, max_lora_rank=MAX_RANK)
+            assert adapters.num_bytes == adapter_bytes(options, own.config, rank.group.shard)
 
 
 def test_the_digest_is_of_numbers_and_scale(tmp_path: Path) -> None:

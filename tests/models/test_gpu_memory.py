@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
+from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.memory import Allocator
@@ -51,9 +52,9 @@ def config_of(path: pathlib.Path, speculative: SpeculativeConfig | None = None) 
     )
 
 
-@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("more", ["nothing", "drafts", "adapters"])
 def test_what_a_server_takes_is_no_more_than_was_told(
-    drafts: bool, gpu: CudaLibrary, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    more: str, gpu: CudaLibrary, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, KV and steps; and for steps more than a third of what was told, but for the graphs."""
     given: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()
@@ -68,7 +69,9 @@ def test_what_a_server_takes_is_no_more_than_was_told(
     monkeypatch.setattr(gpu_memory, "_GRAPH_BYTES", 0)
     monkeypatch.setattr(device_choice, "cuda_device", CudaDevice)  # another test's has its memory already
     config = config_of(golden.ROOT / "qwen3-tiny")
-    if drafts:
+    if more == "adapters":
+        config = replace(config, lora=LoraConfig(enable_lora=True, max_loras=8, max_lora_rank=64))
+    if more == "drafts":
         mtp = SpeculativeConfig(method="mtp", num_speculative_tokens=3)
         config = config_of(make_model(tmp_path, "ernie4_5_moe-tiny", "ernie-folder").path, mtp)
     model = replace(forecasts._Model.open(config), max_model_len=512)

@@ -122,13 +122,12 @@ void ShrinkTask(const LoraShrinkParams& p, const Slices& slices, const SlotRows:
   for (; c < end; ++c) tiles(std::integral_constant<int, 1>(), c);
 }
 
-// y of kRows rows and `count` columns, at most kCount vectors.
+// y of kRows rows and kCount vectors of columns. Only a single vector may have fewer columns than lanes, `count`.
 template <typename T, int kRows, int kCount>
 FDSD_INLINE void AddTile(int32_t rank, float scale, const float* const* u, const T* b, int64_t stride, int count,
                          T* const* y) {
-  const auto lanes = [&](int v) { return std::min(kLanes, count - v * kLanes); };
   const auto load = [&](const T* from, int v) {
-    return lanes(v) == kLanes ? Load(from + v * kLanes) : LoadPartial(from + v * kLanes, lanes(v));
+    return kCount > 1 ? Load(from + v * kLanes) : LoadPartial(from, count);
   };
   F32x16 sums[kRows][kCount];
   for (auto& row : sums)
@@ -148,7 +147,7 @@ FDSD_INLINE void AddTile(int32_t rank, float scale, const float* const* u, const
     for (int v = 0; v < kCount; ++v) {
       const F32x16 sum = Fma(Set1(scale), sums[r][v], load(y[r], v));
       T* const to = y[r] + v * kLanes;
-      lanes(v) == kLanes ? Store(sum, to) : StorePartial(sum, to, lanes(v));
+      kCount > 1 ? Store(sum, to) : StorePartial(sum, to, count);
     }
   }
 }

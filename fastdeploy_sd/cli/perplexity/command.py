@@ -18,7 +18,7 @@ from fastdeploy_sd.cli.arguments import Parser
 from fastdeploy_sd.cli.perplexity.report import Report
 from fastdeploy_sd.cli.perplexity.scoring import Comparer, Comparison, ScoredModel
 from fastdeploy_sd.cli.perplexity.windows import Window, windows
-from fastdeploy_sd.config import Config, LoraConfig, SpeculativeConfig, config_from_kwargs, load_config, verify_offline
+from fastdeploy_sd.config import Config, SpeculativeConfig, config_from_kwargs, load_config, verify_offline
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.hub import located
 from fastdeploy_sd.process.log_files import show_lines, worker_lines_from
@@ -59,8 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "far that is from another format of the model: KL divergence, agreement on the most likely token, difference "
         "in nats.",
         epilog="Every engine option is accepted too (--model, --quantization, --dtype, --num-threads, --config FILE, "
-        "...) and holds for both models, but for --quantization and --lora-modules, which are of --model only: one "
-        "adapter, that the text is scored with. Windows of --context tokens "
+        "...) and holds for both models, but for --quantization, which is of --model only. Windows of --context tokens "
         "end --stride tokens apart; of each the last --stride tokens are scored, so all of them have at least "
         "--context minus --stride tokens before them, and none is scored twice. If the tokenizer of --model puts a "
         "BOS token in front of texts, every window begins with it. Margins are 1.96 standard errors over the scored "
@@ -81,8 +80,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _configured(config: Config) -> Config:
     """Return what runs one prompt at a time, without drafts."""
-    if (got := len(config.lora.modules)) > 1:
-        raise ConfigError(f"lora_modules: expected one at most, got {got}", param="lora_modules")
     found = located(config)
     return replace(
         found,
@@ -95,8 +92,7 @@ def _configured(config: Config) -> Config:
 def _reference(config: Config, args: argparse.Namespace) -> Config:
     given = {} if args.against_quantization is None else {"quantization": args.against_quantization}
     quantization = config_from_kwargs(model=args.against, **given).model.quantization
-    model = replace(config.model, model=args.against, quantization=quantization)
-    return replace(config, model=model, lora=LoraConfig())
+    return replace(config, model=replace(config.model, model=args.against, quantization=quantization))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +183,6 @@ def _score(args: argparse.Namespace, text: _ScoredText, config: Config, referenc
 
 def _named(config: Config) -> str:
     name, quantization = config.model.served_name, config.model.quantization
-    name = " with ".join([name, *(adapter for adapter, _ in config.lora.modules)])
     return name if quantization is None else f"{name} in {quantization}"
 
 

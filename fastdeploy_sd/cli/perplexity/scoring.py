@@ -26,7 +26,7 @@ _SAMPLING = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
 
 
 class ScoredModel:
-    """A loaded model that says how probable the tokens of a prompt are; with its adapter, where it has one.
+    """A loaded model that says how probable the tokens of a prompt are.
 
     Raises CheckpointError, ConfigError: it cannot be loaded.
     """
@@ -43,9 +43,7 @@ class ScoredModel:
         `watch` sees all of its tokens but the first, and their logits, in order. Raises FdsdError: it could not run.
         """
         self._num_requests += 1
-        adapter = next((source.adapter for source in self.info.adapters), None)
-        name = f"window-{self._num_requests}"
-        request = Request(name, token_ids, _SAMPLING, max_tokens=1, seed=0, adapter=adapter)
+        request = Request(f"window-{self._num_requests}", token_ids, _SAMPLING, max_tokens=1, seed=0)
         self._executor.watch_prompts(watch)
         self._engine.submit(request)
         outputs = []

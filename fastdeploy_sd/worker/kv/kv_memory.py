@@ -17,6 +17,7 @@ from fastdeploy_sd.config import Config
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import device
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.models.adapted_linears import adapter_bytes
 from fastdeploy_sd.models.decoder_config import DecoderConfig
 from fastdeploy_sd.models.drafters.draft_model import DraftWeights
 from fastdeploy_sd.models.sharding import DecoderShard
@@ -150,14 +151,13 @@ def room_for_kv(
     config: Config, target: DecoderConfig, drafts: Mapping[str, DraftWeights], group: RankGroup, state_bytes: int = 0
 ) -> kv_sizing.KvRoom:
     """Return the room in the ranks' memory: they share the host's with other engines, and have a GPU each."""
-    found = device()
-    if not isinstance(found, CudaDevice):
-        return kv_sizing.half_of(group.smallest(free_memory), config.parallel.engines_on_host, state_bytes)
-    max_tokens = kv_sizing.max_model_len(config, target)
+    found, max_tokens = device(), kv_sizing.max_model_len(config, target)
+    if not isinstance(found, CudaDevice):  # the host gives adapters their memory when they are loaded
+        taken = state_bytes + group.size * adapter_bytes(config, target, Shard(0, group.size))
+        return kv_sizing.half_of(group.smallest(free_memory), config.parallel.engines_on_host, taken)
     steps = gpu_memory.step_bytes(config, target, list(drafts.values()), max_tokens, found.library)
     memory = gpu_memory.GpuMemory(*found.memory.allocator.total_and_free(), steps)
-    share = config.cache.gpu_memory_utilization
-    least = group.smallest(lambda: max(memory.room(share), 0))
+    least = group.smallest(lambda: max(memory.room(config.cache.gpu_memory_utilization), 0))
     return gpu_memory.room_for_kv(config, memory, least, group.size)
 
 

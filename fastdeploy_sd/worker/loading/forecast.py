@@ -14,6 +14,7 @@ from fastdeploy_sd.config import Config, cpu_only
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
 from fastdeploy_sd.device.cuda.uploads import PIECE_BYTES
 from fastdeploy_sd.errors import DeviceLost
+from fastdeploy_sd.models.adapted_linears import adapter_bytes
 from fastdeploy_sd.models.checkpoint import Checkpoint, read_config
 from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.drafters.draft_model import DraftWeights
@@ -84,7 +85,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     if gpu is None:
         count = config.parallel.engines_on_host
         whole, spread = model.main_memory()
-        taken = num_copies(config) * whole + spread
+        taken = model.taken()
         states = state_size(config, decoder, lambda: kv_sizing.half_of(free() - taken, count).num_bytes, shard.size)
         state_bytes = 0 if states is None else states.num_bytes
         size = kv_sizing.choose_size(
@@ -117,6 +118,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     return rows | {
         "weights": weights,
         **of_experts,
+        **_adapter_rows(config, decoder, shard),
         "KV cache": size.describe(longest),
         **({} if states is None else {"recurrent states": states.describe()}),
         "longest request": f"{longest} tokens, prompt and output{why}",
@@ -127,9 +129,8 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
 
 
 def weights_in_memory(config: Config) -> int:
-    """Return the bytes of main memory that the weights of all engines of a model take; raises as `forecast`."""
-    whole, spread = _Model.open(config).main_memory()
-    return num_copies(config) * whole + spread
+    """Return the bytes of main memory that all engines of a model take besides KV and states; raises as `forecast`."""
+    return _Model.open(config).taken()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,13 @@ class _Model:
             weight_bytes = resident_bytes(self.decoder, self.scheme, WHOLE_MODEL, stored)
         return weight_bytes - spread + self.draft_bytes(WHOLE_MODEL), spread
 
+    def taken(self) -> int:
+        """Return the bytes of main memory that all engines take of weights and adapters."""
+        parallel, (whole, spread) = self.config.parallel, self.main_memory()
+        num_ranks = parallel.tensor_parallel_size
+        adapters = num_ranks * adapter_bytes(self.config, self.decoder, Shard(0, num_ranks))
+        return num_copies(self.config) * whole + spread + parallel.engines_per_host * adapters
+
     @property
     def stored_weights(self) -> DecoderWeights | None:
         """The weights where integers of the checkpoint stay so."""
@@ -199,6 +207,7 @@ class _Model:
         """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
         weights = resident_bytes(self.decoder, self.scheme, shard, self.stored_weights) + self.draft_bytes(shard)
+        weights += adapter_bytes(config, self.decoder, shard)
         steps = gpu_memory.step_bytes(config, self.decoder, list(self.drafts.values()), self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
 
@@ -238,6 +247,16 @@ def _expert_rows(
         "experts": f"{each} of {max(moe.num_experts for moe in moes)} of {len(moes)} layers on each of {num_ranks}"
         f" ranks, {most / 1e9:.2f} GB; up to {exchanged / 1e9:.2f} GB of memory in which they exchange rows",
     }
+
+
+def _adapter_rows(config: Config, decoder: DecoderConfig, shard: Shard) -> dict[str, str]:
+    """Return the row about a rank's places for adapters; {} where there are none."""
+    num_slots, num_bytes = config.lora.num_slots, adapter_bytes(config, decoder, shard)
+    if num_slots == 0:
+        return {}
+    each = f" on each of {shard.size} ranks" if shard.size > 1 else ""
+    places = f"{num_slots} places" if num_slots > 1 else "1 place"
+    return {"LoRA adapters": f"{places} for adapters of rank {config.lora.max_rank}, {num_bytes / 1e9:.2f} GB{each}"}
 
 
 def _device_rows(config: Config) -> tuple[dict[str, str], CudaLibrary | None]:

@@ -35,6 +35,18 @@ def test_without_a_gpu_it_says_why_the_memory_is_the_cpus(device: str, monkeypat
     )
 
 
+def test_places_for_adapters_are_counted() -> None:
+    options = {"enable_lora": True, "max_loras": 50, "max_lora_rank": 64}
+    rows = [
+        forecast(
+            config_from_kwargs(model="demo", speculative_config="naive", data_parallel_size=2, **more), lambda: GIB
+        )
+        for more in ({}, options)
+    ]
+    assert "LoRA adapters" not in rows[0]
+    assert rows[1]["LoRA adapters"] == "50 places for adapters of rank 64, 0.31 GB"
+
+
 def test_a_small_memory_bounds_requests() -> None:
     rows = forecast(config_from_kwargs(model="demo", speculative_config="naive"), lambda: 30 << 20)
     assert rows["longest request"].endswith("(the model's 4096 do not fit into the KV cache)")

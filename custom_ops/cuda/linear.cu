@@ -57,9 +57,9 @@ struct LinearCall {
   Error MultiplyFewRows() const {
     using Few = FewRows<Weights, kRowTiles>;
     const bool by_warpgroup = DeviceHasWarpgroupProducts();
-    const int32_t num_stages = Few::NumStages(LimitsOfDevice(), by_warpgroup, shape.groups);
+    const int32_t num_stages = Few::NumStages(LimitsOfDevice(), by_warpgroup);
     const LaunchShape launch{dim3(num_panels(), num_tiles()), dim3(kThreads),
-                             Few::DynamicBytes(num_stages, by_warpgroup, shape.groups)};
+                             Few::DynamicBytes(num_stages, by_warpgroup)};
     return Multiply<FewRowsKernel<Weights, kRowTiles>>(launch, num_stages);
   }
 
@@ -67,9 +67,9 @@ struct LinearCall {
   Error MultiplyManyRows() const {
     using Many = ManyRows<Weights, kRowTiles>;
     const auto num_columns = static_cast<unsigned>(DivideUp(num_panels(), Many::kPanels));
-    const int32_t num_stages = Many::NumStages(LimitsOfDevice(), shape.slices.count, shape.groups);
+    const int32_t num_stages = Many::NumStages(LimitsOfDevice(), shape.slices.count);
     const LaunchShape launch{dim3(num_columns, num_tiles()), dim3(kThreads),
-                             Many::DynamicBytes(num_stages, shape.slices.count, shape.groups)};
+                             Many::DynamicBytes(num_stages, shape.slices.count)};
     return Multiply<ManyRowsKernel<Weights, kRowTiles>>(launch, num_stages);
   }
 
@@ -100,6 +100,17 @@ struct LinearCall {
       if (shape.slices.count == 1) return MultiplyManyRows<Weights, kWholeSumTiles>();
     }
     return MultiplyManyRows<Weights, kWholeSumTiles / 2>();
+  }
+
+  // By the kernels of the format, which is one from kFirst on.
+  template <int32_t kFirst = static_cast<int32_t>(LinearFormat::kQ4Of0)>
+  Error MultiplyGrouped() const {
+    if constexpr (kFirst < kNumLinearFormats) {
+      if (static_cast<int32_t>(p.format) != kFirst) return MultiplyGrouped<kFirst + 1>();
+      return MultiplyRows<GroupedWeights<kFirst>>();
+    } else {
+      return "format: expected one of a kernel, got another";
+    }
   }
 
   template <typename X>
@@ -134,7 +145,7 @@ struct LinearCall {
   Error Run() const {
     if (p.format == LinearFormat::kFloat32) return MultiplyFloats<X>();
     if (const Error error = PrepareInput<X>(); error != nullptr) return error;
-    if (IsGrouped(p.format)) return MultiplyRows<GroupedWeights>();
+    if (IsGrouped(p.format)) return MultiplyGrouped();
     switch (p.format) {
       case LinearFormat::kBFloat16:
         return MultiplyRows<Bf16Weights>();
@@ -157,11 +168,11 @@ bool HasTilesOf64(LinearFormat format) {
   switch (format) {
     case LinearFormat::kBFloat16:
     case LinearFormat::kFloat16:
-      return FewRows<Bf16Weights, 8>::NumStages(limits, by_warpgroup, {}) > 0;
+      return FewRows<Bf16Weights, 8>::NumStages(limits, by_warpgroup) > 0;
     case LinearFormat::kWint8:
-      return FewRows<Wint8Weights, 8>::NumStages(limits, by_warpgroup, {}) > 0;
+      return FewRows<Wint8Weights, 8>::NumStages(limits, by_warpgroup) > 0;
     case LinearFormat::kWint4:
-      return FewRows<Wint4Weights, 8>::NumStages(limits, by_warpgroup, {}) > 0;
+      return FewRows<Wint4Weights, 8>::NumStages(limits, by_warpgroup) > 0;
     default:
       return false;
   }
@@ -202,7 +213,7 @@ Error MultiplyGroups(const LinearParams& p, const RowGroups& groups, void* works
   char* const bytes = static_cast<char*>(workspace);
   const LinearInput input{p.num_rows, DevicePtr<uint32_t>(bytes), DevicePtr<GroupScale>(bytes + parts.scales)};
   const LinearShape shape{p.out_features, BordersOf(SlicesOf(p.in_features, p.format, p.slices), p.format), p.y_dtype,
-                          0, GroupLayoutOf(p.format)};
+                          0};
   const LinearOutput output{DevicePtr<const float>(p.bias), DevicePtr<uint8_t>(p.y)};
   const LinearCall call{p, groups, shape, input, output, stream};
   return WithElement(p.x_dtype, [&](auto element) { return call.Run<decltype(element)>(); });

@@ -23,7 +23,7 @@ static_assert(kThreads / kSideThreads == kPartsInStep);
 
 // The ring that stages of these weights go through, of one side.
 template <typename Weights, int kPanels, int kRows, int kRingThreads>
-using RingOf = std::conditional_t<Weights::kIsGrouped, GroupedRing<kPanels, kRows, kRingThreads>,
+using RingOf = std::conditional_t<Weights::kIsGrouped, GroupedRing<Weights, kPanels, kRows, kRingThreads>,
                                   StageRing<Weights, kPanels, kRows, kRingThreads>>;
 
 // Few rows, where reading the weights takes the time. Block (panel, tile) has 32 columns of kRowTiles * 8 rows of a
@@ -43,16 +43,16 @@ struct FewRows {
   static constexpr int kStaticBytes = kWarps * kExchanged * int{sizeof(float)};
 
   // Of all rings of a block. by_warpgroup: the device has such products.
-  static int32_t DynamicBytes(int num_stages, bool by_warpgroup, const GroupLayout& groups) {
+  static constexpr int32_t DynamicBytes(int num_stages, bool by_warpgroup) {
     if constexpr (kIsByWarpgroup<Weights>) {
       if (by_warpgroup) return kWarps / kWarpgroupWarps * WarpgroupRing::Bytes(num_stages);
     }
-    return kWarps * Ring::Bytes(num_stages, groups);
+    return kWarps * Ring::Bytes(num_stages);
   }
   // Stages of a ring; 0 = a device with these limits has no room for such tiles.
-  static int32_t NumStages(const DeviceLimits& limits, bool by_warpgroup, const GroupLayout& groups) {
+  static int32_t NumStages(const DeviceLimits& limits, bool by_warpgroup) {
     return StagesOf(limits, {kThreads, kMinBlocks}, {kMaxRingStages, 3, kMinRingStages},
-                    [&](int32_t count) { return kStaticBytes + DynamicBytes(count, by_warpgroup, groups); });
+                    [=](int32_t count) { return kStaticBytes + DynamicBytes(count, by_warpgroup); });
   }
 };
 
@@ -82,8 +82,8 @@ __device__ __forceinline__ void MultiplyFewRows(const StageSource& source, int n
   using Few = FewRows<Weights, kRowTiles>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::Bytes(num_stages, source.groups), num_stages,
-                          source, StageWalk(source.slices, warp, warp + 1, Weights::kPieceStages));
+  typename Few::Ring ring(DynamicShared<uint8_t>() + warp * Few::Ring::Bytes(num_stages), num_stages, source,
+                          StageWalk(source.slices, warp, warp + 1, Weights::kPieceStages));
 #pragma unroll 1
   for (int s = 0; s < source.slices.count; ++s) {
     Products<float, kRowTiles> sums = {};

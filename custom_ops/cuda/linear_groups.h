@@ -1,6 +1,6 @@
 #pragma once
 // Integers that have a scale, and perhaps a minimum, per group of 16 to 128 inputs (linear_grouped.h): one description
-// of all such formats, which kernels read at run time. So a tile has one kernel for all of them.
+// of all such formats. Where speed counts, it is a constant of a kernel.
 #include "linear_grouped.h"
 #include "numbers.h"
 
@@ -25,22 +25,22 @@ struct GroupLayout {
   int32_t unit[kNumPlanes + 1];
   int32_t stage[kNumPlanes + 1];
 
-  __host__ __device__ __forceinline__ int32_t unit_bytes() const { return unit[kNumPlanes]; }
-  __host__ __device__ __forceinline__ int32_t stage_bytes() const { return stage[kNumPlanes]; }
+  __host__ __device__ __forceinline__ constexpr int32_t unit_bytes() const { return unit[kNumPlanes]; }
+  __host__ __device__ __forceinline__ constexpr int32_t stage_bytes() const { return stage[kNumPlanes]; }
 };
 
-inline FactorKind FactorKindOf(fdsd::GroupScale scale) {
+constexpr FactorKind FactorKindOf(fdsd::GroupScale scale) {
   constexpr FactorKind kKinds[] = {FactorKind::kHalf, FactorKind::kFloat, FactorKind::kSteps, FactorKind::kOfWint4};
   return kKinds[static_cast<int>(scale)];
 }
 
-inline FactorKind FactorKindOf(GroupMinimum minimum) {
+constexpr FactorKind FactorKindOf(GroupMinimum minimum) {
   constexpr FactorKind kKinds[] = {FactorKind::kNone, FactorKind::kHalf, FactorKind::kFloat, FactorKind::kSteps,
                                    FactorKind::kZeros};
   return kKinds[static_cast<int>(minimum)];
 }
 
-inline int32_t FactorPlaneBytes(FactorKind kind, int32_t num_groups) {
+constexpr int32_t FactorPlaneBytes(FactorKind kind, int32_t num_groups) {
   switch (kind) {
     case FactorKind::kNone:
       return 0;
@@ -59,7 +59,7 @@ inline int32_t FactorPlaneBytes(FactorKind kind, int32_t num_groups) {
 }
 
 // Of a format of integers, else all zeros.
-inline GroupLayout GroupLayoutOf(LinearFormat format) {
+constexpr GroupLayout GroupLayoutOf(LinearFormat format) {
   const GroupFormat own = GroupFormatOf(format);
   if (own.bits == 0) return {};
   GroupLayout layout{own.bits, own.group / 4, own.zero, FactorKindOf(own.scale), FactorKindOf(own.minimum), {}, {}};

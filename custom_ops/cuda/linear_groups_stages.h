@@ -7,9 +7,11 @@
 
 namespace fdsd::cuda {
 
-// The weights of any such format; GroupLayout says which.
+template <int32_t format>
 struct GroupedWeights {
-  static constexpr LinearFormat kFormat = LinearFormat::kQ4Of0;
+  static constexpr auto kFormat = static_cast<LinearFormat>(format);
+  static constexpr GroupLayout kGroups = GroupLayoutOf(kFormat);
+  static constexpr int64_t kUnitBytes = kGroups.unit_bytes();
   static constexpr bool kIsScaled = true;
   static constexpr bool kIsGrouped = true;
   static constexpr int kPieceStages = kGroupStages;
@@ -18,13 +20,16 @@ struct GroupedWeights {
   static __device__ __forceinline__ int Column(int n, int h, int j) { return Wint4Weights::Column(n, h, j); }
 };
 
-// As StageRing, of stages whose size the format gives.
-template <int kPanels, int kRows, int kThreads>
+// As StageRing.
+template <typename Weights, int kPanels, int kRows, int kThreads>
 class GroupedRing {
  public:
-  static __host__ __device__ __forceinline__ int32_t Bytes(int num_stages, const GroupLayout& groups) {
-    return num_stages * StageBytes(groups);
-  }
+  static constexpr int kPanelBytes = Weights::kGroups.stage_bytes();
+  static constexpr int kRowsAt = kPanels * kPanelBytes;
+  static constexpr int kRowScalesAt = kRowsAt + kRows * kStageRowBytes;
+  static constexpr int kStageBytes = kRowScalesAt + kRows * int{sizeof(GroupScale)};
+
+  static __host__ __device__ __forceinline__ constexpr int Bytes(int num_stages) { return num_stages * kStageBytes; }
 
   __device__ __forceinline__ GroupedRing(DevicePtr<uint8_t> memory, int num_stages, const StageSource& source,
                                          const StageWalk& walk)
@@ -38,48 +43,43 @@ class GroupedRing {
     WaitForStage<1>(num_stages_);
     MeetThreads<kThreads>();
     Fill(source, slot_ == 0 ? num_stages_ - 1 : slot_ - 1);
-    const DevicePtr<const uint8_t> stage = memory_ + slot_ * StageBytes(source.groups);
+    const DevicePtr<const uint8_t> stage = memory_ + slot_ * kStageBytes;
     slot_ = slot_ == num_stages_ - 1 ? 0 : slot_ + 1;
     return stage;
   }
 
  private:
-  static __host__ __device__ __forceinline__ int32_t StageBytes(const GroupLayout& groups) {
-    return kPanels * groups.stage_bytes() + kRows * (kStageRowBytes + int32_t{sizeof(GroupScale)});
-  }
-
   __device__ __forceinline__ void Fill(const StageSource& source, int slot) {
     if (next_.HasStage(source.slices)) {
-      const DevicePtr<uint8_t> stage = memory_ + slot * StageBytes(source.groups);
+      const DevicePtr<uint8_t> stage = memory_ + slot * kStageBytes;
       CopyPanels(source, stage);
-      const DevicePtr<uint8_t> rows = stage + kPanels * source.groups.stage_bytes();
       const int thread = static_cast<int>(threadIdx.x) % kThreads;
-      CopyStageRows<kRows, kThreads>(source, next_.stage, source.num_rows, thread, rows);
-      CopyRowScales<kRows, kThreads>(source, next_.stage, source.num_rows, thread, rows + kRows * kStageRowBytes);
+      CopyStageRows<kRows, kThreads>(source, next_.stage, source.num_rows, thread, stage + kRowsAt);
+      CopyRowScales<kRows, kThreads>(source, next_.stage, source.num_rows, thread, stage + kRowScalesAt);
       next_.Advance(source.slices);
     }
     CommitCopies();
   }
 
   __device__ __forceinline__ void CopyPanels(const StageSource& source, DevicePtr<uint8_t> to) const {
-    const GroupLayout& groups = source.groups;
-    const int32_t panel_chunks = groups.stage_bytes() / kChunkBytes;
-    const int64_t unit = next_.stage / kGroupStages * int64_t{groups.unit_bytes()};
+    constexpr int kPanelChunks = kPanelBytes / kChunkBytes;
+    const int64_t unit = next_.stage / kGroupStages * Weights::kUnitBytes;
     const int half = next_.stage % kGroupStages;
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; ++panel) {
       const DevicePtr<const uint8_t> from = source.panels + (panel * source.panel_bytes + unit);
 #pragma unroll 1
-      for (int chunk = static_cast<int>(threadIdx.x) % kThreads; chunk < panel_chunks; chunk += kThreads) {
-        const int32_t place = PlaceOf(groups, chunk) * kChunkBytes;
-        CopyAsync<kChunkBytes>(to + (panel * groups.stage_bytes() + place),
-                               from + OffsetOf(groups, half, chunk * kChunkBytes), panel < source.num_panels);
+      for (int chunk = static_cast<int>(threadIdx.x) % kThreads; chunk < kPanelChunks; chunk += kThreads) {
+        const int32_t place = PlaceOf(chunk) * kChunkBytes;
+        CopyAsync<kChunkBytes>(to + (panel * kPanelBytes + place), from + OffsetOf(half, chunk * kChunkBytes),
+                               panel < source.num_panels);
       }
     }
   }
 
   // Where in a unit a byte of one of its halves is.
-  static __device__ __forceinline__ int32_t OffsetOf(const GroupLayout& groups, int half, int32_t at) {
+  static __device__ __forceinline__ int32_t OffsetOf(int half, int32_t at) {
+    constexpr GroupLayout groups = Weights::kGroups;
     int32_t offset = 0;
 #pragma unroll
     for (int plane = 0; plane < kNumPlanes; ++plane) {
@@ -96,7 +96,8 @@ class GroupedRing {
   }
 
   // Lines of codes have their chunks in another order, such that no two lanes that read at once meet in a bank.
-  static __device__ __forceinline__ int32_t PlaceOf(const GroupLayout& groups, int32_t chunk) {
+  static __device__ __forceinline__ int32_t PlaceOf(int32_t chunk) {
+    constexpr GroupLayout groups = Weights::kGroups;
     if (chunk * kChunkBytes >= groups.stage[1]) return chunk;
     return groups.bits == 8 ? chunk ^ ((chunk / 8 & 3) << 1) : chunk ^ (chunk / 4 & 2);
   }
@@ -108,8 +109,9 @@ class GroupedRing {
 };
 
 // The lane's codes of step `step` of a stage, the first operand of its products.
-__device__ __forceinline__ void LoadCodes(const GroupLayout& groups, DevicePtr<const uint8_t> stage, int step,
-                                          uint32_t (*a)[4]) {
+template <typename Weights>
+__device__ __forceinline__ void LoadCodes(DevicePtr<const uint8_t> stage, int step, uint32_t (*a)[4]) {
+  constexpr GroupLayout groups = Weights::kGroups;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int j = lane / 4;
   const int t = lane % 4;
@@ -117,7 +119,7 @@ __device__ __forceinline__ void LoadCodes(const GroupLayout& groups, DevicePtr<c
   for (int half = 0; half < 2; ++half) {
     const int line = step * kMatrixWords + half * (kMatrixWords / 2) + t;
     uint32_t words[kPanelProducts][2];
-    if (groups.bits == 8) {
+    if constexpr (groups.bits == 8) {
       constexpr int kLineBytes = kPanelColumns * kStepBytes;
 #pragma unroll
       for (int n = 0; n < kPanelProducts; ++n) {
@@ -129,72 +131,88 @@ __device__ __forceinline__ void LoadCodes(const GroupLayout& groups, DevicePtr<c
     } else {
       Wint4Weights::Load(stage, line, j, words);
     }
-    if (groups.bits == 5 || groups.bits == 6) {
-      const int num_bits = groups.bits - 4;
-      const int sharing = 8 / num_bits;
+    if constexpr (groups.bits == 5 || groups.bits == 6) {
+      constexpr int kNumBits = groups.bits - 4;
+      constexpr int kSharing = 8 / kNumBits;
 #pragma unroll
       for (int n = 0; n < kPanelProducts; ++n) {
         const auto shared = ViewAs<const uint2>(stage + groups.stage[1]);
-        const uint2 own = shared[(line / sharing * kPanelColumns + Wint4Weights::Column(n, 0, j)) / 2];
-        words[n][0] |= HighBits(own.x, line % sharing, num_bits);
-        words[n][1] |= HighBits(own.y, line % sharing, num_bits);
+        const uint2 own = shared[(line / kSharing * kPanelColumns + Wint4Weights::Column(n, 0, j)) / 2];
+        words[n][0] |= HighBits(own.x, line % kSharing, kNumBits);
+        words[n][1] |= HighBits(own.y, line % kSharing, kNumBits);
       }
     }
 #pragma unroll
     for (int n = 0; n < kPanelProducts; ++n) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) a[n][2 * half + h] = SignedCodes(words[n][h], static_cast<uint32_t>(groups.zero));
+      for (int h = 0; h < 2; ++h) a[n][2 * half + h] = SignedCodes(words[n][h], groups.zero);
     }
   }
 }
 
-// Exact sums of a group: codes . rows, and of the rows' integers.
+// Exact sums of a group: codes . rows, and of the rows' integers. They begin at the bits of 1.5 * 2^23, so with a sum
+// below 2^22 they are those of the float that is so much larger.
+constexpr int32_t kEmptySum = 0x4b400000;
+__device__ __forceinline__ float SumOf(int32_t sum) { return __uint_as_float(static_cast<uint32_t>(sum)) - 0x1.8p23f; }
+
 template <int kRowTiles>
 struct GroupSums {
   int32_t dots[kRowTiles][kPanelProducts][4];
   int32_t inputs[kRowTiles][4];
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int i = 0; i < kRowTiles * kPanelProducts * 4; ++i)
+      dots[i / 4 / kPanelProducts][i / 4 % kPanelProducts][i % 4] = kEmptySum;
+#pragma unroll
+    for (int i = 0; i < kRowTiles * 4; ++i) inputs[i / 4][i % 4] = kEmptySum;
+  }
 };
 
 // sums += what scales and minima make of a group's.
-template <int kRowTiles>
-__device__ __forceinline__ void AddGroup(const GroupLayout& groups, DevicePtr<const uint8_t> stage, int group,
+template <typename Weights, int kRowTiles>
+__device__ __forceinline__ void AddGroup(DevicePtr<const uint8_t> stage, int group,
                                          DevicePtr<const GroupScale> row_scales, const GroupSums<kRowTiles>& group_sums,
                                          Products<float, kRowTiles>* sums) {
+  constexpr GroupLayout groups = Weights::kGroups;
+  constexpr bool kHasMinima = groups.minimum != FactorKind::kNone;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const bool has_minima = groups.minimum != FactorKind::kNone;
-  float scales[kPanelProducts][2];
-  float minima[kPanelProducts][2] = {};
+  FactorPair scales[kPanelProducts];
+  FactorPair minima[kPanelProducts];
 #pragma unroll
   for (int n = 0; n < kPanelProducts; ++n) {
-    const int column = GroupedWeights::Column(n, 0, lane / 4);
-    const FactorPair own = FactorsOf(groups.scale, stage + groups.stage[kScalePlane], group, column);
-    scales[n][0] = own.low;
-    scales[n][1] = own.high;
-    if (!has_minima) continue;
-    const FactorPair least = MinimaOf(groups.minimum, stage + groups.stage[kMinimumPlane], group, column, own);
-    minima[n][0] = least.low;
-    minima[n][1] = least.high;
+    const int column = Weights::Column(n, 0, lane / 4);
+    scales[n] = FactorsOf(groups.scale, stage + groups.stage[kScalePlane], group, column);
+    minima[n] = MinimaOf(groups.minimum, stage + groups.stage[kMinimumPlane], group, column, scales[n]);
   }
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
     const uint4 two = ViewAs<const uint4>(row_scales + (tile * kMatrixColumns + 2 * (lane % 4)))[0];
     const float x_scales[2] = {__uint_as_float(two.x), __uint_as_float(two.z)};
+    float x_sums[2] = {};
+    if constexpr (kHasMinima) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) x_sums[i] = x_scales[i] * SumOf(group_sums.inputs[tile][i]);
+    }
 #pragma unroll
     for (int i = 0; i < kPanelProducts * 4; ++i) {
       const int n = i / 4;
-      const float x_scale = x_scales[i % 2];
+      const bool is_low = i % 4 < 2;
       float& sum = sums->values[tile][n][i % 4];
-      sum = fmaf(static_cast<float>(group_sums.dots[tile][n][i % 4]), scales[n][i % 4 / 2] * x_scale, sum);
-      if (has_minima)
-        sum = fmaf(minima[n][i % 4 / 2], x_scale * static_cast<float>(group_sums.inputs[tile][i % 4]), sum);
+      const float scale = (is_low ? scales[n].low : scales[n].high) * x_scales[i % 2];
+      sum = fmaf(SumOf(group_sums.dots[tile][n][i % 4]), scale, sum);
+      if constexpr (kHasMinima) sum = fmaf(is_low ? minima[n].low : minima[n].high, x_sums[i % 2], sum);
     }
   }
 }
 
-// group_sums += codes . rows of x, of a step, and ones . rows.
-template <int kRowTiles>
-__device__ __forceinline__ void AddCodes(const uint32_t (*codes)[4], const uint32_t* ones, bool has_minima,
-                                         DevicePtr<const uint8_t> rows, int step, GroupSums<kRowTiles>* group_sums) {
+// group_sums += codes . rows of x, of a step or of part 0 or 1 of one, and ones . rows.
+template <typename Weights, int kRowTiles>
+__device__ __forceinline__ void AddCodes(const uint32_t (*codes)[4], DevicePtr<const uint8_t> rows, int step, int part,
+                                         GroupSums<kRowTiles>* group_sums) {
+  constexpr bool kIsHalf = Weights::kGroups.group_words < kMatrixWords;
+  constexpr bool kHasMinima = Weights::kGroups.minimum != FactorKind::kNone;
+  constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
   constexpr int kTiles = kRowTiles < 2 ? 1 : 2;  // that a load has
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int row = lane % kMatrixColumns;
@@ -206,46 +224,50 @@ __device__ __forceinline__ void AddCodes(const uint32_t (*codes)[4], const uint3
     LoadRowWords(rows + (own_row * kStageRowBytes + RowPlaceOf(row, 2 * step + matrix % 2) * kChunkBytes), b[0]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
+      const auto add = [&](int32_t* sums, const uint32_t* a) {
+        if constexpr (kIsHalf) {
+          AddSignedHalfProduct(sums, a + 2 * part, b[tile][part]);
+        } else {
+          AddSignedProduct(sums, a, b[tile]);
+        }
+      };
 #pragma unroll
-      for (int n = 0; n < kPanelProducts; ++n) AddSignedProduct(group_sums->dots[first + tile][n], codes[n], b[tile]);
-      if (has_minima) AddSignedProduct(group_sums->inputs[first + tile], ones, b[tile]);
+      for (int n = 0; n < kPanelProducts; ++n) add(group_sums->dots[first + tile][n], codes[n]);
+      if constexpr (kHasMinima) add(group_sums->inputs[first + tile], kOnes);
     }
   }
 }
 
 // sums += the products of a ring's next piece, a unit.
 template <typename Weights, int kRowTiles, int kPanels, int kRows, int kThreads>
-__device__ __forceinline__ void AddPiece(GroupedRing<kPanels, kRows, kThreads>* ring, const StageSource& source,
-                                         const WarpShare& share, Products<float, kRowTiles, kPanelProducts>* sums) {
-  const GroupLayout& groups = source.groups;
-  const bool has_minima = groups.minimum != FactorKind::kNone;
-  // A group of 16 inputs has half of a step, the codes of the other half being left out.
-  const int part_words = groups.group_words < kMatrixWords ? groups.group_words : kMatrixWords;
-  GroupSums<kRowTiles> group_sums = {};
+__device__ __forceinline__ void AddPiece(GroupedRing<Weights, kPanels, kRows, kThreads>* ring,
+                                         const StageSource& source, const WarpShare& share,
+                                         Products<float, kRowTiles, kPanelProducts>* sums) {
+  using Ring = GroupedRing<Weights, kPanels, kRows, kThreads>;
+  constexpr int kGroupWords = Weights::kGroups.group_words;
+  constexpr int kPartWords = kGroupWords < kMatrixWords ? kGroupWords : kMatrixWords;  // of a product
+  // Unrolled, but where registers have no room for so many scales and minima.
+  [[maybe_unused]] constexpr int kSteps = Weights::kFormat == LinearFormat::kInt8Of16 ? 1 : kStageSteps;
+  GroupSums<kRowTiles> group_sums;
+  group_sums.Clear();
 #pragma unroll 1
   for (int i = 0; i < kGroupStages; ++i) {
     const DevicePtr<const uint8_t> all = ring->Next(source);
-    const DevicePtr<const uint8_t> stage = all + share.panel * groups.stage_bytes();
-    const DevicePtr<const uint8_t> rows = all + (kPanels * groups.stage_bytes() + share.row * kStageRowBytes);
-    const auto row_scales =
-        ViewAs<const GroupScale>(all + (kPanels * groups.stage_bytes() + kRows * kStageRowBytes)) + share.row;
-#pragma unroll 1
-    for (int begin = 0; begin < kStageWords; begin += part_words) {
-      const int step = begin / kMatrixWords;
+    const DevicePtr<const uint8_t> stage = all + share.panel * Ring::kPanelBytes;
+    const DevicePtr<const uint8_t> rows = all + (Ring::kRowsAt + share.row * kStageRowBytes);
+    const auto row_scales = ViewAs<const GroupScale>(all + Ring::kRowScalesAt) + share.row;
+#pragma unroll(kSteps)
+    for (int step = 0; step < kStageSteps; ++step) {
       uint32_t codes[kPanelProducts][4];
-      LoadCodes(groups, stage, step, codes);
-      uint32_t ones[4];
+      LoadCodes<Weights>(stage, step, codes);
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const bool is_own = part_words == kMatrixWords || begin % kMatrixWords / part_words == w / 2;
-        ones[w] = is_own ? 0x01010101u : 0;
-#pragma unroll
-        for (int n = 0; n < kPanelProducts; ++n) codes[n][w] = is_own ? codes[n][w] : 0;
+      for (int part = 0; part < kMatrixWords / kPartWords; ++part) {
+        AddCodes<Weights, kRowTiles>(codes, rows, step, part, &group_sums);
+        const int word = step * kMatrixWords + part * kPartWords;
+        if ((i * kStageWords + word + kPartWords) % kGroupWords != 0) continue;
+        AddGroup<Weights, kRowTiles>(stage, word / kGroupWords, row_scales, group_sums, sums);
+        group_sums.Clear();
       }
-      AddCodes<kRowTiles>(codes, ones, has_minima, rows, step, &group_sums);
-      if ((i * kStageWords + begin + part_words) % groups.group_words != 0) continue;
-      AddGroup<kRowTiles>(groups, stage, begin / groups.group_words, row_scales, group_sums, sums);
-      group_sums = {};
     }
   }
 }

@@ -13,7 +13,6 @@ struct LinearShape {
   SliceBorders slices;
   DType y_dtype;
   int32_t num_stages;  // of a ring, see StageRing
-  GroupLayout groups;  // of GroupedWeights
 };
 
 // What every product ends with. The type of y is no argument of templates: that would double what there is to compile.
@@ -32,13 +31,11 @@ template <typename Weights>
 __device__ __forceinline__ StageSource SourceOf(const LinearShape& shape, const LinearInput& x,
                                                 const RowGroups::Tile& rows, DevicePtr<const uint8_t> packed,
                                                 int num_panels) {
-  int64_t unit_bytes = shape.groups.unit_bytes();
-  if constexpr (!Weights::kIsGrouped) unit_bytes = Weights::kUnitBytes;
-  const int64_t panel_bytes = shape.slices.units[shape.slices.count] * unit_bytes;
+  const int64_t panel_bytes = shape.slices.units[shape.slices.count] * Weights::kUnitBytes;
   const auto all_panels = static_cast<int32_t>(DivideUp(shape.out_features, kPanelColumns));
   const int32_t panel = static_cast<int32_t>(blockIdx.x) * num_panels;
   const DevicePtr<const uint8_t> panels = packed + (int64_t{rows.group} * all_panels + panel) * panel_bytes;
-  return {shape.slices, panels, panel_bytes, all_panels - panel, x, rows.begin, rows.end - rows.begin, shape.groups};
+  return {shape.slices, panels, panel_bytes, all_panels - panel, x, rows.begin, rows.end - rows.begin};
 }
 
 template <typename Weights, int kRowTiles>
@@ -81,14 +78,14 @@ struct ManyRows {
   static constexpr int kElements = kRowTiles * kPanelProducts * 4;
   static constexpr bool kHasSlices = kRowTiles != kWholeSumTiles;
 
-  static int32_t DynamicBytes(int num_stages, int num_slices, const GroupLayout& groups) {
+  static constexpr int32_t DynamicBytes(int num_stages, int num_slices) {
     const int num_sums = kHasSlices ? (num_slices + 1) / 2 * kElements * kThreads : 0;
-    return Ring::Bytes(num_stages, groups) + num_sums * int{sizeof(float)};
+    return Ring::Bytes(num_stages) + num_sums * int{sizeof(float)};
   }
   // Stages of the ring, of a sum of so many slices.
-  static int32_t NumStages(const DeviceLimits& limits, int num_slices, const GroupLayout& groups) {
+  static int32_t NumStages(const DeviceLimits& limits, int num_slices) {
     return StagesOf(limits, {kThreads, 1}, {kMaxRingStages, 3, kMinRingStages},
-                    [&](int32_t count) { return DynamicBytes(count, num_slices, groups); });
+                    [=](int32_t count) { return DynamicBytes(count, num_slices); });
   }
 };
 
@@ -113,8 +110,7 @@ __device__ __forceinline__ void MultiplyManyRows(const LinearShape& shape, const
   typename Many::Ring ring(DynamicShared<uint8_t>(), shape.num_stages, source,
                            StageWalk(shape.slices, 0, kParts, Weights::kPieceStages));
   const DevicePtr<float> slice_sums =
-      ViewAs<float>(DynamicShared<uint8_t>() + Many::Ring::Bytes(shape.num_stages, shape.groups)) +
-      static_cast<int>(threadIdx.x);
+      ViewAs<float>(DynamicShared<uint8_t>() + Many::Ring::Bytes(shape.num_stages)) + static_cast<int>(threadIdx.x);
   const int num_slices = Many::kHasSlices ? shape.slices.count : 1;
   Products<float, kRowTiles, kProducts> totals = {};  // of a slice, then of all
 #pragma unroll 1

@@ -4,7 +4,6 @@
 // a B200 8 TB/s x 0.9 us / 148 = 49 KB.
 #include <type_traits>
 
-#include "linear_groups.h"
 #include "linear_weights.h"
 
 namespace fdsd::cuda {
@@ -18,7 +17,6 @@ struct StageSource {
   LinearInput x;
   int64_t row;       // the first
   int32_t num_rows;  // that there are
-  const GroupLayout& groups;
 };
 
 // Stages of a ring, the most first: as many as the device has shared memory for. A ring of several sides has so many
@@ -95,7 +93,7 @@ class StageRing {
   static constexpr int kStageBytes = (kUsedBytes + kAlignment - 1) / kAlignment * kAlignment;
 
   // Of a ring with so many stages for each side.
-  static __host__ __device__ __forceinline__ constexpr int Bytes(int num_stages, const GroupLayout& = {}) {
+  static __host__ __device__ __forceinline__ constexpr int Bytes(int num_stages) {
     return kSides * num_stages * kStageBytes;
   }
 

@@ -87,6 +87,13 @@ inline void AddSignedProduct(int32_t* c, const uint32_t* a, const uint32_t* b,
                              std::source_location where = std::source_location::current()) {
   stand_in::AddProduct<int64_t, stand_in::DotSigned>(c, a, b, where);
 }
+// The same of half as many words: a[0], a[1] and b are words t.
+inline void AddSignedHalfProduct(int32_t* c, const uint32_t* a, uint32_t b,
+                                 std::source_location where = std::source_location::current()) {
+  const uint32_t whole_a[4] = {a[0], a[1], 0, 0};
+  const uint32_t whole_b[2] = {b, 0};
+  AddSignedProduct(c, whole_a, whole_b, where);
+}
 inline void AddHalf16Product(float* c, const uint32_t* a, const uint32_t* b,
                              std::source_location where = std::source_location::current()) {
   stand_in::AddProduct<double, stand_in::DotHalf16>(c, a, b, where);
@@ -219,6 +226,13 @@ __device__ __forceinline__ void AddSignedProduct(int32_t* c, const uint32_t* a, 
       "{%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same of half as many words: a[0], a[1] and b are words t.
+__device__ __forceinline__ void AddSignedHalfProduct(int32_t* c, const uint32_t* a, uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
 __device__ __forceinline__ constexpr bool HasFp8Products() {

@@ -22,30 +22,39 @@ Plan Made(const DeviceLimits& limits, const BlockNeeds& needs, int32_t num_stage
 }
 
 template <typename Weights, int kRowTiles>
-Plan OfFewRows(const DeviceLimits& limits, bool by_warpgroup, const GroupLayout& groups) {
+Plan OfFewRows(const DeviceLimits& limits, bool by_warpgroup) {
   using Few = FewRows<Weights, kRowTiles>;
-  const int32_t num_stages = Few::NumStages(limits, by_warpgroup, groups);
-  const int32_t shared_bytes = Few::kStaticBytes + Few::DynamicBytes(num_stages, by_warpgroup, groups);
+  const int32_t num_stages = Few::NumStages(limits, by_warpgroup);
+  const int32_t shared_bytes = Few::kStaticBytes + Few::DynamicBytes(num_stages, by_warpgroup);
   return Made(limits, {kThreads, Few::kMinBlocks}, num_stages, shared_bytes);
 }
 
 template <typename Weights, int kRowTiles>
-Plan OfManyRows(const DeviceLimits& limits, int num_slices, const GroupLayout& groups) {
+Plan OfManyRows(const DeviceLimits& limits, int num_slices) {
   using Many = ManyRows<Weights, kRowTiles>;
-  const int32_t num_stages = Many::NumStages(limits, num_slices, groups);
-  return Made(limits, {kThreads, 1}, num_stages, Many::DynamicBytes(num_stages, num_slices, groups));
+  const int32_t num_stages = Many::NumStages(limits, num_slices);
+  return Made(limits, {kThreads, 1}, num_stages, Many::DynamicBytes(num_stages, num_slices));
 }
 
 template <typename Weights>
-Plan OfLinear(const DeviceLimits& limits, bool by_warpgroup, const GroupLayout& groups, int32_t num_rows,
-              int num_slices) {
-  if (num_rows == 8) return OfFewRows<Weights, 1>(limits, by_warpgroup, groups);
-  if (num_rows == 32) return OfFewRows<Weights, 4>(limits, by_warpgroup, groups);
+Plan OfLinear(const DeviceLimits& limits, bool by_warpgroup, int32_t num_rows, int num_slices) {
+  if (num_rows == 8) return OfFewRows<Weights, 1>(limits, by_warpgroup);
+  if (num_rows == 32) return OfFewRows<Weights, 4>(limits, by_warpgroup);
   if constexpr (!Weights::kIsGrouped) {
-    if (num_rows == 64) return OfFewRows<Weights, 8>(limits, by_warpgroup, groups);
+    if (num_rows == 64) return OfFewRows<Weights, 8>(limits, by_warpgroup);
   }
-  if (!Weights::kIsScaled && num_slices == 1) return OfManyRows<Weights, kWholeSumTiles>(limits, num_slices, groups);
-  return OfManyRows<Weights, kWholeSumTiles / 2>(limits, num_slices, groups);
+  if (!Weights::kIsScaled && num_slices == 1) return OfManyRows<Weights, kWholeSumTiles>(limits, num_slices);
+  return OfManyRows<Weights, kWholeSumTiles / 2>(limits, num_slices);
+}
+
+// Of integers with groups, the format being one from kFirst on.
+template <int32_t kFirst = static_cast<int32_t>(fdsd::LinearFormat::kQ4Of0), typename Of>
+Plan OfGrouped(fdsd::LinearFormat format, const Of& plan) {
+  if constexpr (kFirst < fdsd::kNumLinearFormats) {
+    if (static_cast<int32_t>(format) != kFirst) return OfGrouped<kFirst + 1>(format, plan);
+    return plan.template operator()<GroupedWeights<kFirst>>();
+  }
+  return {};
 }
 
 template <typename Cached>
@@ -63,14 +72,13 @@ Plan OfAttention(const DeviceLimits& limits, int32_t head_dim) {
 FDSD_EXPORT Plan linear_plan(DeviceLimits limits, int32_t by_warpgroup, int32_t format, int32_t num_rows,
                              int32_t num_slices) {
   const auto own = static_cast<fdsd::LinearFormat>(format);
-  const GroupLayout groups = GroupLayoutOf(own);
   const auto plan = [&]<typename Weights> {
-    return OfLinear<Weights>(limits, by_warpgroup != 0, groups, num_rows, num_slices);
+    return OfLinear<Weights>(limits, by_warpgroup != 0, num_rows, num_slices);
   };
   if (own == fdsd::LinearFormat::kBFloat16) return plan.operator()<Bf16Weights>();
   if (own == fdsd::LinearFormat::kWint8) return plan.operator()<Wint8Weights>();
   if (own == fdsd::LinearFormat::kWint4) return plan.operator()<Wint4Weights>();
-  return plan.operator()<GroupedWeights>();
+  return OfGrouped(own, plan);
 }
 
 // Over a cache of elements of 1, 2 or 4 bytes.

@@ -9,7 +9,7 @@ in a page that may still be read. Knows no socket and no memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from fastdeploy_sd.types import (
     FinishReason,
     KvDescription,
     ModelInfo,
+    RequestMetrics,
     RequestOutput,
     SchedulerOutput,
     StepResult,
@@ -63,6 +64,7 @@ class _Export:
         has_run: whether a step had it.
         has_state: whether the recurrent state counts as sent, likewise.
         is_over: whether the connector was told how it ended.
+        num_tokens: of the prompt. trace_context: of its request.
     """
 
     next_blocks: list[int]
@@ -70,6 +72,8 @@ class _Export:
     has_run: bool = False
     has_state: bool = False
     is_over: bool = False
+    num_tokens: int = 0
+    trace_context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,9 @@ class PrefillEngine(Engine):
 
     `groups`: KV group of every layer of pages, of which the first `num_target_layers` signal while a step runs; without
     signals all go after it.
+
+    Attributes:
+        trace: gets the trace context of each order that has one and is done, its times, tokens and cached ones.
     """
 
     def __init__(
@@ -99,6 +106,7 @@ class PrefillEngine(Engine):
         signals: Signals | None,
     ) -> None:
         super().__init__(config, executor)
+        self.trace: Callable[[str, RequestMetrics, int, int], None] = lambda *_: None
         self._connector, self._groups = connector, groups
         self._layers = None if signals is None else LayerSender(signals, num_target_layers, self._send_layer)
         self._exports: dict[TransferId, _Export] = {}  # a request has the id of its transfer
@@ -163,7 +171,10 @@ class PrefillEngine(Engine):
 
     def _begin(self, order: PrefillWanted) -> None:
         next_blocks = [order.first_block] * len(self._pool.kv.groups)
-        self._exports[order.transfer_id] = _Export(next_blocks, order.first_block + order.num_blocks)
+        end, request = order.first_block + order.num_blocks, order.request
+        self._exports[order.transfer_id] = _Export(
+            next_blocks, end, num_tokens=len(request.prompt_token_ids), trace_context=request.trace_context
+        )
         if self._is_draining:
             self._fail(order.transfer_id, "the prefill instance ends")
             return
@@ -274,7 +285,14 @@ class PrefillEngine(Engine):
         elif not export.is_over:
             export.is_over = True
             self._connector.finish(transfer_id, output.token_ids + (drafts if output.finish_reason is None else ()))
+            self._tell(output, export)
         self._end_request(transfer_id)
+
+    def _tell(self, output: RequestOutput, export: _Export) -> None:
+        state = self._pool.states.get(output.request_id)  # None = its first token was its last
+        metrics = output.metrics if state is None else state.metrics(state.first_token_time, 0.0)
+        if export.trace_context and metrics is not None:
+            self.trace(export.trace_context, metrics, export.num_tokens, output.num_cached_tokens)
 
     def _end_request(self, transfer_id: TransferId) -> None:
         self.abort([transfer_id], FinishReason.LENGTH)

@@ -65,6 +65,10 @@ def open_engine(config: Config, executor: Executor) -> Iterator[Engine]:
             engine = PrefillEngine(
                 config, executor, connector, pages.groups, description.num_layers, executor.layer_signals
             )
+            if config.server.otlp_traces_endpoint is not None:
+                from fastdeploy_sd.wire.http.tracing import make_tracer  # other engines do without
+
+                engine.trace = make_tracer(config.server.otlp_traces_endpoint).add_prompt
             try:
                 yield engine
             finally:

@@ -23,12 +23,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastdeploy_sd.cluster.registrar import Registrar
 from fastdeploy_sd.cluster.server_engines import ServerEngines
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.distributed.starting import new_expert_file
 from fastdeploy_sd.entrypoints.engine_pools import engine_pool, expert_bridge
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_engines, start_worker
-from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id
+from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id, wait_answering
 from fastdeploy_sd.entrypoints.worker_pool import WorkerPool
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.metrics import SharedStats
@@ -179,11 +180,18 @@ class _Launcher:
                 drain()
 
         self._begin_drain = begin
-        registrar.start()
+        registering = asyncio.create_task(self._register(registrar))
         try:
             return await serving
         finally:
+            registering.cancel()
             await registrar.leave()
+
+    async def _register(self, registrar: Registrar) -> None:
+        """Register as soon as HTTP answers, which processes of its own begin some time after they were started."""
+        if self._config.server.workers > 1 and self._config.server.router:
+            await wait_answering(self._listeners.api)
+        registrar.start()
 
     def _stop(self) -> None:
         """On every signal: the first lets the engines drain, a second has them end at once, a third kills them.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import secrets
+import socket
 import time
 from collections.abc import Sequence
 
@@ -14,9 +17,14 @@ from fastdeploy_sd.cluster.route import RouteReader
 from fastdeploy_sd.cluster.server_engines import ServerEngines
 from fastdeploy_sd.config import Config, is_wildcard
 from fastdeploy_sd.entrypoints.openai.routed import RouteGate
+from fastdeploy_sd.errors import Unavailable
 from fastdeploy_sd.wire.http.listeners import Listeners
-from fastdeploy_sd.wire.http_client import Target
+from fastdeploy_sd.wire.http_client import Ask, HttpClient, Target
 from fastdeploy_sd.wire.secret import deployment_secret, derive_key
+
+_ANSWER_S = 5.0
+_PAUSE_S = 0.1
+_MAX_ANSWER_BYTES = 1 << 16
 
 
 def new_instance_id() -> str:
@@ -67,3 +75,19 @@ def make_registrar(configs: Sequence[Config], engines: ServerEngines, listeners:
     named = zip(of_engines, instance_ids(server, len(of_engines)), strict=True)
     identities = [functools.partial(identity, number, *engine) for number, engine in enumerate(named)]
     return Registrar(routers, identities, key)
+
+
+async def wait_answering(listener: socket.socket) -> None:
+    """Wait until what accepts connections of a listening socket answers HTTP: processes begin that by and by."""
+    host, port = listener.getsockname()[:2]
+    if is_wildcard(host):
+        host = "::1" if listener.family is socket.AF_INET6 else "127.0.0.1"
+    http = HttpClient(_ANSWER_S)
+    try:
+        while True:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                await http.fetch(Target(host, port), Ask("GET", "/live"), _MAX_ANSWER_BYTES, _ANSWER_S)
+                return
+            await asyncio.sleep(_PAUSE_S)
+    finally:
+        http.close()

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 256
 MAX_CLIENT_CHARS = 272
+MAX_TRACE_CHARS = 55
 MAX_SOURCE_CHARS = 256
 MAX_GRAMMAR_CHARS = 1 << 17
 MAX_EOS_TOKEN_IDS = 4096
@@ -72,6 +73,7 @@ class RequestRules:
             + MAX_ID_CHARS
             + MAX_SALT_CHARS
             + MAX_CLIENT_CHARS
+            + MAX_TRACE_CHARS
         ) + (2 * MAX_SOURCE_CHARS + MAX_GRAMMAR_CHARS)
         num_lists = MAX_BAD_WORD_TOKENS + MAX_STOP_STRINGS + MAX_BAD_WORDS
         return (
@@ -189,6 +191,7 @@ def _verify_texts(request: Request) -> None:
         ("request_id", request.request_id, MAX_ID_CHARS),
         ("cache_salt", request.cache_salt, MAX_SALT_CHARS),
         ("client", request.client, MAX_CLIENT_CHARS),
+        ("trace_context", request.trace_context, MAX_TRACE_CHARS),
         ("grammar", request.grammar, MAX_GRAMMAR_CHARS),
     ):
         _verify_text(name, text, limit)

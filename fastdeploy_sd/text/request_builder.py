@@ -56,6 +56,7 @@ class RequestGroup(Sequence[Request]):
     prediction_token_ids: I32 = field(default_factory=lambda: EMPTY_I32)
     pooling: Pooling | None = None
     adapter: Adapter | None = None
+    trace_context: str = ""
 
     def __len__(self) -> int:
         return len(self.prompts) * self.sampling.n
@@ -92,6 +93,7 @@ class RequestGroup(Sequence[Request]):
             prediction_token_ids=self.prediction_token_ids,
             pooling=self.pooling,
             adapter=self.adapter,
+            trace_context=self.trace_context,
         )
 
     def _request_id(self, prompt: int, sequence: int) -> str:

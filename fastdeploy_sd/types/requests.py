@@ -77,6 +77,7 @@ class Request:
         prediction_token_ids: i32[n], what the client expects the output to be; drafts are taken from it.
         pooling: of the embedding of its prompt, which its output has; None = none is asked for.
         adapter: None = the model runs as it is.
+        trace_context: `traceparent` of the span that those who compute a part of it are below; "" = none.
     """
 
     request_id: RequestId
@@ -97,6 +98,7 @@ class Request:
     prediction_token_ids: I32 = field(default_factory=lambda: EMPTY_I32)
     pooling: Pooling | None = None
     adapter: Adapter | None = None
+    trace_context: str = ""
 
     @property
     def adapter_digest(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_sd.cli.verify import EngineVariant, compare, standard_methods
 from fastdeploy_sd.cli.verify.methods import Method
 from fastdeploy_sd.config import ModelConfig, SpeculativeConfig
-from fastdeploy_sd.types import FinishReason
+from fastdeploy_sd.types import FinishReason, RequestMetrics
 from tests.engine.handover_pairs import Pair, open_pair
 from tests.engine.models import References
 
@@ -139,6 +139,19 @@ def test_a_draining_prefill_instance_finishes_what_it_took_and_refuses_the_rest(
 
         assert compare(reference.answers, pair.run(reference.requests, rng, each_turn=drain)) is None
         assert min(pair.wire.num_whole, pair.wire.num_failed) >= 3
+
+
+def test_a_prefill_instance_tells_of_prompts_that_are_in_a_trace(references: References) -> None:
+    reference, told = references.get("demo"), list[tuple[str, RequestMetrics, int, int]]()
+    with open_pair(reference, (DECODE, method("mtp")), (PREFILL, method("mtp")), seed=2) as pair:
+        pair.prefill.trace = lambda *one: told.append(one)
+        long = [request for request in reference.requests if len(request.prompt_token_ids) > 2 * DECODE.block_size]
+        traced = {request.request_id: replace(request, trace_context=request.request_id) for request in long[::2]}
+        pair.run([traced.get(request.request_id, request) for request in long], random.Random(0))
+    assert 2 < len(told) <= len(traced)
+    for context, metrics, num_tokens, num_cached in told:
+        assert num_cached < num_tokens == len(traced[context].prompt_token_ids)
+        assert 0 < metrics.arrival_time <= metrics.first_scheduled_time <= metrics.first_token_time
 
 
 def test_orders_that_are_given_up_at_the_end_hold_nothing(references: References) -> None:

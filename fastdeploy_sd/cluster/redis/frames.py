@@ -107,7 +107,7 @@ class Answers:
     unknown: tuple[int, ...] = ()
 
 
-PROTOCOL = Protocol(8, Record, Orders, Answers)
+PROTOCOL = Protocol(9, Record, Orders, Answers)
 CLUSTER = "cluster"
 
 

@@ -178,7 +178,7 @@ class TransferFailed:
 
 FromDecode = PeerHello | Open | Fetch | Cancel | Credit | Renew
 FromPrefill = Welcome | PeerRefused | Opened | OpenFailed | Renewed | Chunks | TransferDone | TransferFailed
-_PROTOCOL = Protocol(8, FromDecode, FromPrefill)
+_PROTOCOL = Protocol(9, FromDecode, FromPrefill)
 encode = _PROTOCOL.encode
 decode_from_decode: Callable[[bytes], FromDecode] = _PROTOCOL.decoder(FromDecode)
 decode_from_prefill: Callable[[bytes], FromPrefill] = _PROTOCOL.decoder(FromPrefill)

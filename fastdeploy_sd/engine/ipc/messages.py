@@ -208,7 +208,7 @@ FromEngine = (
     | AdaptersChanged
 )
 Message = FromClient | FromEngine
-_PROTOCOL = Protocol(14, FromClient, FromEngine)
+_PROTOCOL = Protocol(15, FromClient, FromEngine)
 decode: Callable[[bytes], Message] = _PROTOCOL.decode
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from fastdeploy_sd.cluster.membership import DECODE
 from fastdeploy_sd.cluster.route import Route, read_content
 from fastdeploy_sd.cluster.stream_metadata import COUNTED_NOTE, ENDED_NOTE, FAILED_NOTE
 from fastdeploy_sd.config import ServerConfig
@@ -54,6 +55,7 @@ from fastdeploy_sd.wire.http.event_stream import EventStream, until_disconnected
 from fastdeploy_sd.wire.http.middleware import LOSSY_HEADER, REQUEST_ID_HEADER
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http.request_record import record_of
+from fastdeploy_sd.wire.http.tracing import trace_context
 
 _MAX_INLINE_ENTRIES = 2048  # of tokens and alternatives: some milliseconds
 
@@ -139,6 +141,8 @@ class GenerationHandler:
         if isinstance(job, str):
             return Response(job, media_type=JsonResponse.media_type)
         job = job.of_client(client_of(request.scope) if route is None else route.client)
+        if model.config.splitwise.splitwise_role == DECODE:
+            job = job.traced(trace_context(request.headers))
         notes = None if route is None else StreamMetadata(job)
         return await self._answer(request, model, job, form(job, model.preparer.tokenizer), notes)
 

@@ -107,6 +107,10 @@ class GenerationJob:
             name = f"user {user}"
         return replace(self, requests=replace(self.requests, client=name))
 
+    def traced(self, context: str) -> Self:
+        """Return the job with the context of its span, for instances that compute a part of it."""
+        return replace(self, requests=replace(self.requests, trace_context=context))
+
     def routed(self, kv_source: KvSource | None, progress: Progress | None, engine: int | None = None) -> Self:
         """Return the job as a router wants it: with others' KV, continuing after what another instance has sent, at one
         of several engines. Should that be lost, it is the router which has the stream go on elsewhere.

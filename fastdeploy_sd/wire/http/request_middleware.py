@@ -69,8 +69,8 @@ class RequestMiddleware:
                 await error_response(error)(inner, receive, noting)
         finally:
             route = self._close(record, inner, scope["method"])
-            if span is not None and self._tracer is not None:
-                self._tracer.end(span, record, route)
+            if span is not None:
+                span.end(record, route)
 
     async def _error_of(self, scope: Scope, receive: Receive, send: Send) -> FdsdError | None:
         try:

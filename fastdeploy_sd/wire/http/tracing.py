@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from fastdeploy_sd.errors import ConfigError
@@ -21,8 +24,20 @@ if TYPE_CHECKING:
 SERVICE = "fastdeploy_sd"
 _API = ("/v1/", "/api/", INFILL_PATH)
 _CONTEXT = (b"traceparent", b"tracestate")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _SERVER_ERROR = 500
 _NS = 1_000_000_000
+
+
+class RequestSpan:
+    """The span of a request that is being answered."""
+
+    def __init__(self, tracer: RequestTracer, span: Span) -> None:
+        self._tracer, self._span = tracer, span
+
+    def end(self, record: RequestRecord, route: str) -> None:
+        """The request has been answered."""
+        self._tracer.end(self._span, record, route)
 
 
 class RequestTracer:
@@ -43,7 +58,7 @@ class RequestTracer:
         self._tracer = provider.get_tracer(SERVICE)
         self._context = TraceContextTextMapPropagator()
 
-    def begin(self, scope: Scope) -> Span | None:
+    def begin(self, scope: Scope) -> RequestSpan | None:
         """Begin a request's span, and have the headers name it; None: it gets none."""
         if scope["method"] != "POST" or not scope["path"].startswith(_API):
             return None
@@ -54,7 +69,7 @@ class RequestTracer:
         self._context.inject(own, self._trace.set_span_in_context(span))
         named = [(name.encode("ascii"), value.encode("latin-1")) for name, value in own.items()]
         scope["headers"] = [*(header for header in headers if header[0] not in _CONTEXT), *named]
-        return span
+        return RequestSpan(self, span)
 
     def end(self, span: Span, record: RequestRecord, route: str) -> None:
         """End the span of a request that has been answered."""
@@ -66,6 +81,16 @@ class RequestTracer:
             for choice, metrics in enumerate(record.metrics):
                 self._add_stages(span, choice, metrics)
         span.end()
+
+    def add_prompt(self, context: str, metrics: RequestMetrics, num_tokens: int, num_cached: int) -> None:
+        """Make a span of a prompt that was computed for another instance; `context`: of the request's span there."""
+        counts = {"gen_ai.usage.input_tokens": num_tokens, f"{SERVICE}.cached_tokens": num_cached}
+        parent, begin = self._context.extract({"traceparent": context}), int(metrics.arrival_time * _NS)
+        kind = self._trace.SpanKind.SERVER
+        span = self._tracer.start_span("prefill", parent, kind, attributes=counts, start_time=begin)
+        if span.is_recording():
+            self._add_stages(span, 0, replace(metrics, finished_time=0.0))
+        span.end(int(metrics.first_token_time * _NS))
 
     def _add_stages(self, parent: Span, choice: int, metrics: RequestMetrics) -> None:
         stages: tuple[tuple[str, float, float, Mapping[str, Any]], ...] = (
@@ -79,6 +104,12 @@ class RequestTracer:
                 own = {f"{SERVICE}.choice": choice} | dict(attributes)
                 span = self._tracer.start_span(name, context, attributes=own, start_time=int(begin * _NS))
                 span.end(int(end * _NS))
+
+
+def trace_context(headers: Headers) -> str:
+    """Return the `traceparent` of a request, "" = it has none, or one of another form."""
+    context = headers.get("traceparent", "")
+    return context if _TRACEPARENT.fullmatch(context) else ""
 
 
 def make_tracer(endpoint: str) -> RequestTracer:

@@ -9,6 +9,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy_sd.config import ServerConfig
@@ -17,7 +18,7 @@ from fastdeploy_sd.metrics import HttpStats
 from fastdeploy_sd.types import RequestMetrics
 from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
 from fastdeploy_sd.wire.http.request_record import record_of
-from fastdeploy_sd.wire.http.tracing import RequestTracer
+from fastdeploy_sd.wire.http.tracing import RequestTracer, trace_context
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 METRICS = RequestMetrics(
@@ -90,6 +91,27 @@ async def test_a_trace_that_the_client_does_not_want_has_no_spans() -> None:
 @pytest.mark.parametrize("target", ["GET /v1/models", "GET /health", "POST /heartbeat"])
 async def test_what_generates_nothing_is_no_span(target: str) -> None:
     assert not await _spans(_Answers(), target)
+
+
+def test_a_prompt_for_another_instance_is_below_the_span_of_its_request() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    RequestTracer(provider).add_prompt(PARENT, METRICS, 136, 8)
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert list(spans) == ["queue", "prompt", "prefill"]
+    whole = spans["prefill"]
+    assert whole.parent is not None
+    assert f"{whole.parent.trace_id:032x}-{whole.parent.span_id:016x}" == PARENT[3:-3]
+    assert (whole.start_time, whole.end_time) == (100_000_000_000, 101_000_000_000)
+    assert whole.attributes == {"gen_ai.usage.input_tokens": 136, "fastdeploy_sd.cached_tokens": 8}
+    assert all(spans[name].parent == whole.context for name in ("queue", "prompt"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(PARENT, PARENT), ("", ""), (PARENT.upper(), ""), (PARENT + "-00", ""), ("x" * 99, "")]
+)
+def test_a_context_is_passed_on_as_it_is_or_not_at_all(given: str, expected: str) -> None:
+    assert trace_context(Headers({"traceparent": given} if given else {})) == expected
 
 
 async def test_a_failure_of_the_server_is_one_of_the_span() -> None:

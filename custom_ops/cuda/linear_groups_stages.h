@@ -247,7 +247,8 @@ __device__ __forceinline__ void AddPiece(GroupedRing<Weights, kPanels, kRows, kT
   constexpr int kGroupWords = Weights::kGroups.group_words;
   constexpr int kPartWords = kGroupWords < kMatrixWords ? kGroupWords : kMatrixWords;  // of a product
   // Unrolled, but where registers have no room for so many scales and minima.
-  [[maybe_unused]] constexpr int kSteps = Weights::kFormat == LinearFormat::kInt8Of16 ? 1 : kStageSteps;
+  constexpr bool kHasMany = kPartWords < kMatrixWords && Weights::kGroups.minimum != FactorKind::kNone;
+  [[maybe_unused]] constexpr int kSteps = kHasMany ? 1 : kStageSteps;
   GroupSums<kRowTiles> group_sums;
   group_sums.Clear();
 #pragma unroll 1

@@ -2,6 +2,8 @@
 // for all of them where they are few.
 #include "fdsd/lora.h"
 
+#include <xmmintrin.h>
+
 #include "linear_layout.h"
 #include "lora_check.h"
 #include "lora_rows.h"
@@ -23,6 +25,7 @@ constexpr int kVectors = 2;
 #endif
 constexpr int32_t kShrinkColumns = 8;
 constexpr int32_t kExpandColumns = 512;
+constexpr int32_t kAskedColumns = 256;  // so far ahead of those that are multiplied
 static_assert(kShrinkColumns % kDotColumns == 0 && kExpandColumns % (kVectors * kLanes) == 0);
 
 // What a step of a dot product adds to 16 sums: kSize neighbouring elements of both rows.
@@ -152,6 +155,14 @@ FDSD_INLINE void AddTile(int32_t rank, float scale, const float* const* u, const
   }
 }
 
+// Ask for the same columns of every row of B. Rows lie apart, and the processor's prefetcher does not follow so many.
+template <typename T>
+FDSD_INLINE void AskForColumns(const T* b, int64_t stride, int32_t rank) {
+  for (int32_t i = 0; i < rank; ++i)
+    for (int line = 0; line < kVectors * kLanes * static_cast<int>(sizeof(T)); line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(b + i * stride) + line, _MM_HINT_T1);
+}
+
 // Blocks of columns within the parts.
 int32_t NumExpandBlocks(const LoraExpandParams& p) {
   int64_t count = 0;
@@ -190,7 +201,10 @@ void ExpandTask(const LoraExpandParams& p, const SlotRows::Task& task) {
   };
   constexpr int kColumns = kVectors * kLanes;
   int32_t n = first;
-  for (; n + kColumns <= end; n += kColumns) tiles(std::integral_constant<int, kVectors>(), n, kColumns);
+  for (; n + kColumns <= end; n += kColumns) {
+    AskForColumns(b + n + kAskedColumns, p.out_features, rank);
+    tiles(std::integral_constant<int, kVectors>(), n, kColumns);
+  }
   for (; n < end; n += kLanes) tiles(std::integral_constant<int, 1>(), n, std::min(kLanes, end - n));
 }
 

@@ -158,7 +158,7 @@ def missing_packages() -> list[str]:
     """Names of the packages that this one and its tests depend on, which this Python lacks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     missing = [] if importlib.util.find_spec("paddle") else [_PADDLE]
-    for name in (re.split(r"[^\w-]", text)[0] for text in (*project["dependencies"], "pytest", "hypothesis")):
+    for name in (re.split(r"[^\w-]", text)[0] for text in (*project["dependencies"], "pytest", "hypothesis", "gguf")):
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

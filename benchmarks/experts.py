@@ -19,7 +19,8 @@ import numpy as np
 from benchmarks.command import Command, Progress, show, table_of
 from benchmarks.hardware import describe_hardware
 from fastdeploy_sd.device import library
-from fastdeploy_sd.device.expert_service import ExpertLayer, ExpertService, ExpertSlot, ServiceShape, expert_segment
+from fastdeploy_sd.device.expert_service import ExpertService, ServiceShape, expert_segment
+from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertSlot
 from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.ops.experts import COMBINE_EXPERTS, DISPATCH_EXPERTS

@@ -37,6 +37,7 @@ _SHARED_SOURCES = (
     build.ROOT / "cpu" / "kernels" / "shared" / "linear.cc",
     build.ROOT / "cpu" / "kernels" / "shared" / "moe_check.cc",
     build.ROOT / "cpu" / "runtime" / "call_list.cc",
+    build.ROOT / "cpu" / "runtime" / "expert_segment.cc",
     build.ROOT / "bindings" / "c_api_layout.cc",
 )
 _SHARED_HEADERS = (
@@ -49,7 +50,10 @@ _SHARED_HEADERS = (
     build.ROOT / "cpu" / "kernels" / "linear_grouped.h",
     build.ROOT / "cpu" / "kernels" / "linear_layout.h",
     build.ROOT / "cpu" / "runtime" / "call_list.h",
+    build.ROOT / "cpu" / "runtime" / "expert_runner.h",
+    build.ROOT / "cpu" / "runtime" / "expert_segment.h",
     build.ROOT / "cpu" / "runtime" / "group_flags.h",
+    build.ROOT / "cpu" / "runtime" / "shared_wait.h",
     build.ROOT / "bindings" / "c_api.h",
 )
 # Compiled for the host: the shared sources, and what says of which sources all is.

@@ -2,73 +2,35 @@
 #include <atomic>
 #include <memory>
 
-#include "communicator.h"
-#if defined(FDSD_EMULATED)
-#include <chrono>
-#include <thread>
-#endif
-
 #include "../bindings/c_api.h"
+#include "communicator.h"
+#include "peer_words.h"
 
 namespace fdsd::cuda {
 namespace {
 
 constexpr int32_t kMaxGroups = 64;
 std::array<std::atomic<RankGroup*>, kMaxGroups> groups;
-// Polls of a waiting rank between two checks of the clock and of the host's flags, which are across a bus.
-constexpr int kLooksPerCheck = 256;
-
-#if defined(FDSD_EMULATED)
-
-// Words that other processes write and read.
-uint64_t LoadFromRank(const uint64_t* p) { return std::atomic_ref(*const_cast<uint64_t*>(p)).load(); }
-void StoreForRank(uint64_t* p, uint64_t x) { std::atomic_ref(*p).store(x); }
-uint64_t LoadFromHost(const uint64_t* p) { return LoadFromRank(p); }
-void StoreForHost(uint64_t* p, uint64_t x) { StoreForRank(p, x); }
-uint64_t Nanoseconds() { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); }
-
-#else
-
-// Acquire load and release store: a rank that reads a word also sees what the other rank wrote before it.
-__device__ __forceinline__ uint64_t LoadFromRank(const uint64_t* p) {
-  uint64_t x;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
-  return x;
-}
-__device__ __forceinline__ void StoreForRank(uint64_t* p, uint64_t x) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
-}
-__device__ __forceinline__ uint64_t LoadFromHost(const uint64_t* p) { return LoadFromRank(p); }
-__device__ __forceinline__ void StoreForHost(uint64_t* p, uint64_t x) { StoreForRank(p, x); }
-__device__ __forceinline__ uint64_t Nanoseconds() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
-
-#endif
-
 __host__ __device__ constexpr uint64_t FailedIn(uint64_t epoch) { return (epoch >> 32) + 1; }
 
 __device__ __forceinline__ bool HasFailed(const RankGroup& group, uint64_t epoch) {
-  bool has_failed = LoadFromHost(&group.flags->is_aborted) != 0;
-  for (int32_t r = 0; r < group.size; ++r) has_failed |= LoadFromHost(group.flags->failed_in + r) == FailedIn(epoch);
+  bool has_failed = LoadFromRank(&group.flags->is_aborted) != 0;
+  for (int32_t r = 0; r < group.size; ++r) has_failed |= LoadFromRank(group.flags->failed_in + r) == FailedIn(epoch);
   return has_failed;
 }
 
-// Wait until another rank has come to the epoch, or give up for good. `rest` is what to do between two looks.
-template <typename Rest>
-__device__ __forceinline__ void WaitForRank(const RankGroup& group, int32_t other, uint64_t epoch, const Rest& rest) {
+// Wait until another rank has come to the epoch, or give up for good.
+__device__ __forceinline__ void WaitForRank(const RankGroup& group, int32_t other, uint64_t epoch) {
   RankSignals* const own = group.signals[group.rank];
   if (own->failed_in == FailedIn(epoch)) return;
   const uint64_t begin = Nanoseconds();
   for (int look = 1; LoadFromRank(own->arrived + other) < epoch; ++look) {
-    rest();
+    RestBetweenLooks();
     if (look % kLooksPerCheck != 0) continue;
     if (!HasFailed(group, epoch) && Nanoseconds() - begin < group.patience) continue;
     own->failed_in = FailedIn(epoch);
-    StoreForHost(&group.status->missing, static_cast<uint64_t>(other));
-    StoreForHost(&group.status->failed_in, FailedIn(epoch));
+    StoreForRank(&group.status->missing, static_cast<uint64_t>(other));
+    StoreForRank(&group.status->failed_in, FailedIn(epoch));
     return;
   }
 }
@@ -84,7 +46,7 @@ __global__ void MeetRanksKernel(RankGroup group) {
   if (other == 0) own->epoch = epoch;
   if (other >= group.size) return;
   StoreForRank(group.signals[other]->arrived + group.rank, epoch);
-  WaitForRank(group, other, epoch, [] {});
+  WaitForRank(group, other, epoch);
 }
 
 #endif
@@ -103,11 +65,9 @@ const RankGroup* FindRankGroup(int32_t handle) {
 
 Error MeetRanks(const RankGroup& group, Stream stream) {
   return emulation::Submit(stream, [group]() -> Error {
-    // The others may need the processor to come.
-    constexpr std::chrono::microseconds kNap(50);
     const uint64_t epoch = ++group.signals[group.rank]->epoch;
     for (int32_t r = 0; r < group.size; ++r) StoreForRank(group.signals[r]->arrived + group.rank, epoch);
-    for (int32_t r = 0; r < group.size; ++r) WaitForRank(group, r, epoch, [&] { std::this_thread::sleep_for(kNap); });
+    for (int32_t r = 0; r < group.size; ++r) WaitForRank(group, r, epoch);
     return nullptr;
   });
 }

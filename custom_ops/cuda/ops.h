@@ -16,6 +16,7 @@
 #include "fdsd/batch.h"
 #include "fdsd/cast.h"
 #include "fdsd/collective.h"
+#include "fdsd/experts.h"
 #include "fdsd/gated_delta.h"
 #include "fdsd/linear.h"
 #include "fdsd/lora.h"
@@ -34,10 +35,12 @@ Error AppendTokens(const AppendTokensParams& p, Stream stream);
 Error BiasGelu(const BiasGeluParams& p, Stream stream);
 Error CascadeAppendAttention(const CascadeAppendAttentionParams& p, void* workspace, Stream stream);
 Error Cast(const CastParams& p, Stream stream);
+Error CombineExperts(const CombineExpertsParams& p, void* workspace, Stream stream);
 Error ConcatColumns(const ConcatColumnsParams& p, Stream stream);
 Error CompactKv(const CompactKvParams& p, Stream stream);
 Error CompactRows(const CompactRowsParams& p, Stream stream);
 Error ConcatRmsNorm(const ConcatRmsNormParams& p, Stream stream);
+Error DispatchExperts(const DispatchExpertsParams& p, void* workspace, Stream stream);
 Error FindSharedPrefixes(const FindSharedPrefixesParams& p, void* workspace, Stream stream);
 Error Geglu(const GegluParams& p, Stream stream);
 Error GatedDeltaNet(const GatedDeltaNetParams& p, Stream stream);
@@ -75,6 +78,8 @@ Error TopPCandidates(const TopPCandidatesParams& p, void* workspace, Stream stre
 Error VerifyDraftTokens(const VerifyDraftTokensParams& p, Stream stream);
 
 int64_t CascadeAppendAttentionWorkspaceBytes(const CascadeAppendAttentionParams& p);
+int64_t CombineExpertsWorkspaceBytes(const CombineExpertsParams& p);
+int64_t DispatchExpertsWorkspaceBytes(const DispatchExpertsParams& p);
 int64_t FindSharedPrefixesWorkspaceBytes(const FindSharedPrefixesParams& p);
 int64_t HeadLinearWorkspaceBytes(const HeadLinearParams& p);
 int64_t LinearWorkspaceBytes(const LinearParams& p);

@@ -75,6 +75,10 @@ class Device:
             return tensors.to_numpy(tensor.view(paddle.int16)).view(np.uint16)
         return tensors.to_numpy(tensor)
 
+    def num_bytes(self, tensor: Tensor) -> int:
+        """Return how many bytes a tensor has."""
+        return self.read(tensor).nbytes
+
     def write(self, tensor: Tensor, array: npt.NDArray[Any], begin: int = 0) -> None:
         """Copy an array into the rows of a tensor from `begin` on, after the calls so far.
 

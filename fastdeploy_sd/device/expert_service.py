@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertRunner, ExpertSlot
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call
 from fastdeploy_sd.device.program.declaration import DTYPE_CODES
@@ -66,39 +67,7 @@ class ServiceShape:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertSlot:
-    """Where an expert's weights lie: addresses of packed matrices, multiples of 64, and of biases, 0 = none."""
-
-    expert: int
-    gate_up: int
-    down: int
-    gate_up_bias: int = 0
-    down_bias: int = 0
-
-
 _EMPTY = ExpertSlot(-1, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLayer:
-    """What the experts of a layer have in common; formats by their codes.
-
-    Attributes:
-        dtype: of x; uint16 is bfloat16.
-        gate_limit: as moe_ffn's.
-        num_groups: of consecutive experts, which the router chooses together.
-    """
-
-    num_experts: int
-    hidden_size: int
-    intermediate_size: int
-    top_k: int
-    dtype: npt.DTypeLike
-    gate_up_format: int
-    down_format: int
-    gate_limit: float | None = None
-    num_groups: int = 1
 
 
 class ExpertService:
@@ -116,6 +85,7 @@ class ExpertService:
         self.kept: list[object] = []
         self.layers: dict[int, ExpertLayer] = {}
         self.is_closing = threading.Event()
+        self._runner: ExpertRunner | None = None
         self._is_open = threading.Lock()  # a watch may abort what another thread closes
         self._threads: list[threading.Thread] = []
 
@@ -133,6 +103,19 @@ class ExpertService:
         address = ctypes.addressof(handle)
         _call("open", **shape._fields(), file=fd, rank=rank, timeout_s=timeout_s, service=address)
         return cls(handle.value, rank, shape)
+
+    def open_params(self, fd: int, timeout_s: float) -> Any:
+        """Return what it was opened with and its handle, for a library whose functions run its experts."""
+        handle = ctypes.c_int32(self.handle)
+        values = self.shape._fields() | {"file": fd, "rank": self.rank, "timeout_s": timeout_s}
+        params = struct_type("ExpertServiceOpenParams")(**values, service=ctypes.addressof(handle))
+        params.handle = handle  # kept alive
+        return params
+
+    def run_on(self, address: int, runner: ExpertRunner) -> None:
+        """Have experts run by the functions of an ExpertRunner at this address; before any layer is registered."""
+        self._call("runner", runner=address)
+        self._runner = runner
 
     def register_layer(self, layer: int, what: ExpertLayer, slots: Sequence[ExpertSlot | None]) -> None:
         """Say what lies in this rank's slots; before `start`. None = nothing yet. The caller keeps the memory alive."""
@@ -156,6 +139,8 @@ class ExpertService:
         with self._is_open:
             if self.handle >= 0:
                 self._call("abort")
+                if self._runner is not None:
+                    self._runner.abort()
 
     def leave(self, timeout_s: float) -> None:
         """Serve until every other rank leaves too or is gone; then this one is gone.
@@ -176,6 +161,8 @@ class ExpertService:
         with self._is_open:
             self._call("close")
             self.handle = -1
+        if self._runner is not None:
+            self._runner.close()
         self.kept.clear()
 
     @property
@@ -190,7 +177,7 @@ class ExpertService:
     @property
     def has_lost_experts(self) -> bool:
         """Whether the last op of this rank failed because a rank did not run its experts."""
-        return self._ranks()[2]
+        return self._ranks()[2] if self._runner is None else self._runner.has_lost_experts
 
     def _ranks(self) -> tuple[I32, I32, bool]:
         states, incarnations = np.zeros((2, self.shape.num_ranks), np.int32)

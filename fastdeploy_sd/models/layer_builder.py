@@ -10,7 +10,7 @@ import numpy as np
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
-from fastdeploy_sd.device.expert_service import ExpertLayer, ExpertSlot
+from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertSlot
 from fastdeploy_sd.models.adapted_linears import adapted_linears
 from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.attention_config import AttentionConfig, GatedDeltaConfig, LatentAttentionConfig

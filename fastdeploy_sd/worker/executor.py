@@ -137,7 +137,7 @@ def create_executor(
     group = group or RankGroup()
     set_kernel_threads(config, group)
     choose_device(config)
-    group = with_experts(config, with_gpus(config, group))
+    group = with_gpus(config, with_experts(config, group))
     try:
         return _created(config, make_proposer, group, step_stats or StepStats(), start)
     except BaseException:
@@ -210,7 +210,7 @@ def _created(
             _log.info("%s", describe_engines(limits, config.parallel.engines_per_host))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
-    is_async = not is_host and is_alone and config.scheduler.async_scheduling
+    is_async = not is_host and is_alone and group.experts is None and config.scheduler.async_scheduling
     launcher = StepLauncher(runner, loaded.step.table) if is_async else None
     adapters = None if loaded.step.adapters is None else loaded.step.adapters.adapters
     return LocalExecutor(
@@ -227,7 +227,7 @@ def create_rank_worker(config: Config, group: RankGroup) -> RankWorker:
     start = time.perf_counter()
     set_kernel_threads(config, group)
     choose_device(config, group.rank)
-    group = with_experts(config, with_gpus(config, group))
+    group = with_gpus(config, with_experts(config, group))
     loaded = load(config, group)
     context = loaded.proposer_context(group.agree)
     methods = {name: create_method(name, config.speculative, context) for name in context.draft_models}

@@ -135,7 +135,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_gpus() -> None:
         ranks.create_executor(replace(config, cache=cache))
     found = device()
     assert isinstance(found, CudaDevice)
-    assert found.transfers.on_wait is None
+    assert found.transfers.on_wait == []
 
 
 def test_fewer_gpus_than_ranks_and_such_that_do_not_reach_each_other_are_refused(

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig, SpeculativeConfig, config_from_kwargs
-from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot, expert_segment
+from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
+from fastdeploy_sd.device.expert_types import ExpertSlot
 from fastdeploy_sd.distributed.executor import create_executor
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.checkpoint import Checkpoint

@@ -30,6 +30,15 @@ EMULATED, GPU = "cuda-emulated", "cuda"
 SMALL_CASES = "FDSD_SMALL_CASES"
 
 
+# The devices on which ops run now: the last one.
+_running: list[OpRunner] = []
+
+
+def running_device() -> CudaDevice | None:
+    """The device on which declared ops run that are called on NumPy arrays, None = the host."""
+    return _running[-1].device if _running else None
+
+
 class OpRunner:
     """Runs declared ops that are called on NumPy arrays on a device.
 
@@ -64,7 +73,11 @@ class OpRunner:
     def runs_ops(self) -> Iterator[None]:
         """Let declared ops that are called on NumPy arrays run here."""
         with mock.patch.object(host_op, "BoundCall", functools.partial(DeviceCall, self)):
-            yield
+            _running.append(self)
+            try:
+                yield
+            finally:
+                _running.pop()
 
     def count_reads(self, arrays: Mapping[str, int]) -> None:
         """Set `bytes_read` for arrays by their addresses, before they are freed."""

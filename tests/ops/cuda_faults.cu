@@ -4,6 +4,7 @@
 #include "../../custom_ops/bindings/c_api.h"
 #include "bulk_copies.h"
 #include "device.h"
+#include "peer_words.h"
 #include "warpgroup.h"
 
 namespace {
@@ -32,6 +33,15 @@ __global__ void WriteAfterRead(Ints p, bool waits) {
   const int32_t neighbour = p[(threadIdx.x + 1) % kThreads];
   if (waits) __syncthreads();
   p[threadIdx.x] = neighbour;
+}
+
+// Two blocks' threads write; one publishes what its block wrote or all, with a barrier before or without one.
+__global__ void Publish(Ints p, bool waits, bool publishes_all) {
+  constexpr int kHalf = kThreads / 2;
+  if (threadIdx.x < kHalf) p[blockIdx.x * kHalf + threadIdx.x] = 1;
+  if (waits) __syncthreads();
+  if (blockIdx.x == 0 || threadIdx.x != 0) return;
+  fdsd::cuda::AboutToPublish(publishes_all ? p : p + kHalf, publishes_all ? kThreads : kHalf);
 }
 
 __global__ void SameElement(Ints p) { p[0] = static_cast<int32_t>(threadIdx.x); }
@@ -277,6 +287,9 @@ fdsd::Error RunFault(const char* name, Ints p) {
   if (is("shared, waited")) return Launch<SharedRace>(kOneBlock, nullptr, p, true);
   if (is("write after read")) return Launch<WriteAfterRead>(kOneBlock, nullptr, p, false);
   if (is("write after read, waited")) return Launch<WriteAfterRead>(kOneBlock, nullptr, p, true);
+  if (is("published")) return Launch<Publish>(kTwoBlocks, nullptr, p, true, false);
+  if (is("published with no barrier")) return Launch<Publish>(kTwoBlocks, nullptr, p, false, false);
+  if (is("published for another block")) return Launch<Publish>(kTwoBlocks, nullptr, p, true, true);
   if (is("same element")) return Launch<SameElement>(kOneBlock, nullptr, p);
   if (is("neighbour bytes")) return Launch<NeighbourBytes>(kOneBlock, nullptr, p);
   if (is("byte, then its word")) return Launch<BytesOfAWord>(kOneBlock, nullptr, p, false, true);

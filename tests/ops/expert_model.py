@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fastdeploy_sd.device.expert_service import ExpertLayer, ExpertService, ExpertSlot, ServiceShape, expert_segment
+from fastdeploy_sd.device.arrays import address
+from fastdeploy_sd.device.cuda.experts import GpuExperts
+from fastdeploy_sd.device.cuda.library import CudaLibrary
+from fastdeploy_sd.device.cuda.memory import Allocator, CudaMemory
+from fastdeploy_sd.device.expert_service import ExpertService, ServiceShape, expert_segment
+from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertSlot
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.ops.linear_format import format_code
 from fastdeploy_sd.ops.packing import PackedExperts, experts_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import F32
 
+# Returns where an array is on the device.
+Place = Callable[[np.ndarray], int]
 # Expert ids of each rank's slots, None = empty.
 Placement = Sequence[Sequence[int | None]]
 
@@ -37,15 +45,21 @@ class Layer:
     def num_experts(self) -> int:
         return len(self.router_weight)
 
-    def slot(self, expert: int) -> ExpertSlot:
-        parts = [
-            packed.data.ctypes.data + expert * (packed.data.nbytes // packed.num_experts)
-            for packed in (self.gate_up, self.down)
-        ]
-        parts += [0 if bias is None else bias.ctypes.data + expert * bias.strides[0] for bias in self.biases]
-        return ExpertSlot(expert, *parts)
+    def slots(self, experts: Sequence[int | None], place: Place) -> list[ExpertSlot | None]:
+        places = []
+        for array in (self.gate_up.data, self.down.data, *self.biases):
+            begin, size = (0, 0) if array is None else (place(array), array.nbytes // self.num_experts)
+            places.append([begin + i * size for i in range(self.num_experts)])
+        return [None if e is None else ExpertSlot(e, *(of_part[e] for of_part in places)) for e in experts]
 
-    def register(self, service: ExpertService, layer: int, slots: Sequence[int | None], dtype: Any) -> None:
+    def slot(self, expert: int) -> ExpertSlot:
+        [slot] = self.slots([expert], address)
+        assert slot is not None
+        return slot
+
+    def register(
+        self, service: ExpertService, layer: int, slots: Sequence[int | None], dtype: Any, place: Place = address
+    ) -> None:
         what = ExpertLayer(
             self.num_experts,
             self.down.out_features,
@@ -56,7 +70,7 @@ class Layer:
             format_code(self.down.format),
             self.gate_limit,
         )
-        service.register_layer(layer, what, [None if e is None else self.slot(e) for e in slots])
+        service.register_layer(layer, what, self.slots(slots, place))
 
 
 def pack_experts(weights: Sequence[np.ndarray] | np.ndarray, fmt: Any) -> PackedExperts[np.ndarray]:
@@ -116,6 +130,28 @@ def shape_of(layers: Sequence[Layer], placement: Placement, max_tokens: int) -> 
 
 
 @dataclass
+class Gpu:
+    """The GPU of a rank.
+
+    Attributes:
+        on_wait: see CudaTransfers.
+        kept: what `place` has taken.
+    """
+
+    library: CudaLibrary
+    stream: int
+    on_wait: list[Callable[[], None]] = field(default_factory=list)
+    kept: list[object] = field(default_factory=list)
+
+    def place(self, array: np.ndarray) -> int:
+        """Return the address of a copy on the GPU."""
+        memory, found = CudaMemory(Allocator(self.library)).take(max(array.nbytes, 1))
+        self.library.call("copy", found, address(array), ctypes.c_int64(array.nbytes))
+        self.kept.append(memory)
+        return found
+
+
+@dataclass
 class Ranks:
     """Ranks, each with its own service over one segment; `services` are those in this process."""
 
@@ -126,14 +162,20 @@ class Ranks:
     timeout_s: float
     fd: int = field(default_factory=expert_segment)
     services: list[ExpertService] = field(default_factory=list)
+    gpu: Gpu | None = None
 
     def open(self, rank: int) -> ExpertService:
         """Return a rank that serves: what others ask it for, if it was started before."""
         shape = shape_of(self.layers, self.placement, self.max_tokens)
         service = ExpertService.open(self.fd, rank, shape, self.timeout_s)
+        place: Place = address
+        if self.gpu is not None:
+            experts = GpuExperts(self.gpu.library, self.gpu.stream, service, self.fd, self.timeout_s)
+            self.gpu.on_wait.append(experts.verify)
+            place = self.gpu.place
         for i, layer in enumerate(self.layers):
             published = [int(expert) for expert in service.placement(i)[rank] if expert >= 0]
-            layer.register(service, i, published or self.placement[rank], self.dtype)
+            layer.register(service, i, published or self.placement[rank], self.dtype, place)
         service.start()
         return service
 
@@ -145,9 +187,10 @@ def ranks_of(
     dtype: Any = np.float32,
     max_tokens: int = 64,
     timeout_s: float = 60.0,
+    gpu: Gpu | None = None,
 ) -> Iterator[Ranks]:
-    """Give ranks that serve, of all of the placement."""
-    ranks = Ranks(layers, placement, dtype, max_tokens, timeout_s)
+    """Give ranks that serve, of all of the placement; on a GPU there is one, as each has a GPU of its own."""
+    ranks = Ranks(layers, placement, dtype, max_tokens, timeout_s, gpu=gpu)
     try:
         ranks.services += [ranks.open(rank) for rank in range(len(placement))]
         yield ranks
@@ -156,4 +199,6 @@ def ranks_of(
             service.abort()
         for service in ranks.services:
             service.close()
+        if gpu is not None:
+            gpu.on_wait.clear()
         os.close(ranks.fd)

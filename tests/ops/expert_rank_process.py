@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device import expert_service, library
-from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_types import ExpertSlot
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call
 from fastdeploy_sd.distributed.expert_planner import ExpertPlanner

@@ -21,6 +21,8 @@ FAULTS = {
     "shared race": "SharedRace: block (0, 0, 0) thread 0 race: writes byte 0 of shared memory .*, which thread 63 read",
     "write after read": "race: writes byte .* of global memory [256 bytes], which thread . read with no barrier",
     "same element": "block (0, 0, 0) thread 1 race: writes byte 0 of global memory [256 bytes], which thread 0 wrote",
+    "published with no barrier": "thread 1 race: writes byte 132 of .*, which thread 0 read with no barrier",
+    "published for another block": "race: reads byte 0 of global memory [256 bytes], which another block wrote",
     "byte, then its word": "thread 33 race: writes byte 2 of global memory .*, which thread 0 wrote with no barrier",
     "word, then its byte": "thread 33 race: writes byte 3 of global memory .*, which thread 0 wrote with no barrier",
     "of the block before": "block (1, 0, 0) thread 0 reads byte 0 of shared memory [256 bytes] before anything",
@@ -87,8 +89,8 @@ CHIPS = (80, 86, 89, 90, 100, 120)
 # Sound kernels -> the chips that have the instructions, and what the others say of them.
 ON_EVERY_CHIP = (
     "shared, waited", "write after read, waited", "neighbour bytes", "bytes and their word, waited", "blocks apart",
-    "warp, waited", "counter", "reads the last", "two launches", "copy of its own, waited", "copy of another, waited",
-    "copy over what was read", "all shared memory", "all together with arrays",
+    "published", "warp, waited", "counter", "reads the last", "two launches", "copy of its own, waited",
+    "copy of another, waited", "copy over what was read", "all shared memory", "all together with arrays",
 )  # fmt: skip
 NO_FAULTS: dict[str, tuple[tuple[int, ...], str]] = {
     **dict.fromkeys(ON_EVERY_CHIP, (CHIPS, "")),

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_types import ExpertSlot
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops import collective

@@ -57,7 +57,7 @@ def test_missing_kernels_are_built_once_for_the_gpu_alone(nvcc: pathlib.Path, ca
     assert first is not None
     assert first.read_text() == "library\n"
     commands = (nvcc / "compiled").read_text().splitlines()
-    num_files = len(cuda_build.kernel_sources()) + 6
+    num_files = len(cuda_build.kernel_sources()) + 7
     assert len(commands) == num_files
     assert all("-gencode arch=compute_90a,code=sm_90a" in command for command in commands)
     assert f"kernels: {num_files} of {num_files} files compiled" in caplog.text

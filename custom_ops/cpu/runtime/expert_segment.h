@@ -41,6 +41,7 @@ struct ExpertJob {
 };
 
 // What a rank tells the others besides.
+constexpr int64_t kMemoryHandleBytes = 64;
 constexpr uint32_t kThreadAsleep = 1;  // the one that serves when no other does: for jobs
 constexpr uint32_t kCallerAsleep = 2;  // the one that waits for results: for them, and for jobs
 struct ExpertRank {
@@ -54,6 +55,10 @@ struct ExpertRank {
   std::atomic<int64_t> pass_end;      // when the last pass ended, 0 = there was none
   std::atomic<int64_t> pass_gap;      // from the end of a pass to the beginning of the next one
   std::atomic<int32_t> is_elsewhere;  // 1: on another host; see expert_mirror.h
+  // Of a rank on a GPU, whose rows and results are in the GPU's memory: a handle of it, and the incarnation that it is
+  // of, 0 = there is none.
+  std::atomic<int32_t> memory_incarnation;
+  char memory[kMemoryHandleBytes];
 
   ExpertRankState State() const { return static_cast<ExpertRankState>(state.load(std::memory_order_acquire)); }
   void SetState(ExpertRankState value) { state.store(static_cast<int32_t>(value), std::memory_order_seq_cst); }
@@ -88,6 +93,9 @@ class ExpertSegment {
   std::atomic<int64_t>* served(int32_t rank) const {
     return At<std::atomic<int64_t>>(offsets_.served) + int64_t{rank} * shape_.num_layers;
   }
+  // What a GPU reads and writes of it: all but rows and results, which it has in its own memory.
+  char* data() const { return data_; }
+  int64_t control_bytes() const { return offsets_.rows; }
   // Of all ranks, one after another: [R * capacity] rows of row_bytes, [R * max_pairs, H].
   char* rows() const { return At<char>(offsets_.rows); }
   float* results() const { return At<float>(offsets_.results); }

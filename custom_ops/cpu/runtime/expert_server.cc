@@ -40,7 +40,7 @@ Error ExpertServer::AddLayer(const ExpertServiceLayerParams& p) {
   if (p.layer < 0 || p.layer >= s.num_layers) return "layer: expected one of the shape's, got another";
   if (p.num_experts < 1 || p.num_experts > s.num_experts) return "num_experts: expected 1 to the shape's, got another";
   if (p.top_k < 1 || p.top_k > std::min(s.top_k, p.num_experts)) return "top_k: expected 1 to the shape's, got another";
-  if (const Error error = RunExperts(EmptyRun(p.shape))) return error;
+  if (const Error error = CheckLayer(p)) return error;
   if (p.shape.hidden_size > s.hidden_size || p.shape.hidden_size * ElementBytes(p.shape.dtype) > s.row_bytes)
     return "hidden_size: expected rows within the shape's, got longer ones";
   std::lock_guard<std::mutex> lock(mutex_);
@@ -49,6 +49,11 @@ Error ExpertServer::AddLayer(const ExpertServiceLayerParams& p) {
   layer.weights.assign(static_cast<size_t>(s.num_slots), {});
   layer.experts.assign(static_cast<size_t>(s.num_slots), -1);
   return nullptr;
+}
+
+// Whether what runs the experts can run these.
+Error ExpertServer::CheckLayer(const ExpertServiceLayerParams& p) const {
+  return runner_ == nullptr ? RunExperts(EmptyRun(p.shape)) : runner_->add_layer(runner_->self, p);
 }
 
 Error ExpertServer::FindLayer(int32_t layer, const ExpertServiceLayerParams** found) const {
@@ -151,6 +156,7 @@ bool ExpertServer::CanTake(const Layer& layer, int32_t rank) const {
   const int32_t begin = job.first_pair[rank_];
   const int32_t end = job.first_pair[rank_ + 1];
   if (begin < 0 || end < begin || end > segment_.max_pairs() || layer.experts.empty()) return false;
+  if (runner_ != nullptr && !runner_->reaches(runner_->self, rank)) return false;
   for (const ExpertPair* pair = segment_.pairs(rank) + begin; pair < segment_.pairs(rank) + end; ++pair) {
     if (pair->slot < 0 || pair->slot >= segment_.shape().num_slots || pair->expert < 0) return false;
     if (layer.experts[pair->slot] != pair->expert) return false;
@@ -190,24 +196,29 @@ int32_t ExpertServer::TakeJobs(int32_t layer_index) {
   return first_pair_.back();
 }
 
+Error ExpertServer::RunPairs(const Layer& layer, int32_t num_pairs) {
+  RunExpertsParams p = EmptyRun(layer.params.shape);
+  p.num_experts = segment_.shape().num_slots;
+  p.rows_per_expert = num_pairs / p.num_experts;
+  p.experts = layer.weights.data();
+  p.first_pair = first_pair_.data();
+  p.x_rows = x_rows_.data();
+  p.x_stride = segment_.shape().row_bytes / ElementBytes(p.shape.dtype);
+  p.y_rows = y_rows_.data();
+  p.y_stride = segment_.shape().hidden_size;
+  if (runner_ != nullptr) return runner_->run(runner_->self, p);
+  p.x = segment_.rows();
+  p.y = segment_.results();
+  return RunExperts(p);
+}
+
 void ExpertServer::RunJobs(int32_t layer_index) {
   const int64_t begin = MonotonicNs();
   const int32_t num_pairs = TakeJobs(layer_index);
   Layer& layer = layers_[layer_index];
   Error error = nullptr;
   if (num_pairs > 0) {
-    RunExpertsParams p = EmptyRun(layer.params.shape);
-    p.num_experts = segment_.shape().num_slots;
-    p.rows_per_expert = num_pairs / p.num_experts;
-    p.experts = layer.weights.data();
-    p.first_pair = first_pair_.data();
-    p.x_rows = x_rows_.data();
-    p.x_stride = segment_.shape().row_bytes / ElementBytes(p.shape.dtype);
-    p.x = segment_.rows();
-    p.y_rows = y_rows_.data();
-    p.y_stride = segment_.shape().hidden_size;
-    p.y = segment_.results();
-    error = RunExperts(p);
+    error = RunPairs(layer, num_pairs);
     std::atomic<int64_t>& served = segment_.served(rank_)[layer_index];
     if (error == nullptr) served.store(served.load(std::memory_order_relaxed) + num_pairs, std::memory_order_relaxed);
   }

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "expert_runner.h"
 #include "expert_segment.h"
 
 namespace fdsd {
@@ -18,6 +19,8 @@ class ExpertServer {
   ExpertServer(const ExpertSegment& segment, int32_t rank);
   ~ExpertServer();
 
+  // Before any layer.
+  void SetRunner(const ExpertRunner* runner) { runner_ = runner; }
   Error AddLayer(const ExpertServiceLayerParams& p);
   // The layer as it was added; an error where it was not, or the slot is none of this rank's.
   Error FindLayer(int32_t layer, const ExpertServiceLayerParams** found) const;
@@ -55,6 +58,7 @@ class ExpertServer {
   };
   enum class Served { kNothing, kJobs, kLater, kBusy };
 
+  Error CheckLayer(const ExpertServiceLayerParams& p) const;
   bool IsWaiting(int32_t rank) const;
   bool HasJobs() const;
   void Look();
@@ -62,14 +66,18 @@ class ExpertServer {
   int32_t ChooseJob(int64_t* later);
   bool CanTake(const Layer& layer, int32_t rank) const;
   int32_t TakeJobs(int32_t layer);
+  Error RunPairs(const Layer& layer, int32_t num_pairs);
   void RunJobs(int32_t layer);
   Served TryServe(int64_t* later);
   void Sleep(uint32_t thread, int64_t nanoseconds, const std::function<bool()>& is_over);
+  void Prepare();
+  int64_t IdleNap(int64_t since) const;
   void Work();
 
   const ExpertSegment& segment_;
   const int32_t rank_;
   ExpertRank& own_;
+  const ExpertRunner* runner_ = nullptr;  // nullptr: experts run on the processor
   std::thread thread_;
   std::atomic<bool> quit_{false};
   std::atomic<bool> is_aborted_{false};

@@ -9,6 +9,10 @@ namespace {
 
 // How long the thread of an idle rank polls after a job: about as long as another rank needs to its next one.
 constexpr int64_t kIdlePollNs = 200'000;
+// How often it looks for jobs of GPUs.
+constexpr int64_t kMinLookNs = 20'000;
+constexpr int64_t kMaxLookNs = 1'000'000;
+constexpr int64_t kLooksPerIdleTime = 16;
 
 }  // namespace
 
@@ -64,7 +68,20 @@ bool ExpertServer::ServeUntil(int64_t* left, int64_t nap, const std::function<bo
   return is_done && !is_aborted();
 }
 
+// How long the thread sleeps that has served nothing `since` then. GPUs wake no thread: it looks the more rarely the
+// longer it was idle.
+int64_t ExpertServer::IdleNap(int64_t since) const {
+  if (runner_ == nullptr) return kNapNanoseconds;
+  return std::clamp((MonotonicNs() - since) / kLooksPerIdleTime, kMinLookNs, kMaxLookNs);
+}
+
+// Open the memory of ranks that load, so that nothing of the kind is left to be done while GPUs wait for one another.
+void ExpertServer::Prepare() {
+  for (int32_t r = 0; r < segment_.shape().num_ranks; ++r) runner_->reaches(runner_->self, r);
+}
+
 void ExpertServer::Work() {
+  int64_t last_served = MonotonicNs();
   const auto is_caller_serving = [this] { return is_caller_serving_.load(std::memory_order_seq_cst); };
   const auto has_news = [&] { return quit_.load() || (!is_caller_serving() && HasJobs()); };
   while (!quit_.load()) {
@@ -76,11 +93,15 @@ void ExpertServer::Work() {
     int64_t later = 0;
     const Served served = TryServe(&later);
     if (served == Served::kJobs && own_.next_layer.load(std::memory_order_relaxed) == 0) Poll(kIdlePollNs, has_news);
-    if (served == Served::kJobs) continue;
+    if (served == Served::kJobs) {
+      last_served = MonotonicNs();
+      continue;
+    }
     if (served == Served::kLater || served == Served::kBusy) {
       Sleep(0, kMinGatherNs, [] { return false; });
     } else {
-      Sleep(kThreadAsleep, kNapNanoseconds, has_news);
+      if (runner_ != nullptr) Prepare();
+      Sleep(kThreadAsleep, IdleNap(last_served), has_news);
     }
   }
 }

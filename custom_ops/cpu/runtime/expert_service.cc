@@ -57,6 +57,7 @@ ExpertService::ExpertService(const ExpertServiceOpenParams& p, std::unique_ptr<E
   ExpertRank& own = segment_->rank(rank_);
   own.SetState(ExpertRankState::kLoading);
   own.incarnation.fetch_add(1);
+  own.memory_incarnation.store(0);
   own.asleep.store(0);
   own.next_layer.store(0);
   own.pass_end.store(0);
@@ -156,6 +157,13 @@ Error ExpertServiceOpen(const ExpertServiceOpenParams& p) {
 
 Error ExpertServiceLayer(const ExpertServiceLayerParams& p) {
   return WithService(p.service, [&](ExpertService& service) { return service.server().AddLayer(p); });
+}
+
+Error ExpertServiceRunner(const ExpertServiceRunnerParams& p) {
+  return WithService(p.service, [&](ExpertService& service) -> Error {
+    service.server().SetRunner(static_cast<const ExpertRunner*>(p.runner));
+    return nullptr;
+  });
 }
 
 Error ExpertServiceSlot(const ExpertServiceSlotParams& p) {

@@ -87,6 +87,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMe
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t num_bytes, cudaStream_t stream);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+// All streams have one priority: in what order they get on is open anyway.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
@@ -131,5 +134,8 @@ cudaError_t Failed(cudaError_t status, const char* text);
 
 // Put an operation on a stream, or into the graph that is captured from it.
 Error Submit(void* stream, Operation operation);
+// For an operation that waits for another process: what other threads of this one have put on other streams may run
+// meanwhile, a little.
+void Rest();
 
 }  // namespace fdsd::emulation

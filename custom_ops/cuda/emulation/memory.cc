@@ -133,6 +133,15 @@ void AddStaticBytes(size_t num_bytes) {
   *shadow = Shadow{now, {}, {}};
 }
 
+char* Add(char* begin, size_t num_bytes, Pages pages) try {
+  auto made = NewAllocation(begin, num_bytes, false);
+  made->pages = std::move(pages);
+  const std::lock_guard lock(mutex);
+  return (allocations[begin] = std::move(made))->begin;
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
 }  // namespace
 
 void Check(const Allocation* allocation, const void* address, size_t num_bytes, Access access) {
@@ -228,17 +237,12 @@ void* Allocate(size_t num_bytes) {
   return AddPages(std::move(pages), num_bytes);
 }
 
-void* AddPages(Pages pages, size_t num_bytes) try {
+void* AddPages(Pages pages, size_t num_bytes) {
   char* const begin = pages.begin();
-  if (begin == nullptr) return nullptr;
-  auto made = NewAllocation(begin, num_bytes, false);
-  made->pages = std::move(pages);
-  const std::lock_guard lock(mutex);
-  allocations[begin] = std::move(made);
-  return begin;
-} catch (const std::bad_alloc&) {
-  return nullptr;
+  return begin == nullptr ? nullptr : Add(begin, num_bytes, std::move(pages));
 }
+
+void* AddHostMemory(void* begin, size_t num_bytes) { return Add(static_cast<char*>(begin), num_bytes, Pages()); }
 
 int FileOf(const void* address, size_t* num_bytes) {
   const std::lock_guard lock(mutex);

@@ -49,6 +49,8 @@ const Allocation* AllocationOf(const void* address);
 void* Allocate(size_t num_bytes);
 // The same of pages that hold something already.
 void* AddPages(Pages pages, size_t num_bytes);
+// Memory of the host that kernels may touch from now on, until Free; nullptr where there is no memory to watch it.
+void* AddHostMemory(void* begin, size_t num_bytes);
 // A file that holds the memory of the allocation which begins at an address from now on; -1 where there is none.
 int FileOf(const void* address, size_t* num_bytes);
 // False where no allocation begins at the address. Who touches it through an old pointer afterwards fails.

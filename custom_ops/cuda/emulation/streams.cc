@@ -1,11 +1,13 @@
 #include "emulation/streams.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "emulation/cuda_api.h"
@@ -44,7 +46,8 @@ Error Break(Error error) {
 
 cudaError_t WaitForAll() {
   if (Error error = RunTo(&default_stream, default_stream.end())) return Waited(error);
-  for (auto& stream : streams) {
+  // Copied: others may come while one rests.
+  for (auto& stream : std::vector(streams)) {
     if (stream->captured != nullptr) {
       return Failed(cudaErrorStreamCaptureUnsupported, "expected no wait and no allocation while a graph is captured");
     }
@@ -83,12 +86,27 @@ std::recursive_mutex& StreamsMutex() { return mutex; }
 Error RunTo(Stream* stream, uint64_t end) {
   if (Error error = Fault()) return error;
   while (stream != nullptr && stream->num_done < end) {
+    if (stream->is_running) {
+      Rest();
+      if (Error error = Fault()) return error;
+      continue;
+    }
     const Operation operation = std::move(stream->waiting.front());
     stream->waiting.pop_front();
+    stream->is_running = true;
+    const Error error = operation();
+    stream->is_running = false;
     ++stream->num_done;
-    if (Error error = operation()) return Break(error);
+    if (error != nullptr) return Break(error);
   }
   return nullptr;
+}
+
+void Rest() {
+  constexpr std::chrono::microseconds kNap(50);
+  mutex.unlock();
+  std::this_thread::sleep_for(kNap);
+  mutex.lock();
 }
 
 cudaError_t Waited(Error error) { return error == nullptr ? cudaSuccess : Failed(cudaErrorLaunchFailure, error); }
@@ -163,13 +181,12 @@ cudaError_t cudaMallocHost(void** memory, size_t num_bytes) {
 }
 cudaError_t cudaHostRegister(void* memory, size_t num_bytes, unsigned) {
   const std::lock_guard lock(mutex);
-  pinned[static_cast<char*>(memory)] = num_bytes;
-  return cudaSuccess;
+  return AddHostMemory(memory, num_bytes) != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaHostUnregister(void* memory) {
   const std::lock_guard lock(mutex);
   if (const cudaError_t status = WaitForAll()) return status;
-  pinned.erase(static_cast<char*>(memory));
+  Free(memory);
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
@@ -210,6 +227,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const std::lock_guard lock(mutex);
   streams.push_back(std::make_shared<Stream>());
   *stream = streams.back().get();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = *greatest = 0;
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {

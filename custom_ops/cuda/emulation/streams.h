@@ -11,13 +11,14 @@
 
 namespace fdsd::emulation {
 
-// Operations, numbered from 1 on; the first num_done of them are done.
+// Operations, numbered from 1 on; the first num_done of them are done, and the next one may be under way.
 struct Stream : std::enable_shared_from_this<Stream> {
   std::deque<Operation> waiting;
   uint64_t num_done = 0;
+  bool is_running = false;
   std::unique_ptr<Graph> captured;
 
-  uint64_t end() const { return num_done + waiting.size(); }
+  uint64_t end() const { return num_done + (is_running ? 1 : 0) + waiting.size(); }
 };
 
 // Done when `stream` has done its first `end` operations; no stream = never recorded, which is done.
@@ -33,7 +34,8 @@ struct Graph {
 
 // Of everything here, and of what streams do.
 std::recursive_mutex& StreamsMutex();
-// Do a stream's operations up to number `end`; those of no stream are done.
+// Do a stream's operations up to number `end`; those of no stream are done. Where another thread runs one that rests,
+// it waits for that.
 Error RunTo(Stream* stream, uint64_t end);
 // The status of a wait that met this error, or none.
 cudaError_t Waited(Error error);

@@ -119,6 +119,14 @@ struct ExpertServiceLayerParams {
 };
 CallStatus ExpertServiceLayer(const ExpertServiceLayerParams& p);
 
+// Have the experts run on a GPU from now on, which also gives this rank's rows to the others: see
+// cuda/expert_gpu.h. Before any layer; the service then looks for jobs, as a GPU wakes no thread.
+struct ExpertServiceRunnerParams {
+  int32_t service;
+  const void* runner;  // see cpu/runtime/expert_runner.h; outlives the service
+};
+CallStatus ExpertServiceRunner(const ExpertServiceRunnerParams& p);
+
 // What lies in a slot of this rank from now on; waits until no expert is run. What asks for another expert there is
 // sent back to its rank, which asks anew.
 struct ExpertServiceSlotParams {

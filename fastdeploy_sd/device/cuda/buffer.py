@@ -141,7 +141,7 @@ class CudaTransfers:
 
     Attributes:
         up: pieces to upload.
-        on_wait: called after a wait and before results are used; raises ValueError if the results are invalid.
+        on_wait: called after a wait and before results are used; raise ValueError if the results are invalid.
     """
 
     def __init__(self, library: CudaLibrary, memory: CudaMemory, stream: int) -> None:
@@ -152,7 +152,7 @@ class CudaTransfers:
         self._params: Any = struct_type("ScatterPiecesParams")()
         self.up: list[Piece] = []
         self._down: list[tuple[Bytes, Bytes]] = []
-        self.on_wait: Callable[[], None] | None = None
+        self.on_wait: list[Callable[[], None]] = []
 
     def send(self) -> None:
         """Upload all pieces.
@@ -215,8 +215,8 @@ class CudaTransfers:
 
     def verify(self) -> None:
         """Call `on_wait`."""
-        if self.on_wait is not None:
-            self.on_wait()
+        for verify in self.on_wait:
+            verify()
 
     def _next_staging(self) -> StagingMemory:
         self._turn = (self._turn + 1) % NUM_STAGING

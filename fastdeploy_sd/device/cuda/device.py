@@ -92,6 +92,9 @@ class CudaDevice(Device):
         self.library.call("copy", address(array), tensor.address, ctypes.c_int64(array.nbytes))
         return array
 
+    def num_bytes(self, tensor: Any) -> int:
+        return int(tensor.num_bytes)
+
     def write(self, tensor: Any, array: Array, begin: int = 0) -> None:
         rows = tensor[begin : begin + len(array)]
         if rows.shape != list(array.shape) or rows.element != element_of(array.dtype) or not array.flags.c_contiguous:

@@ -10,7 +10,8 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant
-from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_types import ExpertSlot
 from fastdeploy_sd.models.checkpoint import Weights
 from fastdeploy_sd.models.sharding import spread_experts
 from fastdeploy_sd.ops.adapter_slots import AdapterSlots

@@ -10,7 +10,8 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import device
-from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_types import ExpertSlot
 from fastdeploy_sd.models.decoder_config import Activation, MoeConfig
 from fastdeploy_sd.models.layers.linear import AdaptedLayer, LinearLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
@@ -93,11 +94,11 @@ class Experts:
     down_bias: Tensor | None = None
 
     def slots(self) -> list[ExpertSlot]:
-        """Return where each expert lies in the host's memory."""
+        """Return where each expert lies in the device's memory."""
         parts = (self.gate_up.data, self.down.data, self.gate_up_bias, self.down_bias)
         count, places = self.down.num_experts, []
         for part in parts:
-            begin, size = (0, 0) if part is None else (part.data_ptr(), device().read(part).nbytes // count)
+            begin, size = (0, 0) if part is None else (part.data_ptr(), device().num_bytes(part) // count)
             places.append([begin + i * size for i in range(count)])
         return [ExpertSlot(expert, *(place[i] for place in places)) for i, expert in enumerate(self.ids)]
 

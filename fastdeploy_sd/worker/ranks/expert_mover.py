@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fastdeploy_sd.device.expert_service import ExpertService, ExpertSlot
+from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_types import ExpertSlot
 
 if TYPE_CHECKING:  # brings in Paddle
     from fastdeploy_sd.models.layers.linear import ExpertMemory

@@ -11,7 +11,8 @@ from fastdeploy_sd.ops.bf16 import storage
 from fastdeploy_sd.ops.reference import experts as reference
 from tests.ops.cases.case import OpCases
 from tests.ops.cases.moe import MOE_FFN, sum_of_the_chosen
-from tests.ops.expert_model import Layer, linear_placement, pack_experts, ranks_of
+from tests.ops.cuda_device import running_device
+from tests.ops.expert_model import Gpu, Layer, linear_placement, pack_experts, ranks_of
 
 _NAMES = (
     *("float32-no-token", "wint8-all-experts", "wint4-many-experts", "float32-4-slices", "float32-groups"),
@@ -40,7 +41,9 @@ def run_alone(x: Any, router_weight: Any, gate_up: Any, down: Any, fmt: Any, **o
     weight = router_weight.numpy() if hasattr(router_weight, "numpy") else router_weight
     packed = pack_experts(gate_up, fmt), pack_experts(down, fmt)
     layer = Layer(weight, *packed, {"top_k": options["top_k"]}, biases, options.pop("gate_limit", None))
-    with ranks_of([layer], linear_placement(len(weight), 1), storage(dtype_name(x.dtype)), 4) as ranks:
+    found = running_device()
+    gpu = None if found is None else Gpu(found.library, found.stream, found.transfers.on_wait)
+    with ranks_of([layer], linear_placement(len(weight), 1), storage(dtype_name(x.dtype)), 4, gpu=gpu) as ranks:
         return run_layer(ranks.services[0], x, router_weight, **options)
 
 

@@ -1,0 +1,126 @@
+#pragma once
+// One rank's GPU among those that share experts. What ranks tell one another lies in the segment, in memory of the
+// host that the GPU reads and writes (cpu/runtime/expert_segment.h). Rows and results lie in the memory of the GPU that
+// wants them; the others' GPUs read and write them there.
+//
+// A pass gives rows and waits for results by itself, in its graph. A thread of the host runs the experts for whatever
+// jobs come, on a stream of its own. So a rank serves while its own pass waits.
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "device.h"
+#include "expert_runner.h"
+#include "expert_segment.h"
+
+namespace fdsd::cuda {
+
+// In the GPU's memory. Zeros at first.
+struct ExpertState {
+  uint64_t seq;     // of the last job
+  uint64_t failed;  // not 0: a wait has failed, and until the host clears it no job is published and none waited for
+};
+
+enum class ExpertFailure : uint64_t { kNone = 0, kLate, kGone, kRefused, kAborted };
+
+// What a GPU tells its host, and the host it, in pinned memory. Checked after a pass, before a result is used.
+struct ExpertStatus {
+  uint64_t failure;     // ExpertFailure of the first wait that failed since the host cleared it
+  uint64_t missing;     // the rank that it waited for
+  uint64_t is_aborted;  // not 0: all waits fail, for ever
+};
+
+// Words of this many bytes from one rank's to the next one's.
+constexpr int64_t kDoneBytes = sizeof(ExpertDone);
+constexpr int64_t kRankBytes = sizeof(ExpertRank);
+
+// What kernels need, by the GPU's addresses.
+struct ExpertGroup {
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t capacity;  // rows of a job
+  int64_t row_bytes;
+  uint64_t patience;  // nanoseconds
+  // This rank's job.
+  uint64_t* seq;
+  int32_t* layer;
+  int32_t* num_rows;
+  int32_t* first_pair;  // [R + 1]
+  int32_t* pairs;       // [max_pairs, 3] see ExpertPair
+  char* done;           // by rank, kDoneBytes apart
+  const char* states;   // likewise, kRankBytes apart
+  int64_t* counts;      // [L, layer_counts]
+  int64_t layer_counts;
+  char* rows;        // [capacity] of row_bytes
+  float* results;    // [max_pairs, H]
+  int32_t* pair_of;  // [capacity, top_k] the pair of each row and expert of the job
+  ExpertState* state;
+  ExpertStatus* status;
+};
+
+// Where rows and results lie, by home.
+struct ExpertHomes {
+  int32_t capacity;
+  int32_t max_pairs;
+  int64_t row_bytes;
+  int64_t results_at;
+  char* memory[kMaxExpertRanks];
+};
+
+class ExpertGpu {
+ public:
+  // `p`: what the service was opened with, and its handle. The calling thread's GPU is the rank's.
+  static Error Open(const ExpertServiceOpenParams& p, ExpertStatus* status, std::unique_ptr<ExpertGpu>* gpu);
+  ~ExpertGpu();
+
+  const ExpertGroup& group() const { return group_; }
+  const ExpertRunner& runner() const { return runner_; }
+  Error FindLayer(int32_t layer, const ExpertServiceLayerParams** found) const;
+
+  // For the runner.
+  Error AddLayer(const ExpertServiceLayerParams& p);
+  bool Reaches(int32_t home);
+  Error Run(const RunExpertsParams& p);
+
+ private:
+  struct Home {
+    int32_t incarnation = 0;  // whose memory is open, 0 = none
+    char* memory = nullptr;
+  };
+  struct Wave;
+
+  ExpertGpu(const ExpertServiceOpenParams& p, std::unique_ptr<ExpertSegment> segment);
+  Error OpenSegment(ExpertStatus* status);
+  Error LoadKernels(const ExpertShape& shape);
+  ExpertHomes HomesNow() const;
+  Error RunWave(const RunExpertsParams& p, const ExpertWeights& weights, int32_t begin, int32_t end);
+  int32_t most_pairs() const { return segment_->max_pairs(); }  // that are run at once
+  int64_t results_at() const;
+
+  const std::unique_ptr<ExpertSegment> segment_;
+  const int32_t rank_;
+  const ExpertRunner runner_;
+  int device_ = 0;
+  ExpertGroup group_{};
+  std::vector<ExpertServiceLayerParams> layers_;  // num_experts 0 = was not added
+  std::vector<Home> homes_;                       // by rank
+  // Of earlier incarnations: closing memory waits for the whole GPU, which waits for other ranks.
+  std::vector<char*> retired_;
+  char* own_ = nullptr;      // rows and results, which others open
+  char* private_ = nullptr;  // what no other rank sees
+  bool is_registered_ = false;
+  cudaStream_t stream_ = nullptr;
+  char* workspace_ = nullptr;
+  int64_t workspace_bytes_ = 0;
+  int32_t* staging_ = nullptr;     // pinned
+  std::vector<int32_t> place_of_;  // [R * capacity] of a row among those that a wave reads, -1 = it does not
+};
+
+// The one of a service's handle; nullptr where the service runs on no GPU.
+ExpertGpu* FindExpertGpu(int32_t service);
+
+// Wait, on the stream, until all ranks have done the last job: those that its results come from, or those that may
+// still read it. A wait that fails says so in the status, and what follows on the stream does nothing.
+Error AwaitExperts(const ExpertGroup& group, bool wants_results, Stream stream);
+
+}  // namespace fdsd::cuda

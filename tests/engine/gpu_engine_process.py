@@ -1,0 +1,71 @@
+"""One engine of those that share experts, each with GPUs of its own: does what the lines of its standard input say.
+
+Usage: python -m tests.engine.gpu_engine_process FD NUMBER ENGINES RANKS MODEL METHOD TIMEOUT_S
+
+What it says first is that it serves its experts. An order is "stop", "1 is gone" or a list of request numbers, whose
+answers in words it then says, and the rows that each rank has run its experts on.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastdeploy_sd.cli.verify import PLAIN, standard_methods
+from fastdeploy_sd.cli.verify.runs import engine_config, run
+from fastdeploy_sd.config import ParallelConfig
+from fastdeploy_sd.engine.engine import Engine
+from fastdeploy_sd.errors import FdsdError
+from fastdeploy_sd.types import Request
+from tests.engine.gpu import BATCH, short_requests, tiny_config
+from tests.engine.test_expert_parallel import start
+
+# Greedy, seeded, with log-probabilities and with a grammar.
+NUM_REQUESTS, NUM_TOKENS = 4, 4
+
+
+def requests() -> Sequence[Request]:
+    return [replace(request, max_tokens=NUM_TOKENS) for request in short_requests()[:NUM_REQUESTS]]
+
+
+def main() -> int:
+    fd, number, engines, ranks = map(int, sys.argv[1:5])
+    model, name, timeout_s = sys.argv[5], sys.argv[6], float(sys.argv[7])
+    parallel = ParallelConfig(
+        tensor_parallel_size=ranks,
+        data_parallel_size=engines,
+        local_data_parallel_id=number,
+        enable_expert_parallel=True,
+        rank_timeout_s=timeout_s,
+    )
+    method = PLAIN if name == "naive" else standard_methods([name], [3])[0]
+    config = engine_config(replace(tiny_config(pathlib.Path(model)), parallel=parallel), BATCH, method)
+    executor = start(config, method, fd)
+    engine, wanted = Engine(config, executor), requests()
+    print(json.dumps("serves"), flush=True)
+    for line in sys.stdin:
+        order: Any = json.loads(line)
+        if order == "stop":
+            break
+        experts = executor.experts
+        assert experts is not None
+        if order == "1 is gone":
+            experts.mark_gone(1)
+            continue
+        try:
+            answers = run(engine, [wanted[i] for i in order])
+            served = experts.served().sum(axis=1).tolist()
+            print(json.dumps([{name: repr(answer) for name, answer in answers.items()}, served]), flush=True)
+        except FdsdError as error:
+            print(json.dumps(f"error: {error.message}"), flush=True)
+    executor.leave(30.0)
+    executor.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -101,16 +101,17 @@ def _own_settings(name: str, value: object, given: Setting, faults: Faults) -> S
 def _verify_together(configs: Sequence[Config], faults: Faults) -> None:
     owners = dict[str, str]()
     for config in configs:
-        for name in config.model.served_names:
+        named = [(name, _NAMES) for name in config.model.served_names]
+        for name, option in (*named, *((name, "lora_modules") for name, _ in config.lora.modules)):
             if name in owners:
-                place = f"{MODELS_OPTION}.{config.model.served_name}.{_NAMES}"
+                place = f"{MODELS_OPTION}.{config.model.served_name}.{option}"
                 faults.add(wrong_value(place, f"names of one model, as {owners[name]!r} has it too", repr(name)))
             owners[name] = config.model.served_name
     if len(configs) == 1:
         return
     for name, accepted in _ALONE.items():
-        option = BY_NAME[name]
-        value = getattr(getattr(configs[0], option.section), option.field_name)
+        alone = BY_NAME[name]
+        value = getattr(getattr(configs[0], alone.section), alone.field_name)
         if value != accepted:
             faults.add(wrong_value(name, f"{accepted or 'none'} with several {MODELS_OPTION}", shown(value)))
     if any(config.parallel.shares_experts for config in configs):

@@ -77,6 +77,14 @@ def test_the_host_is_divided_among_the_engines_of_all_models() -> None:
             ["--models", "also=demo", *TWO],
             "models.big.served_model_name: expected names of one model, as 'also' has it too, got 'also'",
         ),
+        (
+            ["--models", '{"a": {"model": "demo", "lora_modules": "b=/x"}}', "--models", "b=demo"],
+            "models.b.served_model_name: expected names of one model, as 'a' has it too, got 'b'",
+        ),
+        (
+            [*TWO, "--lora-modules", "tuned=/x"],
+            "models.big.lora_modules: expected names of one model, as 'small' has it too, got 'tuned'",
+        ),
         ([*TWO, "--splitwise-role", "prefill"], "splitwise_role: expected mixed with several models, got 'prefill'"),
         ([*TWO, "-tp", "2", "--ips", "127.0.0.1,127.0.0.2"], "ips: expected none with several models"),
     ],

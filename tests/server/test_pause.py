@@ -36,6 +36,11 @@ def is_paused(url: str, **query: object) -> bool:
     return bool(found.json()["is_paused"])
 
 
+def statuses(url: str) -> set[int]:
+    """Of several requests: each process learns of a pause by itself, and connections are shared out among them."""
+    return {complete(url).status_code for _ in range(6)}
+
+
 def refusal(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
@@ -50,10 +55,10 @@ def test_a_paused_server_finishes_what_runs_and_takes_nothing_new(golden_dir: Pa
         stream = Stream(url, 120, n=3)
         pausing = pool.submit(post, url, "/pause")
         wait_until(lambda: is_paused(url))
-        for _ in range(6):  # connections are shared out among the processes
-            assert refusal(complete(url)) == (503, "paused")
-        assert refusal(httpx.get(f"{url}/ready", timeout=WAIT_S)) == (503, "paused")
         assert not pausing.done()
+        wait_until(lambda: statuses(url) == {503})
+        assert refusal(complete(url)) == (503, "paused")
+        assert refusal(httpx.get(f"{url}/ready", timeout=WAIT_S)) == (503, "paused")
         assert is_complete(stream.read())
         assert pausing.result().json() == {"is_paused": True, "num_requests": 0}
         os.kill(server.children("engine_process")[1], signal.SIGKILL)
@@ -63,9 +68,9 @@ def test_a_paused_server_finishes_what_runs_and_takes_nothing_new(golden_dir: Pa
         assert post(url, "/pause", engine=0).status_code == 200
         wait_until(lambda: is_paused(url))
         assert post(url, "/v1/resume").json() == {"is_paused": False, "num_requests": 0}
-        assert {complete(url).status_code for _ in range(6)} == {200}
+        wait_until(lambda: statuses(url) == {200})
         assert post(url, "/v1/pause", engine=1).status_code == 200
-        assert states(url) == ["ready", "paused"]
+        wait_until(lambda: states(url) == ["ready", "paused"])
         assert complete(url).status_code == 200
 
 

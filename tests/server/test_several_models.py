@@ -67,6 +67,8 @@ def test_a_dead_engine_is_started_again_and_the_other_model_goes_on(golden_dir: 
         wait_until(lambda: states(url) == ["ready", "ready"])
         assert kept in server.children("engine_process")
         assert server.stderr.count("leaves engine 0") == 1
+        # Each process is connected again by itself, and connections are shared out among them.
+        wait_until(lambda: {complete(url, model="alias").status_code for _ in range(6)} == {200})
         streams = [Stream(url, 40, **body) for body in bodies]
         server.process.send_signal(signal.SIGTERM)
         assert all(is_complete(stream.read()) for stream in streams)

@@ -143,11 +143,19 @@ class ExpertService:
                     self._runner.abort()
 
     def leave(self, timeout_s: float) -> None:
-        """Serve until every other rank leaves too or is gone; then this one is gone.
+        """Serve until no other rank serves: each leaves too, is gone, or is loading. Then this one is gone.
 
         Raises ValueError: a rank does not in time; the text names it. It may be called again.
         """
         self._call("leave", timeout_s=timeout_s)
+
+    def begin_drain(self, ranks: range) -> None:
+        """Say that ranks end with the requests that they have: what they wait for of a rank that is loading fails at
+        once. After `close`, and while it runs, too.
+        """
+        with self._is_open:
+            if self.handle >= 0:
+                self._call("drain", first_rank=ranks.start, num_ranks=len(ranks))
 
     def mark_gone(self, rank: int) -> None:
         """Say that a rank has ended for good: who waits for its experts fails, unless others have them."""
@@ -171,7 +179,7 @@ class ExpertService:
         return int(self._ranks()[1][self.rank])
 
     def states(self) -> tuple[str, ...]:
-        """Return the state of every rank, one of STATES."""
+        """Return the state of every rank, one of STATES; of one whose process has ended "loading" or "gone"."""
         return tuple(STATES[state] for state in self._ranks()[0])
 
     @property

@@ -53,6 +53,8 @@ class KvExecutor(Executor, Protocol):
     @property
     def experts(self) -> ExpertService | None: ...
 
+    def begin_drain(self) -> None: ...
+
     def leave(self, timeout_s: float) -> None: ...
 
     def watch_prompts(self, watch: WatchPrompts | None) -> None: ...
@@ -87,6 +89,10 @@ class MultiProcessExecutor:
     def watch_prompts(self, watch: WatchPrompts | None) -> None:
         """See LocalExecutor.watch_prompts."""
         self._first.watch_prompts(watch)
+
+    def begin_drain(self) -> None:
+        """See ServingExecutor."""
+        self._first.begin_drain()
 
     def leave(self, timeout_s: float) -> None:
         """See ServingExecutor."""

@@ -202,8 +202,8 @@ class _Launcher:
         if self._num_signals == 1:
             logger.info("stopping: running requests may finish (%g s)", self._config.server.shutdown_timeout_s)
             self._begin_drain()
+            self._engines.signal(signal.SIGTERM)  # first: who ends when it is told of the drain shall know of this
             self._engines.begin_drain()
-            self._engines.signal(signal.SIGTERM)
             self._kill_after(self._config.server.shutdown_timeout_s + _STUCK_S)
         elif self._num_signals == 2:  # noqa: PLR2004 (the second one)
             logger.info("stopping: running requests end now")

@@ -52,7 +52,7 @@ class WorkerPool:
         self._give_up = give_up
         self._ends_only_in_drain = ends_only_in_drain
         self._running: set[ChildProcess] = set()
-        self._is_draining = False
+        self._drain = asyncio.Event()
         self._sent: set[int] = set()
         self.replaces = True
         self.stable_s = _STABLE_S
@@ -61,7 +61,7 @@ class WorkerPool:
 
     def begin_drain(self) -> None:
         """Tell every process that the server takes no new requests; replace none any more."""
-        self._is_draining = True
+        self._drain.set()
         for worker in self._running:
             worker.tell()
 
@@ -112,15 +112,16 @@ class WorkerPool:
             status = await self._run_one(number, kind)
             num_quick_deaths = 1 if time.monotonic() - began >= self.stable_s else num_quick_deaths + 1
             has_ended = status == EXIT_OK and not self._ends_only_in_drain
-            if has_ended or self._is_draining or not self.replaces or num_quick_deaths > _MAX_QUICK_DEATHS:
+            if has_ended or self._drain.is_set() or not self.replaces or num_quick_deaths > _MAX_QUICK_DEATHS:
                 break
             pause_s = _FIRST_PAUSE_S * 2 ** (num_quick_deaths - 1)
             logger.info("another %s process starts in %g s", kind, pause_s)
-            await asyncio.sleep(pause_s)
-            if self._is_draining:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drain.wait(), pause_s)
+                status = EXIT_OK  # it would have been replaced
                 break
         self.statuses[number] = status
-        if has_ended or self._is_draining:
+        if has_ended or self._drain.is_set():
             return
         if self.replaces:
             logger.error("no %s process is started any more: %d died in a row", kind, num_quick_deaths)

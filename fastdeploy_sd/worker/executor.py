@@ -94,6 +94,12 @@ class LocalExecutor:
         """The service of this rank's experts, where they are spread."""
         return self.group.experts
 
+    def begin_drain(self) -> None:
+        """See ServingExecutor."""
+        if self.experts is not None:
+            first = self.experts.rank - self.group.rank
+            self.experts.begin_drain(range(first, first + self.group.size))
+
     def leave(self, timeout_s: float) -> None:
         """See ServingExecutor."""
         if self.experts is not None:

@@ -61,6 +61,9 @@ class ToyFirst:
         self._lead.post(TakeOutput(result.verified.token_ids, result.verified.cu_num_output))
         return result
 
+    def begin_drain(self) -> None:
+        """No step waits for another engine."""
+
     def leave(self, timeout_s: float) -> None:
         """No other engine needs it."""
 

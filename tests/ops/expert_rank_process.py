@@ -122,6 +122,8 @@ def main() -> int:
         if order == "gone":
             return service.mark_gone(arguments["rank"])
         others: dict[str, Callable[[], Any]] = {
+            "states": service.states,
+            "drain": lambda: service.begin_drain(range(rank, rank + 1)),
             "lost": lambda: service.has_lost_experts,
             "follow": lambda: follow_targets(service, own),
             "shuffle": lambda: service.repeat(lambda: shuffle(planner, service), "shuffle"),

@@ -103,6 +103,7 @@ def test_a_rank_that_does_not_come_back_is_named_in_time() -> None:
     order = {"seed": 5, "count": 7, "times": 1}
     with group_of(timeout_s=0.4) as group:
         group.ranks[1].end()
+        assert group.ranks[0].ask("states") == ["serving", "loading", "serving"]
         begin = time.monotonic()
         text = group.ranks[0].ask("run", **order)
         assert text == "error: combine_experts: rank 1 did not run its experts in time"
@@ -131,6 +132,24 @@ def test_a_rank_that_loads_for_longer_than_the_timeout_is_waited_for() -> None:
             assert [tuple(pair) for pair in np.argwhere(awaited)] == [(0, 1)]
         group.start_again(1)
         assert group.ranks[0].reply() == in_one_process(**order)
+
+
+def test_a_rank_that_drains_waits_for_none_that_is_lost() -> None:
+    """Whether it waits already or not; a rank that is there is waited for."""
+    order = {"seed": 5, "count": 7, "times": 1}
+    with group_of() as group:
+        group.ranks[2].ask("drain")
+        assert group.ranks[2].ask("run", **order) == in_one_process(**order)
+        group.ranks[1].end()
+        text = "error: combine_experts: rank 1 is lost, and a drain does not wait for it"
+        assert group.ranks[2].ask("run", **order) == text
+        assert group.ranks[2].ask("lost") is True
+
+
+def test_a_rank_has_one_process() -> None:
+    text = "rank: expected one that no other process is"
+    with group_of() as group, pytest.raises(ValueError, match=text), group.loading(1):
+        pass
 
 
 def test_a_rank_that_stands_still_for_a_second_costs_no_byte() -> None:

@@ -94,11 +94,20 @@ bool ExpertHome::AwaitsLoading() const {
   return false;
 }
 
-// Serve until the job is over; returns false where that does not come about in time.
+// The rank that a drain does not wait for although it has still to do the job, -1 = none.
+int32_t ExpertHome::FindGivenUp() const {
+  if (segment_.rank(rank_).is_draining.load(std::memory_order_relaxed) == 0) return -1;
+  for (int32_t r = 0; r < segment_.shape().num_ranks; ++r)
+    if (job_.IsAwaited(r) && segment_.LiveState(r) == ExpertRankState::kLoading) return r;
+  return -1;
+}
+
+// Serve until the job is over; returns false where that does not come about, or not in time.
 bool ExpertHome::ServeUntilOver() {
+  const auto may_go_on = [this] { return segment_.IsOver(rank_) || FindGivenUp() >= 0; };
   for (;;) {
     int64_t left = timeout_;
-    if (server_.ServeUntil(&left, kNapNanoseconds, [this] { return segment_.IsOver(rank_); })) return true;
+    if (server_.ServeUntil(&left, kNapNanoseconds, may_go_on)) return segment_.IsOver(rank_);
     if (server_.is_aborted() || !AwaitsLoading()) return false;
   }
 }
@@ -115,6 +124,7 @@ Error ExpertHome::Failure() {
   segment_.rank(rank_).next_layer.store(0, std::memory_order_release);
   is_lost_.store(true, std::memory_order_relaxed);
   if (server_.is_aborted()) return "the expert service was aborted";
+  if (const int32_t r = FindGivenUp(); r >= 0) return RankError(r, "is lost, and a drain does not wait for it");
   const uint64_t seq = job_.seq.load(std::memory_order_relaxed);
   for (int32_t r = 0; r < segment_.shape().num_ranks; ++r)
     if (job_.done[r].word.load(std::memory_order_acquire) / 2 < seq)

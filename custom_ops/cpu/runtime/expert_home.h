@@ -38,6 +38,7 @@ class ExpertHome final : public ExpertExchange {
   };
 
   bool AwaitsLoading() const;
+  int32_t FindGivenUp() const;
   bool ServeUntilOver();
   bool MustRepeat() const;
   Error Failure();

@@ -102,7 +102,7 @@ int64_t ExpertMirror::CollectRank(Peer* peer, char* frame) const {
   for (int32_t i = 0; i < per_host_; ++i) {
     const ExpertRank& rank = segment_->rank(first(host_) + i);
     MirrorHeader header = HeaderOf(MirrorKind::kRank, first(host_) + i);
-    header.state = rank.state.load(std::memory_order_acquire);
+    header.state = static_cast<int32_t>(segment_->LiveState(first(host_) + i));
     header.incarnation = rank.incarnation.load(std::memory_order_acquire);
     const int64_t state = int64_t{header.incarnation} << 8 | header.state;
     if (peer->states[i] == state) continue;

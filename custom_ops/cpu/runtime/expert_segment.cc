@@ -1,11 +1,13 @@
 #include "expert_segment.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "shared_wait.h"
 
@@ -13,7 +15,7 @@ namespace fdsd {
 namespace {
 
 // Raised with every change of what the segment holds.
-constexpr int32_t kLayoutVersion = 5;
+constexpr int32_t kLayoutVersion = 6;
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kMaxResultBytes = 64 << 20;
 constexpr int kNumAgreed = 9;
@@ -24,6 +26,15 @@ struct Header {
   alignas(64) std::atomic<uint64_t> version;
 };
 static_assert(std::atomic<int32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
+
+struct flock LockOf(int32_t rank) {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = rank;
+  lock.l_len = 1;
+  return lock;
+}
 
 int32_t CapacityOf(const ExpertServiceShape& s) {
   const int64_t row_bytes = int64_t{4} * s.hidden_size * s.top_k;
@@ -68,10 +79,35 @@ ExpertSegment::Offsets ExpertSegment::OffsetsOf(const ExpertServiceShape& s) {
 
 int64_t ExpertSegment::NumBytes(const ExpertServiceShape& shape) { return OffsetsOf(shape).end; }
 
-ExpertSegment::ExpertSegment(const ExpertServiceShape& shape, void* data)
-    : shape_(shape), capacity_(CapacityOf(shape)), offsets_(OffsetsOf(shape)), data_(static_cast<char*>(data)) {}
+ExpertSegment::ExpertSegment(const ExpertServiceShape& shape, void* data, int32_t file)
+    : shape_(shape),
+      capacity_(CapacityOf(shape)),
+      offsets_(OffsetsOf(shape)),
+      data_(static_cast<char*>(data)),
+      file_(file) {}
 
-ExpertSegment::~ExpertSegment() { munmap(data_, static_cast<size_t>(offsets_.end)); }
+ExpertSegment::~ExpertSegment() {
+  munmap(data_, static_cast<size_t>(offsets_.end));
+  close(file_);
+}
+
+Error ExpertSegment::Claim(int32_t rank_index) {
+  // The lock is that of the open file, so the kernel frees it when the process ends, however that ends.
+  struct flock lock = LockOf(rank_index);
+  if (fcntl(file_, F_OFD_SETLK, &lock) != 0) return "rank: expected one that no other process is, got another";
+  own_rank_ = rank_index;
+  return nullptr;
+}
+
+ExpertRankState ExpertSegment::LiveState(int32_t rank_index) const {
+  const ExpertRank& one = rank(rank_index);
+  const ExpertRankState state = one.State();
+  if (state == ExpertRankState::kAbsent || state == ExpertRankState::kGone || rank_index == own_rank_) return state;
+  if (one.is_elsewhere.load(std::memory_order_relaxed) != 0) return state;
+  struct flock lock = LockOf(rank_index);
+  const bool has_ended = fcntl(file_, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+  return has_ended ? ExpertRankState::kLoading : state;
+}
 
 std::atomic<uint64_t>& ExpertSegment::version() const { return At<Header>(0)->version; }
 
@@ -103,9 +139,14 @@ Error ExpertSegment::Open(int32_t file, const ExpertServiceShape& shape, std::un
   if (fstat(file, &status) != 0) return "file: expected the descriptor of a segment, got another number";
   if (status.st_size != 0 && status.st_size != num_bytes) return "shape: expected that of the other ranks, got another";
   if (status.st_size == 0 && ftruncate(file, num_bytes) != 0) return "file: expected a segment that can grow, got none";
-  void* const data = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (data == MAP_FAILED) return "file: expected a segment that can be mapped, got another";
-  segment->reset(new ExpertSegment(shape, data));
+  const int32_t own_file = open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDWR | O_CLOEXEC);
+  if (own_file < 0) return "file: expected a segment that can be opened, got another";
+  void* const data = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, own_file, 0);
+  if (data == MAP_FAILED) {
+    close(own_file);
+    return "file: expected a segment that can be mapped, got another";
+  }
+  segment->reset(new ExpertSegment(shape, data, own_file));
   return (*segment)->Agree();
 }
 

@@ -55,6 +55,7 @@ struct ExpertRank {
   std::atomic<int64_t> pass_end;      // when the last pass ended, 0 = there was none
   std::atomic<int64_t> pass_gap;      // from the end of a pass to the beginning of the next one
   std::atomic<int32_t> is_elsewhere;  // 1: on another host; see expert_mirror.h
+  std::atomic<int32_t> is_draining;   // 1: it waits for no rank that is loading
   // Of a rank on a GPU, whose rows and results are in the GPU's memory: a handle of it, and the incarnation that it is
   // of, 0 = there is none.
   std::atomic<int32_t> memory_incarnation;
@@ -71,7 +72,7 @@ class ExpertSegment {
 
   // The shape that the first rank has given to a segment; an error where none has as yet.
   static Error FindShape(int32_t file, ExpertServiceShape* shape);
-  // Map the segment; the first that comes sets its size.
+  // Map the segment; the first that comes sets its size. `file` may be closed afterwards.
   static Error Open(int32_t file, const ExpertServiceShape& shape, std::unique_ptr<ExpertSegment>* segment);
   ~ExpertSegment();
 
@@ -84,6 +85,10 @@ class ExpertSegment {
   ExpertRank& mirror() const { return rank(shape_.num_ranks); }
   // Wake those of a rank's threads that have one of these bits: for a rank of another host, the mirror.
   void Wake(int32_t rank, uint32_t threads) const;
+  // Be the process of a rank until this is destroyed, or the process ends; an error where another one is.
+  Error Claim(int32_t rank);
+  // As its own word says, but that it is loading once its process has ended and it is not gone. Takes a system call.
+  ExpertRankState LiveState(int32_t rank) const;
   ExpertJob& job(int32_t rank) const { return At<ExpertJob>(offsets_.jobs)[rank]; }
   ExpertPair* pairs(int32_t rank) const { return At<ExpertPair>(offsets_.pairs) + int64_t{rank} * max_pairs(); }
   std::atomic<int64_t>* counts(int32_t rank, int32_t layer) const {
@@ -127,7 +132,7 @@ class ExpertSegment {
   };
   static Offsets OffsetsOf(const ExpertServiceShape& shape);
 
-  ExpertSegment(const ExpertServiceShape& shape, void* data);
+  ExpertSegment(const ExpertServiceShape& shape, void* data, int32_t file);
   Error Agree() const;
   template <typename T>
   T* At(int64_t offset) const {
@@ -138,6 +143,8 @@ class ExpertSegment {
   const int32_t capacity_;
   const Offsets offsets_;
   char* const data_;
+  const int32_t file_;     // opened here: who locks a rank's byte of it is the rank's process
+  int32_t own_rank_ = -1;  // that was claimed
 };
 
 }  // namespace fdsd

@@ -9,6 +9,10 @@
 
 namespace fdsd {
 
+constexpr Error kBadTimeout = "timeout_s: expected a positive number up to 1e6, got another";
+
+inline bool IsTimeout(double timeout_s) { return timeout_s > 0 && timeout_s <= 1e6; }
+
 class ExpertService {
  public:
   ExpertService(const ExpertServiceOpenParams& p, std::unique_ptr<ExpertSegment> segment);

@@ -185,7 +185,7 @@ enum class ExpertRankState : int32_t { kAbsent = 0, kLoading = 1, kServing = 2, 
 
 struct ExpertServiceRanksParams {
   int32_t service;
-  int32_t* states;        // [R] receives ExpertRankState
+  int32_t* states;        // [R] receives ExpertRankState; a rank whose process has ended is loading, unless it is gone
   int32_t* incarnations;  // [R] receives how often each was opened
   int32_t* is_lost;       // [1] receives 1 where the last op here failed because a rank did not run its experts, else 0
 };
@@ -205,6 +205,14 @@ struct ExpertServiceGoneParams {
 };
 CallStatus ExpertServiceGone(const ExpertServiceGoneParams& p);
 
+// Say that ranks end with the requests that they have: what they wait for of a rank that is loading fails at once.
+struct ExpertServiceDrainParams {
+  int32_t service;
+  int32_t first_rank;
+  int32_t num_ranks;
+};
+CallStatus ExpertServiceDrain(const ExpertServiceDrainParams& p);
+
 struct ExpertServiceWaitParams {
   int32_t service;
   double timeout_s;
@@ -213,7 +221,7 @@ struct ExpertServiceWaitParams {
 CallStatus ExpertServiceStart(const ExpertServiceWaitParams& p);
 // Wait until all ranks serve.
 CallStatus ExpertServiceMeet(const ExpertServiceWaitParams& p);
-// Serve until all other ranks leave too or are gone; then this one is gone.
+// Serve until no other rank serves: each leaves too, is gone, or is loading. Then this one is gone.
 CallStatus ExpertServiceLeave(const ExpertServiceWaitParams& p);
 // Make what this process waits for fail, at once and for ever.
 CallStatus ExpertServiceAbort(const ExpertServiceWaitParams& p);

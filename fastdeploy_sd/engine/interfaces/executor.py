@@ -99,6 +99,9 @@ class ServingExecutor(Protocol):
     def expert_monitor(self) -> SpreadExperts | None:
         """What is known of the experts that it shares with others; constant, None = it shares none."""
 
+    def begin_drain(self) -> None:
+        """Let steps fail from now on that wait for an engine which is being started again. For any thread."""
+
     def leave(self, timeout_s: float) -> None:
         """Serve until no other engine runs steps any more, at most for so long. After the last step of this one."""
 

@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 _ANNOUNCE_TIMEOUT_S = 2.0
 # Between two steps; what takes longer waits for the next pause.
-_RECEIVE_S = 0.005
-_SUBMIT_S = 0.002
+_RECEIVE_S, _SUBMIT_S = 0.005, 0.002
 _BYE = m.encode(m.ClientDisconnect())
 
 
@@ -87,6 +86,9 @@ class EngineLoop:
                     self._deliver(self._engine.step())
             self._announce_end("the server shut down")
             return self._audit()
+        except Unavailable as error:  # the experts of another engine are lost, which its clients log
+            self._announce_end(error.message)
+            return 0 if self._is_drain_asked else 1
         except Exception:
             logger.exception("the engine failed; all its requests end with an error")
             self._announce_end("the engine failed", has_failed=True)
@@ -214,8 +216,7 @@ class EngineLoop:
         """Send outputs to their owners, one message per client; those without an owner left have no reader."""
         by_client: dict[bytes, tuple[list[int], list[RequestOutput]]] = {}
         for output in outputs:
-            owner = self._clients.owner(output.request_id)
-            if owner is None:
+            if (owner := self._clients.owner(output.request_id)) is None:
                 continue
             identity, handle = owner
             own_handles, own_outputs = by_client.setdefault(identity, ([], []))
@@ -271,8 +272,7 @@ class EngineLoop:
 
         After a failure this is the answer to everything: the engine, whose state is unknown, is not touched.
         """
-        gone = self._broadcast(m.EngineDead(reason, has_failed))
-        deadline = time.monotonic() + _ANNOUNCE_TIMEOUT_S
+        gone, deadline = self._broadcast(m.EngineDead(reason, has_failed)), time.monotonic() + _ANNOUNCE_TIMEOUT_S
         while True:
             for identity in gone:
                 if identity in self._clients:

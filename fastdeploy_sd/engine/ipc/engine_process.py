@@ -99,7 +99,13 @@ def open_alone(config: Config, executor: Executor) -> Iterator[Engine]:
 
 def main() -> int:
     start = read_start()
-    end_with_parent(functools.partial(remove_directory, directory_of(start["address"])))
+    executors: list[ServingExecutor] = []
+
+    def begin_drain() -> None:  # also while a step runs
+        for executor in executors:
+            executor.begin_drain()
+
+    end_with_parent(functools.partial(remove_directory, directory_of(start["address"])), begin_drain)
     try:
         config = from_json(start["config"])
         _begin(config.parallel)
@@ -107,6 +113,7 @@ def main() -> int:
         open_engine: EngineFactory = _find(start["engine"])
         file = {"expert_file": int(start["expert_file"])} if "expert_file" in start else {}
         executor = create_executor(config, **file)
+        executors += [executor] if isinstance(executor, ServingExecutor) else []
         try:
             with open_engine(config, executor) as engine:
                 status = _serve(engine, config, start["address"])

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from fastdeploy_sd.device.expert_service import ExpertService
-from fastdeploy_sd.errors import FdsdError, InternalError
+from fastdeploy_sd.errors import FdsdError, Unavailable
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, RequestId, SchedulerOutput
 from fastdeploy_sd.worker.ranks.commands import (
@@ -128,7 +128,7 @@ class ExpertRanks:
                 yield running
         except (ValueError, RankError, LostExpertsError) as error:
             if isinstance(error, LostExpertsError) or self._experts.has_lost_experts:
-                raise GroupEnded(InternalError(f"experts of another engine are lost: {error}")) from error
+                raise GroupEnded(Unavailable(f"experts of another engine are lost: {error}")) from error
             raise
 
 

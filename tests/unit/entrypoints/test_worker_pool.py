@@ -80,10 +80,24 @@ async def test_who_ends_of_a_signal_of_the_pool_has_not_failed(
     pool = WorkerPool(lambda number: ChildProcess(f"{MODULE}:wait_for_word", start), 1, give_up=lambda: None)
     running = asyncio.create_task(pool.run())
     await _wait_for_files(tmp_path, 1)
-    pool._is_draining = True
+    pool._drain.set()
     pool.signal(signal.SIGTERM)
     await asyncio.wait_for(running, WAIT_S)
     assert not caplog.records
+
+
+async def test_a_drain_ends_the_pause_before_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended before would have been replaced, and is no failure."""
+    monkeypatch.setattr(worker_pool, "_FIRST_PAUSE_S", 2 * WAIT_S)
+    start = {"folder": str(tmp_path)}
+    pool = WorkerPool(lambda number: ChildProcess(f"{MODULE}:wait_for_word", start), 1, give_up=lambda: None)
+    running = asyncio.create_task(pool.run())
+    (only,) = await _wait_for_files(tmp_path, 1)
+    os.kill(only, signal.SIGKILL)
+    while Path(f"/proc/{only}").exists():
+        await asyncio.sleep(0.01)
+    pool.begin_drain()
+    assert await asyncio.wait_for(running, WAIT_S) == 0
 
 
 async def test_none_is_replaced_during_a_drain(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What several engines of one machine come to: each one's cores, GPUs and memory, and all of them compared with one."""
+"""What several engines come to: each one's host, cores, GPUs and memory, and all of them compared with one."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ def processor_rows(config: Config, gpu: CudaLibrary | None, root: Path = Path("/
         if gpu is not None:
             text += f"; GPU {first}" if num_ranks == 1 else f"; GPUs {first} to {first + num_ranks - 1}"
         rows[f"engine {number}"] = text
+    return rows
+
+
+def host_rows(config: Config) -> dict[str, str]:
+    """Return name -> text of what runs on each of several hosts; {} for an only one."""
+    parallel = config.parallel
+    if parallel.num_hosts == 1:
+        return {}
+    are_engines = parallel.data_parallel_size > 1
+    count = parallel.engines_per_host if are_engines else parallel.ranks_per_node
+    name = "engine" if are_engines else "rank"
+    rows = {}
+    for number, address in enumerate(parallel.ips):
+        first, last = number * count, (number + 1) * count - 1
+        rows[f"host {address}"] = f"{name} {first}" if count == 1 else f"{name}s {first} to {last}"
     return rows
 
 

@@ -29,7 +29,7 @@ from fastdeploy_sd.worker.kv.kv_layout import KvLayout
 from fastdeploy_sd.worker.kv.state_sizing import state_size, verify_state_options
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
-from fastdeploy_sd.worker.loading.engine_rows import memory_rows, num_copies, processor_rows
+from fastdeploy_sd.worker.loading.engine_rows import host_rows, memory_rows, num_copies, processor_rows
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.expert_ranks import service_shape, slots_per_rank, verify_expert_parallel
 
@@ -77,7 +77,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     rows, gpu = _device_rows(config)
     of_experts = _expert_rows(config, decoder, scheme, drafts)
-    rows |= processor_rows(config, gpu)
+    rows |= host_rows(config) | processor_rows(config, gpu)
     packed = model.packed_bytes(on_gpu=gpu is not None)
     target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
     layout = KvLayout.of_model(target_kv, model.draft_layers(shard), kv_sizing.KvCacheFormat.create(config), config)

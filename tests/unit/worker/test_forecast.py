@@ -10,6 +10,7 @@ import pytest
 
 from fastdeploy_sd.config import config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
+from fastdeploy_sd.worker.loading.engine_rows import host_rows
 from fastdeploy_sd.worker.loading.forecast import forecast
 
 GIB = 1 << 30
@@ -70,6 +71,19 @@ def test_engines_have_parts_of_the_machine(folder: str | None, copies: int, tota
         in (found[0]["memory of engines"])
     )
     assert ", among 3 engines" in found[0]["KV cache"]
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({"tensor_parallel_size": 2}, ("rank 0", "rank 1")),
+        ({"tensor_parallel_size": 4}, ("ranks 0 to 1", "ranks 2 to 3")),
+        ({"data_parallel_size": 4, "enable_expert_parallel": True}, ("engines 0 to 1", "engines 2 to 3")),
+    ],
+)
+def test_hosts_have_ranks_or_engines_in_order(options: dict[str, object], texts: tuple[str, str]) -> None:
+    config = config_from_kwargs(model="demo", ips="127.0.0.1,127.0.0.2", node_rank=1, **options)
+    assert host_rows(config) == {"host 127.0.0.1": texts[0], "host 127.0.0.2": texts[1]}
 
 
 def test_it_is_what_the_executor_does() -> None:

@@ -146,9 +146,23 @@ def test_when_one_fails_the_others_stop() -> None:
         [pid] = [int(found[1]) for line in servers.log if (found := re.search(r"server 1 .*process (\d+)", line))]
         os.kill(pid, signal.SIGKILL)
         assert servers.wait() == 1
-    assert "server 1 failed (killed by SIGKILL): the others stop" in "".join(servers.log)
+    assert "server 1 has ended (killed by SIGKILL): the others stop" in "".join(servers.log)
     with pytest.raises(httpx.ConnectError):
         answer(urls[0])
+
+
+@pytest.mark.slow
+def test_a_server_that_is_stopped_alone_ends_those_that_need_its_experts(golden_dir: Path) -> None:
+    """Its engine runs its experts for a while longer, so that they may finish what they have."""
+    options = f"--model {golden_dir / 'ernie4_5_moe-tiny'} --enable-expert-parallel --timeout-graceful-shutdown 1"
+    with running("--ports", "0,0", "--args", *shlex.split(f"{SERVER} {options}")) as servers:
+        urls = servers.read_urls(2)
+        text = answer(urls[0])
+        [pid] = [int(found[1]) for line in servers.log if (found := re.search(r"server 1 .*process (\d+)", line))]
+        os.kill(pid, signal.SIGTERM)
+        assert answer(urls[0]) == text
+        assert servers.wait() == 0
+    assert "server 1 has ended (exit status 0): the others stop" in "".join(servers.log)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
 
 `--args` and what follows are the options of all servers. Each starts one engine, `--local-data-parallel-id`, on its
 part of the machine, and has its own port. A signal goes to all servers; each lets its requests finish. When one fails,
-the others stop. When one is stopped alone, the others go on.
+the others stop. When one is stopped alone, the others go on, unless they need its experts.
 
 Exit status: 0 after a requested stop, 1 when a server failed, 2 when an option is wrong.
 """
@@ -155,10 +155,16 @@ async def _serve_all(configs: Sequence[Config], expert_file: int | None) -> int:
 
     def stop_others() -> None:
         number, status = list(pool.statuses.items())[-1]
-        logger.error("server %d failed (%s): the others stop", number, describe_exit(status))
+        logger.error("server %d has ended (%s): the others stop", number, describe_exit(status))
         stop()
 
-    pool = WorkerPool(start, len(configs), give_up=stop_others, kind="server {}")
+    pool = WorkerPool(
+        start,
+        len(configs),
+        give_up=stop_others,
+        kind="server {}",
+        ends_only_in_drain=configs[0].parallel.shares_experts,
+    )
     pool.replaces = False
     stop_on_signals(stop)
     with contextlib.suppress(asyncio.CancelledError):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -147,6 +149,27 @@ def test_replicas_and_slots_in_any_order_change_no_byte() -> None:
     with threads(1), ranks_of([layer], placement) as ranks:
         on_ranks(ranks, xs)
         assert ranks.services[0].placement(0).tolist() == [[-1 if e is None else e for e in own] for own in placement]
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(data=st.data())
+def test_any_shape_and_placement_gives_the_bytes_of_one_process(data: st.DataObject) -> None:
+    """Experts have one to three copies, in any slots of any ranks."""
+    num_ranks, num_experts = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 11))
+    sizes = num_experts, data.draw(st.integers(8, 140)), data.draw(st.integers(8, 70))
+    fmt = data.draw(st.sampled_from(["float32", "bfloat16", "wint8", "wint4"]))
+    layer = random_layer(data.draw(st.integers(0, 99)), sizes, fmt, top_k=data.draw(st.integers(1, num_experts)))
+    homes = st.sets(st.integers(0, num_ranks - 1), min_size=1, max_size=3)
+    experts: list[list[int]] = [[] for _ in range(num_ranks)]
+    for expert, ranks_with_it in enumerate(data.draw(st.lists(homes, min_size=num_experts, max_size=num_experts))):
+        for rank in ranks_with_it:
+            experts[rank].append(expert)
+    most = max(map(len, experts))
+    placement = [data.draw(st.permutations([*own, *[None] * (most - len(own))])) for own in experts]
+    xs = [[tokens(rank, data.draw(st.integers(0, 9)), sizes[1])] for rank in range(num_ranks)]
+    num_slices = data.draw(st.sampled_from([1, 2, 4]))
+    with threads(1), ranks_of([layer], placement, max_tokens=data.draw(st.integers(1, 6))) as ranks:
+        on_ranks(ranks, xs, num_slices=num_slices)
 
 
 def test_the_order_in_which_ranks_come_changes_no_byte() -> None:

@@ -30,6 +30,7 @@ from tests.engine.test_swap import swapping
 from tests.models.mtp_models import layout_of, make_model
 from tests.models.peft_adapters import ALL, ATTENTION, write_adapter
 
+pytestmark = pytest.mark.slow
 MODEL = "qwen3-tiny"
 DECODE = EngineVariant("decode", max_num_seqs=6, num_blocks=300, enable_prefix_caching=True)
 PREFILL = EngineVariant("prefill", 4, long_prefill_token_threshold=24, num_blocks=200, enable_prefix_caching=True)

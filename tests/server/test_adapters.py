@@ -76,6 +76,11 @@ def text(url: str, model: str, **options: object) -> object:
     return said("/v1/completions", ask(url, "/v1/completions", model, **body))
 
 
+def wait_ready(url: str) -> None:
+    """Wait until both engines take requests."""
+    wait_until(lambda: all(e["state"] == "ready" for e in httpx.get(f"{url}/health").json()["engines"]), START_S)
+
+
 def names(url: str) -> list[str]:
     answer = httpx.get(f"{url}/v1/models", headers=HEADERS, timeout=START_S)
     return [card["id"] for card in answer.json()["data"]]
@@ -108,7 +113,8 @@ def two(served: ModelServer, folders: Path) -> Iterator[str]:
     url = served.url
     assert change(url, "load", lora_name="two", lora_path="two").status_code == 200
     yield url
-    change(url, "unload", lora_name="two")
+    wait_ready(url)
+    assert change(url, "unload", lora_name="two").status_code == 200
 
 
 @pytest.mark.parametrize(("path", "body"), DOORS)
@@ -200,7 +206,9 @@ def test_an_engine_that_is_started_again_has_the_adapters(served: ModelServer, f
         running = [pool.submit(text, two, "two", max_tokens=200) for _ in range(6)]
         os.kill(engines[0], signal.SIGKILL)
         assert [one.result() for one in running] == [want] * 6
-    wait_until(lambda: all(e["state"] == "ready" for e in httpx.get(f"{two}/health").json()["engines"]), START_S)
+    wait_ready(two)
     assert names(two) == ["m", "two"], "not the one that was unloaded"
     os.kill(engines[1], signal.SIGKILL)
     assert text(two, "two", max_tokens=200) == want, "the one that was started again alone"
+    wait_ready(two)
+    assert change(two, "load", lora_name="one", lora_path="one").status_code == 200

@@ -192,8 +192,10 @@ class _Info:
         """How busy the engines are together: counts of requests, prompt tokens and KV blocks."""
         asked = await asyncio.gather(*(model.client.stats() for model in self._models), return_exceptions=True)
         found = [stats for answer in asked if not isinstance(answer, BaseException) for stats in answer.values()]
-        if not found:
-            raise Unavailable("the engine is down", code="engine_down")
+        faults = [answer for answer in asked if isinstance(answer, BaseException)]
+        for fault in faults:
+            if not (found and isinstance(fault, Unavailable)):
+                raise fault
         return JsonResponse({name: sum(getattr(stats, field) for stats in found) for name, field in _LOAD.items()})
 
     async def metrics(self) -> Response:

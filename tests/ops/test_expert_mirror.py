@@ -35,6 +35,7 @@ def test_hosts_get_the_bytes_of_one_process(num_hosts: int, num_ranks: int, dtyp
         on_ranks(hosts, xs, num_slices=2)
 
 
+@pytest.mark.slow
 def test_hosts_tell_one_another_of_their_rows() -> None:
     """Once a second."""
     layer = random_layer(30, (7, 40, 24), top_k=3)
@@ -46,6 +47,7 @@ def test_hosts_tell_one_another_of_their_rows() -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_connections_that_are_cut_at_any_time_cost_no_byte() -> None:
     """What was under way is lost, or comes twice."""
     layers = [random_layer(40 + i, (8, 48, 24), top_k=4) for i in range(3)]
@@ -226,6 +228,7 @@ def _failing(service: ExpertService, x: np.ndarray, layer: Layer) -> None:
         _run(service, x, layer)
 
 
+@pytest.mark.slow
 def test_frames_that_are_none_are_refused() -> None:
     layer = random_layer(12, (4, 48, 24))
     with threads(1), mirrors_of(layer, linear_placement(4, 2)) as (services, mirrors):

@@ -49,6 +49,7 @@ def nvcc(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     return tmp_path
 
 
+@pytest.mark.slow
 def test_missing_kernels_are_built_once_for_the_gpu_alone(nvcc: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     assert kernels.kept("9.0", may_build=False) is None
     with caplog.at_level(logging.INFO), concurrent.futures.ThreadPoolExecutor(2) as pool:

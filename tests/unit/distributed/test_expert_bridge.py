@@ -106,6 +106,7 @@ def test_a_command_that_leaves_may_come_again(options: dict[str, Any]) -> None:
         assert first.error is None
 
 
+@pytest.mark.slow
 def test_a_command_that_computes_something_else_is_refused(options: dict[str, Any]) -> None:
     with command(options, 0) as first:
         with command(options, 1, max_num_seqs=7) as other:
@@ -126,6 +127,7 @@ def test_a_command_that_computes_something_else_is_refused(options: dict[str, An
             assert_shares(first, second)
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_come_is_named(options: dict[str, Any]) -> None:
     options = options | {"timeout_nodes": 1, "timeout_rank": 4}
     with command(options, 1) as second:

@@ -6,6 +6,8 @@ import os
 import time
 from contextlib import closing
 
+import pytest
+
 from fastdeploy_sd.distributed.watch import RankWatch
 
 TIMEOUT_S = 0.2
@@ -35,6 +37,7 @@ class IdleRank:
         os.eventfd_write(self.end, 1)
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_others_than_these_ranks_do_not_hang() -> None:
     rank, waits, ends = IdleRank(), [True], list[str]()
     with closing(RankWatch({1: rank}, TIMEOUT_S, ends.append, lambda: waits[0])) as watch:
@@ -49,6 +52,7 @@ def test_ranks_that_wait_for_others_than_these_ranks_do_not_hang() -> None:
     os.close(rank.end)
 
 
+@pytest.mark.slow
 def test_ranks_of_which_nothing_is_awaited_may_idle() -> None:
     rank = IdleRank()
     with closing(RankWatch({1: rank}, TIMEOUT_S, lambda how: None)) as watch:

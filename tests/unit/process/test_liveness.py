@@ -16,6 +16,7 @@ import pytest
 from fastdeploy_sd.process.liveness import LivenessClock, LivenessProbe, WorkClock
 
 
+@pytest.mark.slow
 def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
     with subprocess.Popen(["sleep", "1000"]) as other:
         try:
@@ -31,6 +32,7 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
             other.kill()
 
 
+@pytest.mark.slow
 async def test_a_process_that_may_wait_for_another_is_not_silent() -> None:
     silent, may_wait = list[float](), [True]
 
@@ -53,6 +55,7 @@ async def test_a_process_that_may_wait_for_another_is_not_silent() -> None:
             other.kill()
 
 
+@pytest.mark.slow
 def test_reading_memory_from_a_disk_is_work(tmp_path: Path) -> None:
     """It takes next to no time on a processor, as when weights are mapped from a file for the first time."""
     file = tmp_path / "weights"

@@ -251,6 +251,7 @@ def test_rows_have_their_bits_also_where_other_requests_have_used_the_automata_u
 LONG = 'start: "{" /[a-z]*/ "}"'
 
 
+@pytest.mark.slow
 def test_a_mask_over_the_budget_of_a_step_is_computed_off_it_and_is_the_same() -> None:
     step, exact = Step([LONG, ""]), matcher_of(LONG)
     step.clock.tick = 2 * STEP_S

@@ -1,4 +1,4 @@
-"""Rows with low-rank adapters: what merged weights compute, in any company, on any number of ranks."""
+"""Rows with low-rank adapters: what merged weights compute, in any batch, on any number of ranks."""
 
 from __future__ import annotations
 

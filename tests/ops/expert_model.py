@@ -20,6 +20,7 @@ from fastdeploy_sd.device.expert_service import ExpertService, ServiceShape, exp
 from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertSlot
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.ops.linear_format import format_code
+from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts, experts_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import F32
@@ -103,6 +104,22 @@ def random_layer(seed: int, sizes: tuple[int, int, int], fmt: Any = "float32", *
         biases = of_gate_up, of_down
     routing = {"top_k": 2, "normalize": True, "norm_min": 1e-12} | options
     return Layer(router, pack_experts(gate_up, fmt), pack_experts(down, fmt), routing, biases, gate_limit)
+
+
+def in_one_process(layer: Layer, x: np.ndarray, **options: Any) -> np.ndarray:
+    """Return what all experts together compute, on the device of ops at the time."""
+    y: np.ndarray = moe_ffn(
+        x,
+        layer.router_weight,
+        layer.gate_up,
+        layer.down,
+        gate_up_bias=layer.biases[0],
+        down_bias=layer.biases[1],
+        gate_limit=layer.gate_limit,
+        **layer.routing,
+        **options,
+    )
+    return y
 
 
 def linear_placement(num_experts: int, num_ranks: int, num_slots: int | None = None) -> list[list[int | None]]:

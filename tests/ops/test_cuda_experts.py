@@ -16,11 +16,10 @@ import pytest
 
 from custom_ops import cuda_build
 from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
-from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.types import F32
 from tests.ops import gpu_expert_process
 from tests.ops.cuda_device import emulated
-from tests.ops.expert_model import Layer, linear_placement, shape_of
+from tests.ops.expert_model import Layer, in_one_process, linear_placement, shape_of
 from tests.ops.rank_process import digest
 from tests.ops.ranks import TIMEOUT_S, RankProcess
 
@@ -62,17 +61,7 @@ def group_of(size: int, timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
 
 def on_one_gpu(layer: Layer, x: F32) -> F32:
     with emulated().runs_ops():
-        y: F32 = moe_ffn(
-            x,
-            layer.router_weight,
-            layer.gate_up,
-            layer.down,
-            gate_up_bias=layer.biases[0],
-            down_bias=layer.biases[1],
-            gate_limit=layer.gate_limit,
-            **layer.routing,
-        )
-    return y
+        return in_one_process(layer, x)
 
 
 def want(seed: int, count: int, times: int) -> str:

@@ -19,9 +19,9 @@ from fastdeploy_sd.device.expert_service import ExpertService, expert_segment
 from tests.ops.backends import threads
 from tests.ops.cases.experts import run_layer
 from tests.ops.expert_hosts import hosts_of
-from tests.ops.expert_model import Layer, Placement, Ranks, linear_placement, random_layer
+from tests.ops.expert_model import Layer, Placement, Ranks, in_one_process, linear_placement, random_layer
 from tests.ops.ranks import on_threads
-from tests.ops.test_experts import bits, in_one_process, on_ranks, tokens
+from tests.ops.test_experts import bits, on_ranks, tokens
 
 
 @pytest.mark.parametrize(

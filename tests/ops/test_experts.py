@@ -20,32 +20,24 @@ from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops import collective
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.experts import combine_experts, dispatch_experts
-from fastdeploy_sd.ops.moe import moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.reference import experts as reference
 from tests.ops.backends import threads
 from tests.ops.cases.experts import run_layer
 from tests.ops.expert_hosts import Hosts
-from tests.ops.expert_model import Layer, Placement, Ranks, linear_placement, random_layer, ranks_of
+from tests.ops.expert_model import (
+    Layer,
+    Placement,
+    Ranks,
+    in_one_process,
+    linear_placement,
+    random_layer,
+    ranks_of,
+)
 from tests.ops.ranks import on_threads, shared_group
 from tests.ops.test_grouped_linear import matrix, packed
 
 GROUPS: dict[str, Any] = {"sigmoid": True, "num_groups": 4, "num_chosen_groups": 2, "scale": 2.5}
-
-
-def in_one_process(layer: Layer, x: np.ndarray, **options: Any) -> np.ndarray:
-    y: np.ndarray = moe_ffn(
-        x,
-        layer.router_weight,
-        layer.gate_up,
-        layer.down,
-        gate_up_bias=layer.biases[0],
-        down_bias=layer.biases[1],
-        gate_limit=layer.gate_limit,
-        **layer.routing,
-        **options,
-    )
-    return y
 
 
 def on_ranks(ranks: Ranks | Hosts, xs: Sequence[Sequence[np.ndarray]], delay: float = 0.0, **options: Any) -> None:

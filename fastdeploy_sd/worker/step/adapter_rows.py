@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterMemory(AdapterReader, Protocol):
-    """The memory of adapters beside a model's weights; see models.adapters."""
+    """The memory of adapters, besides a model's weights; see models.adapters."""
 
     def load(self, slot: int, folder: Path) -> str: ...
 

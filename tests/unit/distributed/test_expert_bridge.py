@@ -21,8 +21,8 @@ from fastdeploy_sd.errors import ConfigError, FdsdError, Unavailable
 from tests.doubles.ports import free_port
 from tests.ops.backends import threads
 from tests.ops.cases.experts import run_layer
-from tests.ops.expert_model import Ranks, linear_placement, random_layer
-from tests.ops.test_experts import in_one_process, tokens
+from tests.ops.expert_model import Ranks, in_one_process, linear_placement, random_layer
+from tests.ops.test_experts import tokens
 from tests.server.router_process import wait_until
 
 LAYER = random_layer(3, (4, 48, 24))

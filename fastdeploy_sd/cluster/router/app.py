@@ -30,14 +30,11 @@ from fastdeploy_sd.wire.http.middleware import (
     add_middleware,
     add_refused_routes,
     answer_live,
-    answer_version,
     routes_of,
 )
 from fastdeploy_sd.wire.http.ollama_models import (
-    RUNNING_PATH,
-    TAGS_PATH,
-    VERSION_PATH,
     OllamaModel,
+    add_model_lists,
 )
 from fastdeploy_sd.wire.http.pause_routes import PauseRoutes, paused
 from fastdeploy_sd.wire.http.request_body import BodyReader
@@ -76,9 +73,7 @@ class RouterApp:
         self.app.add_api_route("/version", self.version, methods=["GET"])
         self.app.add_api_route("/v1/models", self.models, methods=["GET"])
         self.app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
-        self.app.add_api_route(TAGS_PATH, self.tags, methods=["GET"])
-        self.app.add_api_route(RUNNING_PATH, self.running, methods=["GET"])
-        self.app.add_api_route(VERSION_PATH, answer_version, methods=["GET"])
+        add_model_lists(self.app, self._ollama_models)
         self.app.add_api_route("/health", self.health, methods=["GET"])
         self.app.add_api_route("/ping", self.health, methods=["GET", "POST"])
         self.app.add_api_route("/ready", self.health, methods=["GET"])
@@ -152,14 +147,6 @@ class RouterApp:
             known = ", ".join(map(repr, cards)) or "none, as no instance is there"
             raise NotFound(f"model: expected one of {known}, got {shown(name)}", param="model", code="model_not_found")
         return JsonResponse(cards[name])
-
-    async def tags(self) -> Response:
-        """The models in Ollama's form."""
-        return JsonResponse({"models": [model.entry() for model in self._ollama_models()]})
-
-    async def running(self) -> Response:
-        """The same, as all of them are in memory."""
-        return JsonResponse({"models": [model.running() for model in self._ollama_models()]})
 
     def _ollama_models(self) -> list[OllamaModel]:
         serving = [i.said for i in self._registry.available() if i.member.generates]

@@ -37,7 +37,6 @@ from fastdeploy_sd.wire.http.middleware import (
     add_middleware,
     add_refused_routes,
     answer_live,
-    answer_version,
     routes_of,
 )
 from fastdeploy_sd.wire.http.ollama_models import (
@@ -45,11 +44,9 @@ from fastdeploy_sd.wire.http.ollama_models import (
     EMBED_PATH,
     GENERATE_PATH,
     OLD_EMBED_PATH,
-    RUNNING_PATH,
     SHOW_PATH,
-    TAGS_PATH,
-    VERSION_PATH,
     OllamaModel,
+    add_model_lists,
 )
 from fastdeploy_sd.wire.http.pause_routes import PauseRoutes
 
@@ -119,9 +116,7 @@ class _Info:
         app.add_api_route("/openapi.json", self.openapi, methods=["GET"])
         app.add_api_route("/v1/models", self.models, methods=["GET"])
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
-        app.add_api_route(TAGS_PATH, self.tags, methods=["GET"])
-        app.add_api_route(RUNNING_PATH, self.running, methods=["GET"])
-        app.add_api_route(VERSION_PATH, answer_version, methods=["GET"])
+        add_model_lists(app, self._ollama_models)
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/ping", self.health, methods=["GET", "POST"])
         app.add_api_route("/ready", self.health, methods=["GET"])
@@ -172,14 +167,6 @@ class _Info:
     async def model(self, name: str) -> Response:
         """One model of the list."""
         return JsonResponse(self._model_card(*self._served.named(name)))
-
-    async def tags(self) -> Response:
-        """The served models under each of their names, as Ollama's list."""
-        return JsonResponse({"models": [model.entry() for model in self._ollama_models()]})
-
-    async def running(self) -> Response:
-        """The same as Ollama lists what is in memory."""
-        return JsonResponse({"models": [model.running() for model in self._ollama_models()]})
 
     def _ollama_models(self) -> list[OllamaModel]:
         return [

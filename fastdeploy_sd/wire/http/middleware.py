@@ -16,8 +16,7 @@ from fastdeploy_sd.config import ServerConfig
 from fastdeploy_sd.errors import MAX_SHOWN_CHARS, BadRequest, FdsdError, MethodNotAllowed, NotFound, shown
 from fastdeploy_sd.metrics import HttpStats
 from fastdeploy_sd.wire.http.auth import BearerAuth
-from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, JsonResponse, error_response, to_fdsd_error
-from fastdeploy_sd.wire.http.ollama_models import API_VERSION
+from fastdeploy_sd.wire.http.error_format import RESPONSES_PATH, error_response, to_fdsd_error
 from fastdeploy_sd.wire.http.origins import OriginGate
 from fastdeploy_sd.wire.http.request_middleware import RequestMiddleware
 from fastdeploy_sd.wire.http.tracing import make_tracer
@@ -101,11 +100,6 @@ def routes_of(app: FastAPI) -> list[str]:
 async def answer_live() -> Response:
     """200 while the process answers, also while it drains: for probes whose failure restarts it."""
     return Response(status_code=200)
-
-
-async def answer_version() -> Response:
-    """The version of Ollama whose routes these are, for its clients."""
-    return JsonResponse({"version": API_VERSION})
 
 
 def add_refused_routes(app: FastAPI) -> None:

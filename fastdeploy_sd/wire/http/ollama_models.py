@@ -1,19 +1,24 @@
-"""What Ollama's routes tell of models: a server of its one, a router of those of its instances."""
+"""What Ollama's routes tell of models: a server of its own, a router of those of its instances."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-TAGS_PATH, SHOW_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/show", "/api/ps", "/api/version"
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from fastdeploy_sd.wire.http.error_format import JsonResponse
+
+SHOW_PATH = "/api/show"
 CHAT_PATH, GENERATE_PATH = "/api/chat", "/api/generate"
 EMBED_PATH, OLD_EMBED_PATH = "/api/embed", "/api/embeddings"
 LATEST = ":latest"
 # Of Ollama, whose routes these are: clients ask for what came with some version of it.
-API_VERSION = "0.12.6"
+_VERSION = "0.12.6"
 _NEVER = "2318-01-01T00:00:00Z"  # as Ollama writes the end of a model that stays loaded
 
 Json = dict[str, Any]
@@ -89,6 +94,25 @@ class OllamaModel:
             "digest": hashlib.sha256((self.fingerprint or self.name).encode("utf-8")).hexdigest(),
             "details": self.details,
         }
+
+
+def add_model_lists(app: FastAPI, find: Callable[[], Sequence[OllamaModel]]) -> None:
+    """Add the routes that list models, all of which are in memory, and the one that tells Ollama's version."""
+
+    async def tags() -> Response:
+        """The models under each of their names."""
+        return JsonResponse({"models": [model.entry() for model in find()]})
+
+    async def running() -> Response:
+        """The same models, as those that are in memory."""
+        return JsonResponse({"models": [model.running() for model in find()]})
+
+    async def version() -> Response:
+        """The version of Ollama whose routes these are, for its clients."""
+        return JsonResponse({"version": _VERSION})
+
+    for path, route in (("/api/tags", tags), ("/api/ps", running), ("/api/version", version)):
+        app.add_api_route(path, route, methods=["GET"])
 
 
 def timestamp(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""RequestOutput -> text, for one sequence: detokenization, stop strings, repeated calls, and the reason it ended.
+"""RequestOutput -> text, for one sequence: detokenization, what ends the text, and the reason it ended.
 
 The same for the server and LLM. It works token by token, so results do not depend on how many of them a step produced.
 """
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from fastdeploy_sd.errors import ERROR_TYPES, BadRequest, InternalError
 from fastdeploy_sd.text.answer_parser import AnswerParser
 from fastdeploy_sd.text.detokenizer import create_detokenizer
-from fastdeploy_sd.text.stop_strings import REPEATED_CALL, StopMatch, StopStrings
+from fastdeploy_sd.text.line_limits import LineCutter, LineLimits
+from fastdeploy_sd.text.stop_strings import LINE_LIMIT, REPEATED_CALL, StopMatch, StopStrings
 from fastdeploy_sd.text.token_sources import StepText, step_texts
 from fastdeploy_sd.text.tokenizer import Tokenizer
 from fastdeploy_sd.types import (
@@ -71,7 +72,7 @@ class _Taken:
 class OutputProcessor:
     """State of one sequence from its first to its last output, which continues the text that was shown elsewhere.
 
-    Raises BadRequest where a stop string or a repeated call is complete in that text.
+    Raises BadRequest where what ends a text is complete in that text.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class OutputProcessor:
         tokenizer: Tokenizer,
         shown_ids: Collection[int] = (),
         parser: AnswerParser | None = None,
+        line_limits: LineLimits | None = None,
     ) -> None:
         """Begin a sequence; `shown_ids` are hidden tokens with text in it, and the end of `parser` is its end."""
         params = request.sampling
@@ -87,6 +89,7 @@ class OutputProcessor:
         self._parser = parser
         self._detokenizer = create_detokenizer(tokenizer, [int(i) for i in request.prompt_token_ids[-16:]], shown_ids)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._lines = None if line_limits is None else LineCutter(line_limits)
         self._num_tokens = 0
         self._num_chars = 0
         self._first_token_time = 0.0
@@ -113,7 +116,7 @@ class OutputProcessor:
         pieces, offsets, match = taken.pieces, taken.offsets, taken.match
         if match is None and output.finish_reason is not None:
             held, rest = self._stops.finish(), self._detokenizer.finish()
-            pieces += [held, rest]
+            pieces.append(self._cut(held + rest)[0])
             taken.texts.append(rest)
         num_kept = len(offsets)
         is_cut = match is not None
@@ -126,7 +129,7 @@ class OutputProcessor:
             logprobs=None if output.logprobs is None else output.logprobs[:num_kept],
             draft_logprobs=drafts,
             draft_text_offsets=tuple((*offsets, self._num_chars)[min(d.position, num_kept)] for d in drafts or ()),
-            finish_reason=FinishReason.STOP if is_cut else output.finish_reason,
+            finish_reason=match.finish_reason if match is not None else output.finish_reason,
             stop_reason=match.stop if match is not None else output.stop_reason,
             num_cached_tokens=output.num_cached_tokens,
             needs_abort=is_cut and output.finish_reason is None,
@@ -152,6 +155,8 @@ class OutputProcessor:
             self._num_chars += len(text)
             can_match = self._num_tokens >= params.min_tokens
             piece, match = self._stops.push(text, can_match=can_match)
+            piece, is_cut = self._cut(piece, can_match=can_match)
+            match = LINE_LIMIT if is_cut else match
             pieces.append(piece)
             if match is None and self._is_over_with(piece) and can_match:
                 match = REPEATED_CALL
@@ -159,6 +164,14 @@ class OutputProcessor:
                 taken.match = match
                 break
         return taken
+
+    def _cut(self, text: str, *, can_match: bool = True) -> tuple[str, bool]:
+        """Return the part of a text that belongs to lines within the limits, and whether the rest is cut off."""
+        if self._lines is None:
+            return text, False
+        elapsed_ms = (time.time() - self._first_token_time) * 1000 if self._first_token_time else 0.0
+        end = self._lines.end_in(text, elapsed_ms, can_end=can_match)
+        return text[:end], end is not None
 
     def _is_over_with(self, text: str) -> bool:
         if self._parser is None:

@@ -6,21 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastdeploy_sd.errors import shown
+from fastdeploy_sd.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """What ended the text: the stop string as the user wrote it, or None for a repeated call of a function."""
+    """What ended the text.
+
+    Attributes:
+        stop: the stop string as the user wrote it, None = something else did, which `cause` names.
+    """
 
     stop: str | None
+    cause: str = ""
+    finish_reason: FinishReason = FinishReason.STOP
 
     @property
     def described(self) -> str:
         """For messages."""
-        return "a repeated call" if self.stop is None else shown(self.stop)
+        return self.cause if self.stop is None else shown(self.stop)
 
 
-REPEATED_CALL = StopMatch(None)
+REPEATED_CALL = StopMatch(None, "a repeated call")
+LINE_LIMIT = StopMatch(None, "a line that ends it", FinishReason.LENGTH)
 
 
 class _Automaton:

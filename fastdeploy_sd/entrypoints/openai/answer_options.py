@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, GenerationBody, ResponseBody
+from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, GenerationBody, InfillBody, ResponseBody
 from fastdeploy_sd.text.answer_parser import AnswerParser
+from fastdeploy_sd.text.line_limits import LineLimits
 from fastdeploy_sd.text.reasoning import make_splitter
 from fastdeploy_sd.text.reasoning_formats import ReasoningOptions
 from fastdeploy_sd.text.tool_calls.formats import ToolOptions
@@ -66,6 +67,7 @@ class AnswerOptions:
         tells_service_tier: the request named one.
         response: of /v1/responses only. embedding: of embeddings only.
         num_prompt_logprobs: alternatives for each token of the prompt in a field of its own, None = no such field.
+        line_limits, fields: of /infill only; `fields` are those of the answer, none = all.
         shown_ids: of tokens that text hides otherwise, but that mean something to the parsers of its parts.
     """
 
@@ -84,6 +86,8 @@ class AnswerOptions:
     embedding: EmbeddingOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: ToolOptions | None = None
+    line_limits: LineLimits | None = None
+    fields: tuple[str, ...] = ()
     shown_ids: tuple[int, ...] = ()
 
     @classmethod
@@ -102,6 +106,8 @@ class AnswerOptions:
             echo=isinstance(body, CompletionBody) and bool(body.echo),
             num_prompt_logprobs=body.prompt_logprobs,
             response=ResponseEcho.of(body) if isinstance(body, ResponseBody) else None,
+            line_limits=body.line_limits if isinstance(body, InfillBody) else None,
+            fields=tuple(body.response_fields or ()) if isinstance(body, InfillBody) else (),
         )
 
     def ending_parser(self) -> AnswerParser | None:

@@ -71,7 +71,8 @@ async def _run_choice(
     client: Client, tokenizer: Tokenizer, job: GenerationJob, choice: int
 ) -> AsyncGenerator[ChoiceDelta, None]:
     request = job.requests[choice]
-    processor = OutputProcessor(request, tokenizer, job.answer.shown_ids, job.answer.ending_parser())
+    answer = job.answer
+    processor = OutputProcessor(request, tokenizer, answer.shown_ids, answer.ending_parser(), answer.line_limits)
     async with aclosing(client.generate(request, job.engine)) as outputs:
         async for output in outputs:
             delta = processor.process(output)

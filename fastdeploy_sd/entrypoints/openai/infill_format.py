@@ -23,13 +23,13 @@ class InfillFormat(AnswerFormat):
 
     def whole(self, completions: Sequence[Completion], usage: UsageCounter) -> Json:
         [completion] = completions
-        return self._said(completion.text, is_last=True) | self._end(completion, usage)
+        return self._chosen(self._said(completion.text, is_last=True) | self._end(completion, usage))
 
     def part(self, choice: int, delta: TextDelta, usage: UsageCounter) -> StreamPart | None:
         is_last = delta.finish_reason is not None
         events = [self._said(delta.text, is_last=False)] if delta.text else []
         if is_last:
-            events.append(self._said("", is_last=True) | self._end(delta, usage))
+            events.append(self._chosen(self._said("", is_last=True) | self._end(delta, usage)))
         return StreamPart("".join(map(data_event, events)), len(events), is_last) if events else None
 
     def ending(self, usage: UsageCounter) -> str:
@@ -40,6 +40,13 @@ class InfillFormat(AnswerFormat):
 
     def _said(self, text: str, *, is_last: bool) -> Json:
         return {"index": 0, "content": text, "tokens": [], "id_slot": -1, "stop": is_last}
+
+    def _chosen(self, answer: Json) -> Json:
+        """Return the fields that were asked for; that of an object is a/b, and stays so called."""
+        if not self._answer.fields:
+            return answer
+        found = {path: _value_at(answer, path) for path in self._answer.fields}
+        return {path: value for path, value in found.items() if value is not None}
 
     def _end(self, end: Completion | TextDelta, usage: UsageCounter) -> Json:
         counts = usage.to_json()
@@ -56,6 +63,13 @@ class InfillFormat(AnswerFormat):
             "stopping_word": stop,
             "timings": {} if end.metrics is None else _timings(end.metrics, counts, num_cached),
         }
+
+
+def _value_at(answer: Json, path: str) -> object:
+    value: object = answer
+    for name in path.split("/"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _timings(metrics: RequestMetrics, counts: Json, num_cached: int) -> Json:

@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from fastdeploy_sd.config import Config, ModelConfig
+from fastdeploy_sd.entrypoints.openai.infill_format import InfillFormat
 from fastdeploy_sd.entrypoints.openai.job_builder import JobBuilder
 from fastdeploy_sd.entrypoints.openai.protocol import CompletionBody, InfillBody, OllamaGenerateBody, parse_body
 from fastdeploy_sd.errors import BadRequest
+from fastdeploy_sd.sampling_params import SamplingParams
 from fastdeploy_sd.text.infill import MARKS, find_marks
+from fastdeploy_sd.text.line_limits import LineLimits
+from fastdeploy_sd.text.output_processor import Completion, TextDelta
 from fastdeploy_sd.text.prompt import PromptEncoder
+from fastdeploy_sd.types import FinishReason, RequestMetrics
 from tests.unit.entrypoints.scripted_app import INFO
 from tests.unit.text.vocabularies import GOLDEN, added_tokenizer, golden_tokenizer
 
@@ -101,6 +106,11 @@ def test_editors_name_other_files_and_what_has_been_begun(tmp_path: Path) -> Non
         ("input_prefix", 3, "input_prefix"),
         ("n", 2, "n: not supported: an answer has one text"),
         ("extra", [], "extra: unknown field"),
+        ("samplers", ["top_k", "mirostat"], "samplers: expected a list of at most 64 of penalties, temperature,"),
+        ("samplers", "kp", "samplers: expected a list"),
+        ("n_indent", -1, "n_indent: expected an integer in 0..2147483647, got -1"),
+        ("t_max_predict_ms", 0.5, "t_max_predict_ms: expected an integer in -1..2147483647, got 0.5"),
+        ("response_fields", [3], "response_fields[0]"),
     ],
 )
 def test_what_llama_cpp_has_besides_is_refused_by_name(field: str, value: object, text: str) -> None:
@@ -109,9 +119,44 @@ def test_what_llama_cpp_has_besides_is_refused_by_name(field: str, value: object
     assert caught.value.message.startswith(text)
 
 
-def test_what_editors_send_without_effect_is_taken() -> None:
-    sent = {"id_slot": 0, "samplers": ["top_k", "infill"], "n_indent": 4, "t_max_prompt_ms": 500, "cache_prompt": True}
-    sent |= {"t_max_predict_ms": 1000, "response_fields": ["content"], "stream": False, "top_k": 40, "top_p": 0.9}
-    body = parse_body(InfillBody, json.dumps(sent | {"stop": ["\n\n"], "repeat_penalty": 1.1}).encode())
+def infill(**fields: object) -> InfillBody:
+    return parse_body(InfillBody, json.dumps({"input_prefix": "a"} | fields).encode())
+
+
+def test_what_editors_send_is_taken() -> None:
+    sent = {"id_slot": 0, "t_max_prompt_ms": 500, "cache_prompt": True, "stream": False, "stop": ["\n\n"]}
+    sent |= {"samplers": ["top_k", "top_p", "infill"], "top_k": 40, "top_p": 0.9, "n_predict": 128}
+    sent |= {"n_indent": 4, "t_max_predict_ms": 1000, "response_fields": ["content", "timings/prompt_n"]}
+    body = infill(**sent)
     params = body.sampling_params()
-    assert (params.top_k, params.repetition_penalty, params.stop) == (40, 1.1, ("\n\n",))
+    assert (params.top_k, params.top_p, params.stop, params.max_tokens) == (40, 0.9, ("\n\n",), 128)
+    assert body.line_limits == LineLimits(4, 1000)
+    fills_the_cache = infill(n_predict=0, samplers=[], temperature=0.0, t_max_predict_ms=-1, response_fields=[""])
+    assert fills_the_cache.sampling_params().max_tokens == 0
+    assert fills_the_cache.line_limits is None
+    assert infill(n_predict=-1).sampling_params().max_tokens is None
+
+
+def test_options_that_no_named_sampler_reads_are_left_to_the_server() -> None:
+    sent = {"top_k": 40, "top_p": 0.9, "min_p": 0.1, "temperature": 0.2, "repeat_penalty": 1.1, "presence_penalty": 1.0}
+    defaults = {"temperature": 0.6, "top_k": 20}
+    every = infill(**sent).sampling_params(defaults)
+    assert (every.top_k, every.temperature, every.min_p, every.repetition_penalty) == (40, 0.2, 0.1, 1.1)
+    named = infill(**sent, samplers=["top_p", "infill"]).sampling_params(defaults)
+    assert named == SamplingParams(top_p=0.9, temperature=0.6, top_k=20)
+    penalised = infill(**sent, samplers=["penalties"]).sampling_params()
+    assert penalised == SamplingParams(repetition_penalty=1.1, presence_penalty=1.0)
+
+
+def test_an_answer_has_the_fields_that_were_asked_for(tmp_path: Path) -> None:
+    """llama.vim reads those of `timings` by their whole paths."""
+    encoder = PromptEncoder(added_tokenizer(tmp_path, (PRE, SUF, MID)))
+    ended = Completion(0, "x", (5,), (0,), None, FinishReason.LENGTH, None, 0, RequestMetrics(1.0, 2.0, 3.0, 4.0))
+    paths = ["content", "timings/predicted_n", "timings/none", "content/x", "stop_type", ""]
+    for fields, expected in ((paths, {"content": "x", "timings/predicted_n": 1, "stop_type": "limit"}), ([], None)):
+        job = jobs(encoder).build_infill(infill(response_fields=fields))
+        form = InfillFormat(job, encoder.tokenizer)
+        usage = form.usage_counter()
+        usage.add(0, TextDelta("x", (5,), finish_reason=FinishReason.LENGTH))
+        answer = form.whole([ended], usage)
+        assert answer == expected or (expected is None and {"timings", "model", "stop"} < set(answer))

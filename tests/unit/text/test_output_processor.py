@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fastdeploy_sd.errors import BadRequest, InternalError, Unavailable
 from fastdeploy_sd.sampling_params import SamplingParams
+from fastdeploy_sd.text.line_limits import LineLimits
 from fastdeploy_sd.text.output_processor import Completion, CompletionCollector, OutputProcessor, TextDelta
 from fastdeploy_sd.types import DraftLogprob, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprob
 from tests.unit.text.vocabularies import golden_tokenizer
@@ -177,3 +178,49 @@ def test_a_sequence_goes_on_behind_what_was_shown_elsewhere(
     if rest:
         here, there = deltas(one, rest, True), deltas(OutputProcessor(resumed, TOKENIZER), rest, True)
         assert [replace(delta, metrics=None) for delta in here] == [replace(delta, metrics=None) for delta in there]
+
+
+def limited(groups: Sequence[Sequence[int]], limits: LineLimits, **sampling: object) -> Completion:
+    processor, collector = OutputProcessor(request(**sampling), TOKENIZER, line_limits=limits), CompletionCollector(0)
+    for i, group in enumerate(groups):
+        reason = FinishReason.STOP if i == len(groups) - 1 else None
+        delta = processor.process(RequestOutput("r", tuple(group), None, reason))
+        collector.add(delta)
+        if delta.finish_reason is not None:
+            assert delta.needs_abort == (reason is None)
+            break
+    return collector.build()
+
+
+@pytest.mark.parametrize(
+    ("text", "indent", "expected"),
+    [
+        ("a\n    b\n    c\n  d\n", 4, "a\n    b\n    c\n  "),
+        ("a\n    b\n\n    c", 4, "a\n    b\n"),
+        ("a\n\tb\nc", 1, "a\n\tb\n"),
+        ("a\n    b\n    ", 4, None),
+        ("a\n    b\nc", 0, None),
+    ],
+)
+def test_a_line_with_less_indentation_ends_the_text(text: str, indent: int, expected: str | None) -> None:
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    limits = LineLimits(min_indent=indent)
+    alone, together = limited([[i] for i in [*ids, EOS]], limits), limited([[*ids, EOS]], limits)
+    assert without_metrics(alone) == without_metrics(together)
+    ended = (text, FinishReason.STOP) if expected is None else (expected, FinishReason.LENGTH)
+    assert (alone.text, alone.finish_reason, alone.stop_reason) == (*ended, None)
+    held = limited([[i] for i in [*ids, EOS]], limits, stop=["\nx", " x", "bx", "cx", "dx"])
+    assert without_metrics(held)[:1] == without_metrics(alone)[:1], "what might become a stop string is cut alike"
+    free = limited([[i] for i in [*ids, EOS]], limits, min_tokens=len(ids) + 1)
+    assert (free.text, free.finish_reason) == (text, FinishReason.STOP), "min_tokens is kept"
+
+
+def test_a_line_that_ends_after_its_time_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = TOKENIZER.encode("a\nb\nc\nd", add_special_tokens=False)
+    clock = iter(range(1000))
+    monkeypatch.setattr("fastdeploy_sd.text.output_processor.time.time", lambda: float(next(clock)))
+    for limit_ms, num_lines in ((1, 1), (2500, 2), (0, 4)):
+        clock = iter(range(1000))
+        found = limited([[i] for i in [*ids, EOS]], LineLimits(max_ms=limit_ms))
+        assert len(found.text.splitlines()) == num_lines, (limit_ms, found.text)
+        assert found.text.endswith("\n") == (found.finish_reason is FinishReason.LENGTH) == (num_lines < 4)

@@ -28,8 +28,8 @@ _PACKED_COLUMNS = 1024
 _BF16_BYTES = 2
 # Format of a linear layer's weights -> what its kernels multiply. Of integers with groups: those of common files.
 NUMBERS: Mapping[LinearFormat, Numbers] = {
-    "bfloat16": "bfloat16", "wint8": "int8", "wint4": "int8", "fp8": "fp8", "q4_0": "int8", "q8_0": "int8",
-    "q4_k": "int8", "q6_k": "int8", "int4_g128": "int8",
+    "bfloat16": "bfloat16", "wint8": "int8", "wint4": "int8", "fp8": "fp8", "e4m3": "bfloat16", "q4_0": "int8",
+    "q8_0": "int8", "q4_k": "int8", "q6_k": "int8", "int4_g128": "int8",
 }  # fmt: skip
 
 

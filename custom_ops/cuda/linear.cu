@@ -131,9 +131,11 @@ struct LinearCall {
     };
     switch (p.format) {
       case LinearFormat::kBFloat16:
-        return run.template operator()<PairInputsKernel<X, bf16>>();
+        return run.template operator()<PairInputsKernel<X, bf16, false>>();
+      case LinearFormat::kE4m3:
+        return run.template operator()<PairInputsKernel<X, bf16, true>>();
       case LinearFormat::kFloat16:
-        return run.template operator()<PairInputsKernel<X, half16>>();
+        return run.template operator()<PairInputsKernel<X, half16, false>>();
       case LinearFormat::kFp8:
         return run.template operator()<QuantizeInputsKernel<X, true>>();
       default:
@@ -153,6 +155,8 @@ struct LinearCall {
         return MultiplyRows<Half16Weights>();
       case LinearFormat::kFp8:
         return MultiplyRows<Fp8Weights>();
+      case LinearFormat::kE4m3:
+        return MultiplyRows<E4m3Weights>();
       case LinearFormat::kWint8:
         return MultiplyRows<Wint8Weights>();
       default:
@@ -169,6 +173,8 @@ bool HasTilesOf64(LinearFormat format) {
     case LinearFormat::kBFloat16:
     case LinearFormat::kFloat16:
       return FewRows<Bf16Weights, 8>::NumStages(limits, by_warpgroup) > 0;
+    case LinearFormat::kE4m3:
+      return FewRows<E4m3Weights, 8>::NumStages(limits, by_warpgroup) > 0;
     case LinearFormat::kWint8:
       return FewRows<Wint8Weights, 8>::NumStages(limits, by_warpgroup) > 0;
     case LinearFormat::kWint4:
@@ -188,7 +194,7 @@ LinearWorkspace WorkspaceOf(const LinearParams& p) {
   if (p.format == LinearFormat::kFloat32) return LinearWorkspace{0, 0};
   constexpr int64_t kAlignment = 128;
   const SliceBorders slices = BordersOf(SlicesOf(p.in_features, p.format, p.slices), p.format);
-  const int64_t num_groups = IsQuantized(p.format) ? slices.units[slices.count] : 0;
+  const int64_t num_groups = IsQuantized(p.format) && p.format != LinearFormat::kE4m3 ? slices.units[slices.count] : 0;
   const int64_t word_bytes =
       DivideUp(p.num_rows * int64_t{slices.num_stages()} * kStageRowBytes, kAlignment) * kAlignment;
   return LinearWorkspace{word_bytes, word_bytes + p.num_rows * num_groups * int64_t{sizeof(GroupScale)}};

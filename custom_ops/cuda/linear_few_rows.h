@@ -139,7 +139,7 @@ __device__ __forceinline__ Products<float, kRowTiles, 1> SumOfPart(Ring* ring, c
     }
     AddStageByWarpgroup<Weights, kSides * kRowTiles>(stage + lines, stage + Ring::kRowsAt, product, &products);
     if constexpr (Weights::kIsScaled) {
-      if (i % kGroupStages != kGroupStages - 1) continue;
+      if (i % Weights::kPieceStages != Weights::kPieceStages - 1) continue;
       const auto scales = ViewAs<const float>(stage + (Ring::kWeightScalesAt + side * kScaleBytes));
       const auto row_scales = ViewAs<const GroupScale>(stage + Ring::kRowScalesAt) + side * kRowTiles * kMatrixColumns;
       if (i < num_there) {

@@ -20,8 +20,15 @@ struct LinearInput {
 
 constexpr int kInputThreads = 128;
 
+// The first input of a word. Where codes of e4m3 are widened, the eight words of 16 inputs lie as Bf16Codes makes them
+// of four words of codes: inputs 0 and 2, 4 and 6, 8 and 10, 12 and 14, then 1 and 3, 5 and 7, ..
+template <bool kIsWidened>
+__device__ __forceinline__ int32_t FirstInputOf(int32_t word) {
+  return kIsWidened ? word / 8 * 16 + word % 4 * 4 + word / 4 % 2 : 2 * word;
+}
+
 // Block (row, part): a thread has a word of two Words.
-template <typename T, typename Words>
+template <typename T, typename Words, bool kIsWidened>
 __global__ __launch_bounds__(kInputThreads) void PairInputsKernel(int32_t in_features,
                                                                   const __grid_constant__ SliceBorders slices,
                                                                   RowGroups groups, DevicePtr<const T> x,
@@ -31,11 +38,12 @@ __global__ __launch_bounds__(kInputThreads) void PairInputsKernel(int32_t in_fea
   const int64_t row = blockIdx.x;
   if (stage >= slices.num_stages() || !groups.HasRow(row)) return;
   const int s = slices.Of(stage);
-  const int32_t k = slices.inputs[s] + 2 * (word - slices.stages[s] * kStageWords);
+  const int32_t k = slices.inputs[s] + FirstInputOf<kIsWidened>(word - slices.stages[s] * kStageWords);
+  constexpr int kNext = kIsWidened ? 2 : 1;
   const DevicePtr<const T> values = x + groups.SourceOf(row) * in_features;
   const int32_t end = slices.inputs[s + 1];
   const float first = k < end ? LoadFloat<T>(values, k) : 0.0f;
-  const float second = k + 1 < end ? LoadFloat<T>(values, k + 1) : 0.0f;
+  const float second = k + kNext < end ? LoadFloat<T>(values, k + kNext) : 0.0f;
   input.words[(stage * input.num_rows + row) * kStageWords + word % kStageWords] = RoundedWord<Words>(first, second);
 }
 

@@ -84,12 +84,13 @@ class StageRing {
  public:
   using Walk = std::conditional_t<kSides == 1, StageWalk, StepWalk>;
   static constexpr int kAlignment = kThreads == kWarpSize ? kChunkBytes : kWarpgroupAlignment;
-  static constexpr int kCodeBytes = kStageWords * Weights::kLineBytes;
+  static constexpr int kCodeBytes = Weights::kStageLines * Weights::kLineBytes;
   static constexpr int kLineBytes = kCodeBytes + Weights::kStageFactorBytes;  // of a panel
   static constexpr int kRowsAt = (kSides * kPanels * kLineBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kWeightScalesAt = kRowsAt + kSides * kRows * kStageRowBytes;
   static constexpr int kRowScalesAt = kWeightScalesAt + (Weights::kIsScaled ? kSides * kPanels * kScaleBytes : 0);
-  static constexpr int kUsedBytes = kRowScalesAt + (Weights::kIsScaled ? kSides * kRows * int{sizeof(GroupScale)} : 0);
+  static constexpr int kUsedBytes =
+      kRowScalesAt + (Weights::kHasRowScales ? kSides * kRows * int{sizeof(GroupScale)} : 0);
   static constexpr int kStageBytes = (kUsedBytes + kAlignment - 1) / kAlignment * kAlignment;
 
   // Of a ring with so many stages for each side.
@@ -132,7 +133,7 @@ class StageRing {
       CopyStageRows<kRows, kThreads>(source, next_.stage, num_rows, Thread(),
                                      stage + (kRowsAt + Side() * kRows * kStageRowBytes));
       if constexpr (Weights::kIsScaled) {
-        if (next_.stage % kGroupStages == kGroupStages - 1) CopyScales(source, stage);
+        if (next_.stage % Weights::kPieceStages == Weights::kPieceStages - 1) CopyScales(source, stage);
       }
       next_.Advance(source.slices);
     }
@@ -142,13 +143,14 @@ class StageRing {
   // Units of a slice may end within a stage: lines after them are zero, as is all of a stage that is not there.
   __device__ __forceinline__ void CopyLines(const StageSource& source, DevicePtr<uint8_t> to) const {
     constexpr int kLineChunks = Weights::kLineBytes / kChunkBytes;
-    constexpr int kPanelChunks = kStageWords * kLineChunks;
+    constexpr int kPanelChunks = Weights::kStageLines * kLineChunks;
     const int32_t begin = source.slices.units[next_.slice];
     const int32_t stage = next_.stage - source.slices.stages[next_.slice];
     int64_t offset;
-    int32_t num_lines = kStageWords;
+    int32_t num_lines = Weights::kStageLines;
     if constexpr (Weights::kIsScaled) {
-      offset = (begin + stage / kGroupStages) * Weights::kUnitBytes + stage % kGroupStages * kCodeBytes;
+      offset =
+          (begin + stage / Weights::kPieceStages) * Weights::kUnitBytes + stage % Weights::kPieceStages * kCodeBytes;
     } else {
       const int32_t unit = begin + stage * kStageWords;
       offset = unit * Weights::kUnitBytes;
@@ -159,7 +161,7 @@ class StageRing {
     // A thread's chunks are as far apart on either side: what differs among them is known to the compiler.
     const int thread = Thread();
     const int panel = thread / kPanelChunks;
-    const int line = thread / kLineChunks % kStageWords;
+    const int line = thread / kLineChunks % Weights::kStageLines;
     const DevicePtr<uint8_t> own = to + (panel * kLineBytes + line * Weights::kLineBytes +
                                          Weights::PlaceOf(line, thread % kLineChunks) * kChunkBytes);
     const DevicePtr<const uint8_t> from =
@@ -192,7 +194,7 @@ class StageRing {
 
   __device__ __forceinline__ void CopyScales(const StageSource& source, DevicePtr<uint8_t> stage) const {
     constexpr int kPanelChunks = kScaleBytes / kChunkBytes;
-    const int32_t group = next_.stage / kGroupStages;
+    const int32_t group = next_.stage / Weights::kPieceStages;
     const int64_t offset = (group + 1) * Weights::kUnitBytes - kScaleBytes;
     const int chunk = Thread();
     if (chunk < kPanels * kPanelChunks) {
@@ -201,8 +203,9 @@ class StageRing {
       CopyAsync<kChunkBytes>(stage + (kWeightScalesAt + Side() * kPanels * kScaleBytes + chunk * kChunkBytes),
                              source.panels + from, next_.IsThere() && panel < source.num_panels);
     }
-    CopyRowScales<kRows, kThreads>(source, next_.stage, next_.IsThere() ? source.num_rows : 0, Thread(),
-                                   stage + (kRowScalesAt + Side() * kRows * int{sizeof(GroupScale)}));
+    if constexpr (Weights::kHasRowScales)
+      CopyRowScales<kRows, kThreads>(source, next_.stage, next_.IsThere() ? source.num_rows : 0, Thread(),
+                                     stage + (kRowScalesAt + Side() * kRows * int{sizeof(GroupScale)}));
   }
 
   DevicePtr<uint8_t> memory_;
@@ -230,7 +233,7 @@ __device__ __forceinline__ void AddPiece(Ring* ring, const StageSource& source, 
     Products<typename Weights::Sum, kRowTiles, kProducts> products = {};
     DevicePtr<const uint8_t> stage = nullptr;
 #pragma unroll 1
-    for (int i = 0; i < kGroupStages; ++i) {
+    for (int i = 0; i < Weights::kPieceStages; ++i) {
       stage = ring->template Next<kByWarpgroup>(source);
       if constexpr (kByWarpgroup) {
         AddStageByWarpgroup<Weights, kRowTiles>(stage + lines, stage + rows, share.product, &products);

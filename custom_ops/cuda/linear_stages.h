@@ -12,7 +12,9 @@ namespace fdsd::cuda {
 constexpr int kParts = 8;
 constexpr int kStageWords = 16;  // of 4 bytes, of a row of x
 constexpr int kStageRowBytes = kStageWords * 4;
+// Of a group of 128 inputs, by the bytes that x has of each.
 constexpr int kGroupStages = kGroupSteps / kStageWords;
+constexpr int kWideGroupStages = 2 * kGroupStages;
 
 // What a kernel needs to know of the slices of a sum. Every slice begins a stage, and a piece.
 struct SliceBorders {
@@ -35,6 +37,10 @@ struct SliceBorders {
   }
 };
 
+constexpr int GroupStagesOf(LinearFormat format) {
+  return format == LinearFormat::kE4m3 ? kWideGroupStages : kGroupStages;
+}
+
 inline SliceBorders BordersOf(const Slices& slices, LinearFormat format) {
   SliceBorders borders{slices.count, {}, {}, {}};
   for (int s = 0; s <= slices.count; ++s) {
@@ -43,8 +49,8 @@ inline SliceBorders BordersOf(const Slices& slices, LinearFormat format) {
     if (s == 0) continue;
     const int32_t num_units = slices.units[s] - slices.units[s - 1];
     borders.stages[s] =
-        borders.stages[s - 1] + static_cast<int32_t>(IsQuantized(format) ? int64_t{num_units} * kGroupStages
-                                                                         : DivideUp(num_units, kStageWords));
+        borders.stages[s - 1] + (IsQuantized(format) ? num_units * GroupStagesOf(format)
+                                                     : static_cast<int32_t>(DivideUp(num_units, kStageWords)));
   }
   return borders;
 }

@@ -2,7 +2,8 @@
 // How the weight formats are multiplied by a warp, from shared memory: 32 columns of a panel, the first operand of
 // products, with rows of x, 8 to a product. So few rows cost few products.
 //
-// A panel has 16 *lines* in a stage, one for each word of a row of x, with that word of all columns. A lane's words of
+// A panel has 16 *lines* in a stage, one for each word of a row of x, with that word of all columns (of e4m3 with rows
+// of bfloat16 8, for two words each). A lane's words of
 // a line lie side by side. Shared memory keeps the 16-byte chunks of lines and of rows of x in another order, such that
 // no two lanes that read at once meet in a bank.
 #include "linear_input.h"
@@ -27,8 +28,11 @@ struct Products {
 struct Bf16Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kBFloat16;
   static constexpr bool kIsScaled = false;
+  static constexpr bool kHasRowScales = false;
   static constexpr bool kIsGrouped = false;
+  static constexpr bool kIsWidened = false;
   static constexpr int kPieceStages = 1;
+  static constexpr int kStageLines = kStageWords;
   static constexpr int kLineBytes = kPanelColumns * kStepBytes;
   static constexpr int64_t kUnitBytes = kLineBytes;
   static constexpr int kStageFactorBytes = 0;
@@ -57,6 +61,7 @@ struct Half16Weights : Bf16Weights {
 struct Wint8Weights : Bf16Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint8;
   static constexpr bool kIsScaled = true;
+  static constexpr bool kHasRowScales = true;
   static constexpr int kPieceStages = kGroupStages;
   static constexpr int kValueBytes = kWint8Bytes;
   static constexpr int64_t kUnitBytes = kWint8Bytes + kScaleBytes;
@@ -72,12 +77,25 @@ struct Fp8Weights : Wint8Weights {
   using ByWarpgroup = Fp8Products;
 };
 
+// Codes become bfloat16 in registers, and are multiplied as such.
+struct E4m3Weights : Fp8Weights {
+  static constexpr LinearFormat kFormat = LinearFormat::kE4m3;
+  static constexpr bool kHasRowScales = false;
+  static constexpr bool kIsWidened = true;
+  static constexpr int kPieceStages = kWideGroupStages;
+  static constexpr int kStageLines = kStageWords / 2;
+  using ByWarpgroup = Bf16Products;
+};
+
 // The low and high four bits of a byte are columns 16 apart. Factors of a stage are kept after its lines.
 struct Wint4Weights {
   static constexpr LinearFormat kFormat = LinearFormat::kWint4;
   static constexpr bool kIsScaled = true;
+  static constexpr bool kHasRowScales = true;
   static constexpr bool kIsGrouped = false;
+  static constexpr bool kIsWidened = false;
   static constexpr int kPieceStages = kGroupStages;
+  static constexpr int kStageLines = kStageWords;
   static constexpr int kValueBytes = kWint4Bytes;
   static constexpr int kLineBytes = kPanelColumns / 2 * kStepBytes;
   static constexpr int64_t kUnitBytes = kWint4Bytes + kFactorBytes + kScaleBytes;
@@ -115,9 +133,29 @@ struct Wint4Weights {
 // Where chunk c of a row of x is kept among the row's.
 __device__ __forceinline__ int RowPlaceOf(int row, int c) { return c ^ (row / 2 % kRowChunks); }
 
+// The lane's codes of a step of a panel's lines whose codes are widened: a line has those of two words.
+template <typename Weights>
+__device__ __forceinline__ void LoadColumnCodes(DevicePtr<const uint8_t> lines, int step, uint32_t (*codes)[2]) {
+  const int lane = threadIdx.x % kWarpSize;
+  Weights::Load(lines, step * (kMatrixWords / 2) + lane % 4, lane / 4, codes);
+}
+
+// What they are widened to: words t and t + 4 have the numbers of codes 0 and 2, 1 and 3 (see FirstInputOf).
+__device__ __forceinline__ void WidenColumnCodes(const uint32_t* codes, uint32_t* a) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = Bf16Codes(codes[i % 2], i / 2);
+}
+
 // The lane's words of a step of a panel's lines: the first operand of its products.
 template <typename Weights>
 __device__ __forceinline__ void LoadColumnWords(DevicePtr<const uint8_t> lines, int step, uint32_t (*a)[4]) {
+  if constexpr (Weights::kIsWidened) {
+    uint32_t codes[kPanelProducts][2];
+    LoadColumnCodes<Weights>(lines, step, codes);
+#pragma unroll
+    for (int n = 0; n < kPanelProducts; ++n) WidenColumnCodes(codes[n], a[n]);
+    return;
+  }
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -185,10 +223,17 @@ __device__ __forceinline__ void AddStageByWarpgroup(DevicePtr<const uint8_t> lin
   uint32_t own[kStageSteps][4];
 #pragma unroll
   for (int step = 0; step < kStageSteps; ++step) {
-    uint32_t a[kPanelProducts][4];
-    LoadColumnWords<Weights>(lines, step, a);
+    if constexpr (Weights::kIsWidened) {
+      uint32_t codes[kPanelProducts][2];
+      LoadColumnCodes<Weights>(lines, step, codes);
+      const uint32_t chosen[2] = {product == 0 ? codes[0][0] : codes[1][0], product == 0 ? codes[0][1] : codes[1][1]};
+      WidenColumnCodes(chosen, own[step]);
+    } else {
+      uint32_t a[kPanelProducts][4];
+      LoadColumnWords<Weights>(lines, step, a);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) own[step][i] = product == 0 ? a[0][i] : a[1][i];
+      for (int i = 0; i < 4; ++i) own[step][i] = product == 0 ? a[0][i] : a[1][i];
+    }
   }
   auto* const sums = products->values[0][0];
   BeginWarpgroupProducts<kCount>(sums);
@@ -198,7 +243,7 @@ __device__ __forceinline__ void AddStageByWarpgroup(DevicePtr<const uint8_t> lin
   WaitForWarpgroupProducts<kCount>(sums);
 }
 
-// sums += the products of a group, scaled. weight_scales f32[32], row_scales [rows]; of the panel's
+// sums += the products of a group, scaled. weight_scales f32[32], row_scales [rows] where rows have any; of the panel's
 // products those from `first` on.
 template <typename Weights, int kRowTiles, int kProducts>
 __device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, DevicePtr<const GroupScale> row_scales,
@@ -211,6 +256,14 @@ __device__ __forceinline__ void AddScaled(DevicePtr<const float> weight_scales, 
     own_scales[i / 2][i % 2] = weight_scales[Weights::Column(first + i / 2, i % 2, lane / 4)];
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
+    if constexpr (!Weights::kHasRowScales) {
+#pragma unroll
+      for (int i = 0; i < kProducts * 4; ++i) {
+        float& sum = sums->values[tile][i / 4][i % 4];
+        sum = fmaf(products.values[tile][i / 4][i % 4], own_scales[i / 4][i / 2 % 2], sum);
+      }
+      continue;
+    }
     const uint4 two = ViewAs<const uint4>(row_scales + (tile * kMatrixColumns + 2 * (lane % 4)))[0];
     const float scales[2] = {__uint_as_float(two.x), __uint_as_float(two.z)};
     using Sum = typename Weights::Sum;

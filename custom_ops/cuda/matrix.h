@@ -106,6 +106,12 @@ inline void AddNativeFp8Product(float* c, const uint32_t* a, const uint32_t* b,
   stand_in::AddProduct<double, stand_in::DotFp8>(c, a, b, where);
 }
 
+// Two bfloat16 times 2^120, exactly, from subnormal numbers too.
+inline uint32_t TimesPower120(uint32_t pair) {
+  const auto times = [](uint32_t bits) { return __float_as_uint(__uint_as_float(bits) * 0x1p120f); };
+  return times(pair << 16) >> 16 | times(pair & 0xffff0000u);
+}
+
 // The fragment b[0..1] of 16 rows of 8 bfloat16 or float16 in shared memory, whose columns are to be multiplied: lane i
 // gives where row i % 16 begins, aligned to 16 bytes.
 inline void LoadColumns(DevicePtr<const bf16> row, uint32_t* b,
@@ -192,6 +198,12 @@ __device__ __forceinline__ void LoadColumns(const bf16* row, uint32_t* b) {
                : "memory");
 }
 
+__device__ __forceinline__ uint32_t TimesPower120(uint32_t pair) {
+  uint32_t product;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(pair), "r"(0x7b807b80u), "r"(0x80008000u));
+  return product;
+}
+
 // c += A . B with words of two bfloat16. All lanes of a warp.
 __device__ __forceinline__ void AddMatrixProduct(float* c, const uint32_t* a, const uint32_t* b) {
   asm volatile(
@@ -253,6 +265,13 @@ __device__ __forceinline__ void AddNativeFp8Product(float* c, const uint32_t* a,
 }
 
 #endif
+
+// Bytes `first` and first + 2 of a word of e4m3 as bfloat16, which have the same numbers; no NaNs. Sign, exponent and
+// fraction in their places make the number times 2^-120.
+__device__ __forceinline__ uint32_t Bf16Codes(uint32_t word, int first) {
+  const uint32_t upper = first == 0 ? word << 8 : word;
+  return TimesPower120((upper & 0x80008000u) | (upper >> 4 & 0x07f007f0u));
+}
 
 // The word of bfloat16 that has the same numbers as a half of a word of e4m3.
 __device__ __forceinline__ uint32_t Bf16Word(uint32_t word, int half) {

@@ -199,6 +199,7 @@ Error PackLinear(const PackLinearParams& p, Stream stream) {
     case LinearFormat::kWint4:
       return LaunchPack<LinearFormat::kWint4>(p, stream);
     case LinearFormat::kFp8:
+    case LinearFormat::kE4m3:
       return LaunchPack<LinearFormat::kFp8>(p, stream);
     default:
       return "format: expected one that numbers are rounded to, got one of integers with groups";

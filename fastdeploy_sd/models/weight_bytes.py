@@ -55,21 +55,31 @@ def matrices(weights: DecoderWeights, config: DecoderConfig, scheme: QuantScheme
     """Yield every matrix that a scheme stores, its format, and how the sum over its inputs is cut."""
     yield weights.lm_head(), scheme.lm_head, WHOLE
     for i, layer in enumerate(config.layers):
-        attention, mlp = layer.attention, layer.mlp
-        yield from _attention_matrices(weights, i, attention, scheme)
-        yield weights.output(i)[0], scheme.linear, attention_slices(attention)
-        if isinstance(mlp, DenseConfig):
-            dense = [("mlp", mlp.intermediate_size)]
-        else:
-            dense = [(SHARED_EXPERTS, mlp.shared_intermediate_size)] * (mlp.shared_intermediate_size > 0)
-            if (gate := weights.shared_gate(i)) is not None:
-                yield gate, scheme.dtype, WHOLE
-            for part in expert_parts(mlp):
-                yield weights.gate_up(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
-                yield weights.down(i, part, mlp.intermediate_size)[0], scheme.experts, WHOLE
-        for part, size in dense:
-            yield weights.gate_up(i, part, size)[0], scheme.linear, WHOLE
-            yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
+        yield from _layer_matrices(weights, i, layer, scheme)
+        for part in expert_parts(layer.mlp) if isinstance(layer.mlp, MoeConfig) else ():
+            yield from _expert_matrices(weights, i, layer.mlp.intermediate_size, part, scheme)
+
+
+def _layer_matrices(weights: DecoderWeights, i: int, layer: LayerConfig, scheme: QuantScheme) -> Iterator[Matrix]:
+    """Yield those of a layer but for experts that a router chooses."""
+    attention, mlp = layer.attention, layer.mlp
+    yield from _attention_matrices(weights, i, attention, scheme)
+    yield weights.output(i)[0], scheme.linear, attention_slices(attention)
+    if isinstance(mlp, DenseConfig):
+        dense = [("mlp", mlp.intermediate_size)]
+    else:
+        dense = [(SHARED_EXPERTS, mlp.shared_intermediate_size)] * (mlp.shared_intermediate_size > 0)
+        if (gate := weights.shared_gate(i)) is not None:
+            yield gate, scheme.dtype, WHOLE
+    for part, size in dense:
+        yield weights.gate_up(i, part, size)[0], scheme.linear, WHOLE
+        yield weights.down(i, part, size)[0], scheme.linear, feed_forward_slices(size)
+
+
+def _expert_matrices(weights: DecoderWeights, i: int, size: int, part: str, scheme: QuantScheme) -> Iterator[Matrix]:
+    """Yield those of an expert of a layer."""
+    yield weights.gate_up(i, part, size)[0], scheme.experts, WHOLE
+    yield weights.down(i, part, size)[0], scheme.experts, WHOLE
 
 
 def _attention_matrices(weights: DecoderWeights, i: int, attention: AnyMixer, scheme: QuantScheme) -> Iterator[Matrix]:
@@ -114,12 +124,26 @@ def resident_bytes(
     embedding = config.vocab_size * config.hidden_size * storage(scheme.dtype).itemsize
     if weights is None:
         return layers + head + embedding
-    plain, stored = weight_bytes_per_step(config, scheme), weight_bytes_per_step(config, scheme, weights, on_gpu=True)
-    if plain is not None and stored is not None:
-        layers -= (plain - stored) // shard.size
+    layers -= _saved_bytes(config, scheme, shard, weights)
     if group_format([WeightMatrix((weights.embedding(),))], WHOLE) in GROUP_FORMATS:
         embedding = embedding_bytes(weights)
     return layers + head + embedding
+
+
+def _saved_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard, weights: DecoderWeights) -> int:
+    """Return how much less a rank's layers and head take as they are stored; all experts of a layer are alike."""
+    dense: list[Matrix] = [(weights.lm_head(), scheme.lm_head, WHOLE)]
+    dense += [one for i, layer in enumerate(config.layers) for one in _layer_matrices(weights, i, layer, scheme)]
+    saved, own = 0, DecoderShard(config, shard)
+    for matrix, fmt, slices in dense:
+        rows, columns = matrix.shape
+        saved += packed_bytes(columns, rows, fmt, slices) - _stored_bytes(matrix, fmt, slices, on_gpu=True)
+    saved //= shard.size
+    for i, layer in enumerate(config.layers):
+        if isinstance(moe := layer.mlp, MoeConfig):
+            less = expert_bytes(config, scheme, moe) - expert_bytes(config, scheme, moe, weights, i)
+            saved += len(own.experts(moe).inputs) * less
+    return saved
 
 
 def draft_bytes(
@@ -162,8 +186,14 @@ def layer_bytes(
     return total + len(own.experts(mlp).inputs) * expert_bytes(config, scheme, mlp) + 4 * mlp.num_experts * hidden
 
 
-def expert_bytes(config: DecoderConfig, scheme: QuantScheme, moe: MoeConfig) -> int:
-    """Return the bytes of one expert's matrices in one layer."""
+def expert_bytes(
+    config: DecoderConfig, scheme: QuantScheme, moe: MoeConfig, weights: DecoderWeights | None = None, layer: int = 0
+) -> int:
+    """Return the bytes of one expert's matrices in one layer; `weights`: as for weight_bytes_per_step."""
+    if weights is not None:
+        part = expert_parts(moe)[0]
+        own = _expert_matrices(weights, layer, moe.intermediate_size, part, scheme)
+        return sum(_stored_bytes(*matrix, on_gpu=True) for matrix in own)
     hidden, inner = config.hidden_size, moe.intermediate_size
     return packed_bytes(hidden, 2 * inner, scheme.experts) + packed_bytes(inner, hidden, scheme.experts)
 

@@ -70,12 +70,12 @@ def kept_format(
 ) -> LinearFormat | None:
     """Return the format that holds what matrices store as it is, None where they become `fmt`.
 
-    GPUs keep integers with groups only. Processors multiply codes of e4m3 with rows of bfloat16; they are kept where
-    each group of 128 inputs of any rank's slices has one scale.
+    Codes of e4m3 are multiplied with rows of bfloat16; they are kept where each group of 128 inputs of any rank's
+    slices has one scale.
     """
     kept = group_format(matrices, slices)
-    if kept == "fp8":
-        is_fit = fmt == "bfloat16" and not on_gpu and (slices == WHOLE or slices.unit % GROUP == 0)
+    if kept == "e4m3":
+        is_fit = fmt == "bfloat16" and (slices == WHOLE or slices.unit % GROUP == 0)
         return kept if is_fit else None
     return None if on_gpu and kept not in GROUP_FORMATS else kept
 

@@ -64,9 +64,9 @@ def linear(x: A, packed: PackedLinear[A], bias: A | None = None, out_dtype: Any 
     """y [M, N] = x [M, K] . weight^T (+ bias f32[N]), in out_dtype or x's dtype. A row depends on its row of x alone.
 
     The float32 format multiplies x as it is; bfloat16 and float16 round x to their own type. The int formats quantise x
-    to int8, and fp8 on GPUs to e4m3, per row and group of 128; on processors fp8 rounds x to bfloat16. Only GPUs
-    multiply float16. Sums are float32 (exact integers within a group of the int formats); those of packed.slices are
-    added in a tree. `packed.order` says which columns of x the matrix multiplies.
+    to int8, and fp8 to e4m3, per row and group of 128; e4m3 rounds x to bfloat16. Only GPUs multiply fp8 and float16.
+    Sums are float32 (exact integers within a group of the int formats); those of packed.slices are added in a tree.
+    `packed.order` says which columns of x the matrix multiplies.
     """
     y: A = LINEAR(
         x=x if packed.order is None else gather_columns(x, packed.order),

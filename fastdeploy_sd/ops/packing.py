@@ -26,7 +26,7 @@ GROUP, _PANEL, _WORD = 128, 32, 4
 # Formats with codes, and that of the number 0. custom_ops/cpu/kernels/linear_layout.h says how they are packed: panels
 # of 32 outputs, in each groups of at most 128 inputs, and their scales. Two of wint4 lie in a byte, after them the
 # factors of each 16 inputs.
-CODE_ZEROS: Mapping[LinearFormat, int] = {"fp8": 0, "wint8": 128, "wint4": 0}
+CODE_ZEROS: Mapping[LinearFormat, int] = {"fp8": 0, "e4m3": 0, "wint8": 128, "wint4": 0}
 FACTOR_INPUTS = 16
 _FACTORS = GROUP // FACTOR_INPUTS
 

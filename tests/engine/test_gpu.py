@@ -35,7 +35,7 @@ from tests.engine.models import double, double_with_draft_kv
 from tests.engine.test_embeddings import ask as embedding_request
 from tests.engine.test_embeddings import run as embeddings_of
 from tests.engine.test_failing_rows import Fault, note_requests, runner_of
-from tests.models import golden, rewrite
+from tests.models import golden, quantized_files, rewrite
 from tests.models.mtp_models import make_model
 from tests.models.rewrite import add_windows
 from tests.ops.cuda_device import GPU, emulated_chip, loses_the_device
@@ -179,10 +179,12 @@ def test_float16_changes_no_answer_with_the_way(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(("kv", "weights"), [("int8", None), ("fp8", "fp8")])
 def test_quantised_caches_and_weights_change_no_answer_with_the_way(
-    kv: Literal["int8", "fp8"], weights: Literal["fp8"] | None
+    kv: Literal["int8", "fp8"], weights: Literal["fp8"] | None, tmp_path: pathlib.Path
 ) -> None:
+    """Of a checkpoint in FP8, which stays as it is or gets rows of FP8 too."""
     requests = short_requests()[:4]
-    config = tiny_config()
+    path, _ = quantized_files.write(tmp_path, "llama-tiny", quantized_files.float8("channel", {}))
+    config = tiny_config(path)
     config = replace(
         config,
         cache=replace(config.cache, kv_cache_dtype=kv),

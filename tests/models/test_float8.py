@@ -49,7 +49,7 @@ def coded(rng: np.random.Generator, rows: int, columns: int) -> tuple[Array, Arr
 
 
 def stored(matrix: WeightMatrix, slices: SliceRule = WHOLE) -> Array:
-    """The matrix packed with its own codes where that can be."""
+    """The matrix packed with its own codes where that can be: the same bytes in both formats of e4m3."""
     packed = pack_codes(matrix, "fp8", slices)
     assert packed is not None
     return packed
@@ -239,7 +239,7 @@ def test_a_processor_keeps_the_codes(kind: str, tmp_path: pathlib.Path) -> None:
     packer = WeightPacker(checkpoint, keeps_integers=True)
     matrix = weights.gate_up(1)[0]
     own = packer.linear(matrix, "bfloat16")
-    assert own.format == "fp8"
+    assert own.format == "e4m3"
     np.testing.assert_array_equal(np.asarray(own.data.numpy()), stored(matrix))
     assert packer.linear(matrix, "float32").format == "float32"
     assert packer.linear(weights.down(1)[0], "bfloat16", SliceRule(2, 80)).format == "bfloat16"
@@ -268,7 +268,10 @@ def test_a_gpu_gets_the_codes(tmp_path: pathlib.Path) -> None:
         read, packer = emulated().device.read, WeightPacker(coded_one)
         np.testing.assert_array_equal(read(packer.linear(matrices[0], "fp8").data), stored(matrices[0]))
         kept = WeightPacker(coded_one, keeps_integers=True)
-        assert kept.linear(matrices[0], "bfloat16").format == "bfloat16"
+        own, experts = kept.linear(matrices[0], "bfloat16"), kept.experts([matrices[0]], "bfloat16")
+        assert own.format == experts.format == "e4m3"
+        for data in (own.data, experts.data):
+            np.testing.assert_array_equal(read(data), stored(matrices[0]))
         want = [pack_linear(matrices[1], "fp8").data, stored(matrices[0])]
         np.testing.assert_array_equal(read(packer.experts(matrices[::-1], "fp8").data), np.concatenate(want))
 

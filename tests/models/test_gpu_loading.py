@@ -22,11 +22,12 @@ from fastdeploy_sd.models.registry import read_decoder_config
 from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes
 from fastdeploy_sd.models.weights import packed_cache
 from fastdeploy_sd.models.weights import packer as weight_packer
+from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.worker.loading.device_choice import choose_device
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme
 from fastdeploy_sd.worker.loading.model_loading import LoadedModel, load_model
 from tests.engine.gpu import gpu_device
-from tests.models import rewrite
+from tests.models import quantized_files, rewrite
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED
 
@@ -107,6 +108,21 @@ def test_bytes_of_weights_are_told_before_they_are_loaded(
     ]
     routers = 4 * decoder.hidden_size * sum(experts)
     assert load_model(config, checkpoint, decoder, drafts).weight_bytes == told - routers
+
+
+@pytest.mark.parametrize("name", ["qwen3-tiny", "qwen3_moe-tiny"])
+def test_bytes_of_codes_are_told_too(name: str, tmp_path: pathlib.Path) -> None:
+    """Of a checkpoint in FP8, whose experts take most of it."""
+    path, _ = quantized_files.write(tmp_path, name, quantized_files.float8("channel", {}))
+    config, checkpoint = Config(ModelConfig(str(path)), device="gpu"), Checkpoint(path)
+    decoder = read_decoder_config(checkpoint.config, str(checkpoint.config_path))
+    scheme, weights = QuantScheme.create("bfloat16", None), DecoderWeights(checkpoint, decoder)
+    routers = sum(4 * layer.mlp.num_experts for layer in decoder.layers if isinstance(layer.mlp, MoeConfig))
+    rest = (routers + 2 * decoder.vocab_size) * decoder.hidden_size
+    with gpu_device(EMULATED):
+        got = loaded(config).weight_bytes
+    assert got == resident_bytes(decoder, scheme, weights=weights) - rest
+    assert got < resident_bytes(decoder, scheme) - rest - 400_000
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])

@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.models.weights.storages.float8 import Float8Part
 from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import GPU_FORMATS, LINEAR_FORMATS, LinearFormat
-from fastdeploy_sd.ops.packing import pack_linear
+from fastdeploy_sd.ops.packing import PackedLinear, pack_codes, pack_linear, packed_bytes
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cases.attention import batch, share, with_prefixes
 from tests.ops.cases.latent import as_latents
@@ -47,6 +50,8 @@ def test_products(fmt: LinearFormat) -> None:
     groups: list[tuple[int, ...]] = [CHIPS]
     if fmt == "fp8":  # e4m3 as bfloat16, and as it is
         groups = [(80, 86), (89, 100, 120)]
+    elif fmt == "e4m3":
+        groups = [(*CHIPS, 89, 100)]
     elif fmt in ("wint8", "wint4"):
         groups = [WITH_HOPPER]
     rng = np.random.default_rng(1)
@@ -56,6 +61,27 @@ def test_products(fmt: LinearFormat) -> None:
         packed = pack_linear(weights, fmt, SliceRule(count, 130))
         for chips in groups:
             assert_same_bits(chips, functools.partial(linear, x[:rows], packed), f"{rows} rows")
+
+
+def test_codes_of_e4m3_are_multiplied_as_the_numbers_they_are() -> None:
+    """All codes, subnormal ones and both zeros too, with sums that are exact: the bits of a processor on all chips."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 256, (70, 640)).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0x80
+    matrix = WeightMatrix((Float8Part("w", codes, np.full((1, 1), 0.5, np.float32), (), codes.shape),))
+    x = (rng.integers(-3, 4, (130, 640)) * (rng.random((130, 640)) < 0.02)).astype(np.float32)
+    for rule in (WHOLE, SliceRule(4, 128)):
+        data, found = WeightMemory().take(packed_bytes(640, 70, "e4m3", rule)), pack_codes(matrix, "e4m3", rule)
+        assert found is not None
+        data[:] = found
+        own: PackedLinear[np.ndarray] = PackedLinear(data, 640, 70, "e4m3", rule)
+        want: np.ndarray = linear(x, own)
+        np.testing.assert_array_equal(want, x.astype(np.float64) @ matrix.to_array().astype(np.float64).T)
+        for rows in (3, 20, 50, 130):
+            for chip in (80, 86, 89, 90, 100, 120):
+                with emulated().emulates(chip), emulated().runs_ops():
+                    got: np.ndarray = linear(x[:rows], own)
+                np.testing.assert_array_equal(bits(got), bits(want[:rows]), err_msg=f"{rows} rows on sm_{chip}")
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K", "MXFP4", "4 bits, groups of 128"])

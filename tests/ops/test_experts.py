@@ -95,7 +95,7 @@ LAYERS: dict[str, Callable[[], Layer]] = {
     "bfloat16": lambda: random_layer(1, (7, 150, 70), "bfloat16", top_k=1),
     "wint8": lambda: random_layer(2, (9, 150, 70), "wint8", top_k=8),
     "wint4": lambda: random_layer(3, (8, 150, 70), "wint4"),
-    "fp8": lambda: random_layer(4, (8, 150, 70), "fp8"),
+    "e4m3": lambda: random_layer(4, (8, 150, 70), "e4m3"),
     "groups": lambda: random_layer(5, (12, 50, 24), top_k=5, **GROUPS),
     "gpt-oss": lambda: random_layer(6, (6, 64, 32), "bfloat16", has_bias=True, gate_limit=1.5),
     "mxfp4": lambda: gguf_layer("MXFP4", 5),

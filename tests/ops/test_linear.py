@@ -47,8 +47,8 @@ def test_codes_of_e4m3_are_multiplied_as_the_numbers_they_are(level: str) -> Non
         weight[:, ::7] *= np.float32(1e-4)
         weight[:, ::11] = 0
         x = rng.standard_normal((29, in_features), np.float32)
-        want = widen(to_bf16(x)).astype(np.float64) @ reference.stored_weight(weight, "fp8", rule).astype(np.float64).T
-        packed = packing.pack_linear(weight, "fp8", rule)
+        want = widen(to_bf16(x)).astype(np.float64) @ reference.stored_weight(weight, "e4m3", rule).astype(np.float64).T
+        packed = packing.pack_linear(weight, "e4m3", rule)
         with isa(level):
             alone = np.concatenate([ops.linear(row[None], packed) for row in x])
             np.testing.assert_allclose(alone, want, rtol=1e-5, atol=3e-5)

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"top_k": 3, "normalize": True, "norm_min": 1e-12}
 
 
 @pytest.mark.parametrize(
-    "formats", [("bfloat16", "bfloat16"), ("wint4", "wint4"), ("wint8", "float32"), ("fp8", "fp8")]
+    "formats", [("bfloat16", "bfloat16"), ("wint4", "wint4"), ("wint8", "float32"), ("e4m3", "e4m3")]
 )
 @pytest.mark.parametrize("one_expert", [False, True])
 @pytest.mark.usefixtures("level")

@@ -154,7 +154,7 @@ void MultiplyTile(const uint8_t* panel, const uint8_t* tile, const Slices& slice
       tile_sums.End(levels + first * kLanes, s);
     }
     panel += int64_t{num_units} * kGroupBytes;
-    tile += int64_t{num_units} * kRows * RowUnitBytes(LinearFormat::kFp8);
+    tile += int64_t{num_units} * kRows * RowUnitBytes(LinearFormat::kE4m3);
   }
 }
 

@@ -100,6 +100,6 @@ __attribute__((always_inline)) constexpr GroupFormat GroupFormatOf(LinearFormat 
       return {0, kQuantGroup, GroupScale::kFloat, GroupMinimum::kNone, 0};
   }
 }
-__attribute__((always_inline)) constexpr bool IsGrouped(LinearFormat format) { return format > LinearFormat::kFloat16; }
+__attribute__((always_inline)) constexpr bool IsGrouped(LinearFormat format) { return format > LinearFormat::kE4m3; }
 
 }  // namespace fdsd

@@ -6,7 +6,7 @@
 //   float32  [N / 32][K][32]
 //   bf16     [N / 32][K / 2][32][2]
 //   wint8    [N / 32][K / 128]{ u8 [32][32][4] = w + 128,                          float scale [32] }
-//   fp8      [N / 32][K / 128]{ e4m3 [32][32][4],              float scale [32] }
+//   fp8, e4m3  [N / 32][K / 128]{ e4m3 [32][32][4],              float scale [32] }
 //   wint4    [N / 32][K / 128]{ u8 [32][16][4], low nibble: column j, high: j + 16, u8 [8][32], float scale [32] }
 // A byte of wint4's second array is of 16 inputs, with a factor of up to 15 in the low nibble, a zero in the high one.
 // They make w = factor * (nibble - zero), which is at most 127 in magnitude for any nibble.
@@ -37,7 +37,7 @@ constexpr int kFactorBytes = kFactorGroups * kPanelColumns;
 // different processors.
 __attribute__((always_inline)) constexpr bool IsQuantized(LinearFormat format) {
   return format == LinearFormat::kWint8 || format == LinearFormat::kWint4 || format == LinearFormat::kFp8 ||
-         format > LinearFormat::kFloat16;
+         format >= LinearFormat::kE4m3;
 }
 __attribute__((always_inline)) constexpr int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

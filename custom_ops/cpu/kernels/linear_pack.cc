@@ -2,6 +2,7 @@
 #include "fdsd/linear.h"
 #include "float16.h"
 #include "float8.h"
+#include "linear_grouped.h"
 #include "linear_quantize.h"
 #include "thread_pool.h"
 
@@ -146,6 +147,7 @@ void PackSlice(const PackLinearParams& p, int64_t first_column, int64_t begin, i
         PackWint4(tile, out + group * (kWint4Bytes + kFactorBytes + kScaleBytes));
         break;
       case LinearFormat::kFp8:
+      case LinearFormat::kE4m3:
         PackFp8(tile, out + group * (kWint8Bytes + kScaleBytes));
         break;
       default:  // refused before
@@ -184,7 +186,7 @@ Error CheckParts(const PackLinearParams& p) {
 
 Error PackLinear(const PackLinearParams& p) {
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
-  if (p.format > LinearFormat::kFloat16) {
+  if (IsGrouped(p.format)) {
     return "format: expected one that numbers are rounded to, got one of integers with groups";
   }
   if (const Error error = CheckParts(p)) return error;

@@ -15,9 +15,9 @@ const TileFunctions& TilesOf(LinearFormat format) {
       return kBf16Tiles;
     case LinearFormat::kWint8:
       return kWint8Tiles;
-    case LinearFormat::kFp8:
+    case LinearFormat::kE4m3:
       return kFloat8Tiles;
-    default:  // float16 was refused before
+    default:  // float16 and fp8 were refused before
       break;
   }
   return kWint4Tiles;
@@ -66,7 +66,7 @@ constexpr RowKernels kOnVectors = {kMaxTileRows, kBlockBytes, RowBytes, PackTile
 const RowKernels& RowKernelsOf(LinearFormat format, [[maybe_unused]] int64_t num_rows) {
   const bool is_grouped = IsGrouped(format);
 #if defined(FDSD_SIMD_AVX512)
-  if (is_grouped ? num_rows >= kGroupedTileRows : format != LinearFormat::kFloat32 && format != LinearFormat::kFp8) {
+  if (is_grouped ? num_rows >= kGroupedTileRows : format != LinearFormat::kFloat32 && format != LinearFormat::kE4m3) {
     switch (TilesInUse()) {
       case Tiles::kChip:
         return is_grouped ? amx::kGroupedRowKernels : amx::kRowKernels;

@@ -134,7 +134,7 @@ void PackRows(const XRows& rows, int num_rows, int32_t unit_begin, int32_t unit_
                                WriteGroupedRows(group, first, count, num_rows, format, tile + g * unit_bytes);
                              });
   }
-  if (rows.format == LinearFormat::kFp8) {
+  if (rows.format == LinearFormat::kE4m3) {
     unit_begin *= kQuantGroup / 2;
     unit_end *= kQuantGroup / 2;
   } else if (IsQuantized(rows.format)) {

@@ -55,7 +55,7 @@ FDSD_INLINE constexpr int RowUnitBytes(LinearFormat format) {
     const GroupFormat groups = GroupFormatOf(format);
     return kQuantGroup + 4 + (groups.minimum == GroupMinimum::kNone ? 4 : 8) * groups.num_groups();
   }
-  if (format == LinearFormat::kFp8) return kQuantGroup / 2 * kBf16StepBytes;
+  if (format == LinearFormat::kE4m3) return kQuantGroup / 2 * kBf16StepBytes;
   return IsQuantized(format) ? kRowGroupBytes : format == LinearFormat::kBFloat16 ? kBf16StepBytes : kStepBytes;
 }
 

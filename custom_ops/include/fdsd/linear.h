@@ -3,38 +3,38 @@
 
 namespace fdsd {
 
-// How a weight matrix is stored and multiplied. wint8, wint4 and, on GPUs, fp8 also quantise x, per row and group of
-// 128.
+// How a weight matrix is stored and multiplied. wint8, wint4 and fp8 also quantise x, per row and group of 128.
 enum class LinearFormat : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,
   kWint8 = 2,    // W8A8: int8 weights, one float scale per output and group of 128 inputs
   kWint4 = 3,    // W4A8: likewise, but the int8 are made of 4-bit codes: a factor * (code - zero), both of 16 inputs
-  kFp8 = 4,      // e4m3 with a scale likewise: on GPUs W8A8, x too; on processors W8A16, x is bfloat16
+  kFp8 = 4,      // W8A8: e4m3 with a scale likewise, x too. Only GPUs multiply it
   kFloat16 = 5,  // laid out as bfloat16. Only GPUs multiply it
+  kE4m3 = 6,     // W8A16: packed as kFp8, x is bfloat16
   // Integers with a scale, and for some a minimum or a zero point, per output and group of 16 to 128 inputs, as
-  // checkpoints store them. x is int8, per row and group of 128. Only processors multiply them. See linear_grouped.h.
-  kQ4Of0 = 6,
-  kQ4Of1 = 7,
-  kQ5Of0 = 8,
-  kQ5Of1 = 9,
-  kQ8Of0 = 10,
-  kQ2K = 11,
-  kQ3K = 12,
-  kQ4K = 13,
-  kQ5K = 14,
-  kQ6K = 15,
-  kIq4Xs = 16,
-  kMxfp4 = 17,
-  kInt8Of16 = 18,  // holds what any of these do
-  kInt6Of16 = 19,  // holds what any of kQ2K to kQ6K do
-  kInt4Of32 = 20,
-  kInt4Of64 = 21,
-  kInt4Of128 = 22,
-  kInt8Of32 = 23,
+  // checkpoints store them. x is int8, per row and group of 128. See linear_grouped.h.
+  kQ4Of0 = 7,
+  kQ4Of1 = 8,
+  kQ5Of0 = 9,
+  kQ5Of1 = 10,
+  kQ8Of0 = 11,
+  kQ2K = 12,
+  kQ3K = 13,
+  kQ4K = 14,
+  kQ5K = 15,
+  kQ6K = 16,
+  kIq4Xs = 17,
+  kMxfp4 = 18,
+  kInt8Of16 = 19,  // holds what any of these do
+  kInt6Of16 = 20,  // holds what any of kQ2K to kQ6K do
+  kInt4Of32 = 21,
+  kInt4Of64 = 22,
+  kInt4Of128 = 23,
+  kInt8Of32 = 24,
 };
 constexpr int32_t kQuantGroup = 128;
-constexpr int32_t kNumLinearFormats = 24;
+constexpr int32_t kNumLinearFormats = 25;
 
 // How a sum over K inputs is cut into slices. Their float32 sums are added in a binary tree, 4 of them as (s0 + s1) +
 // (s2 + s3). The inputs are halved, and the halves again until there are `num_slices`, at multiples of `slice_unit` (of

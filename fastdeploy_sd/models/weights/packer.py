@@ -58,7 +58,7 @@ class WeightPacker:
     is not stored as numbers becomes float32, one matrix at a time, unless its codes are packed. `on_packed` gets the
     bytes of every matrix in the source and packed.
     `spread_store`: of experts that are spread over ranks, in place of `store`.
-    `keeps_integers`: what is stored as integers or, on a processor, as e4m3 is multiplied as such (`kept_format`).
+    `keeps_integers`: what is stored as integers or as e4m3 is multiplied as such (`kept_format`).
     """
 
     def __init__(

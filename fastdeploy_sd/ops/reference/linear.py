@@ -141,14 +141,16 @@ def dequantize_rows(q: I8 | F32, scale: F32, width: int) -> F32:
 
 
 Quantizer = Callable[[F32], tuple[I8 | F32, F32]]
-_WEIGHT_QUANTIZERS: Mapping[str, Quantizer] = {"wint8": quantize_int8, "wint4": quantize_int4, "fp8": quantize_fp8}
+_WEIGHT_QUANTIZERS: Mapping[str, Quantizer] = {
+    "wint8": quantize_int8, "wint4": quantize_int4, "fp8": quantize_fp8, "e4m3": quantize_fp8,
+}  # fmt: skip
 _INPUT_QUANTIZERS: Mapping[str, Quantizer] = {"wint8": quantize_int8, "wint4": quantize_int8, "fp8": quantize_fp8}
 
 
 def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     """Return the values a weight [N, K] has once stored in a format, f32[N, K].
 
-    wint8, wint4 and fp8 have one scale per output and group of 128 inputs of a slice.
+    wint8, wint4, fp8 and e4m3 have one scale per output and group of 128 inputs of a slice.
     """
     return _as_read(weight, fmt, _WEIGHT_QUANTIZERS.get(fmt), slices)
 
@@ -156,8 +158,8 @@ def stored_weight(weight: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -
 def read_input(x: Array, fmt: LinearFormat, slices: SliceRule = WHOLE) -> F32:
     """Return the values of x that a format multiplies, f32[M, K].
 
-    float32 takes x as it is, bfloat16 and float16 round it, the int formats quantise it to int8 per row and group of
-    128 of a slice, fp8 to e4m3.
+    float32 takes x as it is, bfloat16 and float16 round it, e4m3 to bfloat16. The int formats quantise it to int8 per
+    row and group of 128 of a slice, fp8 to e4m3.
     """
     return _as_read(x, fmt, _INPUT_QUANTIZERS.get(fmt), slices)
 
@@ -166,7 +168,7 @@ def _as_read(x: Array, fmt: LinearFormat, quantize: Quantizer | None, slices: Sl
     """x once it was rounded to a format of floats, or quantised slice by slice."""
     values = widen(x)
     if quantize is None:
-        return widen(narrow(values, storage(fmt)))
+        return widen(narrow(values, storage("bfloat16" if fmt == "e4m3" else fmt)))
     parts = [values[:, part.start : part.stop] for part in slices.ranges(values.shape[1])]
     return np.concatenate([dequantize_rows(*quantize(part), part.shape[1]) for part in parts], axis=1)
 

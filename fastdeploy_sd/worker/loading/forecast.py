@@ -6,7 +6,7 @@ estimate unless it is configured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -71,12 +71,12 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
         ConfigError: an option contradicts the checkpoint or the memory.
     """
     model = _Model.open(config)
-    decoder, drafts, max_model_len, scheme = model.decoder, model.drafts, model.max_model_len, model.scheme
+    decoder, max_model_len, scheme = model.decoder, model.max_model_len, model.scheme
     verify_state_options(config, decoder)
     verify_expert_parallel(config, decoder)
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     rows, gpu = _device_rows(config)
-    of_experts = _expert_rows(config, decoder, scheme, drafts)
+    of_experts = _expert_rows(model)
     rows |= host_rows(config) | processor_rows(config, gpu)
     packed = model.packed_bytes(on_gpu=gpu is not None)
     target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
@@ -165,10 +165,31 @@ class _Model:
         """Return the bytes of an engine's weights but for spread experts, and those of the latter of all engines."""
         packed, stored = self.packed_bytes(on_gpu=False), self.stored_weights
         weight_bytes = self.on_disk if packed is None else packed + (0 if stored is None else embedding_bytes(stored))
-        spread = _spread_bytes(self.config, self.decoder, self.scheme) // self.config.parallel.num_hosts
+        spread = self._spread_bytes() // self.config.parallel.num_hosts
         if spread:
             weight_bytes = resident_bytes(self.decoder, self.scheme, WHOLE_MODEL, stored)
         return weight_bytes - spread + self.draft_bytes(WHOLE_MODEL), spread
+
+    def expert_bytes(self) -> Sequence[tuple[MoeConfig, int]]:
+        """Return the layers that have experts, and the bytes of one."""
+        stored = self.stored_weights
+        return [
+            (moe, expert_bytes(self.decoder, self.scheme, moe, stored, i))
+            for i, layer in enumerate(self.decoder.layers)
+            if isinstance(moe := layer.mlp, MoeConfig)
+        ]
+
+    def _spread_bytes(self) -> int:
+        """Return the bytes of the target's experts where all engines' ranks have one copy, 0 where each has all."""
+        config, num_ranks = self.config, self.config.parallel.expert_ranks
+        if num_ranks == 1:
+            return 0
+
+        def count(moe: MoeConfig) -> int:
+            has_places = config.parallel.eplb is not None
+            return num_ranks * slots_per_rank(config, moe.num_experts) if has_places else moe.num_experts
+
+        return sum(count(moe) * num_bytes for moe, num_bytes in self.expert_bytes())
 
     def taken(self) -> int:
         """Return the bytes of main memory that all engines take of weights and adapters."""
@@ -212,37 +233,21 @@ class _Model:
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
 
 
-def _spread_bytes(config: Config, decoder: DecoderConfig, scheme: QuantScheme) -> int:
-    """Return the bytes of the target's experts, of which the ranks of all engines have one copy; 0 = each has all."""
-    if config.parallel.expert_ranks == 1:
-        return 0
-    moes = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)]
-    eplb, num_ranks = config.parallel.eplb, config.parallel.expert_ranks
-
-    def count(moe: MoeConfig) -> int:
-        return moe.num_experts if eplb is None else num_ranks * slots_per_rank(config, moe.num_experts)
-
-    return sum(count(moe) * expert_bytes(decoder, scheme, moe) for moe in moes)
-
-
-def _expert_rows(
-    config: Config, decoder: DecoderConfig, scheme: QuantScheme, drafts: Mapping[str, DraftWeights]
-) -> dict[str, str]:
+def _expert_rows(model: _Model) -> dict[str, str]:
     """Return the rows about experts that are spread over ranks; raises ConfigError: there are too few."""
-    num_ranks = config.parallel.expert_ranks
+    config, num_ranks = model.config, model.config.parallel.expert_ranks
     if num_ranks == 1:
         return {}
-    shards = [DecoderShard(decoder, WHOLE_MODEL, Shard(rank, num_ranks)) for rank in range(num_ranks)]
-    moes = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, MoeConfig)]
+    experts = model.expert_bytes()
+    shards = [DecoderShard(model.decoder, WHOLE_MODEL, Shard(rank, num_ranks)) for rank in range(num_ranks)]
+    moes = [moe for moe, _ in experts]
     counts = [[len(shard.experts(moe).inputs) for moe in moes] for shard in shards]
     if config.parallel.eplb is not None:
         counts = [[slots_per_rank(config, moe.num_experts) for moe in moes]]
-    most = sum(
-        count * expert_bytes(decoder, scheme, moe) for count, moe in zip(max(counts, key=sum), moes, strict=True)
-    )
+    most = sum(count * num_bytes for count, (_, num_bytes) in zip(max(counts, key=sum), experts, strict=True))
     few, many = (of(map(of, counts)) for of in (min, max))
     each = f"{few}" if few == many else f"{few} or {many}"
-    exchanged = service_shape(config, decoder, drafts).num_bytes
+    exchanged = service_shape(config, model.decoder, model.drafts).num_bytes
     return {
         "experts": f"{each} of {max(moe.num_experts for moe in moes)} of {len(moes)} layers on each of {num_ranks}"
         f" ranks, {most / 1e9:.2f} GB; up to {exchanged / 1e9:.2f} GB of memory in which they exchange rows",

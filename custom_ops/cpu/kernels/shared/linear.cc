@@ -15,6 +15,7 @@ int32_t UnitsOf(int32_t in_features, LinearFormat format) {
     case LinearFormat::kWint8:
     case LinearFormat::kWint4:
     case LinearFormat::kFp8:
+    case LinearFormat::kE4m3:
     default:
       break;
   }
@@ -54,6 +55,7 @@ int64_t PanelUnitBytes(LinearFormat format) {
       return kPanelColumns * kStepBytes;
     case LinearFormat::kWint8:
     case LinearFormat::kFp8:
+    case LinearFormat::kE4m3:
       return kWint8Bytes + kScaleBytes;
     case LinearFormat::kWint4:
       return kWint4Bytes + kFactorBytes + kScaleBytes;
@@ -74,7 +76,7 @@ Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format
   if (in_features < 0) return "in_features: expected 0 or more, got a negative number";
   if (out_features < 0) return "out_features: expected 0 or more, got a negative number";
   if (static_cast<int32_t>(format) < 0 || static_cast<int32_t>(format) >= kNumLinearFormats) {
-    return "format: expected 0 to 23, got another number";
+    return "format: expected 0 to 24, got another number";
   }
   if (slices.num_slices != 1 && slices.num_slices != 2 && slices.num_slices != 4) {
     return "num_slices: expected 1, 2 or 4, got another number";
@@ -88,8 +90,8 @@ Error CheckLinear(int32_t in_features, int32_t out_features, LinearFormat format
 }
 
 Error CheckProcessorFormat(LinearFormat format) {
-  if (format != LinearFormat::kFloat16) return nullptr;
-  return "format: expected another one on a processor, got float16, which only GPUs multiply";
+  if (format != LinearFormat::kFloat16 && format != LinearFormat::kFp8) return nullptr;
+  return "format: expected another one on a processor, got float16 or fp8, which only GPUs multiply";
 }
 
 }  // namespace fdsd

@@ -59,11 +59,11 @@ class Float8Part(WeightPart):
         return _VALUES[self.data.view(np.uint8)] * self._scales_at(np.arange(num_rows), np.arange(num_columns))
 
     def code_format(self, slices: SliceRule) -> LinearFormat | None:
-        return "fp8" if self._is_in_one_block(input_groups(self.shape[1], slices)).all() else None
+        return "e4m3" if self._is_in_one_block(input_groups(self.shape[1], slices)).all() else None
 
     def codes(self, fmt: LinearFormat, slices: SliceRule) -> Codes | None:
         """See WeightPart.codes. A group with inputs of two blocks is not exact, nor is one with a NaN."""
-        if fmt != "fp8":
+        if fmt not in ("fp8", "e4m3"):
             return None
         groups = input_groups(self.shape[1], slices)
         begins = np.array([group[0] for group in groups])

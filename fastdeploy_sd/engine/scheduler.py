@@ -48,6 +48,7 @@ class Scheduler:
     drafts, so another may find none, and preempt, sooner than without speculation.
 
     Adapters: a request waits for a place for its adapter, and preempts no one for it. Only those without overtake it.
+    Under 'fair' clients take turns with places as with seats.
 
     Readiness: a request whose grammar is being compiled does not hold up those after it. One whose KV a connector
     brings keeps seat and blocks, and is in no step until that has arrived.
@@ -178,7 +179,7 @@ class Scheduler:
     @property
     def may_preempt_for_waiting(self) -> bool:
         """Whether a waiting request may preempt a running one in the next step."""
-        head = self.pool.waiting.peek(self.pool.num_seats)
+        head = self.pool.head()
         return (
             head is not None and self.pool.adapters.has_room(head.adapter) and bool(self._victims(head, has_seat=True))
         )
@@ -254,12 +255,12 @@ class Scheduler:
 
     def _head(self) -> RequestState | None:
         """The request to admit next; while that one waits for a place for its adapter, of those without an adapter."""
-        return self.pool.waiting.peek(self.pool.num_seats, without_adapter=self._waits_for_place)
+        return self.pool.head(without_adapter=self._waits_for_place)
 
     @property
     def _waits_for_place(self) -> bool:
         """Whether the head of the queue finds no place for its adapter. Then others with adapters wait after it."""
-        head = self.pool.waiting.peek(self.pool.num_seats)
+        head = self.pool.head()
         return head is not None and not self.pool.adapters.has_room(head.adapter)
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:

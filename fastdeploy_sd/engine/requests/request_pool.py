@@ -10,6 +10,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -21,6 +22,7 @@ from fastdeploy_sd.engine.interfaces.kv_connector import SWAP, KvArrival, KVConn
 from fastdeploy_sd.engine.kvcache.block_table import PrefixMatch
 from fastdeploy_sd.engine.kvcache.manager import KVCacheManager
 from fastdeploy_sd.engine.pending_drafts import PendingDrafts
+from fastdeploy_sd.engine.requests.block_changes import block_changes
 from fastdeploy_sd.engine.requests.preparing_requests import HeldRequests, PreparingRequests
 from fastdeploy_sd.engine.requests.request_counters import RequestCounters
 from fastdeploy_sd.engine.requests.request_state import RequestState, RequestStatus
@@ -102,6 +104,11 @@ class RequestPool:
     @property
     def num_free_seats(self) -> int:
         return self.max_num_seqs - len(self.running) - len(self.admitted)
+
+    def head(self, *, without_adapter: bool = False) -> RequestState | None:
+        """The request to admit next; see WaitingQueue.peek."""
+        seated = chain(self.running, self.admitted.values())
+        return self.waiting.peek(self.num_seats, seated, without_adapter=without_adapter)
 
     def enter(self, state: RequestState, *, is_prepared: bool = True) -> None:
         """Queue a new request, or keep it in front of the queue until its grammar, which it holds, is ready."""
@@ -254,26 +261,9 @@ class RequestPool:
 
     def take_block_changes(self) -> tuple[tuple[NewRequest, ...], tuple[RequestDelta, ...]]:
         """Requests the executor does not know, and blocks it does not, since the last call; then it counts as told."""
-        new: list[NewRequest] = []
-        deltas: list[RequestDelta] = []
-        for state in self._resized.values():
-            is_known, block_ids, num_blocks = state.table.is_sent, list[int](), list[int]()
-            for group in state.table.groups:
-                num_blocks.append(len(group.block_ids) - group.num_sent)
-                block_ids += group.block_ids[group.num_sent :]
-                group.num_sent = len(group.block_ids)
-            if not block_ids:
-                continue  # preempted, ended, or no block was left
-            counts = tuple(num_blocks) if len(num_blocks) > 1 else ()
-            if is_known:
-                deltas.append(RequestDelta(state.request_id, tuple(block_ids), counts))
-            else:
-                token_ids = np.array(state.token_ids, np.int32)
-                is_ahead = state.arrival is not None and state.arrival.is_draft_ahead
-                given = state.num_prompt_tokens, tuple(block_ids), is_ahead, counts, state.adapter_slot
-                new.append(NewRequest(state.request, token_ids, *given))
+        new, deltas = block_changes(self._resized.values())
         self._resized.clear()
-        return tuple(new), tuple(deltas)
+        return new, deltas
 
     def _index_running(self) -> tuple[Rows, tuple[RequestId, ...]]:
         if self._rows is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from fastdeploy_sd.engine.requests.request_state import RequestState
@@ -32,17 +33,27 @@ class WaitingQueue:
         insort(self._by_length, state, key=_length)
         self.num_prompt_tokens += state.num_prompt_tokens
 
-    def peek(self, num_seats: Mapping[str, int], *, without_adapter: bool = False) -> RequestState | None:
+    def peek(
+        self, num_seats: Mapping[str, int], seated: Iterable[RequestState] = (), *, without_adapter: bool = False
+    ) -> RequestState | None:
         """The request to admit next: of the client with the fewest seats, else the lowest key. None if empty.
+
+        If that one has an adapter, the next of those with one: of the client with the fewest `seated` with adapters.
+        Else a request could wait for ever for a place that clients with fewer seats pass from one to the next.
 
         `without_adapter`: of those that need none.
         """
         heads = [
-            (num_seats.get(client, 0), state.key, state)
-            for client, waiting in self.clients.items()
+            state
+            for waiting in self.clients.values()
             if (state := next((s for s in waiting if s.adapter is None or not without_adapter), None)) is not None
         ]
-        return min(heads)[2] if heads else None
+        head = min(heads, key=lambda state: (num_seats.get(state.client, 0), state.key), default=None)
+        if head is None or head.adapter is None or len(heads) == 1:
+            return head
+        num_adapted = Counter(state.client for state in seated if state.adapter is not None)
+        adapted = (state for state in heads if state.adapter is not None)
+        return min(adapted, key=lambda state: (num_adapted[state.client], state.key))
 
     def remove(self, state: RequestState) -> None:
         waiting = self.clients[state.client]

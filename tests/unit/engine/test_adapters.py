@@ -32,6 +32,10 @@ def asked(name: str, adapter: str, max_tokens: int = 8) -> Request:
     return replace(request, adapter=adapter_of(adapter) if adapter else None)
 
 
+def of(client: str, request: Request) -> Request:
+    return replace(request, client=client)
+
+
 def loads(bench: Bench) -> list[tuple[int, str]]:
     """The places that plans have filled, in order."""
     return [(one.slot, one.source.adapter.name) for plan in bench.plans for one in plan.adapter_loads]
@@ -60,6 +64,23 @@ def test_no_adapter_waits_for_ever_while_others_keep_coming(policy: str) -> None
     bench.submit(asked("y", "y", 2))
     for i in range(1, 40):
         bench.submit(asked(f"x{i}", "x", 4))
+        bench.step()
+        if "y" in bench.transcript.last:
+            break
+    assert "y" in bench.transcript.last
+    assert i < 10
+    bench.finish()
+
+
+@pytest.mark.parametrize("others", [{"b": "x"}, {"b": "x", "c": "z"}])
+def test_no_adapter_waits_for_ever_for_those_of_other_clients(others: dict[str, str]) -> None:
+    """These always have fewer seats, as their requests come one at a time."""
+    bench = AdaptedBench(1, policy="fair", max_num_seqs=8)
+    bench.submit(of("a", asked("long", "", 60)), of("b", asked("first", "x", 4)))
+    bench.step()
+    bench.submit(of("a", asked("y", "y", 2)))
+    for i in range(1, 40):
+        bench.submit(*(of(client, asked(f"{adapter}{i}", adapter, 4)) for client, adapter in others.items()))
         bench.step()
         if "y" in bench.transcript.last:
             break

@@ -17,47 +17,6 @@ constexpr int64_t kAlignment = 256;
 
 int64_t Aligned(int64_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-__device__ __forceinline__ void Fail(const ExpertGroup& group, int32_t rank, ExpertFailure failure) {
-  group.state->failed = 1;
-  StoreForRank(&group.status->missing, static_cast<uint64_t>(rank));
-  StoreForRank(&group.status->failure, static_cast<uint64_t>(failure));
-}
-
-// As AwaitExperts, for one rank.
-__device__ __forceinline__ void AwaitRank(const ExpertGroup& group, int32_t rank, bool wants_results) {
-  if (group.state->failed != 0) return;
-  const uint64_t seq = group.state->seq;
-  const auto* const done = reinterpret_cast<const uint64_t*>(group.done + rank * kDoneBytes);
-  const auto* const state = reinterpret_cast<const volatile int32_t*>(group.states + rank * kRankBytes);
-  uint64_t begin = Nanoseconds();
-  for (int look = 1;; ++look) {
-    const uint64_t word = LoadFromRank(done);
-    if (word / 2 >= seq) {
-      if (wants_results && word % 2 != 0) Fail(group, rank, ExpertFailure::kRefused);
-      return;
-    }
-    RestBetweenLooks();
-    if (look % kLooksPerCheck != 0) continue;
-    const auto now = static_cast<ExpertRankState>(*state);
-    if (LoadFromRank(&group.status->is_aborted) != 0) return Fail(group, rank, ExpertFailure::kAborted);
-    if (now == ExpertRankState::kGone) {
-      if (wants_results) Fail(group, rank, ExpertFailure::kGone);
-      return;
-    }
-    // One that is being started (again) takes as long as it takes.
-    if (now == ExpertRankState::kLoading) begin = Nanoseconds();
-    if (Nanoseconds() - begin >= group.patience) return Fail(group, rank, ExpertFailure::kLate);
-  }
-}
-
-#if !defined(FDSD_EMULATED)
-// A thread has a rank.
-__global__ void AwaitExpertsKernel(ExpertGroup group, bool wants_results) {
-  const auto rank = static_cast<int32_t>(threadIdx.x);
-  if (rank < group.num_ranks) AwaitRank(group, rank, wants_results);
-}
-#endif
-
 ExpertRunner RunnerOf(ExpertGpu* gpu) {
   return {gpu, [](void* self, const ExpertServiceLayerParams& p) { return static_cast<ExpertGpu*>(self)->AddLayer(p); },
           [](void* self, int32_t home) { return static_cast<ExpertGpu*>(self)->Reaches(home); },
@@ -70,19 +29,6 @@ ExpertGpu* FindExpertGpu(int32_t service) {
   return service >= 1 && service <= kMaxServices ? gpus[static_cast<size_t>(service - 1)].load() : nullptr;
 }
 
-#if defined(FDSD_EMULATED)
-Error AwaitExperts(const ExpertGroup& group, bool wants_results, Stream stream) {
-  return emulation::Submit(stream, [group, wants_results]() -> Error {
-    for (int32_t r = 0; r < group.num_ranks; ++r) AwaitRank(group, r, wants_results);
-    return nullptr;
-  });
-}
-#else
-Error AwaitExperts(const ExpertGroup& group, bool wants_results, Stream stream) {
-  return Launch<AwaitExpertsKernel>(LaunchShape{dim3(1), dim3(kMaxExpertRanks)}, stream, group, wants_results);
-}
-#endif
-
 ExpertGpu::ExpertGpu(const ExpertServiceOpenParams& p, std::unique_ptr<ExpertSegment> segment)
     : segment_(std::move(segment)),
       rank_(p.rank),
@@ -92,6 +38,8 @@ ExpertGpu::ExpertGpu(const ExpertServiceOpenParams& p, std::unique_ptr<ExpertSeg
       place_of_(static_cast<size_t>(p.shape.num_ranks) * static_cast<size_t>(segment_->capacity()), -1) {
   group_.rank = rank_;
   group_.num_ranks = p.shape.num_ranks;
+  group_.num_slots = p.shape.num_slots;
+  group_.num_experts = p.shape.num_experts;
   group_.capacity = segment_->capacity();
   group_.row_bytes = p.shape.row_bytes;
   group_.patience = static_cast<uint64_t>(p.timeout_s * 1e9);
@@ -115,11 +63,14 @@ Error ExpertGpu::OpenSegment(ExpertStatus* status) {
   const int64_t block = fdsd_cuda_share_block_bytes();
   const int64_t own_bytes = results_at() + int64_t{4} * segment_->max_pairs() * s.hidden_size;
   const int64_t pair_bytes = Aligned(int64_t{4} * segment_->max_pairs());
+  const int64_t version_bytes = Aligned(int64_t{8} * s.num_layers);
+  const int64_t table_bytes = Aligned(int64_t{4} * s.num_layers * s.num_experts * s.num_ranks);
+  const int64_t private_bytes = pair_bytes + version_bytes + table_bytes + static_cast<int64_t>(sizeof(ExpertState));
   const auto take = [](char** memory, int64_t num_bytes) {
     return TextOf(cudaMalloc(reinterpret_cast<void**>(memory), static_cast<size_t>(num_bytes)));
   };
   if (Error error = take(&own_, (own_bytes + block - 1) / block * block)) return error;
-  if (Error error = take(&private_, pair_bytes + static_cast<int64_t>(sizeof(ExpertState)))) return error;
+  if (Error error = take(&private_, private_bytes)) return error;
 
   ExpertJob& job = segment_->job(rank_);
   const auto on_gpu = [&](const auto* of_host) {
@@ -133,14 +84,20 @@ Error ExpertGpu::OpenSegment(ExpertStatus* status) {
   group_.done = on_gpu(job.done);
   group_.states = on_gpu(&segment_->rank(0).state);
   group_.counts = reinterpret_cast<int64_t*>(on_gpu(segment_->counts(rank_, 0)));
-  group_.layer_counts = s.num_experts;
+  group_.version = reinterpret_cast<uint64_t*>(on_gpu(&segment_->version()));
+  group_.table = reinterpret_cast<int32_t*>(on_gpu(segment_->slots(0)));
+  group_.job_version = reinterpret_cast<uint64_t*>(on_gpu(&job.version));
   group_.rows = own_;
   group_.results = reinterpret_cast<float*>(own_ + results_at());
   group_.pair_of = reinterpret_cast<int32_t*>(private_);
-  group_.state = reinterpret_cast<ExpertState*>(private_ + pair_bytes);
+  group_.read_versions = reinterpret_cast<uint64_t*>(private_ + pair_bytes);
+  group_.slot_of = reinterpret_cast<int32_t*>(private_ + pair_bytes + version_bytes);
+  group_.state = reinterpret_cast<ExpertState*>(private_ + pair_bytes + version_bytes + table_bytes);
   group_.status = status;
   // An earlier incarnation may have published a job that others still run.
-  const ExpertState begin{job.seq.load(), 0};
+  const ExpertState begin{job.seq.load(), 0, 0, {}};
+  const auto num_private = static_cast<size_t>(private_bytes);
+  if (Error error = TextOf(cudaMemsetAsync(private_, 0, num_private, nullptr))) return error;
   if (Error error = TextOf(cudaMemcpy(group_.state, &begin, sizeof(begin), cudaMemcpyDefault))) return error;
   if (Error error = TextOf(cudaStreamSynchronize(nullptr))) return error;
 

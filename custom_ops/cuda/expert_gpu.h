@@ -17,11 +17,16 @@ namespace fdsd::cuda {
 
 // In the GPU's memory. Zeros at first.
 struct ExpertState {
-  uint64_t seq;     // of the last job
-  uint64_t failed;  // not 0: a wait has failed, and until the host clears it no job is published and none waited for
+  uint64_t seq;      // of the last job
+  uint64_t failed;   // not 0: a wait has failed, and until the host clears it no job is published and none waited for
+  uint64_t version;  // of the table that the next job is made from, plus 1
+  int32_t serving[kMaxExpertRanks];  // when it was begun; see Serving
 };
 
-enum class ExpertFailure : uint64_t { kNone = 0, kLate, kGone, kRefused, kAborted };
+// Of an expert's ranks those are asked that have the highest.
+enum class Serving : int32_t { kGone = 0, kLoading = 1, kServing = 2 };
+
+enum class ExpertFailure : uint64_t { kNone = 0, kLate, kGone, kRefused, kNotPublished, kAborted };
 
 // What a GPU tells its host, and the host it, in pinned memory. Checked after a pass, before a result is used.
 struct ExpertStatus {
@@ -37,8 +42,10 @@ constexpr int64_t kRankBytes = sizeof(ExpertRank);
 // What kernels need, by the GPU's addresses.
 struct ExpertGroup {
   int32_t rank;
-  int32_t num_ranks;
-  int32_t capacity;  // rows of a job
+  int32_t num_ranks;    // R
+  int32_t num_slots;    // S
+  int32_t num_experts;  // E
+  int32_t capacity;     // rows of a job
   int64_t row_bytes;
   uint64_t patience;  // nanoseconds
   // This rank's job.
@@ -49,11 +56,17 @@ struct ExpertGroup {
   int32_t* pairs;       // [max_pairs, 3] see ExpertPair
   char* done;           // by rank, kDoneBytes apart
   const char* states;   // likewise, kRankBytes apart
-  int64_t* counts;      // [L, layer_counts]
-  int64_t layer_counts;
+  int64_t* counts;      // [L, E]
+  // The table: see ExpertSegment.
+  const uint64_t* version;
+  const int32_t* table;  // [L, R * S]
+  uint64_t* job_version;
   char* rows;        // [capacity] of row_bytes
   float* results;    // [max_pairs, H]
   int32_t* pair_of;  // [capacity, top_k] the pair of each row and expert of the job
+  // The table as it was last read, by layer.
+  uint64_t* read_versions;  // [L] plus 1, 0 = it was not
+  int32_t* slot_of;         // [L, E, R] where a rank has an expert, -1 = it has not
   ExpertState* state;
   ExpertStatus* status;
 };
@@ -118,9 +131,5 @@ class ExpertGpu {
 
 // The one of a service's handle; nullptr where the service runs on no GPU.
 ExpertGpu* FindExpertGpu(int32_t service);
-
-// Wait, on the stream, until all ranks have done the last job: those that its results come from, or those that may
-// still read it. A wait that fails says so in the status, and what follows on the stream does nothing.
-Error AwaitExperts(const ExpertGroup& group, bool wants_results, Stream stream);
 
 }  // namespace fdsd::cuda

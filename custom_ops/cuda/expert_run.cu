@@ -62,20 +62,27 @@ __global__ __launch_bounds__(kThreads) void SendResultsKernel(ExpertHomes homes,
   to[i] = result;
 }
 
-// Experts' weights where all lie one after another, as the first slot's; an error where they do not.
+// The weights of the first slot, which the others' follow in the order of the slots; an error where they do not.
 Error WeightsOf(const RunExpertsParams& p, ExpertWeights* weights) {
+  const ExpertShape& s = p.shape;
+  const auto of_slot = [](const auto* data, int64_t slot, int64_t size) { return data - slot * size; };
   const auto bytes = [](int32_t in, int32_t out, LinearFormat format) {
     return PackedLinearBytes(in, out, format, PairProducts::kWhole);
   };
-  const ExpertShape& s = p.shape;
   const int64_t gate_up = bytes(s.hidden_size, 2 * s.intermediate_size, s.gate_up_format);
   const int64_t down = bytes(s.intermediate_size, s.hidden_size, s.down_format);
-  *weights = p.experts[0];
+  bool is_found = false;
   for (int64_t e = 0; e < p.num_experts; ++e) {
     if (p.first_pair[e] == p.first_pair[e + 1]) continue;
-    if (p.experts[e].gate_up != static_cast<const char*>(weights->gate_up) + e * gate_up ||
-        p.experts[e].down != static_cast<const char*>(weights->down) + e * down)
+    ExpertWeights first = p.experts[e];
+    first.gate_up = of_slot(static_cast<const char*>(first.gate_up), e, gate_up);
+    first.down = of_slot(static_cast<const char*>(first.down), e, down);
+    if (first.gate_up_bias != nullptr) first.gate_up_bias = of_slot(first.gate_up_bias, e, 2 * s.intermediate_size);
+    if (first.down_bias != nullptr) first.down_bias = of_slot(first.down_bias, e, s.hidden_size);
+    if (is_found && (first.gate_up != weights->gate_up || first.down != weights->down))
       return "experts: expected weights that lie in the order of the slots, got others";
+    *weights = first;
+    is_found = true;
   }
   return nullptr;
 }

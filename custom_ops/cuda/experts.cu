@@ -1,82 +1,16 @@
 // Experts that ranks share, on GPUs: what gives a rank's rows to the others, and what adds up the results. See
 // expert_gpu.h.
 #include <algorithm>
-#include <numeric>
 
-#include "expert_gpu.h"
+#include "expert_job.h"
 #include "fdsd/experts.h"
 #include "moe_check.h"
-#include "moe_parts.h"
-#include "peer_words.h"
-#include "row_copy.h"
 #include "runtime/status.h"
 
 namespace fdsd::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-// The rows of a round, and the experts that they chose.
-struct Round {
-  int32_t layer;
-  int32_t num_rows;
-  int32_t top_k;
-  int32_t num_experts;
-  DevicePtr<const int32_t> experts;  // [rows, top_k]
-  DevicePtr<int32_t> pair_of;        // [rows, top_k]
-  DevicePtr<const int32_t> first;    // [E + 1] of the pairs of each expert
-
-  // Experts are spread in ranges, see linear_experts in models/sharding.py.
-  __device__ __forceinline__ int32_t FirstExpert(int32_t rank, int32_t num_ranks) const {
-    return static_cast<int32_t>(int64_t{rank} * num_experts / num_ranks);
-  }
-  __device__ __forceinline__ int32_t RankOf(int32_t expert, int32_t num_ranks) const {
-    return static_cast<int32_t>((int64_t{expert + 1} * num_ranks - 1) / num_experts);
-  }
-};
-
-// Block (row): copy it to where other ranks read it, and write its pairs.
-template <typename Unit>
-__global__ __launch_bounds__(kCopyThreads) void GiveRowsKernel(ExpertGroup group, Round round, int64_t num_units,
-                                                               DevicePtr<const Unit> x) {
-  if (group.state->failed != 0) return;
-  const int64_t row = blockIdx.x;
-  const DevicePtr<Unit> to = DevicePtr<Unit>(reinterpret_cast<Unit*>(group.rows + row * group.row_bytes));
-  CopyRow<Unit>(x + row * num_units, to, num_units);
-  const DevicePtr<int32_t> pairs(group.pairs);
-  for (int32_t k = static_cast<int32_t>(threadIdx.x); k < round.top_k; k += kCopyThreads) {
-    const int64_t pair = round.pair_of[row * round.top_k + k];
-    const int32_t expert = round.experts[row * round.top_k + k];
-    pairs[3 * pair] = static_cast<int32_t>(row);
-    pairs[3 * pair + 1] = expert - round.FirstExpert(round.RankOf(expert, group.num_ranks), group.num_ranks);
-    pairs[3 * pair + 2] = expert;
-  }
-}
-
-// One block: say which pairs are whose, and publish the job, as ExpertSegment::PublishJob does.
-__global__ __launch_bounds__(kThreads) void PublishJobKernel(ExpertGroup group, Round round) {
-  if (group.state->failed != 0) return;
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  const uint64_t seq = group.state->seq + 1;
-  const DevicePtr<int32_t> first_pair(group.first_pair);
-  const auto first_of = [&](int32_t rank) { return round.first[round.FirstExpert(rank, group.num_ranks)]; };
-  if (thread <= group.num_ranks) first_pair[thread] = first_of(thread);
-  if (thread < group.num_ranks && first_of(thread) == first_of(thread + 1))
-    DevicePtr<uint64_t>(reinterpret_cast<uint64_t*>(group.done + thread * kDoneBytes))[0] = 2 * seq;
-  const DevicePtr<int64_t> counts(group.counts + round.layer * group.layer_counts);
-  for (int32_t e = thread; e < round.num_experts; e += kThreads) counts[e] += round.first[e + 1] - round.first[e];
-  if (thread == 0) {
-    DevicePtr<int32_t>(group.layer)[0] = round.layer;
-    DevicePtr<int32_t>(group.num_rows)[0] = round.num_rows;
-  }
-  __syncthreads();
-  if (thread != 0) return;
-  AboutToPublish(first_pair, group.num_ranks + 1);
-  AboutToPublish(DevicePtr<int32_t>(group.pairs), int64_t{3} * round.num_rows * round.top_k);
-  AboutToPublish(DevicePtr<uint32_t>(reinterpret_cast<uint32_t*>(group.rows)), round.num_rows * group.row_bytes / 4);
-  group.state->seq = seq;
-  StoreForRank(group.seq, seq);
-}
 
 // Rows of other parts are -0, which changes no number that it is added to. Block (row, part).
 __global__ __launch_bounds__(kThreads) void FillKernel(int32_t num_columns, int32_t begin, int32_t end, DType dtype,
@@ -113,44 +47,19 @@ Error CheckService(const Params& p, int32_t top_k, ExpertGpu** gpu, const Expert
   return nullptr;
 }
 
-// What giving a round takes of the workspace.
-struct RoundArrays {
-  DevicePtr<int32_t> tokens;  // [pairs]
-  DevicePtr<int32_t> first;   // [E + 1]
+int32_t NumPlaces(const ExpertGpu* gpu) { return gpu == nullptr ? 0 : gpu->group().num_ranks * gpu->group().num_slots; }
 
-  RoundArrays(int64_t num_pairs, int32_t num_experts, Parts* parts)
-      : tokens(parts->Array<int32_t>(num_pairs)), first(parts->Array<int32_t>(num_experts + 1)) {}
-};
-
-// Give the rows of a round, as many as fit, from `begin` on; returns their number.
+// The rows of a round, as many as fit, from `begin` on.
 template <typename Params>
-Error GiveRound(const Params& p, const ExpertGroup& group, const ExpertServiceLayerParams& layer, int32_t begin,
-                const RoundArrays& arrays, Stream stream, int32_t* num_rows) {
-  *num_rows = std::min(PartOf(p).end - begin, group.capacity);
+RoundRows RowsFrom(const Params& p, const ExpertGroup& group, const ExpertServiceLayerParams& layer, int32_t begin) {
   const int64_t row_bytes = p.hidden_size * ElementBytes(p.dtype);
-  const int64_t first_pair = int64_t{begin} * layer.top_k;
-  RouterArrays router{};
-  router.experts = DevicePtr<int32_t>(const_cast<int32_t*>(p.expert_ids + first_pair));
-  router.rows = DevicePtr<int32_t>(group.pair_of);
-  router.tokens = arrays.tokens;
-  router.first = arrays.first;
-  RouterShape shape{};
-  shape.num_tokens = *num_rows;
-  shape.top_k = layer.top_k;
-  shape.num_local_experts = shape.num_experts = layer.num_experts;
-  const Round round{p.layer, *num_rows, layer.top_k, layer.num_experts, router.experts, router.rows, router.first};
-  if (Error error = AwaitExperts(group, false, stream)) return error;
-  if (Error error = NumberPairs(shape, router, stream)) return error;
-  const char* const x = static_cast<const char*>(p.x) + begin * row_bytes;
-  const void* const places[] = {x, group.rows};
-  const Error error = WithCopyUnit(std::gcd(row_bytes, group.row_bytes), places, [&](auto unit) {
-    using Unit = decltype(unit);
-    const LaunchShape rows{dim3(static_cast<unsigned>(*num_rows)), dim3(kCopyThreads)};
-    return Launch<GiveRowsKernel<Unit>>(rows, stream, group, round, row_bytes / static_cast<int64_t>(sizeof(Unit)),
-                                        DevicePtr<const Unit>(x));
-  });
-  if (error != nullptr) return error;
-  return Launch<PublishJobKernel>(LaunchShape{dim3(1), dim3(kThreads)}, stream, group, round);
+  return {p.layer,
+          layer.num_experts,
+          layer.top_k,
+          std::min(PartOf(p).end - begin, group.capacity),
+          row_bytes,
+          static_cast<const char*>(p.x) + begin * row_bytes,
+          p.expert_ids + int64_t{begin} * layer.top_k};
 }
 
 // All is as large as the op needs; workspace nullptr: only to ask how large that is.
@@ -160,11 +69,11 @@ struct DispatchCall {
   RouterArrays router;
   RoundArrays round;
 
-  DispatchCall(const DispatchExpertsParams& p, void* workspace)
+  DispatchCall(const DispatchExpertsParams& p, const ExpertGpu* gpu, void* workspace)
       : part(PartOf(p)),
         parts(workspace),
         router(RouterArraysOf(p.router, part.end - part.begin, p.num_experts, &parts)),
-        round(int64_t{part.end - part.begin} * p.router.top_k, p.num_experts, &parts) {
+        round(int64_t{part.end - part.begin} * p.router.top_k, NumPlaces(gpu), &parts) {
     const int64_t first = int64_t{part.begin} * p.router.top_k;
     router.experts = DevicePtr<int32_t>(p.expert_ids + first);
     router.pair_weights = DevicePtr<float>(p.weights + first);
@@ -223,14 +132,14 @@ Error AddRound(const CombineExpertsParams& p, const ExpertGroup& group, int32_t 
 int64_t DispatchExpertsWorkspaceBytes(const DispatchExpertsParams& p) {
   ExpertGpu* gpu = nullptr;
   const ExpertServiceLayerParams* layer = nullptr;
-  return CheckDispatch(p, &gpu, &layer) == nullptr ? DispatchCall(p, nullptr).parts.num_bytes() : 0;
+  return CheckDispatch(p, &gpu, &layer) == nullptr ? DispatchCall(p, gpu, nullptr).parts.num_bytes() : 0;
 }
 
 Error DispatchExperts(const DispatchExpertsParams& p, void* workspace, Stream stream) {
   ExpertGpu* gpu = nullptr;
   const ExpertServiceLayerParams* layer = nullptr;
   if (const Error error = CheckDispatch(p, &gpu, &layer)) return error;
-  const DispatchCall call(p, workspace);
+  const DispatchCall call(p, gpu, workspace);
   if (p.num_parts > 1)
     if (Error error = ClearChoice(p, stream)) return error;
   const int32_t num_tokens = call.part.end - call.part.begin;
@@ -239,8 +148,8 @@ Error DispatchExperts(const DispatchExpertsParams& p, void* workspace, Stream st
   const char* const x = static_cast<const char*>(p.x) + call.part.begin * p.hidden_size * ElementBytes(p.dtype);
   const auto route = [&](auto element) { return RouteTokens<decltype(element)>(shape, x, call.router, stream); };
   if (Error error = WithElement(p.dtype, route)) return error;
-  int32_t num_rows = 0;
-  return gpu == nullptr ? nullptr : GiveRound(p, gpu->group(), *layer, call.part.begin, call.round, stream, &num_rows);
+  if (gpu == nullptr) return nullptr;
+  return GiveRound(gpu->group(), RowsFrom(p, gpu->group(), *layer, call.part.begin), call.round, stream);
 }
 
 int64_t CombineExpertsWorkspaceBytes(const CombineExpertsParams& p) {
@@ -248,7 +157,7 @@ int64_t CombineExpertsWorkspaceBytes(const CombineExpertsParams& p) {
   const ExpertServiceLayerParams* layer = nullptr;
   if (CheckCombine(p, &gpu, &layer) != nullptr) return 0;
   Parts parts(nullptr);
-  RoundArrays(int64_t{gpu->group().capacity} * p.top_k, layer->num_experts, &parts);
+  RoundArrays(int64_t{gpu->group().capacity} * p.top_k, NumPlaces(gpu), &parts);
   return parts.num_bytes();
 }
 
@@ -258,19 +167,19 @@ Error CombineExperts(const CombineExpertsParams& p, void* workspace, Stream stre
   if (const Error error = CheckCombine(p, &gpu, &layer)) return error;
   const ExpertGroup& group = gpu->group();
   Parts parts(workspace);
-  const RoundArrays arrays(int64_t{group.capacity} * p.top_k, layer->num_experts, &parts);
+  const RoundArrays arrays(int64_t{group.capacity} * p.top_k, NumPlaces(gpu), &parts);
   const Part part = PartOf(p);
   for (int32_t begin = part.begin; begin < part.end;) {
     // The first round was given by dispatch_experts.
-    int32_t num_rows = std::min(part.end - begin, group.capacity);
+    const RoundRows rows = RowsFrom(p, group, *layer, begin);
     if (begin > part.begin)
-      if (Error error = GiveRound(p, group, *layer, begin, arrays, stream, &num_rows)) return error;
-    if (Error error = AwaitExperts(group, true, stream)) return error;
+      if (Error error = GiveRound(group, rows, arrays, stream)) return error;
+    if (Error error = AwaitExperts(group, stream)) return error;
     const auto add = [&](auto element) {
-      return AddRound<decltype(element)>(p, group, layer->num_experts, begin, num_rows, stream);
+      return AddRound<decltype(element)>(p, group, layer->num_experts, begin, rows.num_rows, stream);
     };
     if (Error error = WithElement(p.dtype, add)) return error;
-    begin += num_rows;
+    begin += rows.num_rows;
   }
   if (p.num_parts == 1) return nullptr;
   const LaunchShape all{

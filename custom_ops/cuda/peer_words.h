@@ -23,6 +23,8 @@ inline uint64_t Nanoseconds() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 inline void RestBetweenLooks() { emulation::Rest(); }
+// Between a store and a load of different words, which no thread may see the other way round.
+inline void FenceForRanks() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 // What a kernel is about to publish with a word: the emulation reads it as the thread, so it finds what another thread
 // wrote with no barrier between, or another block at all.
@@ -49,6 +51,7 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
   return now;
 }
 __device__ __forceinline__ void RestBetweenLooks() {}
+__device__ __forceinline__ void FenceForRanks() { asm volatile("fence.sc.sys;" ::: "memory"); }
 template <typename T>
 __device__ __forceinline__ void AboutToPublish(DevicePtr<T>, int64_t) {}
 

@@ -209,8 +209,6 @@ def cpu_only(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every option with a value that only the CPU can serve."""
     if config.parallel.num_hosts > 1:
         yield _error("ips", "one host", ",".join(config.parallel.ips))
-    if config.parallel.eplb is not None:
-        yield _error("enable_eplb", "false", "true")
     if config.model.enforce_eager:
         yield _error("enforce_eager", "false", "true")
 
@@ -275,7 +273,7 @@ RULES = (
     Rule(_verify_expert_ports, ("enable_expert_parallel", "ips", "local_data_parallel_id", "node_port")),
     Rule(_verify_ports, ("pd_comm_port", "rdma_comm_ports", "data_parallel_size")),
     Rule(_verify_router_secret, ("router", "pd_secret")),
-    Rule(_verify_device, ("device", "ips", "enable_eplb", "enforce_eager")),
+    Rule(_verify_device, ("device", "ips", "enforce_eager")),
     Rule(_verify_processor, ("device", "quantization", "kv_cache_dtype", "dtype")),
     Rule(_verify_cache_size, ("num_gpu_blocks_override", "max_model_len", "block_size")),
 )

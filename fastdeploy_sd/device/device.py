@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from fastdeploy_sd.device.buffer import Event, HostDeviceBuffer
 from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.program.host_op import HostOp
 from fastdeploy_sd.device.program.program import Inputs, Program, Recording, allocate_arena
+from fastdeploy_sd.types import Bytes
 
 # Who writes rows makes copies of them.
 _ROWS_AT_ONCE = 1024
@@ -88,6 +90,19 @@ class Device:
         if rows.dtype != array.dtype or rows.shape != array.shape:
             raise ValueError(f"array: expected {rows.dtype}{list(rows.shape)}, got {array.dtype}{list(array.shape)}")
         rows[:] = array
+
+    def prepare_overwrites(self, num_bytes: int) -> None:
+        """Take what `overwrite` needs for so many bytes at a time, while nothing runs that waits.
+
+        Raises MemoryError: there is not that much.
+        """
+
+    def overwrite(self, address: int, num_bytes: int, write: Callable[[Bytes], object]) -> None:
+        """Have `write` write all of u8[num_bytes], and put it where nothing that runs reads, while other calls run.
+
+        Any thread may call it, one at a time. Raises ValueError: it did not arrive.
+        """
+        write(np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address)))
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """Start to copy one tensor of the device over another, after the calls so far.

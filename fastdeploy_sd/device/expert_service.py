@@ -201,10 +201,13 @@ class ExpertService:
         awaited: npt.NDArray[np.bool_] = found != 0
         return awaited
 
-    def placement(self, layer: int) -> I32:
-        """Return the published expert i32[num_ranks, num_slots] of each slot, -1 = none."""
+    def placement(self, layer: int, *, has_retired: bool = False) -> I32:
+        """Return the published expert i32[num_ranks, num_slots] of each slot, -1 = none.
+
+        `has_retired`: with those that are still run where they were asked for before.
+        """
         experts: I32 = np.empty((self.shape.num_ranks, self.shape.num_slots), np.int32)
-        self._call("placement", layer=layer, experts=experts.ctypes.data)
+        self._call("placement", layer=layer, has_retired=has_retired, experts=experts.ctypes.data)
         return experts
 
     def target(self, layer: int) -> I32:

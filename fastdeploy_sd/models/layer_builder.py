@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from paddle import Tensor
 
-from fastdeploy_sd.device.device import constant
+from fastdeploy_sd.device.device import constant, device
 from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertSlot
 from fastdeploy_sd.models.adapted_linears import adapted_linears
 from fastdeploy_sd.models.adapters import Adapters
@@ -188,9 +188,9 @@ class LayerBuilder:
         ids: Sequence[int] = own.inputs
         may_move = group is not None and group.num_redundant is not None
         if group is not None and may_move:
-            ids = group.experts_of(group.first_layer + self._config.expert_layers.index(i), moe.num_experts)
-            # Memory of every slot; what is in the last ones is not published.
-            ids = (*ids, *[ids[0]] * (group.service.shape.num_slots - len(ids)))
+            slots = group.experts_of(group.first_layer + self._config.expert_layers.index(i), moe.num_experts)
+            # Memory of every slot; what is in empty ones is not published.
+            ids = [expert if expert >= 0 else max(slots) for expert in slots]
         parts = expert_parts(moe)
         gate_up, down = (
             self._packer.experts(
@@ -214,11 +214,12 @@ class LayerBuilder:
             format_code(own.gate_up.format), format_code(own.down.format), moe.gate_limit, moe.num_groups,
         )  # fmt: skip
         places: Sequence[ExpertSlot] = own.slots()
-        count = len(places)
+        slots: Sequence[ExpertSlot | None] = places
         if group.num_redundant is not None:
-            count = len(group.experts_of(number, moe.num_experts))
+            found = group.experts_of(number, moe.num_experts)
+            slots = [place if expert >= 0 else None for place, expert in zip(places, found, strict=True)]
             group.moves[number] = ExpertMemory(places, self._packs(own, weights, i, moe))
-        group.service.register_layer(number, layer, places[:count])
+        group.service.register_layer(number, layer, slots)
         group.service.kept.append(own)  # a recorded pass keeps no layers
         return ServedExperts(group.service, number, i == layers[0], i == layers[-1], own.num_slices)
 
@@ -227,14 +228,15 @@ class LayerBuilder:
     ) -> Callable[[int, ExpertSlot], ExpertSlot]:
         """Return what writes an expert of layer i over another."""
         parts, size, fmt = expert_parts(moe), moe.intermediate_size, self._scheme.experts
+        device().prepare_overwrites(max(own.gate_up.expert_bytes, own.down.expert_bytes))
 
         def pack(expert: int, place: ExpertSlot) -> ExpertSlot:
             self._packer.pack_expert(weights.gate_up(i, parts[expert], size)[0], fmt, own.gate_up, place.gate_up)
             self._packer.pack_expert(weights.down(i, parts[expert], size)[0], fmt, own.down, place.down)
             if (biases := weights.moe_biases(i, moe)) is not None:
                 for bias, address in zip(biases[1:], (place.gate_up_bias, place.down_bias), strict=True):
-                    row = np.ascontiguousarray(bias[expert], np.float32)
-                    ctypes.memmove(address, row.ctypes.data, row.nbytes)
+                    row = np.ascontiguousarray(bias[expert], np.float32).view(np.uint8)
+                    device().overwrite(address, row.nbytes, partial(np.copyto, src=row))
             return replace(place, expert=expert)
 
         return pack

@@ -215,6 +215,11 @@ class PackedExperts(Generic[A]):
     out_features: int
     format: LinearFormat
 
+    @property
+    def expert_bytes(self) -> int:
+        """Of one matrix."""
+        return packed_bytes(self.in_features, self.out_features, self.format)
+
 
 def experts_shape(weights: Sequence[WeightMatrix]) -> tuple[int, int]:
     """Return the (out_features, in_features) that all experts share; raises ValueError where they share none."""

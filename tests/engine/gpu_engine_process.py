@@ -1,9 +1,10 @@
 """One engine of those that share experts, each with GPUs of its own: does what the lines of its standard input say.
 
-Usage: python -m tests.engine.gpu_engine_process FD NUMBER ENGINES RANKS MODEL METHOD TIMEOUT_S
+Usage: python -m tests.engine.gpu_engine_process FD NUMBER ENGINES RANKS MODEL METHOD REDUNDANT TIMEOUT_S
 
-What it says first is that it serves its experts. An order is "stop", "1 is gone" or a list of request numbers, whose
-answers in words it then says, and the rows that each rank has run its experts on.
+What it says first is that it serves its experts. An order is "stop", "1 is gone", "move", from which on experts move at
+random, "places", how many placements that has led to, or a list of request numbers, whose answers in words it then
+says, and the rows that each rank has run its experts on.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 from fastdeploy_sd.cli.verify import PLAIN, standard_methods
 from fastdeploy_sd.cli.verify.runs import engine_config, run
 from fastdeploy_sd.config import ParallelConfig
+from fastdeploy_sd.config.eplb import EplbConfig
+from fastdeploy_sd.device import expert_service
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import FdsdError
 from fastdeploy_sd.types import Request
 from tests.engine.gpu import BATCH, short_requests, tiny_config
-from tests.engine.test_expert_parallel import start
+from tests.engine.test_expert_parallel import random_moves, start
 
 # Greedy, seeded, with log-probabilities and with a grammar.
 NUM_REQUESTS, NUM_TOKENS = 4, 4
@@ -34,27 +37,37 @@ def requests() -> Sequence[Request]:
 
 def main() -> int:
     fd, number, engines, ranks = map(int, sys.argv[1:5])
-    model, name, timeout_s = sys.argv[5], sys.argv[6], float(sys.argv[7])
+    model, name, num_redundant, timeout_s = sys.argv[5], sys.argv[6], int(sys.argv[7]), float(sys.argv[8])
+    expert_service._PAUSE_S = 0.005  # experts move often
     parallel = ParallelConfig(
         tensor_parallel_size=ranks,
         data_parallel_size=engines,
         local_data_parallel_id=number,
         enable_expert_parallel=True,
+        enable_eplb=True,
+        eplb_config=EplbConfig(redundant_experts_num=num_redundant),
         rank_timeout_s=timeout_s,
     )
     method = PLAIN if name == "naive" else standard_methods([name], [3])[0]
     config = engine_config(replace(tiny_config(pathlib.Path(model)), parallel=parallel), BATCH, method)
     executor = start(config, method, fd)
+    experts = executor.experts
+    assert experts is not None
     engine, wanted = Engine(config, executor), requests()
+    move, seen = random_moves(experts, num_redundant)
     print(json.dumps("serves"), flush=True)
     for line in sys.stdin:
         order: Any = json.loads(line)
         if order == "stop":
             break
-        experts = executor.experts
-        assert experts is not None
         if order == "1 is gone":
             experts.mark_gone(1)
+            continue
+        if order == "move":
+            experts.repeat(move, "moves")
+            continue
+        if order == "places":
+            print(json.dumps(len(seen)), flush=True)
             continue
         try:
             answers = run(engine, [wanted[i] for i in order])

@@ -1,4 +1,4 @@
-"""The promise where experts are spread over GPUs: the bytes of one, and a rank that is lost costs the others a wait.
+"""The promise where experts are spread over GPUs and move: the bytes of one, and a lost rank costs a wait.
 
 Each engine is a process, and each rank has a GPU with memory of its own, of which the others open what it shares.
 """
@@ -73,14 +73,14 @@ class Engines:
 
 @contextlib.contextmanager
 def engines_of(
-    num_engines: int, size: int, model: pathlib.Path, method: str, timeout_s: float = 60.0
+    num_engines: int, size: int, model: pathlib.Path, method: str, num_redundant: int = 0, timeout_s: float = 60.0
 ) -> Iterator[Engines]:
     """Engines that serve, of `size` ranks each; they leave together in the end."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setenv("FDSD_EMULATED_GPUS", str(num_engines * size))
         fd = expert_segment()
         stack.callback(os.close, fd)
-        found = Engines(fd, num_engines, size, model, method, timeout_s)
+        found = Engines(fd, num_engines, size, model, method, num_redundant, timeout_s)
         stack.callback(found.kill)
         assert [engine.reply() for engine in found.engines] == ["serves"] * num_engines
         yield found
@@ -112,27 +112,34 @@ def answers_of(found: Engines) -> tuple[Mapping[str, str], list[int]]:
     return first[0] | second, served
 
 
-def test_engines_of_two_gpus_give_the_bytes_of_one(model_of: Any) -> None:
+def test_engines_of_two_gpus_give_the_bytes_of_one_while_experts_move(model_of: Any) -> None:
     """Greedy, seeded and guided, prompts in parts, log-probabilities; the last engine ends early, and serves."""
     model = model_of("ernie4_5_moe-tiny")
-    with engines_of(2, 2, model, "naive") as found:
+    with engines_of(2, 2, model, "naive", num_redundant=3) as found:
+        first = found.engines[0]
+        first.send("move")
         answers, served = answers_of(found)
+        first.send("places")
+        assert first.reply() > 10
     assert answers == alone(model)
     assert len(served) == 4
     assert min(served) > 0
 
 
-def test_an_engine_that_is_killed_and_starts_again_costs_the_other_no_byte(model_of: Any) -> None:
-    """With experts in draft layers too; one that does not come back fails the step, by its name."""
+def test_an_engine_that_is_killed_while_experts_move_costs_the_other_no_byte(model_of: Any) -> None:
+    """With experts in draft layers too; it starts again. One that does not fails the step, by its name."""
     model = model_of("qwen3_moe-tiny")
     with engines_of(2, 1, model, "mtp") as found:
         first, second = found.engines
         assert answers_of(found)[0] == alone(model)
+        first.send("move")
         first.send(ALL)
         second.send(ALL[:1])
         found.start_again(1)
         assert found.engines[1].reply() == "serves"
         assert first.reply()[0] == alone(model)
+        first.send("places")
+        assert first.reply() > 10
         found.engines[1].kill()
         first.send("1 is gone")
         first.send(ALL[:1])

@@ -191,8 +191,9 @@ class Ranks:
             self.gpu.on_wait.append(experts.verify)
             place = self.gpu.place
         for i, layer in enumerate(self.layers):
-            published = [int(expert) for expert in service.placement(i)[rank] if expert >= 0]
-            layer.register(service, i, published or self.placement[rank], self.dtype, place)
+            held = [None if e < 0 else e for e in service.placement(i, has_retired=True)[rank].tolist()]
+            slots = held if any(e is not None for e in held) else self.placement[rank]
+            layer.register(service, i, slots, self.dtype, place)
         service.start()
         return service
 

@@ -121,7 +121,8 @@ int64_t ExpertMirror::CollectSlots(Peer* peer, char* frame) const {
   MirrorWriter writer(frame, HeaderOf(MirrorKind::kSlots, first(host_)));
   for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {
     const std::atomic<int32_t>* const own = segment_->slots(layer) + first(host_) * shape_.num_slots;
-    for (int32_t s = 0; s < per_host_ * shape_.num_slots; ++s) writer.Put(own[s].load(std::memory_order_acquire));
+    for (int32_t s = 0; s < per_host_ * shape_.num_slots; ++s)
+      writer.Put(std::max(own[s].load(std::memory_order_acquire), 0));
   }
   // An expert that moved meanwhile may be in neither slot: it is read again.
   if (segment_->version().load(std::memory_order_seq_cst) != version) return 0;

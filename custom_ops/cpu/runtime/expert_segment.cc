@@ -15,7 +15,7 @@ namespace fdsd {
 namespace {
 
 // Raised with every change of what the segment holds.
-constexpr int32_t kLayoutVersion = 6;
+constexpr int32_t kLayoutVersion = 7;
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kMaxResultBytes = 64 << 20;
 constexpr int kNumAgreed = 9;

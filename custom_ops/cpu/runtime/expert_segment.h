@@ -112,8 +112,9 @@ class ExpertSegment {
   // The job is written: those that it names may read it.
   void PublishJob(int32_t rank) const;
 
-  // The table: [R * S] the published expert of each slot plus 1, 0 = none. Who changes a slot raises the version
-  // afterwards; who reads the same version before and after all slots has seen every move whole.
+  // The table: [R * S] the published expert of each slot plus 1; less than 0: that of one which only older tables
+  // published, and which is still run; 0 = none. Who changes a slot raises the version afterwards; who reads the same
+  // version before and after all slots has seen every move whole. A rank that is started again loads all of its own.
   std::atomic<int32_t>* slots(int32_t layer) const {
     return At<std::atomic<int32_t>>(offsets_.slots) + int64_t{layer} * shape_.num_ranks * shape_.num_slots;
   }

@@ -43,8 +43,9 @@ ExpertService::ExpertService(const ExpertServiceOpenParams& p, std::unique_ptr<E
   segment_->job(rank_).version.store(0);
 }
 
-void ExpertService::SetPublished(int32_t layer, int32_t slot, int32_t expert) {
-  segment_->slots(layer)[rank_ * segment_->shape().num_slots + slot].store(expert + 1, std::memory_order_seq_cst);
+// Of the table.
+void ExpertService::SetEntry(int32_t layer, int32_t slot, int32_t entry) {
+  segment_->slots(layer)[rank_ * segment_->shape().num_slots + slot].store(entry, std::memory_order_seq_cst);
   segment_->version().fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -54,7 +55,7 @@ Error ExpertService::Start() {
     for (int32_t slot = 0; slot < s.num_slots; ++slot) {
       int32_t expert = -1;
       if (const Error error = server_.FindSlot(layer, slot, &expert)) return error;
-      SetPublished(layer, slot, expert);
+      SetEntry(layer, slot, expert + 1);
     }
   }
   server_.Start();
@@ -62,11 +63,17 @@ Error ExpertService::Start() {
   return nullptr;
 }
 
+Error ExpertService::SetSlot(const ExpertServiceSlotParams& p) {
+  if (const Error error = server_.SetSlot(p.layer, p.slot, p.expert, p.weights)) return error;
+  if (p.expert < 0) SetEntry(p.layer, p.slot, 0);
+  return nullptr;
+}
+
 Error ExpertService::Publish(const ExpertServicePublishParams& p) {
   int32_t expert = -1;
   if (const Error error = server_.FindSlot(p.layer, p.slot, &expert)) return error;
   if (p.is_published != 0 && expert < 0) return "slot: expected one that has an expert, got an empty one";
-  SetPublished(p.layer, p.slot, p.is_published != 0 ? expert : -1);
+  SetEntry(p.layer, p.slot, p.is_published != 0 ? expert + 1 : -(expert + 1));
   *p.version = static_cast<int64_t>(segment_->version().load());
   return nullptr;
 }

@@ -22,6 +22,7 @@ class ExpertService {
   ExpertHome& home() { return home_; }
 
   Error Start();
+  Error SetSlot(const ExpertServiceSlotParams& p);
   Error Publish(const ExpertServicePublishParams& p);
   // As what the functions in fdsd/experts.h say.
   Error Meet(double timeout_s);
@@ -32,7 +33,7 @@ class ExpertService {
  private:
   template <typename IsOver>
   Error WaitForRanks(double timeout_s, const char* what, IsOver&& is_over) const;
-  void SetPublished(int32_t layer, int32_t slot, int32_t expert);
+  void SetEntry(int32_t layer, int32_t slot, int32_t entry);
 
   const std::unique_ptr<ExpertSegment> segment_;
   const int32_t rank_;

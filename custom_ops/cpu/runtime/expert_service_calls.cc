@@ -65,9 +65,7 @@ Error ExpertServiceRunner(const ExpertServiceRunnerParams& p) {
 }
 
 Error ExpertServiceSlot(const ExpertServiceSlotParams& p) {
-  return WithService(p.service, [&](ExpertService& service) {
-    return service.server().SetSlot(p.layer, p.slot, p.expert, p.weights);
-  });
+  return WithService(p.service, [&](ExpertService& service) { return service.SetSlot(p); });
 }
 
 Error ExpertServicePublish(const ExpertServicePublishParams& p) {
@@ -78,8 +76,10 @@ Error ExpertServicePlacement(const ExpertServicePlacementParams& p) {
   return WithService(p.service, [&](ExpertService& service) -> Error {
     const ExpertServiceShape& s = service.segment().shape();
     if (p.layer < 0 || p.layer >= s.num_layers) return "layer: expected a layer of the service, got another";
-    for (int32_t i = 0; i < s.num_ranks * s.num_slots; ++i)
-      p.experts[i] = service.segment().slots(p.layer)[i].load(std::memory_order_acquire) - 1;
+    for (int32_t i = 0; i < s.num_ranks * s.num_slots; ++i) {
+      const int32_t entry = service.segment().slots(p.layer)[i].load(std::memory_order_acquire);
+      p.experts[i] = std::max(entry, p.has_retired != 0 ? -entry : 0) - 1;
+    }
     return nullptr;
   });
 }

@@ -128,7 +128,7 @@ struct ExpertServiceRunnerParams {
 CallStatus ExpertServiceRunner(const ExpertServiceRunnerParams& p);
 
 // What lies in a slot of this rank from now on; waits until no expert is run. What asks for another expert there is
-// sent back to its rank, which asks anew.
+// sent back to its rank: a processor's asks anew, a GPU's pass fails.
 struct ExpertServiceSlotParams {
   int32_t service;
   int32_t layer;
@@ -151,7 +151,8 @@ CallStatus ExpertServicePublish(const ExpertServicePublishParams& p);
 struct ExpertServicePlacementParams {
   int32_t service;
   int32_t layer;
-  int32_t* experts;  // [R, S] receives the published expert of each slot, -1 = none
+  int32_t has_retired;  // 1: with those that only jobs of older tables ask for
+  int32_t* experts;     // [R, S] receives the published expert of each slot, -1 = none
 };
 CallStatus ExpertServicePlacement(const ExpertServicePlacementParams& p);
 

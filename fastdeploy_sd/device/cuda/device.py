@@ -20,7 +20,7 @@ from fastdeploy_sd.device.cuda.library import CudaLibrary
 from fastdeploy_sd.device.cuda.memory import Allocator, CudaMemory
 from fastdeploy_sd.device.cuda.paddle_memory import allocator_of
 from fastdeploy_sd.device.cuda.program import CudaProgram
-from fastdeploy_sd.device.cuda.uploads import CudaUploads
+from fastdeploy_sd.device.cuda.uploads import CudaOverwriter, CudaUploads
 from fastdeploy_sd.device.device import Device
 from fastdeploy_sd.device.device_tensor import DeviceTensor, element_of
 from fastdeploy_sd.device.program.declaration import ELEMENT_BYTES
@@ -46,6 +46,7 @@ class CudaDevice(Device):
         self.transfers = CudaTransfers(library, self.memory, self.stream)
         self.workspace = Workspace(self.memory)
         self._uploads: CudaUploads | None = None
+        self._overwriter: CudaOverwriter | None = None
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         tensor = self.empty(shape, dtype)
@@ -101,6 +102,14 @@ class CudaDevice(Device):
             raise ValueError(f"array: expected rows of {tensor}, got {array.dtype}{list(array.shape)}")
         self.wait()  # what was started may still read what is there
         self._copy_up(rows, array)
+
+    def prepare_overwrites(self, num_bytes: int) -> None:
+        if self._overwriter is None or self._overwriter.num_bytes < num_bytes:
+            self._overwriter = CudaOverwriter(self.library, num_bytes)
+
+    def overwrite(self, address: int, num_bytes: int, write: Callable[[Bytes], object]) -> None:
+        assert self._overwriter is not None, "prepare_overwrites comes first"
+        self._overwriter.write(address, num_bytes, write)
 
     def copy(self, to: Any, source: Any) -> None:
         if to.num_bytes != source.num_bytes:

@@ -21,6 +21,7 @@ _FAILURES = (
     "did not run its experts in time",
     "has ended, and no other has its experts",
     "could not run its experts",
+    "asked for experts that no rank has",
 )
 
 

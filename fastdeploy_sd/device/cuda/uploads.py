@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from fastdeploy_sd.device import library as kernels
 from fastdeploy_sd.device.arrays import Array, address
+from fastdeploy_sd.device.cuda.handles import new_stream
 from fastdeploy_sd.device.cuda.library import CudaLibrary
-from fastdeploy_sd.device.cuda.memory import ALIGNMENT, CudaMemory, StagingMemory
+from fastdeploy_sd.device.cuda.memory import ALIGNMENT, CudaMemory, StagingMemory, pinned_zeros
 from fastdeploy_sd.types import Bytes
 
 PIECE_BYTES = 64 << 20
@@ -86,6 +87,30 @@ class CudaUploads:
             self._pieces[self._turn] = piece = None
             piece = self._pieces[self._turn] = StagingMemory(self._library, self._memory, max(size, self.piece_bytes))
         return piece
+
+
+class CudaOverwriter:
+    """What goes up to memory of a GPU that nothing reads, while passes run: on a stream that waits for none of them.
+
+    Raises MemoryError: the system gives no `num_bytes` of pinned memory.
+    """
+
+    def __init__(self, library: CudaLibrary, num_bytes: int) -> None:
+        self._library, self._gpu = library, ctypes.c_int32(library.current_device())
+        self._host, self._stream = pinned_zeros(library, num_bytes), new_stream(library)
+
+    @property
+    def num_bytes(self) -> int:
+        """The most at a time."""
+        return self._host.nbytes
+
+    def write(self, to: int, num_bytes: int, write: Callable[[Bytes], object]) -> None:
+        """See Device.overwrite."""
+        host = self._host[:num_bytes]
+        write(host)
+        self._library.call("use_device", self._gpu)  # of the calling thread
+        self._library.call("start_copy", to, address(host), ctypes.c_int64(num_bytes), self._stream.address)
+        self._library.call("stream_synchronize", self._stream.address)
 
 
 def _copy(to: Array, source: Array, begin: int, end: int) -> None:

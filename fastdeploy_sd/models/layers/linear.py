@@ -53,12 +53,16 @@ class ExpertGroup:
     moves: dict[int, ExpertMemory] = field(default_factory=dict)
 
     def experts_of(self, layer: int, num_experts: int) -> tuple[int, ...]:
-        """Return the experts with which this rank begins: those that others ask it for, if it was started before."""
+        """Return the expert of each slot with which this rank begins, -1 = none.
+
+        If it was started before, they are those that others may have asked it for, in the same slots.
+        """
         service = self.service
-        published = [int(expert) for expert in service.placement(layer)[service.rank] if expert >= 0]
-        if published:
-            return tuple(published)
-        return spread_experts(num_experts, service.shape.num_ranks, self.num_redundant or 0)[service.rank]
+        found = tuple(service.placement(layer, has_retired=True)[service.rank].tolist())
+        if max(found) >= 0:
+            return found
+        first = spread_experts(num_experts, service.shape.num_ranks, self.num_redundant or 0)[service.rank]
+        return (*first, *[-1] * (service.shape.num_slots - len(first)))
 
 
 class TpGroup:

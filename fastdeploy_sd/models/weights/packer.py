@@ -5,7 +5,6 @@ Knows names, formats and bytes; knows no layers, and not whether packed matrices
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.device import constant, device
+from fastdeploy_sd.device.device_tensor import DeviceTensor
 from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.float16_range import verify_float16
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
@@ -103,14 +103,14 @@ class WeightPacker:
     ) -> PackedExperts[Tensor]:
         """Return one packed matrix per expert, all of one shape; `are_spread`: any of a layer, in any order.
 
-        `may_move`: `pack_expert` writes others over them, so the host's memory has a copy of what a file holds.
+        `may_move`: `pack_expert` writes others over them, so on a processor memory has a copy of what a file holds.
 
         Raises ValueError: no expert, or shapes that differ; CheckpointError: as `linear`.
         """
         out_features, in_features = experts_shape(matrices)
         form = self._form(matrices, fmt, WHOLE)
         if may_move:
-            data = device().wrap(self._movable(matrices, form))
+            data = self._movable(matrices, form)
             return PackedExperts(data, len(matrices), in_features, out_features, form.format)
         name, store = f"{len(matrices)} experts from {matrices[0].name}", self._store
         if are_spread:
@@ -121,25 +121,44 @@ class WeightPacker:
         return PackedExperts(data, len(matrices), in_features, out_features, form.format)
 
     def pack_expert(self, matrix: WeightMatrix, fmt: LinearFormat, like: PackedExperts[Tensor], address: int) -> None:
-        """Pack an expert again into memory of the host, to the bytes that `experts` makes of it for a layer.
+        """Pack an expert again to an address, to the bytes that `experts` makes of it for a layer.
+
+        Any thread may call it; see Device.overwrite.
 
         Raises ValueError: it would have another format than the layer's experts.
         """
         form = self._form([matrix], fmt, WHOLE)
         if form.format != like.format:
             raise ValueError(f"{matrix.name}: expected the format of the layer's experts, got {form.format}")
-        size = packed_bytes(like.in_features, like.out_features, form.format)
-        self._pack_expert(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)), matrix, form)
+        device().overwrite(address, like.expert_bytes, lambda data: self._pack_expert(data, matrix, form))
 
-    def _movable(self, matrices: Sequence[WeightMatrix], form: _Form) -> Bytes:
+    def _movable(self, matrices: Sequence[WeightMatrix], form: _Form) -> Tensor:
         """Return matrices one after the other, each kept in the store by itself: a later start may have others."""
         out_features, in_features = matrices[0].shape
-        size = packed_bytes(in_features, out_features, form.format, form.slices)
-        data = self._memory.take(len(matrices) * size)
-        for i, matrix in enumerate(matrices):
-            self._pack_expert(data[i * size : (i + 1) * size], matrix, form, is_loading=True)
-        self._note_packed(matrices, form, data.nbytes)
-        return data
+        size, where = packed_bytes(in_features, out_features, form.format, form.slices), device()
+        if isinstance(where, CudaDevice):
+            tensor = where.empty((len(matrices) * size,), np.uint8)
+            for i, matrix in enumerate(matrices):
+                self._pack_expert_on_device(where, tensor[i * size : (i + 1) * size], matrix, form)
+            packed = cast("Tensor", tensor)
+        else:
+            data = self._memory.take(len(matrices) * size)
+            for i, matrix in enumerate(matrices):
+                self._pack_expert(data[i * size : (i + 1) * size], matrix, form, is_loading=True)
+            packed = where.wrap(data)
+        self._note_packed(matrices, form, len(matrices) * size)
+        return packed
+
+    def _pack_expert_on_device(self, where: CudaDevice, place: DeviceTensor, matrix: WeightMatrix, form: _Form) -> None:
+        """As `_pack_expert`, while the model is loaded."""
+        name, store = form.name_of(f"expert {matrix.name}"), self._spread_store
+        found = None if store is None else store.find(name, place.num_bytes)
+        if found is not None:
+            send_packed(where, place.address, found)
+            return
+        _pack_on_device(where, place.address, matrix, form)
+        if store is not None:
+            store.add(name, lambda: where.read(place))
 
     def _pack_expert(self, data: Bytes, matrix: WeightMatrix, form: _Form, *, is_loading: bool = False) -> None:
         """Write an expert's matrix, from the store if that has it. While the model is loaded the store gets it."""

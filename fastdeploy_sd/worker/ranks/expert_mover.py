@@ -59,5 +59,7 @@ class ExpertMover:
 
     def _move_out(self, layer: int, slot: int) -> None:
         version = self._service.retire(layer, slot)
-        while not self._service.is_closing.is_set() and not self._service.wait_older_jobs(version, _JOBS_S):
-            pass
+        while not self._service.wait_older_jobs(version, _JOBS_S):
+            if self._service.is_closing.is_set():
+                return  # jobs may still ask for it
+        self._service.set_slot(layer, slot, None)

@@ -27,7 +27,6 @@ VALUES = (
 CPU_ONLY = {
     "-tp 2 --ips 127.0.0.1,127.0.0.2": ("ips", "one host", "127.0.0.1,127.0.0.2"),
     "--enforce-eager": ("enforce_eager", "false", "true"),
-    "-tp 2 --enable-expert-parallel --enable-eplb": ("enable_eplb", "false", "true"),
 }
 
 

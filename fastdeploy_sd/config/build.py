@@ -114,6 +114,7 @@ def to_json(config: Config, *, with_secrets: bool = False) -> str:
             "speculative": speculative,
             "origins": dict(config.origins),
             "neighbours": asdict(config.parallel.neighbours),
+            "weights_file": config.parallel.weights_file,
         }
     )
 
@@ -127,7 +128,8 @@ def from_json(text: str) -> Config:
         document = json.loads(text)
         values = {name: BY_NAME[name].convert(value) for name, value in document["options"].items()}
         config = _assemble(values, document["origins"])
-        parallel = replace(config.parallel, neighbours=Neighbours(**document["neighbours"]))
+        neighbours, weights_file = Neighbours(**document["neighbours"]), document["weights_file"]
+        parallel = replace(config.parallel, neighbours=neighbours, weights_file=weights_file)
         speculative = type(config.speculative)(**document["speculative"])
         return replace(config, speculative=speculative, parallel=parallel)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -61,9 +61,9 @@ class ParallelConfig:
     data_parallel_size: int = option(
         1,
         Spec(
-            "Engines of this server. Each has its own copy of the model, its own KV cache, its own"
-            " tensor_parallel_size ranks, and an equal part of the cores and of the memory, or GPUs of its own; a"
-            " request runs at one of them, and goes on at another one should that be lost.",
+            "Engines of this server. Each has its own KV cache, its own tensor_parallel_size ranks, and an equal part"
+            " of the cores and of the memory, or GPUs of its own; a request runs at one of them, and goes on at another"
+            " one should that be lost. On a CPU they have one copy of the weights for each memory node.",
             minimum=1,
             maximum=64,
         ),
@@ -111,6 +111,8 @@ class ParallelConfig:
         300.0, Spec("Seconds in which all of `ips` must have reported at start.", name="timeout_nodes", minimum=1)
     )
     neighbours: Neighbours = field(default=Neighbours())
+    # Of the memory over which engines of one command share packed weights, for each process to open; None = none.
+    weights_file: str | None = field(default=None)
 
     def __post_init__(self) -> None:
         verify_fields(self, "parallel")

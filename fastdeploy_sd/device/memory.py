@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import mmap
+import os
 import weakref
 from collections.abc import Callable
 
@@ -14,6 +17,9 @@ from fastdeploy_sd.types import Bytes
 HUGE_PAGE_BYTES = 2 << 20
 CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 4096
+_MAP_FIXED, _MADV_COLLAPSE = 16, 25
+_FALLOC_PUNCH_HOLE = 3  # and keep the size
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class DeviceMemory:
@@ -57,3 +63,46 @@ def huge_pages(num_bytes: int) -> Bytes:
     whole = np.frombuffer(memory, np.uint8)
     begin = -whole.ctypes.data % HUGE_PAGE_BYTES
     return whole[begin : begin + num_bytes]
+
+
+def map_file(file: int, begin: int, num_bytes: int, *, is_writable: bool = False) -> Bytes:
+    """Return u8[num_bytes] at a multiple of 2 MiB: the bytes of a file from `begin` on, shared with all who map them.
+
+    They are in huge pages where the file has them at multiples of 2 MiB. `begin`: a multiple of 4096. Raises OSError.
+    """
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+    # Python maps at no address of one's choice, but gives all of this back.
+    room = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=access)
+    whole = np.frombuffer(room, np.uint8)
+    skipped = -whole.ctypes.data % HUGE_PAGE_BYTES
+    memory = whole[skipped : skipped + num_bytes]
+    where = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(num_bytes)
+    if libc().mmap(*where, access, mmap.MAP_SHARED | _MAP_FIXED, file, ctypes.c_long(begin)) == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, f"mmap: {os.strerror(error)}")
+    libc().madvise(*where, mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def make_huge(memory: Bytes) -> None:
+    """Give untouched memory that `map_file` has mapped its pages now: huge ones, where the system has them.
+
+    They come from the memory node of this thread. Linux 6.1 and later do so whatever their default for shared memory.
+    """
+    memory[::HUGE_PAGE_BYTES] = 0  # a huge page comes from the node of what was there
+    libc().madvise(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes), _MADV_COLLAPSE)
+
+
+def punch(file: int, begin: int, num_bytes: int) -> None:
+    """Give back the memory of whole pages of a file in memory, which are zeros from now on; raises OSError."""
+    if libc().fallocate(file, _FALLOC_PUNCH_HOLE, ctypes.c_long(begin), ctypes.c_long(num_bytes)) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"fallocate: {os.strerror(error)}")
+
+
+@functools.cache
+def libc() -> ctypes.CDLL:
+    """Return the C library, whose error number `ctypes.get_errno` returns."""
+    found = ctypes.CDLL(None, use_errno=True)
+    found.syscall.restype, found.mmap.restype = ctypes.c_long, ctypes.c_void_p
+    return found

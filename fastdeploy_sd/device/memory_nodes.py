@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fastdeploy_sd.device import library
+from fastdeploy_sd.device.memory import libc
 from fastdeploy_sd.device.processors import Processors, own_processors, read_numbers
 from fastdeploy_sd.types import Bytes
 
@@ -120,15 +121,8 @@ def _mask(nodes: Sequence[int]) -> tuple[ctypes.Array[ctypes.c_ulong], ctypes.c_
 
 def _call(which: int, *arguments: object) -> int:
     number = _NUMBERS.get(os.uname().machine, _NO_CALL)[which]
-    done: int = _libc().syscall(ctypes.c_long(number), *arguments)
+    done: int = libc().syscall(ctypes.c_long(number), *arguments)
     return done
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    return libc
 
 
 def _check(done: int) -> None:

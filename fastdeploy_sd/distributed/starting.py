@@ -18,6 +18,7 @@ from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.distributed.exchange import OtherExchange
 from fastdeploy_sd.distributed.link import RankLink, Relay
 from fastdeploy_sd.distributed.watch import COMPUTING_TIMEOUTS
+from fastdeploy_sd.models.weights.shared_weights import create_weights_file
 from fastdeploy_sd.process.child import ChildProcess
 from fastdeploy_sd.types.shard import Shard
 from fastdeploy_sd.wire.sockets import CurveKeys
@@ -144,6 +145,19 @@ def new_expert_file(parallel: ParallelConfig) -> Iterator[int | None]:
     file = expert_segment()
     try:
         yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def new_weights_file(config: Config, num_engines: int) -> Iterator[str | None]:
+    """Yield the path of memory over which so many engines share packed weights; None: an only one, or on GPUs."""
+    if num_engines == 1 or config.device == "gpu":
+        yield None
+        return
+    file = create_weights_file()
+    try:
+        yield f"/proc/{os.getpid()}/fd/{file}"
     finally:
         os.close(file)
 

@@ -20,13 +20,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fastdeploy_sd.cluster.registrar import Registrar
 from fastdeploy_sd.cluster.server_engines import ServerEngines
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.distributed.starting import new_expert_file
+from fastdeploy_sd.distributed.starting import new_expert_file, new_weights_file
 from fastdeploy_sd.entrypoints.engine_pools import engine_pool, expert_bridge
 from fastdeploy_sd.entrypoints.http_process import HttpServer, WorkerStart, create_engines, start_worker
 from fastdeploy_sd.entrypoints.registration import make_registrar, new_instance_id, wait_answering
@@ -78,11 +79,21 @@ def run(configs: Sequence[Config], executor: str = DEFAULT_EXECUTOR, expert_file
     configure_logging("server")
     raise_descriptor_limit()
     try:
-        with bound(configs[0].server) as listeners:
-            return asyncio.run(_Launcher(tuple(configs), listeners).run(executor, expert_file))
+        with bound(configs[0].server) as listeners, contextlib.ExitStack() as stack:
+            given = tuple(_sharing(config, stack) for config in configs)
+            return asyncio.run(_Launcher(given, listeners).run(executor, expert_file))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
+
+
+def _sharing(config: Config, stack: contextlib.ExitStack) -> Config:
+    """Return a model's configuration with memory over which its engines share weights, if it has none yet."""
+    parallel = config.parallel
+    if parallel.weights_file is not None:
+        return config
+    path = stack.enter_context(new_weights_file(config, parallel.num_local_engines))
+    return replace(config, parallel=replace(parallel, weights_file=path))
 
 
 class _Launcher:

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.doubles.weight_pages import weight_pages
 from tests.server.outcomes import BODIES, outcome
 from tests.server.router_process import wait_until
 from tests.server.split_deployment import ModelServer
@@ -77,6 +78,13 @@ def placement(url: str) -> list[list[list[int]]]:
     """The experts of each rank, by layer."""
     slots = check(url)["data"]["ep_rank_to_expert_id_list"]
     return [[sorted(layer[:6]), sorted(layer[6:])] for layer in slots]
+
+
+def verify_one_copy(engines: list[int]) -> None:
+    """Verify that all pages of the weights that an engine reads are those of the others too."""
+    pages = [weight_pages(pid) for pid in engines]
+    assert len({tuple(each.inodes) for each in pages}) == len(pages[0].inodes) == 1
+    assert sum(each.own_share for each in pages) <= 1.1 * min(each.resident for each in pages), pages
 
 
 def sampled(server: Server, max_tokens: int) -> list[Stream]:
@@ -179,12 +187,14 @@ def test_engines_that_share_experts_wait_for_one_that_dies(golden_dir: Path, tmp
         assert post(server.url, "/rearrange_experts").status_code == 200
         wait_until(lambda: check(server.url)["status"] == "FREE")
         assert placement(server.url) != before
+        verify_one_copy(server.children("engine_process"))
         with ThreadPoolExecutor(len(bodies)) as pool:
             running = begun_on_both(server.url, pool, bodies)
             assert post(server.url, "/rearrange_experts").status_code == 200
             os.kill(server.children("engine_process")[0], signal.SIGKILL)
             outcomes = [one.result() for one in running]
         server.wait_for_line("leaves engine 0")
+        verify_one_copy(server.children("engine_process"))
         assert "no sign of life" not in server.stderr
         assert states(server.url) == ["ready", "ready"]
         plain = {"speculation": {"enabled": False}}

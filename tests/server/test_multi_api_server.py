@@ -20,6 +20,7 @@ from fastdeploy_sd.device.engine_cores import divided
 from fastdeploy_sd.device.processors import read_cores
 from fastdeploy_sd.entrypoints.openai.multi_api_server import main, read_servers
 from fastdeploy_sd.errors import ConfigError
+from tests.doubles.weight_pages import weight_pages
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +87,10 @@ def answer(url: str) -> str:
     return text
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Servers:
     """The command in a process of its own, and the lines that it prints."""
 
@@ -105,6 +110,11 @@ class Servers:
                 if len(found) == count:
                     return found
         raise AssertionError(f"ended with {self.process.wait()}:\n{''.join(self.log)}")
+
+    def engines(self) -> list[int]:
+        """Process ids of the servers' engines."""
+        below = [pid for server in children(self.process.pid) for pid in children(server)]
+        return [pid for pid in below if "engine_process" in Path(f"/proc/{pid}/cmdline").read_text()]
 
     def wait(self) -> int:
         _, rest = self.process.communicate(timeout=TIMEOUT_S)
@@ -130,6 +140,9 @@ def test_servers_answer_alike_and_a_signal_ends_all(monkeypatch: pytest.MonkeyPa
     with running("--num-servers", "2", "--ports", "0,0", "--args", *shlex.split(SERVER)) as servers:
         urls = servers.read_urls(2)
         assert answer(urls[0]) == answer(urls[1])
+        pages = [weight_pages(pid) for pid in servers.engines()]
+        assert len(pages) == 2
+        assert 0 < sum(each.own_share for each in pages) <= 1.1 * min(each.resident for each in pages)
         servers.process.send_signal(signal.SIGTERM)
         assert servers.wait() == 0
     log = "".join(servers.log)

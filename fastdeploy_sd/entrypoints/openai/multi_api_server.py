@@ -90,11 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("servers")
         configs = read_servers(sys.argv[1:] if argv is None else argv)
         verify_keys_are_known(os.environ, bool(configs[0].server.api_key))
-        from fastdeploy_sd.distributed.starting import new_expert_file  # only now: wrong options are answered at once
+        # Only now: wrong options are answered at once.
+        from fastdeploy_sd.distributed.starting import new_expert_file, new_weights_file
         from fastdeploy_sd.hub import located
 
         located(configs[0])  # fetched once, before the servers look for it
-        with new_expert_file(configs[0].parallel) as expert_file:
+        with (
+            new_expert_file(configs[0].parallel) as expert_file,
+            new_weights_file(configs[0], len(configs)) as weights_file,
+        ):
+            configs = [replace(c, parallel=replace(c.parallel, weights_file=weights_file)) for c in configs]
             return asyncio.run(_serve_all(configs, expert_file))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)

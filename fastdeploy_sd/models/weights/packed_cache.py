@@ -19,10 +19,12 @@ import numpy as np
 
 import fastdeploy_sd
 from fastdeploy_sd.device.checksum import packed_layout_version
+from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.quant_scheme import SCHEME_VERSION, QuantScheme
 from fastdeploy_sd.models.sharding import RULES_VERSION
 from fastdeploy_sd.models.weights.packed_file import Key, PackedFile, PackedFileError, write_packed_file
+from fastdeploy_sd.models.weights.shared_weights import SharedWeights, shared_part
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.process.files import remove_unfinished
 from fastdeploy_sd.types import Bytes
@@ -36,11 +38,21 @@ class PackedMatrices(Mapping[str, Bytes]):
     """A PackedStore over a file's matrices and those that are added to them: name -> u8[n].
 
     A matrix in a device's memory is read each time it is asked for.
+
+    Args:
+        take: returns zeros u8[n] at a multiple of 4096, for a matrix that will be added.
+        kept: what is found there is copied to memory of `take`, and it gets what is added.
     """
 
-    def __init__(self, file: PackedFile | None) -> None:
+    def __init__(
+        self,
+        file: PackedFile | None,
+        take: Callable[[int], Bytes] | None = None,
+        kept: PackedMatrices | None = None,
+    ) -> None:
         self._matrices: dict[str, Bytes | Callable[[], Bytes]] = {} if file is None else dict(file.matrices)
-        self.has_new = False
+        self._kept, self.has_new = kept, False
+        self.take = take or WeightMemory().take
 
     def __getitem__(self, name: str) -> Bytes:
         found = self._matrices[name]
@@ -54,16 +66,55 @@ class PackedMatrices(Mapping[str, Bytes]):
 
     def find(self, name: str, num_bytes: int) -> Bytes | None:
         data = self._matrices.get(name)
+        if data is None and self._kept is not None and (found := self._kept.find(name, num_bytes)) is not None:
+            data = self._matrices[name] = self.take(num_bytes)
+            data[:] = found
         return data if isinstance(data, np.ndarray) and data.nbytes == num_bytes else None
 
     def add(self, name: str, data: Bytes | Callable[[], Bytes]) -> None:
         self._matrices[name] = data
         self.has_new = True
+        if self._kept is not None:
+            self._kept.add(name, data)
 
 
 @contextlib.contextmanager
 def packed_matrices(
-    folder: Path | None, checkpoint: WeightSource, scheme: QuantScheme, part: str, shard: Shard = WHOLE_MODEL
+    folder: Path | None,
+    checkpoint: WeightSource,
+    scheme: QuantScheme,
+    part: str,
+    shard: Shard = WHOLE_MODEL,
+    shared: SharedWeights | None = None,
+) -> Iterator[PackedMatrices | None]:
+    """Yield the packed matrices that memory of all engines holds for a checkpoint, or else a folder.
+
+    What the body adds is in both at its end. `shared`: None = no memory is shared. The first process to come packs, or
+    reads the folder's file; the others wait for it, and map what it has. One that finds a matrix missing has its own.
+
+    Raises ConfigError: the folder cannot be created.
+    """
+    if folder is None and shared is None:
+        yield None
+        return
+    key, name = cache_key(checkpoint, scheme, part, shard), file_name(checkpoint, scheme, part, shard)
+    with shared_part(shared, name, key) as memory:
+        if memory is not None and memory.found is not None:
+            yield PackedMatrices(memory.found)
+            return
+        with _kept_matrices(folder, checkpoint, key, name) as kept:
+            if memory is None:
+                yield kept
+                return
+            found = PackedMatrices(None, memory.take, kept)
+            yield found
+            if checkpoint.is_unchanged():
+                memory.write(found)
+
+
+@contextlib.contextmanager
+def _kept_matrices(
+    folder: Path | None, checkpoint: WeightSource, key: Key, name: str
 ) -> Iterator[PackedMatrices | None]:
     """Yield the packed matrices that a folder holds for a checkpoint; what the body adds is written at its end.
 
@@ -80,7 +131,7 @@ def packed_matrices(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{_OPTION}: expected a folder or a place for one: {error}", param=_OPTION) from error
-    key, path = cache_key(checkpoint, scheme, part, shard), folder / file_name(checkpoint, scheme, part, shard)
+    path = folder / name
     file = _open(path, key, logging.DEBUG)
     if file is not None:
         found = PackedMatrices(file)

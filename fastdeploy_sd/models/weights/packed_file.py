@@ -7,9 +7,7 @@ appears whole under its name or not at all, and is never changed.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.checksum import chunk_checksums
+from fastdeploy_sd.device.memory import HUGE_PAGE_BYTES, map_file
 from fastdeploy_sd.device.memory_nodes import spreading_files
 from fastdeploy_sd.process.files import open_regular, replacing
 from fastdeploy_sd.types import Bytes
@@ -29,6 +28,7 @@ MAGIC = b"FDSDPACK"
 VERSION = 1
 ALIGNMENT = 4096
 CHUNK_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 26
 _START = struct.Struct("<8sIQQ")
 
 
@@ -39,23 +39,19 @@ class PackedFileError(Exception):
 class PackedFile:
     """A file of packed matrices, mapped read-only. Every byte is checked when it is opened.
 
+    `begin`: where it begins in what is at `path`, a multiple of 4096; it ends anywhere.
+
     Raises FileNotFoundError: there is none; PackedFileError: it is damaged, no such file, or has another key.
     """
 
-    def __init__(self, path: Path, key: Key) -> None:
+    def __init__(self, path: Path, key: Key, begin: int = 0) -> None:
         try:
             with open_regular(path) as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._matrices = _read(file.fileno(), begin, json.loads(json.dumps(key)))
         except FileNotFoundError:
             raise
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise PackedFileError(f"expected a readable file: {error}") from error
-        # The kernels stream it like memory, where the system can map huge pages of a file.
-        with contextlib.suppress(OSError):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._data = np.frombuffer(self._map, np.uint8)
-        try:
-            self._matrices = self._read(json.loads(json.dumps(key)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PackedFileError(f"expected a header that describes matrices, got another: {error!r}") from error
 
@@ -63,31 +59,41 @@ class PackedFile:
     def matrices(self) -> Mapping[str, Bytes]:
         return self._matrices
 
-    def _read(self, key: Key) -> dict[str, Bytes]:
-        header = self._read_header()
-        if header["key"] != key:
-            raise PackedFileError(f"expected the key {json.dumps(key)}, got {json.dumps(header['key'])}")
-        return {name: self._verified(name, *place) for name, place in header["matrices"].items()}
 
-    def _read_header(self) -> dict[str, Any]:
-        if len(self._data) < _START.size or self._map[: len(MAGIC)] != MAGIC:
-            raise PackedFileError("expected a file of packed weights, got another kind")
-        _, version, size, checksum = _START.unpack_from(self._map)
-        if version != VERSION:
-            raise PackedFileError(f"expected version {VERSION}, got {version}")
-        text = self._data[_START.size : _START.size + size]
-        if len(text) != size or _checksum(text) != checksum:
-            raise PackedFileError("expected a header with its checksum, got another; the file is damaged")
-        header: dict[str, Any] = json.loads(text.tobytes())
-        return header
+def _read(file: int, begin: int, key: Key) -> dict[str, Bytes]:
+    header = _read_header(file, begin)
+    if header["key"] != key:
+        raise PackedFileError(f"expected the key {json.dumps(key)}, got {json.dumps(header['key'])}")
+    places = header["matrices"]
+    if not places:
+        return {}
+    end = max(place + num_bytes for place, num_bytes, _ in places.values())
+    whole_pages = -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    data = map_file(file, begin, min(whole_pages, os.fstat(file).st_size - begin))
+    return {name: _verified(data, name, *place) for name, place in places.items()}
 
-    def _verified(self, name: str, begin: int, num_bytes: int, checksums: list[int]) -> Bytes:
-        data = self._data[begin : begin + num_bytes]
-        if len(data) != num_bytes:
-            raise PackedFileError(f"{name}: expected bytes up to {begin + num_bytes}, got {len(self._data)} in all")
-        if chunk_checksums(data, CHUNK_BYTES).tolist() != checksums:
-            raise PackedFileError(f"{name}: expected the checksums of its bytes, got others; the file is damaged")
-        return data
+
+def _read_header(file: int, begin: int) -> dict[str, Any]:
+    start = os.pread(file, _START.size, begin)
+    if len(start) < _START.size or not start.startswith(MAGIC):
+        raise PackedFileError("expected a file of packed weights, got another kind")
+    _, version, size, checksum = _START.unpack(start)
+    if version != VERSION:
+        raise PackedFileError(f"expected version {VERSION}, got {version}")
+    text = np.frombuffer(os.pread(file, min(size, MAX_HEADER_BYTES), begin + _START.size), np.uint8)
+    if len(text) != size or _checksum(text) != checksum:
+        raise PackedFileError("expected a header with its checksum, got another; the file is damaged")
+    header: dict[str, Any] = json.loads(text.tobytes())
+    return header
+
+
+def _verified(data: Bytes, name: str, begin: int, num_bytes: int, checksums: list[int]) -> Bytes:
+    found = data[begin : begin + num_bytes]
+    if len(found) != num_bytes:
+        raise PackedFileError(f"{name}: expected bytes up to {begin + num_bytes}, got {len(data)} in all")
+    if chunk_checksums(found, CHUNK_BYTES).tolist() != checksums:
+        raise PackedFileError(f"{name}: expected the checksums of its bytes, got others; the file is damaged")
+    return found
 
 
 def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode: int) -> None:
@@ -99,24 +105,41 @@ def write_packed_file(path: Path, key: Key, matrices: Mapping[str, Bytes], mode:
     # Threads do not touch a file's pages in the parts that they multiply: pages stay where they were written.
     with replacing(path) as file, spreading_files():
         os.fchmod(file.fileno(), mode & ~_umask())
-        file.write(_START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header)
+        file.write(header)
         for begin, data in zip(begins, matrices.values(), strict=True):
             file.write(bytes(begin - file.tell()))
             file.write(data.data)
 
 
+def write_header(file: int, begin: int, key: Key, matrices: Mapping[str, Bytes], begins: Sequence[int]) -> None:
+    """Make a file of matrices that are in their places, counted from `begin`; raises OSError.
+
+    Who reads at the same time finds no file, or a whole one. The first MAX_HEADER_BYTES are the header's.
+    """
+    header = _encoded(key, _described(matrices), begins)
+    os.pwrite(file, header[_START.size :], begin + _START.size)
+    os.pwrite(file, header[: _START.size], begin)
+
+
 def _header(key: Key, matrices: Mapping[str, Bytes]) -> tuple[list[int], bytes]:
-    """Return where each matrix begins, and the header, whose own size decides where the first one begins."""
-    described = [(data.nbytes, chunk_checksums(data, CHUNK_BYTES).tolist()) for data in matrices.values()]
-    first = 0
+    """Return where each matrix begins, and what comes before them, whose size decides where the first begins."""
+    described, first = _described(matrices), 0
     while True:
-        begins = _begins(first, [num_bytes for num_bytes, _ in described])
-        entries = [(begin, *facts) for begin, facts in zip(begins, described, strict=True)]
-        document = {"key": key, "matrices": dict(zip(matrices, entries, strict=True))}
-        header = json.dumps(document).encode()
-        if _START.size + len(header) <= first:
+        begins = _begins(first, [num_bytes for num_bytes, _ in described.values()])
+        header = _encoded(key, described, begins)
+        if len(header) <= first:
             return begins, header
-        first = _aligned(_START.size + len(header))
+        first = _aligned(len(header))
+
+
+def _described(matrices: Mapping[str, Bytes]) -> dict[str, tuple[int, list[int]]]:
+    return {name: (data.nbytes, chunk_checksums(data, CHUNK_BYTES).tolist()) for name, data in matrices.items()}
+
+
+def _encoded(key: Key, described: Mapping[str, tuple[int, list[int]]], begins: Sequence[int]) -> bytes:
+    places = {name: (begin, *facts) for begin, (name, facts) in zip(begins, described.items(), strict=True)}
+    header = json.dumps({"key": key, "matrices": places}).encode()
+    return _START.pack(MAGIC, VERSION, len(header), _checksum(np.frombuffer(header, np.uint8))) + header
 
 
 def _begins(first: int, sizes: Sequence[int]) -> list[int]:

@@ -220,7 +220,7 @@ class WeightPacker:
             if store is not None:
                 store.add(name, lambda: where.read(tensor))
             return cast("Tensor", tensor)
-        data = self._memory.take(num_bytes)
+        data = (self._memory if store is None else store).take(num_bytes)
         for i, matrix in enumerate(matrices):
             _pack_into(data[i * size : (i + 1) * size], matrix, form)
         if store is not None:

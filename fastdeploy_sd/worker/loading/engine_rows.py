@@ -14,9 +14,20 @@ from fastdeploy_sd.worker.autotune.speed_limits import describe_engines, measure
 _GIB = 1 << 30
 
 
-def num_copies(config: Config) -> int:
-    """Return how many copies of the weights all engines have: one where they map a file, through the cache of files."""
-    return config.parallel.engines_per_host if config.model.packed_weights_folder is None else 1
+def num_copies(config: Config, root: Path = Path("/")) -> int:
+    """Return how many copies of the weights all engines of a model on a host have.
+
+    Engines of one command have one for each memory node; one whose cores lie on several maps a file, as do those of
+    several commands, or has its own.
+    """
+    parallel, has_file = config.parallel, config.model.packed_weights_folder is not None
+    count, before = parallel.engines_per_host, parallel.neighbours.engines_before
+    if parallel.num_local_engines < count:
+        return 1 if has_file else count
+    shares = divided(read_cores(root, os.sched_getaffinity(0)), parallel.engines_on_host)[before : before + count]
+    apart = [share for share in shares if len(share.nodes) > 1]
+    shared = {tuple(share.nodes) for share in shares if len(share.nodes) <= 1}
+    return len(shared) + (min(len(apart), 1) if has_file else len(apart))
 
 
 def processor_rows(config: Config, gpu: CudaLibrary | None, root: Path = Path("/")) -> dict[str, str]:
@@ -68,9 +79,11 @@ def memory_rows(config: Config, weight_bytes: int, total_bytes: int, kv_bytes: i
     count = config.parallel.engines_per_host
     if count == 1:
         return {}
-    how = f"{count} copies of the weights (packed_weights_cache makes it one for all)"
-    if num_copies(config) == 1:
-        how = "one copy of the weights for all (packed_weights_cache)"
+    num = num_copies(config)
+    how = "one copy of the weights for all" if num == 1 else f"{num} copies of the weights"
+    if num > 1:
+        of_commands = config.parallel.num_local_engines < count
+        how += " (packed_weights_cache makes it one for all)" if of_commands else " (one for each memory node)"
     if config.parallel.expert_ranks > 1:
         how += ", and one of the experts"
     total = total_bytes + count * kv_bytes

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from fastdeploy_sd.config import Config, formats_of
 from fastdeploy_sd.device.device import device
+from fastdeploy_sd.device.processors import own_processors
 from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.models.adapters import Adapters
 from fastdeploy_sd.models.attention_config import LatentAttentionConfig
@@ -27,6 +28,7 @@ from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.models.weights.packed_cache import PackedMatrices, packed_matrices
 from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.models.weights.shared_weights import SharedWeights
 from fastdeploy_sd.models.weights.source import ModelSource
 from fastdeploy_sd.worker.loading.draft_weights import (
     draft_head_format,
@@ -69,7 +71,7 @@ def load_model(
     """
     _verify_experts(config, decoder_config)
     _verify_kv_format(config, decoder_config)
-    folder, shard = config.model.packed_weights_folder, group.shard
+    shard = group.shard
     DecoderShard(decoder_config, shard, group.spread).verify()
     own_drafts = parts_of_rank(config, draft_weights, shard)
     groups = draft_groups(config, decoder_config, draft_weights, group)
@@ -82,7 +84,7 @@ def load_model(
     with (
         device().loading(num_bytes // shard.size),
         LoadProgress(num_bytes // shard.size, has_bar=shard.rank == 0) as progress,
-        _packed(folder, checkpoint, scheme, "target", group) as stores,
+        _packed(config, checkpoint, scheme, "target", group) as stores,
     ):
         packer = WeightPacker(checkpoint, stores[0], progress.add, config.model.keeps_integers, stores[1])
         decoder = Decoder(checkpoint, decoder_config, scheme, packer, group, adapters=adapters)
@@ -95,7 +97,7 @@ def load_model(
             if shard.rank == 0 and weights.reads and weights.reads != (FINAL_NORM,):
                 _log.info("%s reads what enters the layers %s", name, ", ".join(map(str, weights.reads)))
             source, draft_group = weights.checkpoint, groups[name]
-            with _packed(folder, source, own_scheme(config), f"draft-{name}", draft_group) as own_stores:
+            with _packed(config, source, own_scheme(config), f"draft-{name}", draft_group) as own_stores:
                 draft_packer = WeightPacker(source, own_stores[0], progress.add, keeps_integers, own_stores[1])
                 build = model_builder(name)
                 drafts[name] = build(target, weights, draft_scheme(config), draft_packer, num_steps, draft_group)
@@ -121,19 +123,29 @@ def draft_groups(
 
 @contextmanager
 def _packed(
-    folder: Path | None, source: ModelSource, scheme: QuantScheme, part: str, group: TpGroup
+    config: Config, source: ModelSource, scheme: QuantScheme, part: str, group: TpGroup
 ) -> Iterator[tuple[PackedMatrices | None, PackedMatrices | None]]:
-    """Yield what a folder holds for a rank, see packed_matrices, and for the experts that are spread over ranks.
+    """Yield what is kept for a rank, see packed_matrices, and for the experts that are spread over ranks.
 
-    Other weights are in a file of their own, which all engines share.
+    Other weights are in a file of their own, and in memory that all engines share.
     """
+    folder = config.model.packed_weights_folder
     with ExitStack() as stack:
-        store = stack.enter_context(packed_matrices(folder, source, scheme, part, group.shard))
+        of_all = packed_matrices(folder, source, scheme, part, group.shard, _shared_weights(config))
+        store = stack.enter_context(of_all)
         spread = None
         if group.spread is not None:
             of_experts = packed_matrices(folder, source, scheme, f"{part}-experts", group.spread)
             spread = stack.enter_context(of_experts)
         yield store, spread
+
+
+def _shared_weights(config: Config) -> SharedWeights | None:
+    """Return what this engine shares with others whose processors are on the same memory node; None = nothing."""
+    path, nodes = config.parallel.weights_file, own_processors().nodes
+    if path is None or device().kind != "cpu" or len(nodes) > 1:
+        return None
+    return SharedWeights(Path(path), nodes[0] if nodes else 0)
 
 
 def _verify_experts(config: Config, decoder_config: DecoderConfig) -> None:

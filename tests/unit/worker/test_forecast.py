@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy_sd.config import config_from_kwargs
 from fastdeploy_sd.errors import ConfigError
-from fastdeploy_sd.worker.loading.engine_rows import host_rows
+from fastdeploy_sd.worker.loading.engine_rows import host_rows, num_copies
 from fastdeploy_sd.worker.loading.forecast import forecast
 
 GIB = 1 << 30
@@ -56,7 +56,7 @@ def test_a_small_memory_bounds_requests() -> None:
 
 @pytest.mark.parametrize(("folder", "copies", "total"), [(None, 3, "0.53"), ("packed", 1, "0.51")])
 def test_engines_have_parts_of_the_machine(folder: str | None, copies: int, total: str, tmp_path: Path) -> None:
-    """Each its KV cache and, unless they map one file, its weights, of which no memory is left for KV."""
+    """Each its KV cache; those of one command have one copy of the weights, those of others unless they map a file."""
     options: dict[str, object] = {} if folder is None else {"packed_weights_cache": str(tmp_path / folder)}
     found = [
         forecast(config_from_kwargs(model="demo", speculative_config="naive", **options, **parallel), lambda: GIB)
@@ -65,12 +65,22 @@ def test_engines_have_parts_of_the_machine(folder: str | None, copies: int, tota
     assert [row for row in found[0] if row.startswith("engine")] == ["engines", "engine 0", "engine 1", "engine 2"]
     assert [row for row in found[1] if row.startswith("engine")] == ["engines", "engine 1"]
     assert found[1]["engines"] == "3, number 1 from this command"
-    assert found[0]["memory of engines"] == found[1]["memory of engines"]
-    assert (
-        f"; {total} GiB in all: {'one copy' if copies == 1 else '3 copies'} of the weights"
-        in (found[0]["memory of engines"])
-    )
+    assert "; 0.51 GiB in all: one copy of the weights for all" in found[0]["memory of engines"]
+    how = "one copy" if copies == 1 else "3 copies"
+    assert f"; {total} GiB in all: {how} of the weights" in found[1]["memory of engines"]
     assert ", among 3 engines" in found[0]["KV cache"]
+
+
+@pytest.mark.parametrize(("count", "copies"), [(1, 1), (2, 2), (3, 3), (4, 2), (6, 2), (9, 2)])
+def test_there_is_a_copy_of_the_weights_for_each_memory_node(
+    count: int, copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of three cores; the second of three engines lies on both."""
+    for node, processors in enumerate(("0-2", "3-5")):
+        (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
+        (tmp_path / f"sys/devices/system/node/node{node}/cpulist").write_text(processors)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    assert num_copies(config_from_kwargs(model="demo", data_parallel_size=count), tmp_path) == copies
 
 
 @pytest.mark.parametrize(

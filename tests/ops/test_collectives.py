@@ -355,11 +355,14 @@ def test_a_stopped_rank_costs_the_attempt_and_a_killed_one_too() -> None:
         # What came late finds the attempt failed, and goes no further.
         late = ranks[1].ask("reduce", seed=0, rows=1, columns=64)
         assert late == "error: all_reduce: rank 0 has failed"
-        for rank in ranks:
-            rank.ask("begin", attempt=2)
-        for rank in ranks:
-            rank.send("reduce", seed=0, rows=1, columns=64)
-        first, second = (rank.reply() for rank in ranks)
+        for attempt in range(2, 100):
+            for rank in ranks:
+                rank.ask("begin", attempt=attempt)
+            for rank in ranks:
+                rank.send("reduce", seed=0, rows=1, columns=64)
+            first, second = (rank.reply() for rank in ranks)
+            if not any(found.endswith(" in time") for found in (first, second)):  # on a busy machine one may be late
+                break
         assert first == second
         os.kill(ranks[1].process.pid, signal.SIGKILL)
         assert ranks[0].ask("reduce", seed=0, rows=1, columns=64) == "error: all_reduce: rank 1 did not come in time"

@@ -89,10 +89,11 @@ def test_experts_move_between_hosts_while_ranks_use_them() -> None:
         mover.start()
         try:
             on_ranks(hosts, xs)
+            while len(set(moves)) <= 2:
+                on_ranks(hosts, xs)
         finally:
             is_over.set()
             mover.join()
-    assert len(set(moves)) > 2
 
 
 def test_a_host_that_starts_again_serves_what_was_asked_for() -> None:

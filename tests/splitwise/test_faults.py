@@ -244,8 +244,11 @@ def test_after_cancel_no_byte_of_the_pages_changes(protocol: str) -> None:
 
 def test_an_order_has_a_deadline() -> None:
     with connectors("tcp") as (decode, ours, prefill, theirs):
-        engine = PrefillEngine(prefill, theirs, 8, "half")
+        engine, now = PrefillEngine(prefill, theirs, 8, "half"), 100.0
+        decode._table._clock = lambda: now
         transfer_id = decode.fetch(request(1, 8), source_of(prefill.address), 0, range(8), 0.5)
+        engine.serve_until(lambda: total(decode.counters.received).num_bytes == 8 * 512, "pages")
+        now += 0.6
         (event,) = engine.serve(decode)
         assert isinstance(event, FetchFailed)
         text = "16 of 24 pages did not come, and there was no progress for 0.5 seconds"

@@ -51,7 +51,7 @@ async def test_a_function_that_swallows_the_first_stop_meets_the_next() -> None:
 
 async def test_a_function_that_only_waits_is_left_alone() -> None:
     async with asyncio.timeout(DEADLINE_S):
-        await run_within(0.001, lambda: time.sleep(0.05))
+        await run_within(0.02, lambda: time.sleep(0.1))
 
 
 async def test_a_function_whose_caller_leaves_is_stopped() -> None:

@@ -5,7 +5,7 @@ What is written outside of the map holds for every model; what is written in it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -17,19 +17,19 @@ from fastdeploy_sd.config.option import wrong_value
 from fastdeploy_sd.config.parallel_section import Neighbours
 from fastdeploy_sd.config.sections import Config
 from fastdeploy_sd.config.sources import Setting, Settings, collect, read_command_line
+from fastdeploy_sd.config.splitwise_section import ports_of
 from fastdeploy_sd.errors import ConfigError, shown
 
 _NAMES = "served_model_name"
 # What all models of a server have in common.
-_COMMON_SECTIONS = ("server", "splitwise", "redis")
-_COMMON = ("ips", "node_rank", "node_port", "timeout_nodes", "local_data_parallel_id")
-# What several models cannot have yet -> the value that asks for nothing.
+_COMMON_SECTIONS = ("server", "redis")
+_COMMON = ("pd_host", "pd_secret", "ips", "node_rank", "node_port", "timeout_nodes", "local_data_parallel_id")
+# What several models of a command cannot have -> the value that asks for nothing.
 _ALONE: Mapping[str, object] = {
-    "splitwise_role": "mixed",
-    "scheduler_name": "local",
     "ips": (),
     "local_data_parallel_id": None,
 }
+_ALTERNATIVE = f"with several {MODELS_OPTION} (give the model a command of its own, with the same router)"
 
 
 def load_configs(
@@ -107,16 +107,35 @@ def _verify_together(configs: Sequence[Config], faults: Faults) -> None:
                 place = f"{MODELS_OPTION}.{config.model.served_name}.{option}"
                 faults.add(wrong_value(place, f"names of one model, as {owners[name]!r} has it too", repr(name)))
             owners[name] = config.model.served_name
+    port_owners = dict[int, str]()
+    for config in configs:
+        name = config.model.served_name
+        taken = [(option, port) for option, port in _ports(config) if port_owners.setdefault(port, name) != name]
+        for option, port in taken[:1]:
+            place = f"{MODELS_OPTION}.{name}.{option}"
+            faults.add(wrong_value(place, f"ports of one model, as {port_owners[port]!r} has it too", str(port)))
     if len(configs) == 1:
         return
     for name, accepted in _ALONE.items():
         alone = BY_NAME[name]
         value = getattr(getattr(configs[0], alone.section), alone.field_name)
         if value != accepted:
-            faults.add(wrong_value(name, f"{accepted or 'none'} with several {MODELS_OPTION}", shown(value)))
+            faults.add(wrong_value(name, f"{accepted or 'none'} {_ALTERNATIVE}", shown(value)))
     if any(config.parallel.shares_experts for config in configs):
-        text = f"false with several {MODELS_OPTION} and data_parallel_size"
+        text = f"false with data_parallel_size {_ALTERNATIVE}"
         faults.add(wrong_value("enable_expert_parallel", text, "true"))
+
+
+def _ports(config: Config) -> Iterator[tuple[str, int]]:
+    """Yield the ports between instances that are written for the engines of a model, and their options."""
+    splitwise, count = config.splitwise, config.parallel.data_parallel_size
+    if splitwise.splitwise_role == "prefill":
+        for engine in range(count):
+            yield from (("pd_comm_port", port) for port in ports_of(splitwise.pd_comm_port, engine, count) if port)
+    if splitwise.splitwise_role != "mixed":
+        for engine in range(count):
+            ports = ports_of(splitwise.rdma_comm_ports, engine, count)
+            yield from (("rdma_comm_ports", port) for port in range(min(ports, default=0), max(ports, default=-1) + 1))
 
 
 def _divided(configs: Sequence[Config]) -> tuple[Config, ...]:

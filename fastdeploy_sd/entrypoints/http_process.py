@@ -133,12 +133,19 @@ def _info_of(group: EngineGroup) -> ModelInfo:
 
 def create_engines(common: WorkerStart, stats: RedisStats) -> ServerEngines:
     """Return clients of the engines or, where instances share their requests, of all of them, which `stats` counts."""
-    addresses = engine_addresses(common.configs, common.address)
+    is_replaced = len(common.configs) > 1
+    of_models = list(zip(engine_addresses(common.configs, common.address), common.configs, strict=True))
     if common.configs[0].redis.is_shared:
         from fastdeploy_sd.cluster.redis.client import ClusterClient  # brings in the Redis client
+        from fastdeploy_sd.cluster.redis.deployment import model_server
 
-        return ServerEngines([ClusterClient(addresses[0], common.configs[0], common.instance_id, stats)])
-    is_replaced = len(common.configs) > 1
+        server = common.instance_id
+        return ServerEngines(
+            [
+                ClusterClient(own, config, model_server(server, config), stats, is_replaced=is_replaced)
+                for own, config in of_models
+            ]
+        )
     return ServerEngines(
         [
             EngineGroup(
@@ -147,7 +154,7 @@ def create_engines(common: WorkerStart, stats: RedisStats) -> ServerEngines:
                 shares_experts=config.parallel.shares_experts,
                 is_replaced=is_replaced,
             )
-            for own, config in zip(addresses, common.configs, strict=True)
+            for own, config in of_models
         ]
     )
 

@@ -236,16 +236,16 @@ class _Launcher:
     def _schedulers(self, common: WorkerStart) -> WorkerPool:
         """Return what takes part in the deployment, where there is one, until the engines have ended."""
         return WorkerPool(
-            lambda _: self._start_scheduler(common),
-            int(self._config.redis.is_shared),
+            lambda model: self._start_scheduler(common, model),
+            len(self._configs) if self._config.redis.is_shared else 0,
             give_up=lambda: None,  # requests of others go elsewhere
-            kind="scheduler",
+            kind="scheduler" if len(self._configs) == 1 else "scheduler {}",
         )
 
-    def _start_scheduler(self, common: WorkerStart) -> ChildProcess:
+    def _start_scheduler(self, common: WorkerStart, model: int) -> ChildProcess:
         from fastdeploy_sd.cluster.redis.process import start_scheduler  # brings in the Redis client
 
-        return start_scheduler(self._config, common.address, common.instance_id)
+        return start_scheduler(self._configs, model, common.address, common.instance_id)
 
     def _workers(self, common: WorkerStart) -> tuple[Coroutine[Any, Any, int], Callable[[], None]]:
         """Return what serves in processes of their own, and what tells them of a drain."""

@@ -54,8 +54,12 @@ class ClusterClient(EngineGroup):
     a router has sent here with a source of its KV begins here, and what it has sent to one of several engines stays.
     """
 
-    def __init__(self, addresses: Sequence[str], config: Config, server: str, stats: RedisStats) -> None:
-        super().__init__(addresses, config.engine_timeout_s, shares_experts=config.parallel.shares_experts)
+    def __init__(
+        self, addresses: Sequence[str], config: Config, server: str, stats: RedisStats, *, is_replaced: bool = False
+    ) -> None:
+        """Take part for the engines of a model; `server`: as `model_server`."""
+        shares_experts = config.parallel.shares_experts
+        super().__init__(addresses, config.engine_timeout_s, shares_experts=shares_experts, is_replaced=is_replaced)
         self._config, self._server = config, server
         self._lease = LeaseConfig.of(config)
         self._store = Store(config.redis, stats)

@@ -68,6 +68,11 @@ def digest_of(info: ModelInfo) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
+def model_server(server: str, config: Config) -> str:
+    """Return the name of the part of a server that serves a model, by which its processes know their own engines."""
+    return f"{server}.{config.parallel.neighbours.engines_before}"
+
+
 async def verify_deployment(config: Config) -> None:
     """Check, before a model is loaded, what a restart would not heal. A Redis that does not answer is only logged."""
     deployment_secret(config.splitwise)

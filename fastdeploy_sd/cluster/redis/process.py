@@ -1,15 +1,17 @@
-"""The scheduler process: a server's child that takes part in the deployment for the engine. Knows no HTTP."""
+"""The scheduler process: a server's child that takes part in the deployment for a model's engines. Knows no HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fastdeploy_sd.cluster.engine_group import EngineGroup
 from fastdeploy_sd.cluster.membership import instance_ids
 from fastdeploy_sd.cluster.redis.consumer import RequestConsumer
+from fastdeploy_sd.cluster.redis.deployment import model_server
 from fastdeploy_sd.config import Config, from_json, to_json
 from fastdeploy_sd.engine.ipc.engine_process import engine_addresses
 from fastdeploy_sd.errors import Unavailable
@@ -27,12 +29,13 @@ from fastdeploy_sd.wire.channel import directory_of
 _LEAVE_S = 3.0
 
 
-def start_scheduler(config: Config, address: str, server: str) -> ChildProcess:
-    """Start the process for a server's engines. It ends, with status 0, after them."""
+def start_scheduler(configs: Sequence[Config], model: int, address: str, server: str) -> ChildProcess:
+    """Start the process for the engines of one of a server's models. It ends, with status 0, after them."""
     start = {
-        "config": to_json(config, with_secrets=True),
-        "address": address,
-        "server": server,
+        "config": to_json(configs[model], with_secrets=True),
+        "addresses": json.dumps(engine_addresses(configs, address)[model]),
+        "server": model_server(server, configs[model]),
+        "is_replaced": str(len(configs) > 1),
     }
     return ChildProcess("fastdeploy_sd.cluster.redis.process:main", start, ignores_signals=True)
 
@@ -42,9 +45,11 @@ def main() -> int:
     configure_logging("scheduler")
     start = read_start()
     config = from_json(start["config"])
-    addresses, shares_experts = engine_addresses([config], start["address"])[0], config.parallel.shares_experts
-    client = EngineGroup(addresses, config.engine_timeout_s, shares_experts=shares_experts)
-    stats = SharedStats(Path(directory_of(start["address"])), "scheduler")
+    addresses, shares_experts = json.loads(start["addresses"]), config.parallel.shares_experts
+    is_replaced = start["is_replaced"] == str(True)
+    client = EngineGroup(addresses, config.engine_timeout_s, shares_experts=shares_experts, is_replaced=is_replaced)
+    name = f"scheduler-{config.parallel.neighbours.engines_before}"
+    stats = SharedStats(Path(directory_of(addresses[0])), name)
     return asyncio.run(_work(config, client, start["server"], stats))
 
 

@@ -40,6 +40,17 @@ def test_a_model_has_its_own_options_over_those_of_all(tmp_path: Path) -> None:
     assert len(load_configs(["demo"])) == 1
 
 
+def test_models_have_roles_of_their_own() -> None:
+    models = {
+        "a": {"model": "demo", "splitwise_role": "prefill", "pd_comm_port": 7000},
+        "b": {"model": "demo", "pd_comm_port": 7000},
+        "c": "demo",
+    }
+    configs = load_configs(["--models", json.dumps(models), "--splitwise-role", "decode", "--pd-secret", "s" * 16])
+    assert [config.splitwise.splitwise_role for config in configs] == ["prefill", "decode", "decode"]
+    assert {config.splitwise.pd_secret for config in configs} == {"s" * 16}
+
+
 def test_the_host_is_divided_among_the_engines_of_all_models() -> None:
     models = {"a": "demo", "b": {"model": "demo", "data_parallel_size": 2, "tensor_parallel_size": 2}, "c": "demo"}
     configs = load_configs(["--models", json.dumps(models)])
@@ -85,8 +96,27 @@ def test_the_host_is_divided_among_the_engines_of_all_models() -> None:
             [*TWO, "--lora-modules", "tuned=/x"],
             "models.big.lora_modules: expected names of one model, as 'small' has it too, got 'tuned'",
         ),
-        ([*TWO, "--splitwise-role", "prefill"], "splitwise_role: expected mixed with several models, got 'prefill'"),
-        ([*TWO, "-tp", "2", "--ips", "127.0.0.1,127.0.0.2"], "ips: expected none with several models"),
+        (
+            [*TWO, "-tp", "2", "--ips", "127.0.0.1,127.0.0.2"],
+            "ips: expected none with several models (give the model a command of its own, with the same router), got",
+        ),
+        (
+            ["--models", '{"a": {"model": "demo", "pd_secret": "0123456789abcdef"}}'],
+            "models.a.pd_secret: expected outside of models, as all share it, got it of one model",
+        ),
+        (
+            [*TWO, "--splitwise-role", "prefill", "--pd-comm-port", "7000"],
+            "models.big.pd_comm_port: expected ports of one model, as 'small' has it too, got 7000",
+        ),
+        (
+            [
+                "--models",
+                '{"a": {"model": "demo", "splitwise_role": "decode", "rdma_comm_ports": "7001,7004"}}',
+                "--models",
+                '{"b": {"model": "demo", "splitwise_role": "prefill", "pd_comm_port": 7003, "data_parallel_size": 2}}',
+            ],
+            "models.b.pd_comm_port: expected ports of one model, as 'a' has it too, got 7003",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(argv: list[str], expected: str) -> None:

@@ -93,7 +93,7 @@ class RankFailed:
 Order = Command | AllGathered | Measure | AllReducedMin | StopRank
 Reply = Contribution | Loaded | Measurement | RankReady | AttemptDone | RankFailed
 
-_PROTOCOL = Protocol(3, Order, Reply)
+_PROTOCOL = Protocol(4, Order, Reply)
 encode = _PROTOCOL.encode
 
 

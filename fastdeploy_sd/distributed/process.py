@@ -51,6 +51,7 @@ from fastdeploy_sd.worker.ranks.commands import (
     DraftRows,
     ForgetDrafts,
     RankFailure,
+    ReadAdapter,
     RunRows,
     TakeOutput,
     TakePlan,
@@ -155,7 +156,7 @@ class _Session:
             match order:
                 case RunRows() | CompactPaths() | DraftRows():
                     self._run(rank_worker, order)
-                case TakePlan() | TakeOutput() | BeginDrafts() | ForgetDrafts():
+                case ReadAdapter() | TakePlan() | TakeOutput() | BeginDrafts() | ForgetDrafts():
                     rank_worker.take(order)
                 case StopRank(leave_s):
                     rank_worker.leave(leave_s)

@@ -141,6 +141,11 @@ class RankProcesses:
     def post(self, command: Command) -> None:
         self._posted.append(encode(command))
 
+    def flush(self) -> None:
+        frame = frame_of(self._posted)
+        self._posted.clear()
+        self._send_all(frame)
+
     def send(self, attempt: Attempt) -> None:
         frame = frame_of([*self._posted, encode(attempt)])
         self._posted.clear()

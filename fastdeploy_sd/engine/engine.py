@@ -32,7 +32,8 @@ from fastdeploy_sd.types.stats import EngineStats
 class Engine:
     """Continuous batching over an executor. Synchronous and single-threaded: the caller drives it with `step`.
 
-    A request that has its blocks runs at once, unless its KV comes from elsewhere: then it runs when that has arrived.
+    A request that has its blocks runs at once, unless its KV comes from elsewhere, or its adapter from files: then it
+    runs when that has arrived.
     One whose grammar is being compiled waits for that before it gets any.
 
     Every request that `submit` took ends with exactly one output that has a finish_reason, from `step` or `abort`.
@@ -46,13 +47,13 @@ class Engine:
         self._executor = executor
         connector = connector or NoKVConnector()
         reader = executor.adapters if isinstance(executor, AdaptingExecutor) else None
-        read_digest = None if reader is None else reader.digest
-        self.adapters = AdapterRegistry(config.lora, read_digest, config.model.served_names)
+        self.adapters = AdapterRegistry(config.lora, reader, config.model.served_names)
         self._scheduler = Scheduler(
             config, executor.model_info, connector, executor.block_store, executor.grammars, self.adapters
         )
         self._kv_connector = self._scheduler.connector
-        self._arrival_fds = ArrivalFds([self._kv_connector.fd, self._scheduler.pool.preparing.fd])
+        of_adapters = None if reader is None else reader.fd
+        self._arrival_fds = ArrivalFds([self._kv_connector.fd, self._scheduler.pool.preparing.fd, of_adapters])
         # Whether `step` would run nothing until requests change or something makes `arrival_fd` readable.
         self.is_stalled = False
         self._pool = self._scheduler.pool
@@ -90,6 +91,7 @@ class Engine:
         self._draft_log.note_step(self.stats)
         for arrival in self._kv_connector.arrivals():
             self._pool.take_arrival(arrival)
+        self._pool.adapters.take_read()
         refused = self._take_prepared()
         if self._pipeline is not None:
             outputs = self._pipeline.advance()
@@ -132,7 +134,7 @@ class Engine:
 
     @property
     def arrival_fd(self) -> int | None:
-        """Readable while KV has arrived, or a grammar is ready, that no step has taken; None = nothing ever is."""
+        """Readable while KV, a grammar or an adapter is there that no step has taken; None = nothing ever is."""
         return self._arrival_fds.fd
 
     def wait_for_arrival(self, timeout_s: float) -> None:

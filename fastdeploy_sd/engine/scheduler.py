@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import add, sub
@@ -12,7 +12,7 @@ import numpy as np
 
 from fastdeploy_sd.config import Config
 from fastdeploy_sd.config.lora_section import LoraConfig
-from fastdeploy_sd.engine.adapters import AdapterRegistry
+from fastdeploy_sd.engine.adapters import AdapterRegistry, AdapterSlots
 from fastdeploy_sd.engine.connector_chain import ConnectorChain
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
@@ -50,8 +50,8 @@ class Scheduler:
     Adapters: a request waits for a place for its adapter, and preempts no one for it. Only those without overtake it.
     Under 'fair' clients take turns with places as with seats.
 
-    Readiness: a request whose grammar is being compiled does not hold up those after it. One whose KV a connector
-    brings keeps seat and blocks, and is in no step until that has arrived.
+    Readiness: a request whose grammar is being compiled, or whose adapter is being read, does not hold up those after
+    it. One whose KV a connector brings keeps seat and blocks, and is in no step until that has arrived.
     """
 
     def __init__(
@@ -86,10 +86,8 @@ class Scheduler:
             connector = self._swap if is_alone else ConnectorChain(self._swap, connector)
         self.connector = connector
         self._adapters = adapters or AdapterRegistry(LoraConfig(), None)
-        num_slots = model_info.num_adapter_slots
-        self.pool = RequestPool(
-            self._kv, limits.max_num_seqs, self._speculation, connector, grammars, num_adapter_slots=num_slots
-        )
+        slots = AdapterSlots(model_info.num_adapter_slots, self._adapters.reader)
+        self.pool = RequestPool(self._kv, limits.max_num_seqs, self._speculation, connector, grammars, slots)
         self._num_arrived = 0
         self._step_id = 0
 
@@ -179,10 +177,8 @@ class Scheduler:
     @property
     def may_preempt_for_waiting(self) -> bool:
         """Whether a waiting request may preempt a running one in the next step."""
-        head = self.pool.head()
-        return (
-            head is not None and self.pool.adapters.has_room(head.adapter) and bool(self._victims(head, has_seat=True))
-        )
+        head = self._head()
+        return head is not None and bool(self._victims(head, has_seat=True))
 
     def _begin_with_running(self, running: tuple[list[RequestState], Rows] | None) -> StepBuilder:
         pool = self.pool
@@ -216,8 +212,7 @@ class Scheduler:
         head = self._head() if pool.num_free_seats > 0 else None
         if head is None or self._kv.is_still_refused(head.table):
             return ()
-        needs_none = self._waits_for_place
-        return list(islice((s for s in pool.waiting if s.adapter is None or not needs_none), pool.num_free_seats))
+        return list(islice(filter(self._may_start(), pool.waiting), pool.num_free_seats))
 
     def _start_ready(self, step: StepBuilder) -> bool:
         """Start the admitted requests that are ready; False if one must wait for budget, as none overtakes it."""
@@ -235,6 +230,8 @@ class Scheduler:
     def _admit(self, state: RequestState, step: StepBuilder) -> bool:
         if self._kv.is_still_refused(state.table) or not self.pool.adapters.has_room(state.adapter):
             return False  # nor has anyone come to a seat since whom it may preempt, as none overtakes it
+        if not self.pool.adapters.begin(state):
+            return True  # in the queue, until its adapter is read
         has_seat, candidates = self.pool.num_free_seats > 0, list[RequestState]()
         if not has_seat and not (candidates := self._victims(state, has_seat=False)):
             return False
@@ -254,14 +251,17 @@ class Scheduler:
         return not state.is_ready or self._start(state, step)
 
     def _head(self) -> RequestState | None:
-        """The request to admit next; while that one waits for a place for its adapter, of those without an adapter."""
-        return self.pool.head(without_adapter=self._waits_for_place)
+        """The request to admit next."""
+        return self.pool.head(self._may_start())
 
-    @property
-    def _waits_for_place(self) -> bool:
-        """Whether the head of the queue finds no place for its adapter. Then others with adapters wait after it."""
-        head = self.pool.head()
-        return head is not None and not self.pool.adapters.has_room(head.adapter)
+    def _may_start(self) -> Callable[[RequestState], bool]:
+        """Return which waiting requests may be admitted: not those whose adapters are being read.
+
+        While the head of the queue finds no place for its adapter, others that need places wait after it.
+        """
+        adapters = self.pool.adapters
+        head = self.pool.head(adapters.is_read)
+        return adapters.is_read if head is None or adapters.has_room(head.adapter) else adapters.has_place
 
     def _victims(self, state: RequestState, *, has_seat: bool) -> list[RequestState]:
         return victims(self.pool, state, self._limits.policy, has_seat=has_seat)

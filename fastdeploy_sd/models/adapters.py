@@ -5,19 +5,37 @@ Source: arXiv:2106.09685.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant, device
 from fastdeploy_sd.errors import CheckpointError, suggest
 from fastdeploy_sd.models.adapted_linears import AdaptedLinear
-from fastdeploy_sd.models.weights.peft import LoraMatrices, PeftAdapter
+from fastdeploy_sd.models.weights.peft import PeftAdapter
 from fastdeploy_sd.ops.adapter_slots import AdapterSlots
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
-from fastdeploy_sd.types import F32
+from fastdeploy_sd.types import F32, I32
+
+
+class _Layer(NamedTuple):
+    """What a slot of a layer holds, see AdapterSlots; a, b: None = the adapter does not change the layer."""
+
+    ranks: I32
+    scales: F32
+    a: npt.NDArray[np.generic] | None = None
+    b: npt.NDArray[np.generic] | None = None
+
+
+class ReadAdapter(NamedTuple):
+    """An adapter in the form of slots; `digest`: of its files."""
+
+    digest: str
+    layers: Sequence[_Layer]
 
 
 class Adapters:
@@ -53,21 +71,29 @@ class Adapters:
         return slots
 
     def digest(self, folder: Path) -> str:
-        """Return 32 hexadecimal digits of an adapter that can be loaded; raises CheckpointError as load."""
+        """Return 32 hexadecimal digits of an adapter that can be loaded; raises CheckpointError as `read`.
+
+        Any thread may call it.
+        """
         return self._open(folder).digest()
 
-    def load(self, slot: int, folder: Path) -> str:
-        """Fill a slot that no row in flight uses, and return the digest of what was read.
+    def read(self, folder: Path) -> ReadAdapter:
+        """Return an adapter as the slots of this rank hold it. Any thread may call it.
 
         Raises CheckpointError, with file and tensor: the folder holds no adapter, one that asks for more than low-rank
-        matrices of the layers here, or one of another model; then the slot is as it was.
+        matrices of the layers here, or one of another model.
         """
         adapter = self._open(folder)
-        digest = adapter.digest()
-        for linear, slots in self._linears:
-            found = {name: adapter.matrices(name) for name in linear.modules if name in adapter.modules}
-            self._fill(slot, linear, slots, found)
-        return digest
+        return ReadAdapter(adapter.digest(), [self._read(linear, adapter) for linear, _ in self._linears])
+
+    def fill(self, slot: int, adapter: ReadAdapter) -> None:
+        """Fill a slot that no row in flight uses."""
+        for (_, slots), own in zip(self._linears, adapter.layers, strict=True):
+            if own.a is not None and own.b is not None:
+                _write(slots.a, slot, own.a)
+                _write(slots.b, slot, own.b)
+            _write(slots.scales, slot, own.scales)
+            _write(slots.ranks, slot, own.ranks)
 
     def clear(self, slot: int) -> None:
         """Empty a slot: rows in it are computed as without an adapter."""
@@ -103,11 +129,12 @@ class Adapters:
             if len(found) > 1 and f"{linear.place}.{linear.fused}" in found:
                 raise CheckpointError(f"{adapter.path}: expected {linear.fused} or its parts, got {', '.join(found)}")
 
-    def _fill(
-        self, slot: int, linear: AdaptedLinear, slots: AdapterSlots[Tensor], found: Mapping[str, LoraMatrices]
-    ) -> None:
+    def _read(self, linear: AdaptedLinear, adapter: PeftAdapter) -> _Layer:
         num_parts = len(linear.parts)
+        found = {name: adapter.matrices(name) for name in linear.modules if name in adapter.modules}
         ranks, scales = np.zeros(num_parts, np.int32), np.zeros(num_parts, np.float32)
+        if not found:
+            return _Layer(ranks, scales)
         a: F32 = np.zeros((num_parts, self.max_rank, len(linear.inputs)), np.float32)
         ends = np.cumsum([len(rows) for rows in linear.rows])
         b: F32 = np.zeros((self.max_rank, ends[-1]), np.float32)
@@ -117,11 +144,7 @@ class Adapters:
                 ranks[part], scales[part] = rank, matrices.scale
                 a[part, :rank] = matrices.a[:, linear.inputs.start : linear.inputs.stop]
                 b[:rank, ends[part] - len(rows) : ends[part]] = matrices.b[rows.start : rows.stop].T
-        if found:
-            _write(slots.a, slot, narrow(a.reshape(-1, a.shape[2]), self._dtype))
-            _write(slots.b, slot, narrow(b, self._dtype))
-            _write(slots.scales, slot, scales)
-        _write(slots.ranks, slot, ranks)
+        return _Layer(ranks, scales, narrow(a.reshape(-1, a.shape[2]), self._dtype), narrow(b, self._dtype))
 
 
 def _write(tensor: Tensor, slot: int, array: np.ndarray) -> None:

@@ -218,10 +218,8 @@ def _created(
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
     is_async = not is_host and is_alone and group.experts is None and config.scheduler.async_scheduling
     launcher = StepLauncher(runner, loaded.step.table) if is_async else None
-    adapters = None if loaded.step.adapters is None else loaded.step.adapters.adapters
-    return LocalExecutor(
-        runner, info, pages, identity, store, loaded.step.signals, grammars, launcher, group, adapters=adapters
-    )
+    signals, adapters = loaded.step.signals, loaded.step.adapters
+    return LocalExecutor(runner, info, pages, identity, store, signals, grammars, launcher, group, adapters=adapters)
 
 
 @loading()

@@ -25,6 +25,7 @@ from fastdeploy_sd.types import (
     StepResult,
     VerifyResult,
 )
+from tests.doubles.toy_adapters import ToyAdapters
 from tests.doubles.toy_draft_layers import ToyDraftLayers, slot_of
 from tests.doubles.toy_logprobs import toy_logprobs
 from tests.doubles.toy_model import ToyModel, extend_prefix, root_prefix
@@ -230,6 +231,7 @@ class ToyExecutor:
         for load in plan.adapter_loads:
             used = {row.adapter_slot for row in self._rows.values()}
             assert load.slot not in used, "an adapter is overwritten that a request has"
+            assert not isinstance(self.adapters, ToyAdapters) or load.slot not in self.adapters.begun, "a step waits"
             assert 0 <= load.slot < self.model_info.num_adapter_slots, "a place that is not there"
             self._adapter_slots[load.slot] = load.source.adapter.digest
         computed = dict(zip(plan.request_ids, plan.num_computed_tokens.tolist(), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from fastdeploy_sd.cli.verify.answers import AnswerCollector, compare
 from fastdeploy_sd.cli.verify.runs import open_engine, run
 from fastdeploy_sd.config import Config, ModelConfig, ParallelConfig
 from fastdeploy_sd.config.lora_section import LoraConfig
+from fastdeploy_sd.models.adapters import Adapters, ReadAdapter
 from tests.engine.handover_pairs import open_pair
 from tests.engine.test_swap import check as check_swap
 from tests.engine.test_swap import swapping
@@ -110,6 +112,31 @@ def test_the_second_level_of_the_prefix_cache_knows_adapters_apart(reference: Re
     with swapping(reference, standard_methods(["ngram"], [3])[0]) as engine:
         check_swap(reference, engine, reference.requests)
         assert engine.stats().swap.num_loaded > 0
+
+
+def test_requests_go_on_while_an_adapter_is_read(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_read, read = threading.Event(), Adapters.read
+
+    def read_late(adapters: Adapters, folder: Path) -> ReadAdapter:
+        assert folder.name == "one" or may_read.wait(60)
+        return read(adapters, folder)
+
+    monkeypatch.setattr(Adapters, "read", read_late)
+    of_two = {r.request_id for r in reference.requests if r.adapter is not None and r.adapter.name == "two"}
+    collector, ended, num_steps = AnswerCollector(), set[str](), 0
+    with open_engine(reference.base, WAYS[0], PLAIN) as engine:
+        for request in reference.requests:
+            engine.submit(request)
+        while engine.has_work():
+            for output in engine.step():
+                collector.add(output)
+                ended |= {output.request_id} if output.finish_reason else set()
+            if len(ended | of_two) == len(reference.requests) and not may_read.is_set():
+                assert not ended & of_two
+                may_read.set()
+            num_steps += not may_read.is_set()
+    assert num_steps > 100
+    assert compare(reference.answers, {name: collector.answer(name) for name in reference.answers}) is None
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

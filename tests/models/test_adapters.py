@@ -43,7 +43,7 @@ def model_with(
     adapters = Adapters(len(folders) + 1, MAX_RANK, dtype)
     own = SingleSequence(model, dtype, group=group, adapters=adapters)
     for slot, folder in enumerate(folders):
-        adapters.load(slot + 1, folder)
+        adapters.fill(slot + 1, adapters.read(folder))
     return own, adapters
 
 
@@ -177,13 +177,11 @@ def _matrix(rows: int, columns: int, value: float = 0.0) -> np.ndarray:
 )
 def test_what_is_no_adapter_of_the_model_is_refused_by_name(options: Options, message: str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path, "llama-tiny", ("q_proj",), **options)
-    own, adapters = model_with("llama-tiny", write_adapter(tmp_path / "good", "llama-tiny"))
-    before = own.batch_logits([tokens(3)], [1])
+    _, adapters = model_with("llama-tiny")
     with pytest.raises(CheckpointError, match=message):
         adapters.digest(folder)
     with pytest.raises(CheckpointError, match=message):
-        adapters.load(1, folder)
-    np.testing.assert_array_equal(own.batch_logits([tokens(3)], [1]), before)
+        adapters.read(folder)
 
 
 def test_missing_and_pickled_files_are_refused(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fastdeploy_sd.engine.interfaces.block_store import BlockStore
 from fastdeploy_sd.engine.interfaces.grammars import Grammars
 from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
-from fastdeploy_sd.types import F32, I32, ModelInfo, SchedulerOutput, StepResult
+from fastdeploy_sd.types import F32, I32, AdapterLoad, ModelInfo, SchedulerOutput, StepResult
 
 # Gets tokens i32[n] of prompts, and the logits f32[n, V] that each was to be expected from; they hold until it returns.
 WatchPrompts = Callable[[I32, F32], None]
@@ -107,10 +107,27 @@ class ServingExecutor(Protocol):
 
 
 class AdapterReader(Protocol):
-    """Reads LoRA adapters of the loaded model."""
+    """Reads LoRA adapters of the loaded model while steps run. Called by the thread that steps the engine; `fd`:
+    readable as long as `take_read` has something to return, None = never.
+    """
+
+    fd: int | None
 
     def digest(self, folder: Path) -> str:
-        """Verify an adapter's files, and return their digest. Raises CheckpointError that names file and fault."""
+        """Verify an adapter's files, and return their digest. Raises CheckpointError that names file and fault.
+
+        Any thread may call it.
+        """
+
+    def begin(self, load: AdapterLoad) -> bool:
+        """Start to read an adapter for a place, instead of what is being read for it; the plan that has the load fills
+        the place, and says what is wrong with the files.
+
+        Returns whether there must be no such plan before `take_read` has returned the place.
+        """
+
+    def take_read(self) -> Sequence[int]:
+        """Return, once each, the places for which reading has ended, well or not."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.client_table import ClientTable
 from fastdeploy_sd.engine.ipc.inbox import Inbox
-from fastdeploy_sd.engine.ipc.questions import answer_of
+from fastdeploy_sd.engine.ipc.questions import Answer, Answers
 from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
 from fastdeploy_sd.types import FinishReason, Request, RequestId, RequestOutput
 from fastdeploy_sd.wire.channel import ServerChannel
@@ -52,13 +52,13 @@ class EngineLoop:
     ) -> None:
         self._engine, self._channel = engine, channel
         self._shutdown_timeout_s, self._submit_s = shutdown_timeout_s, submit_s
-        self._clients = ClientTable()
+        self._clients, self._answers = ClientTable(), Answers(engine)
         self._inbox = Inbox(channel, m.max_frame_bytes(engine.model_info), receive_s)
         self._is_drain_asked = self._is_end_asked = self._is_paused = False
         self._deadline: float | None = None  # of a drain
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         channel.watch(self._wake_read)
-        for fd in (engine.arrival_fd, engine.failure_fd):
+        for fd in (engine.arrival_fd, engine.failure_fd, self._answers.fd):
             if fd is not None:
                 channel.watch(fd)
 
@@ -111,6 +111,8 @@ class EngineLoop:
             os.read(self._wake_read, 4096)
         for identity, frame in self._inbox.receive():
             self._take(identity, frame)
+        for identity, answer in self._answers.take():
+            self._answer(identity, answer)
         for identity in self._clients.ended(readable):
             logger.warning("a client process ended; its requests are aborted")
             self._drop(identity)
@@ -147,7 +149,7 @@ class EngineLoop:
             case m.StatsRequest():
                 self._tell_stats(identity, message)
             case m.ExpertsRequest() | m.AdapterRequest():
-                self._answer(identity, message)
+                self._answer(identity, self._answers.begin(identity, message))
             case m.ClientDisconnect():
                 self._drop(identity)
             case _:
@@ -187,15 +189,11 @@ class EngineLoop:
             self._broadcast(self._notice())
         self._send(identity, m.StatsReply(message.serial, self._engine.stats()))
 
-    def _answer(self, identity: bytes, message: m.ExpertsRequest | m.AdapterRequest) -> None:
-        try:
-            reply = answer_of(self._engine, message)
-        except FdsdError as error:
-            self._reject(identity, message.handle, error)
-            return
-        if isinstance(reply, m.AdapterReply):
+    def _answer(self, identity: bytes, answer: Answer | None) -> None:
+        if isinstance(answer, m.AdapterReply):
             self._broadcast(m.AdaptersChanged(self._engine.adapters.known))
-        self._send(identity, reply)
+        if answer is not None:
+            self._send(identity, answer)
 
     def _reject_waiting(self, error: FdsdError) -> None:
         while self._inbox:
@@ -291,6 +289,7 @@ class EngineLoop:
         for identity in self._clients.identities():
             self._forget(identity)
         self._channel.close(linger_s=0)
+        self._answers.close()
         wake_write, self._wake_write = self._wake_write, -1  # a late signal must not write to a reused descriptor
         os.close(self._wake_read)
         os.close(wake_write)

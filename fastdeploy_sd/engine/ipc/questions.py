@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
+from fastdeploy_sd.process.background import BackgroundCalls
 
 if TYPE_CHECKING:
     from fastdeploy_sd.engine.engine import Engine
@@ -56,14 +58,49 @@ class Questions:
             self.answer(serial, copy.copy(error))  # each is raised, and so changed, on its own
 
 
-def answer_of(engine: Engine, message: m.ExpertsRequest | m.AdapterRequest) -> m.ExpertsReply | m.AdapterReply:
-    """Do what a client asks of an engine between two steps. Raises FdsdError."""
-    if isinstance(message, m.AdapterRequest):
-        name, folder = message.name, message.folder
-        source = engine.adapters.unload(name) if folder is None else engine.adapters.load(name, Path(folder))
-        return m.AdapterReply(message.handle, source)
-    if (experts := engine.experts) is None:
-        raise BadRequest("experts: expected a model whose experts are spread over ranks, got another")
-    if message.rearranges:
-        experts.rearrange()
-    return m.ExpertsReply(message.handle, experts.report(clears=message.clears))
+Answer = m.ExpertsReply | m.AdapterReply | m.Rejected
+
+
+class Answers:
+    """Does what clients ask of an engine between two steps. The files of adapters are read while steps run.
+
+    Attributes:
+        fd: readable while `take` has something to return.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._calls = engine, BackgroundCalls()
+        self.fd, self.close = self._calls.fd, self._calls.close
+        self._loads: dict[Future[str], tuple[bytes, m.AdapterRequest]] = {}
+
+    def begin(self, identity: bytes, message: m.ExpertsRequest | m.AdapterRequest) -> Answer | None:
+        """Return the answer to a client; None = `take` will."""
+        try:
+            if isinstance(message, m.ExpertsRequest):
+                return self._experts(message)
+            if message.folder is None:
+                return m.AdapterReply(message.handle, self._engine.adapters.unload(message.name))
+            read = self._engine.adapters.begin(message.name, Path(message.folder))
+        except FdsdError as error:
+            return m.Rejected(message.handle, m.WireError.of(error))
+        self._loads[self._calls.start(read, "fdsd-adapter-digest")] = identity, message
+        return None
+
+    def take(self) -> list[tuple[bytes, Answer]]:
+        """Return, once each, the answers that `begin` has left open, and the clients that asked."""
+        return [self._end(call) for call in self._calls.take()]
+
+    def _experts(self, message: m.ExpertsRequest) -> m.ExpertsReply:
+        if (experts := self._engine.experts) is None:
+            raise BadRequest("experts: expected a model whose experts are spread over ranks, got another")
+        if message.rearranges:
+            experts.rearrange()
+        return m.ExpertsReply(message.handle, experts.report(clears=message.clears))
+
+    def _end(self, call: Future[str]) -> tuple[bytes, Answer]:
+        identity, message = self._loads.pop(call)
+        try:
+            source = self._engine.adapters.end(message.name, Path(message.folder or ""), call.result)
+        except FdsdError as error:
+            return identity, m.Rejected(message.handle, m.WireError.of(error))
+        return identity, m.AdapterReply(message.handle, source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -66,10 +66,10 @@ class RequestPool:
         speculation: SpeculationInfo,
         connector: KVConnector,
         grammars: Grammars | None = None,
-        num_adapter_slots: int = 0,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Make an empty pool; `connector` is told when a request that waits for it loses its blocks."""
-        self.kv, self.adapters, self.counters = kv, AdapterSlots(num_adapter_slots), RequestCounters()
+        self.kv, self.adapters, self.counters = kv, adapters or AdapterSlots(0), RequestCounters()
         self.drafts = PendingDrafts(self.counters)
         self.stats = StatsRecorder()
         self.waiting, self.preparing, self.held = WaitingQueue(), PreparingRequests(grammars), HeldRequests(grammars)
@@ -105,10 +105,9 @@ class RequestPool:
     def num_free_seats(self) -> int:
         return self.max_num_seqs - len(self.running) - len(self.admitted)
 
-    def head(self, *, without_adapter: bool = False) -> RequestState | None:
+    def head(self, may_start: Callable[[RequestState], bool]) -> RequestState | None:
         """The request to admit next; see WaitingQueue.peek."""
-        seated = chain(self.running, self.admitted.values())
-        return self.waiting.peek(self.num_seats, seated, without_adapter=without_adapter)
+        return self.waiting.peek(self.num_seats, chain(self.running, self.admitted.values()), may_start)
 
     def enter(self, state: RequestState, *, is_prepared: bool = True) -> None:
         """Queue a new request, or keep it in front of the queue until its grammar, which it holds, is ready."""
@@ -132,7 +131,7 @@ class RequestPool:
             return False
         self.waiting.remove(state)
         self.admitted[state.request_id] = state
-        self.adapters.seat(state)
+        self.adapters.enter(state)
         self.num_seats[state.client] += 1
         self.counters.num_slots[state.counter_row] = state.table.num_slots
         state.admit(match.num_tokens)
@@ -223,6 +222,7 @@ class RequestPool:
             self.preparing.remove(state)
         else:
             self.waiting.remove(state)
+            self.adapters.leave(state)
         self.in_flight.hold(state)
         self.kv.free(state.table, discard=reason is FinishReason.ERROR)
         self.preparing.drop(state.request)
@@ -279,7 +279,7 @@ class RequestPool:
 
     def _leave_seat(self, state: RequestState, *, has_failed: bool = False) -> None:
         self.num_seats -= Counter([state.client])  # keeps no zeros
-        self.adapters.unseat(state, has_failed=has_failed)
+        self.adapters.leave(state, has_failed=has_failed)
         self.held.forget(state.request_id)
 
     def _note_slots(self, state: RequestState) -> None:

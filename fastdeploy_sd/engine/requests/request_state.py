@@ -56,7 +56,7 @@ class RequestState:
         kv_kind: what its blocks hold, see SpeculationInfo.
         key: (priority or 0, order of arrival); lower runs first, higher is preempted first.
         client: whose it is; "" where the policy does not ask.
-        adapter: where its adapter is, None = it has none. adapter_slot: the place of it while it has a seat, else -1.
+        adapter: where its adapter is, None = it has none. adapter_slot: the place of it, -1 = it uses none.
         token_ids: the committed tokens; as many as the counter `num_tokens` says.
         end_token_ids: tokens that may end it; whether they do is for its stop rule to say.
         is_text_bound: whether what its next step is given hangs on the text before it, or what it brings on the logits.

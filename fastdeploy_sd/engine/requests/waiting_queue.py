@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from fastdeploy_sd.engine.requests.request_state import RequestState
@@ -34,20 +34,20 @@ class WaitingQueue:
         self.num_prompt_tokens += state.num_prompt_tokens
 
     def peek(
-        self, num_seats: Mapping[str, int], seated: Iterable[RequestState] = (), *, without_adapter: bool = False
+        self,
+        num_seats: Mapping[str, int],
+        seated: Iterable[RequestState] = (),
+        may_start: Callable[[RequestState], bool] | None = None,
     ) -> RequestState | None:
         """The request to admit next: of the client with the fewest seats, else the lowest key. None if empty.
 
         If that one has an adapter, the next of those with one: of the client with the fewest `seated` with adapters.
         Else a request could wait for ever for a place that clients with fewer seats pass from one to the next.
 
-        `without_adapter`: of those that need none.
+        `may_start`: of those for which it is true; None = of all.
         """
-        heads = [
-            state
-            for waiting in self.clients.values()
-            if (state := next((s for s in waiting if s.adapter is None or not without_adapter), None)) is not None
-        ]
+        firsts = (next(filter(may_start, waiting), None) for waiting in self.clients.values())
+        heads = [state for state in firsts if state is not None]
         head = min(heads, key=lambda state: (num_seats.get(state.client, 0), state.key), default=None)
         if head is None or head.adapter is None or len(heads) == 1:
             return head

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -13,13 +12,13 @@ from dataclasses import dataclass, replace
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from fastdeploy_sd.errors import InternalError
+from fastdeploy_sd.process.background import lower_priority
 from fastdeploy_sd.text.guidance.limits import library_error, limits_of
 from fastdeploy_sd.types import RequestId
 from fastdeploy_sd.types.stats import GrammarStats
 
 # Compiled grammars that no request uses, kept for the next one that brings the same text.
 _MAX_IDLE = 64
-NICE = 10
 _CLOSE_TIMEOUT_S = 10.0
 # The library recurses into grammars. More than the stack on which they were checked: what passed there passes here.
 _STACK_BYTES = 64 << 20
@@ -181,8 +180,7 @@ class GrammarStore:
         os.close(self.fd)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # a matter of courtesy
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        lower_priority()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or (self._queue and self._num_used < self._max_used))

@@ -230,7 +230,7 @@ def load(config: Config, group: RankGroup) -> Loaded:
             table,
             signals,
             buffers,
-            None if adapters is None else AdapterRows(adapters, memory, table),
+            None if adapters is None else AdapterRows(adapters, memory, table, group.others),
         ),
         vocab_size=vocab_size,
         max_model_len=max_model_len,

@@ -1,8 +1,8 @@
 """Commands of rank 0's worker to the other ranks, step by step. Values only; distributed/ sends them.
 
 A step is TakePlan, then RunRows until one has succeeded for every row, each followed by CompactPaths, where drafts
-branch, and TakeOutput; then, where draft layers run, DraftRows with its DraftOutcome. BeginDrafts and ForgetDrafts may
-come before any of them.
+branch, and TakeOutput; then, where draft layers run, DraftRows with its DraftOutcome. BeginDrafts, ForgetDrafts and
+ReadAdapter may come before any of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy_sd.spec_decode.proposer import DraftRequest
-from fastdeploy_sd.types import F32, I32, RequestId, SchedulerOutput
+from fastdeploy_sd.types import F32, I32, AdapterLoad, RequestId, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +24,13 @@ class TakePlan:
 
     plan: SchedulerOutput
     refused_ids: tuple[RequestId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """An adapter is to be read; a later plan puts it into its place."""
+
+    load: AdapterLoad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,4 +111,4 @@ class RankFailure:
 
 
 Attempt = RunRows | CompactPaths | DraftRows
-Command = TakePlan | RunRows | CompactPaths | TakeOutput | BeginDrafts | ForgetDrafts | DraftRows | DraftOutcome
+Command = ReadAdapter | TakePlan | TakeOutput | BeginDrafts | ForgetDrafts | Attempt | DraftOutcome

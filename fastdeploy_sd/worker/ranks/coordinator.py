@@ -69,6 +69,10 @@ class OtherRanks(Protocol):
         """Queue a command that cannot fail and needs no answer, for the next `send`. It is copied at once."""
         ...
 
+    def flush(self) -> None:
+        """Send what is queued, now."""
+        ...
+
     def send(self, attempt: Attempt) -> None:
         """Tell them all to run an attempt, now."""
         ...

@@ -19,6 +19,7 @@ from fastdeploy_sd.worker.ranks.commands import (
     CompactPaths,
     DraftRows,
     ForgetDrafts,
+    ReadAdapter,
     RunRows,
     TakeOutput,
     TakePlan,
@@ -57,9 +58,12 @@ class RankWorker:
         self._plan: SchedulerOutput | None = None
         self._ran: SchedulerOutput | None = None
 
-    def take(self, command: TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
+    def take(self, command: ReadAdapter | TakePlan | TakeOutput | BeginDrafts | ForgetDrafts) -> None:
         """Repeat what rank 0 has done. Raises Exception: this rank could not; then it must end."""
         match command:
+            case ReadAdapter(load):
+                assert self._adapters is not None, "adapters of a model that takes none"
+                self._adapters.begin(load)
             case TakePlan(plan, refused_ids):
                 self._take_plan(plan, refused_ids)
             case TakeOutput():
@@ -123,6 +127,7 @@ class RankWorker:
             plan = replace(plan, new=new)
         if self._adapters is not None:
             self._adapters.load(plan.adapter_loads)
+            self._adapters.take_read()  # nothing here waits for them
         for error in self._table.apply(plan).refused.values():
             raise error
         self._plan = plan

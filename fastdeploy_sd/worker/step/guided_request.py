@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 import threading
 import time
 from collections import deque
@@ -15,7 +14,8 @@ from typing import Protocol
 import numpy as np
 from llguidance import LLMatcher
 
-from fastdeploy_sd.text.guidance.compiler import NICE, start_thread
+from fastdeploy_sd.process.background import lower_priority
+from fastdeploy_sd.text.guidance.compiler import start_thread
 from fastdeploy_sd.text.guidance.limits import DEBT_S, STEP_S, MaskCost
 from fastdeploy_sd.text.guidance.output_matcher import OutputMatcher, WornError
 from fastdeploy_sd.types import I32, RequestId
@@ -215,8 +215,7 @@ class MaskWorker:
             self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # a lower priority is optional
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        lower_priority()
         while (taken := self._take()) is not None:
             cost_s, job = taken
             is_done, alone_s = job.compute()

@@ -263,6 +263,8 @@ class ModelRunner:
         self._drafting.restart()
 
     def close(self) -> None:
-        """End the thread of grammars, and let the drafting method save its state."""
+        """End the threads of grammars and adapters, and let the drafting method save its state."""
         self._guided.close()
+        if self._adapters is not None:
+            self._adapters.close()
         self._drafting.close()

@@ -12,7 +12,7 @@ from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.engine.adapters import AdapterRegistry, AdapterSlots
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import BadRequest, CheckpointError, ConfigError, NotFound
-from fastdeploy_sd.types import Adapter, AdapterSource, Request
+from fastdeploy_sd.types import Adapter, AdapterSource, FinishReason, Request
 from tests.doubles.bench import Bench
 from tests.doubles.engines import toy_config, toy_request
 from tests.doubles.toy_adapters import ToyAdapters, adapter_of, digest_of, with_adapters
@@ -97,6 +97,41 @@ def test_a_place_keeps_its_adapter_while_nobody_needs_it() -> None:
     assert loads(bench) == [(0, "x"), (1, "y"), (0, "z"), (0, "x")]
 
 
+def test_a_request_whose_adapter_is_read_keeps_no_other_waiting() -> None:
+    """Whether these have none, another one, or need the only other place."""
+    bench = AdaptedBench(2)
+    bench.files.slow.add("y")
+    requests = asked("y", "y", 4), asked("too", "y", 4), asked("x", "x", 3), asked("base", "", 20), asked("z", "z", 5)
+    bench.submit(*requests)
+    while bench.engine.stats().num_finished["length"] < len(requests) - 2:
+        bench.step()
+    assert loads(bench) == [(1, "x"), (1, "z")]
+    assert not {"y", "too"} & {name for plan in bench.plans for name in plan.request_ids}
+    assert bench.engine.step() == []
+    assert bench.engine.is_stalled
+    bench.files.end_reading("y")
+    transcript = bench.finish()
+    assert loads(bench)[2:] == [(0, "y")]
+    for request in requests:
+        assert transcript.token_ids[request.request_id] == bench.executor.model.generate(request)
+
+
+def test_a_place_whose_request_ends_while_its_adapter_is_read_goes_to_another() -> None:
+    bench = AdaptedBench(1)
+    bench.files.slow |= {"x", "y"}
+    bench.submit(asked("x", "x", 4))
+    bench.step()
+    bench.engine.abort(["x"], FinishReason.ABORT)
+    bench.submit(asked("y", "y", 4))
+    bench.step()
+    bench.files.end_reading("x")
+    bench.step()
+    assert loads(bench) == []
+    bench.files.end_reading("y")
+    bench.finish()
+    assert loads(bench) == [(0, "y")]
+
+
 def test_an_unloaded_adapter_takes_no_new_requests_and_keeps_those_it_has() -> None:
     bench = AdaptedBench(1)
     bench.submit(asked("runs", "x", 6), asked("waits", "x", 6))
@@ -149,7 +184,7 @@ def test_a_failed_request_has_its_adapter_read_again_when_nobody_uses_it() -> No
 
 
 def test_what_cannot_be_loaded_is_refused() -> None:
-    registry = AdapterRegistry(LoraConfig(True), ToyAdapters({"there": "a"}).digest, ("m",))
+    registry = AdapterRegistry(LoraConfig(True), ToyAdapters({"there": "a"}), ("m",))
     registry.load("one", Path("there"))
     for name, wanted in (
         ("one", "not in use, got 'one'"), ("m", "not in use, got 'm'"), ("", "1..128 printable"), ("a b", "1..128"),
@@ -164,7 +199,7 @@ def test_what_cannot_be_loaded_is_refused() -> None:
     with pytest.raises(BadRequest, match="expected a server with enable_lora"):
         AdapterRegistry(LoraConfig(), None).load("one", Path("there"))
     with pytest.raises(ConfigError, match="lora_modules: one: missing: expected"):
-        AdapterRegistry(LoraConfig(None, ("one=missing",)), ToyAdapters({}).digest)
+        AdapterRegistry(LoraConfig(None, ("one=missing",)), ToyAdapters({}))
     for number in range(255):
         registry.load(f"n{number}", Path("there"))
     with pytest.raises(BadRequest, match="at most 256 adapters"):
@@ -172,7 +207,7 @@ def test_what_cannot_be_loaded_is_refused() -> None:
 
 
 def test_an_adapter_of_another_digest_is_another() -> None:
-    registry = AdapterRegistry(LoraConfig(True), ToyAdapters({"there": "a"}).digest)
+    registry = AdapterRegistry(LoraConfig(True), ToyAdapters({"there": "a"}))
     registry.load("one", Path("there"))
     assert registry.find(None) is None
     assert registry.find(Adapter("any name", digest_of("a"))) == registry.known[0]
@@ -186,7 +221,7 @@ def test_books_of_places_that_are_wrong_are_noticed() -> None:
         adapter_slot = -1
 
     slots, user = AdapterSlots(2), User()
-    slots.seat(user)
+    assert slots.begin(user)
     slots.verify([0])
     for wrong in ([], [1], [0, 0]):
         with pytest.raises(AssertionError, match="counted wrongly"):

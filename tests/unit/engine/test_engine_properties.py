@@ -121,7 +121,7 @@ def build_scenario(
         before_step=before_step,
         rests=(lambda: rng.choice([0, 0, 1, 5])) if launches and not drafts_async else None,
     )
-    executor.adapters = ToyAdapters()
+    executor.adapters = ToyAdapters(delay=lambda: adapters.choice([0, 0, 1, 5]))
     if launches:
         executor.launcher = ToyLauncher(executor, seed, drafts_async=drafts_async)
     executor.step_ms = lambda plan: 0.5 + 0.1 * int(plan.num_new_tokens.sum())
@@ -299,7 +299,9 @@ def drive(scenario: Scenario, rng: random.Random, abort_rate: float) -> tuple[Tr
             engine.check_integrity()
         waiting, num_plans, num_finished = scenario.connector.waiting, len(scenario.plans), len(scenario.finished)
         assert engine.stats().num_waiting_for_kv >= len(waiting)
-        is_due = not engine.is_stalled or scenario.executor.block_store is not None
+        adapters = scenario.executor.adapters
+        assert isinstance(adapters, ToyAdapters)
+        is_due = not engine.is_stalled or scenario.executor.block_store is not None or bool(adapters.begun)
         if waiting and rng.random() < 0.3:
             scenario.connector.finish(rng.choice(waiting))
             is_due = True

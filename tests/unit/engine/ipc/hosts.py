@@ -92,10 +92,12 @@ async def hosted(
     info: ModelInfo | None = None,
     before_step: Callable[[SchedulerOutput], None] | None = None,
     shutdown_timeout_s: float = WAIT_S,
+    adapters: AdapterReader | None = None,
 ) -> AsyncIterator[Host]:
     """A host that is ended, and its engine checked, at the end."""
     with private_address() as address:
-        host = Host(address, config or toy_config(), info or toy_info(num_blocks=4096), before_step, shutdown_timeout_s)
+        config, info = config or toy_config(), info or toy_info(num_blocks=4096)
+        host = Host(address, config, info, before_step, shutdown_timeout_s, adapters)
         try:
             yield host
         finally:

@@ -8,6 +8,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -18,7 +20,8 @@ from fastdeploy_sd.errors import BadRequest, InternalError, Overloaded, Unavaila
 from fastdeploy_sd.types import FinishReason, ModelInfo, SchedulerOutput
 from fastdeploy_sd.types.experts import ExpertReport, ExpertStats
 from fastdeploy_sd.wire.channel import ClientChannel
-from tests.doubles.engines import toy_config, toy_request
+from tests.doubles.engines import toy_config, toy_info, toy_request
+from tests.doubles.toy_adapters import ToyAdapters, adapter_of
 from tests.doubles.toy_model import ToyModel, toy_prompt
 from tests.unit.engine.ipc.hosts import (
     ENDLESS,
@@ -83,6 +86,28 @@ async def test_rejections_reach_the_caller_as_their_own_class() -> None:
         assert full.value.retry_after_s >= 1
         await running.aclose()
         assert tokens_of(await waiting) == MODEL.generate(toy_request("b", [5, 6]))
+
+
+async def test_requests_go_on_while_an_adapter_is_read() -> None:
+    may_read = threading.Event()
+
+    class Files(ToyAdapters):
+        def digest(self, folder: Path) -> str:
+            assert may_read.wait(WAIT_S)
+            return super().digest(folder)
+
+    info = toy_info(num_blocks=4096, num_adapter_slots=1)
+    async with hosted(info=info, adapters=Files()) as host, connected(host) as client:
+        loading = asyncio.create_task(client.change_adapter("x", "x"))
+        await until(lambda: host.engine.adapters._num_begun, "the load")
+        with pytest.raises(BadRequest, match="in use, got 'x'"):
+            await client.change_adapter("x", "y")
+        request = toy_request("a", [5, 6, 7], max_tokens=90)
+        assert tokens_of(await collect(client, request)) == MODEL.generate(request)
+        assert not loading.done()
+        may_read.set()
+        assert (await loading).adapter == adapter_of("x")
+        assert [source.adapter.name for source in client.model_info.adapters] == ["x"]
 
 
 async def test_closing_the_iterator_frees_the_request_and_its_id() -> None:

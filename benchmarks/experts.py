@@ -1,16 +1,21 @@
 """`bench experts`: what giving rows to the experts of other ranks costs, without the experts.
 
 Ranks are threads of this process with one kernel thread each. Their experts are as small as they can be, and the time
-of `moe_ffn` with the same experts in one process is subtracted. A copy of as many bytes is measured besides.
+of `moe_ffn` with the same experts in one process is subtracted. A copy of as many bytes is measured besides. Several
+hosts are addresses of this one; real processes carry rows between them, over encrypted sockets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -18,11 +23,14 @@ import numpy as np
 
 from benchmarks.command import Command, Progress, show, table_of
 from benchmarks.hardware import describe_hardware
+from fastdeploy_sd.config import config_from_kwargs
 from fastdeploy_sd.device import library
 from fastdeploy_sd.device.expert_service import ExpertService, ServiceShape, expert_segment
 from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertSlot
 from fastdeploy_sd.device.library import BoundCall
 from fastdeploy_sd.device.memory import WeightMemory
+from fastdeploy_sd.distributed.expert_process import start_bridge
+from fastdeploy_sd.errors import ConfigError
 from fastdeploy_sd.ops.experts import COMBINE_EXPERTS, DISPATCH_EXPERTS
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
 from fastdeploy_sd.ops.moe import MOE_FFN
@@ -34,6 +42,7 @@ INNER = 1
 ROWS = (1, 8, 64, 512)
 _FORMAT: LinearFormat = "bfloat16"
 _CALLS = 40
+_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +50,13 @@ class ExchangeCost:
     """One layer of one rank, in microseconds; medians over the rounds.
 
     Attributes:
+        num_hosts: over which the ranks are.
         alone_us: only this rank has tokens.
         together_us: all ranks have as many, and begin at the same time.
         copy_us: a copy of the rows and of the experts' results.
     """
 
+    num_hosts: int
     num_ranks: int
     num_rows: int
     alone_us: float
@@ -57,19 +68,23 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print a table."""
     command = Command("experts", "Measure what giving rows to the experts of other ranks costs.")
     command.number("--ranks", (2, 4))
+    command.number("--hosts", (1,), "loopback addresses over which the ranks are, as many on each")
     command.number("--rows", ROWS)
     command.number("--hidden", 2048, "elements of a row, in bfloat16")
     command.number("--rounds", 5)
     command.json()
     args = command.read(argv)
-    progress = Progress(len(args.ranks), "experts")
+    for num_hosts, num_ranks in product(args.hosts, args.ranks):
+        if num_ranks % num_hosts:
+            raise ConfigError(f"hosts: expected a divisor of {num_ranks} (ranks), got {num_hosts}", param="hosts")
+    progress = Progress(len(args.ranks) * len(args.hosts), "experts")
     costs = []
     before = library.num_threads()
     library.set_num_threads(1)
     try:
-        for num_ranks in args.ranks:
-            costs += measure_exchange(num_ranks, args.rows, args.hidden, args.rounds)
-            progress.advance(f"{num_ranks} ranks")
+        for num_hosts, num_ranks in product(args.hosts, args.ranks):
+            costs += measure_exchange(num_hosts, num_ranks, args.rows, args.hidden, args.rounds)
+            progress.advance(f"{num_ranks} ranks, hosts: {num_hosts}")
     finally:
         library.set_num_threads(before)
     show(args, {"hardware": describe_hardware(), "experts": costs}, exchange_table(costs))
@@ -79,6 +94,7 @@ def main(argv: Sequence[str]) -> int:
 def exchange_table(costs: Sequence[ExchangeCost]) -> str:
     """Return a Markdown table."""
     columns = {
+        "hosts": "{0.num_hosts}",
         "ranks": "{0.num_ranks}",
         "rows": "{0.num_rows}",
         "one rank has rows, us": "{0.alone_us:.1f}",
@@ -88,23 +104,59 @@ def exchange_table(costs: Sequence[ExchangeCost]) -> str:
     return table_of(costs, columns)
 
 
-def measure_exchange(num_ranks: int, rows: Sequence[int], hidden: int, num_rounds: int) -> list[ExchangeCost]:
+def measure_exchange(
+    num_hosts: int, num_ranks: int, rows: Sequence[int], hidden: int, num_rounds: int
+) -> list[ExchangeCost]:
     """Measure several numbers of rows."""
-    fd = expert_segment()
+    weights = _Weights(hidden)
+    with _serving(weights, num_hosts, num_ranks, max(rows)) as services:
+        return [_measured(weights, services, num_hosts, num_rows, num_rounds) for num_rows in rows]
+
+
+@contextlib.contextmanager
+def _serving(weights: _Weights, num_hosts: int, num_ranks: int, max_tokens: int) -> Iterator[list[ExpertService]]:
+    """Yield all ranks, which serve one another."""
     services: list[ExpertService] = []
-    try:
-        weights = _Weights(hidden)
-        services += [weights.serve(fd, rank, num_ranks, max(rows)) for rank in range(num_ranks)]
-        return [_measured(weights, services, num_rows, num_rounds) for num_rows in rows]
-    finally:
-        for service in services:
-            service.abort()
-        for service in services:
-            service.close()
-        os.close(fd)
+    with contextlib.ExitStack() as stack:
+        files = [expert_segment() for _ in range(num_hosts)]
+        for file in files:
+            stack.callback(os.close, file)
+        try:
+            per_host = num_ranks // num_hosts
+            services += [weights.serve(files[r // per_host], r, num_ranks, max_tokens) for r in range(num_ranks)]
+            with _bridges(files, num_ranks):
+                for service in services:
+                    service.wait_until_all_serve(_START_S)
+                yield services
+        finally:
+            for service in services:
+                service.abort()
+            for service in services:
+                service.close()
 
 
-def _measured(weights: _Weights, services: Sequence[ExpertService], num_rows: int, num_rounds: int) -> ExchangeCost:
+@contextlib.contextmanager
+def _bridges(files: Sequence[int], num_ranks: int) -> Iterator[None]:
+    """Meanwhile the ranks of several hosts, which have a file each, hear of one another."""
+    if len(files) == 1:
+        yield
+        return
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free_port = taken.getsockname()[1]
+    ips, secret = [f"127.0.0.{number + 1}" for number in range(len(files))], secrets.token_hex()
+    with contextlib.ExitStack() as stack:
+        for number, file in enumerate(files):
+            config = config_from_kwargs(
+                model="demo", enable_expert_parallel=True, data_parallel_size=num_ranks,
+                ips=ips, node_rank=number, node_port=free_port, pd_secret=secret,
+            )  # fmt: skip
+            stack.enter_context(contextlib.closing(start_bridge(config, file)))
+        yield
+
+
+def _measured(
+    weights: _Weights, services: Sequence[ExpertService], num_hosts: int, num_rows: int, num_rounds: int
+) -> ExchangeCost:
     layers = [weights.calls(service, num_rows) for service in services]
     local = weights.local_calls(num_rows)
     sizes = num_rows * weights.hidden * 2, num_rows * TOP_K * weights.hidden * 4
@@ -121,7 +173,7 @@ def _measured(weights: _Weights, services: Sequence[ExpertService], num_rows: in
         found[2].append(_us_of_threads([lambda own=own: _run(own) for own in layers]))
         found[3].append(_us_of(copy))
     without, alone, together, copied = map(median, found)
-    return ExchangeCost(len(services), num_rows, alone - without, together - without, copied)
+    return ExchangeCost(num_hosts, len(services), num_rows, alone - without, together - without, copied)
 
 
 def _run(calls: Sequence[BoundCall]) -> None:

@@ -58,9 +58,8 @@ constexpr int32_t FactorPlaneBytes(FactorKind kind, int32_t num_groups) {
   return 0;
 }
 
-// Of a format of integers, else all zeros.
-constexpr GroupLayout GroupLayoutOf(LinearFormat format) {
-  const GroupFormat own = GroupFormatOf(format);
+// Of a format of codes, else all zeros.
+constexpr GroupLayout LayoutOf(const GroupFormat& own) {
   if (own.bits == 0) return {};
   GroupLayout layout{own.bits, own.group / 4, own.zero, FactorKindOf(own.scale), FactorKindOf(own.minimum), {}, {}};
   const auto place = [&](int32_t inputs, int32_t* begins) {
@@ -75,6 +74,8 @@ constexpr GroupLayout GroupLayoutOf(LinearFormat format) {
   place(kQuantGroup / 2, layout.stage);
   return layout;
 }
+
+constexpr GroupLayout GroupLayoutOf(LinearFormat format) { return LayoutOf(GroupFormatOf(format)); }
 
 // Of two columns.
 struct FactorPair {

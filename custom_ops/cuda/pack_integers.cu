@@ -1,4 +1,4 @@
-// Reorders integers with groups into panels, as processors do (linear_pack_integers.cc): the same bytes.
+// Reorders codes with a scale per group into panels, as processors do (linear_pack_integers.cc): the same bytes.
 #include "linear_groups.h"
 #include "ops.h"
 
@@ -20,17 +20,20 @@ __device__ __forceinline__ UnitInputs InputsOf(const Slices& slices, int32_t ind
   return {first, min(kQuantGroup, slices.inputs[s + 1] - first)};
 }
 
-// Block (panel, unit). The tile has a unit's codes as they are stored, zeros where the matrix or the slice has ended.
-__global__ __launch_bounds__(kThreads) void PackIntegersKernel(
-    const __grid_constant__ Slices slices, const __grid_constant__ GroupLayout groups, int32_t in_features,
-    int32_t out_features, DevicePtr<const int8_t> codes, DevicePtr<const uint8_t> factors, DevicePtr<uint8_t> packed) {
+// Block (panel, unit). The tile has a unit's codes as they are stored, padding where the matrix or the slice has ended.
+__global__ __launch_bounds__(kThreads) void PackIntegersKernel(const __grid_constant__ Slices slices,
+                                                               const __grid_constant__ GroupLayout groups,
+                                                               uint8_t padding, int32_t in_features,
+                                                               int32_t out_features, DevicePtr<const int8_t> codes,
+                                                               DevicePtr<const uint8_t> factors,
+                                                               DevicePtr<uint8_t> packed) {
   FDSD_SHARED(uint8_t, tile, kPanelColumns* kTileStride);
   const UnitInputs inputs = InputsOf(slices, static_cast<int32_t>(blockIdx.y));
   const int32_t first_column = static_cast<int32_t>(blockIdx.x) * kPanelColumns;
   for (int e = threadIdx.x; e < kPanelColumns * kQuantGroup; e += kThreads) {
     const int column = e / kQuantGroup;
     const int input = e % kQuantGroup;
-    uint8_t code = 0;
+    uint8_t code = padding;
     if (first_column + column < out_features && input < inputs.count) {
       const int64_t at = int64_t{first_column + column} * in_features + inputs.first + input;
       code = static_cast<uint8_t>(codes[at] + groups.zero);
@@ -70,15 +73,15 @@ __global__ __launch_bounds__(kThreads) void PackIntegersKernel(
 
 Error PackIntegers(const PackIntegersParams& p, Stream stream) {
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
-  const GroupLayout groups = GroupLayoutOf(p.format);
+  const GroupLayout groups = LayoutOf(CodeFormatOf(p.format));
   if (groups.bits == 0) return "format: expected one of integers, got another";
   const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
   const LaunchShape shape{
       dim3(static_cast<unsigned>(DivideUp(p.out_features, kPanelColumns)), static_cast<unsigned>(slices.num_units())),
       dim3(kThreads)};
-  return Launch<PackIntegersKernel>(shape, stream, slices, groups, p.in_features, p.out_features,
-                                    DevicePtr<const int8_t>(p.codes), DevicePtr<const uint8_t>(p.factors),
-                                    DevicePtr<uint8_t>(p.packed));
+  return Launch<PackIntegersKernel>(shape, stream, slices, groups, static_cast<uint8_t>(PaddingOf(p.format)),
+                                    p.in_features, p.out_features, DevicePtr<const int8_t>(p.codes),
+                                    DevicePtr<const uint8_t>(p.factors), DevicePtr<uint8_t>(p.packed));
 }
 
 }  // namespace fdsd::cuda

@@ -10,16 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.uploads import CudaUploads
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT
-from fastdeploy_sd.ops.group_packing import each_integers, pack_integers_params
+from fastdeploy_sd.ops.group_packing import I8, StoredMatrix, pack_integers_params
 from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.ops.packing import pack_params, packed_bytes, weight_rows
-from fastdeploy_sd.ops.weight_matrix import Integers, WeightMatrix
+from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import U8, Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
@@ -47,38 +46,38 @@ def pack_on_device(
             _pack(device, uploads, address + begin // _PANEL * panel_bytes, piece, fmt, slices)
 
 
-def pack_groups_on_device(
-    device: CudaDevice, address: int, matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE
-) -> None:
-    """Start packing a matrix of integers into a GPU's memory, to the bytes of `pack_groups`; otherwise as above."""
+def pack_groups_on_device(device: CudaDevice, address: int, stored: StoredMatrix) -> None:
+    """Start packing a matrix as it is stored into a GPU's memory, to the bytes of `pack_groups`; otherwise as above."""
     device.library.verify("pack_integers", "PackIntegersParams")
-    num_rows, in_features = matrix.shape
+    (num_rows, in_features), fmt, slices = stored.shape, stored.format, stored.slices
     panel_bytes = packed_bytes(in_features, _PANEL, fmt, slices)
     num_units = sum(-(-len(piece) // UNIT) for piece in slices.ranges(in_features))
-    unit_bytes = packed_bytes(UNIT, _PANEL, fmt) - UNIT * _PANEL * GROUP_FORMATS[fmt].bits // 8
+    bits = GROUP_FORMATS[fmt].bits if fmt in GROUP_FORMATS else 8  # of e4m3
+    unit_bytes = packed_bytes(UNIT, _PANEL, fmt) - UNIT * _PANEL * bits // 8
     staged_bytes = _aligned(_PANEL * in_features) + num_units * unit_bytes  # of a panel
     with device.loading(-(-num_rows // _PANEL) * staged_bytes) as uploads:
         at_once = max(uploads.piece_bytes // max(staged_bytes, 1), 1) * _PANEL
         for begin in range(0, num_rows, at_once):
-            piece = matrix.rows([range(begin, min(begin + at_once, num_rows))])
-            own_panels, code_bytes = -(-piece.shape[0] // _PANEL), _aligned(piece.shape[0] * in_features)
+            rows = range(begin, min(begin + at_once, num_rows))
+            shape, own_panels = (len(rows), in_features), -(-len(rows) // _PANEL)
+            code_bytes = _aligned(len(rows) * in_features)
             host, staged = uploads.take(code_bytes + own_panels * num_units * unit_bytes)
-            codes = host[: piece.shape[0] * in_features].view(np.int8).reshape(piece.shape)
+            codes = host[: len(rows) * in_features].view(np.int8).reshape(shape)
             factors = host[code_bytes:].reshape(own_panels, num_units, unit_bytes)
-            each_integers(piece, fmt, slices, _into(codes, factors))
+            stored.each(rows, _into(begin, codes, factors))
             uploads.copy(staged, host)
             to = address + begin // _PANEL * panel_bytes
-            params = pack_integers_params(to, piece.shape, fmt, slices, staged, staged + code_bytes)
+            params = pack_integers_params(to, shape, stored, staged, staged + code_bytes)
             device.library.launch("pack_integers", params, 0, device.stream)
 
 
-def _into(codes: npt.NDArray[np.int8], factors: U8) -> Callable[[range, Integers, U8], None]:
-    """Return what writes rows where those of a matrix belong."""
+def _into(begin: int, codes: I8, factors: U8) -> Callable[[range, I8, U8], None]:
+    """Return what writes rows of a matrix where they belong in a piece of its rows from `begin` on."""
 
-    def write(rows: range, integers: Integers, own: U8) -> None:
-        codes[rows.start : rows.stop] = integers.codes
-        first = rows.start // _PANEL
-        factors[first : first + len(own)] = own
+    def write(rows: range, own: I8, own_factors: U8) -> None:
+        codes[rows.start - begin : rows.stop - begin] = own
+        first = (rows.start - begin) // _PANEL
+        factors[first : first + len(own_factors)] = own_factors
 
     return write
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +17,14 @@ from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import CParams, call, num_threads
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS, UNIT, GroupFormat
 from fastdeploy_sd.ops.linear_format import LinearFormat, format_code
-from fastdeploy_sd.ops.packing import GROUP, pack_codes, packed_bytes
-from fastdeploy_sd.ops.weight_matrix import Factors, Integers, WeightMatrix
+from fastdeploy_sd.ops.packing import CODE_ZEROS, GROUP, input_groups, pack_linear, packed_bytes, unpack_codes
+from fastdeploy_sd.ops.weight_matrix import Codes, Factors, Integers, WeightMatrix
 from fastdeploy_sd.types import I32, U8
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 
+I8 = npt.NDArray[np.int8]
 _PANEL = 32
+_QUANTISING = Lock()  # kernels that use all threads are called one at a time
 _CODES_AT_ONCE = 1 << 18  # arrays of so many stay in the cache
 
 
@@ -80,53 +86,118 @@ def kept_format(
     return None if on_gpu and kept not in GROUP_FORMATS else kept
 
 
-def pack_groups(matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, out: U8) -> None:
-    """Pack a matrix of integers into u8[packed_bytes(...)]."""
-    codes = pack_codes(matrix, name, slices)
-    if codes is not None:
-        out[:] = codes
-        return
-    panels = out.reshape(-(-matrix.shape[0] // _PANEL), -1)
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredMatrix:
+    """A matrix [N, K] that is packed as it is stored.
 
-    def pack(rows: range, integers: Integers, factors: U8) -> None:
-        codes = np.ascontiguousarray(integers.codes)
+    Attributes:
+        read: (rows of whole panels, but for the last) -> codes i8[n, K] less the format's zero, and what units have
+            after their codes, u8[panels, units, bytes].
+    """
+
+    shape: tuple[int, int]
+    format: LinearFormat
+    slices: SliceRule
+    read: Callable[[range], tuple[I8, U8]]
+
+    def each(self, rows: range, take: Callable[[range, I8, U8], object]) -> None:
+        """Call take(rows, *read(rows)) for some panels of these rows at a time, on all threads."""
+        at_once = max(_CODES_AT_ONCE // max(self.shape[1], 1) // _PANEL, 1) * _PANEL
+
+        def read_rows(begin: int) -> None:
+            own = range(begin, min(begin + at_once, rows.stop))
+            take(own, *self.read(own))
+
+        # NumPy and kernels work on arrays without holding Python's lock.
+        with ThreadPoolExecutor(num_threads()) as pool:
+            list(pool.map(read_rows, range(rows.start, rows.stop, at_once)))
+
+
+def stored_matrix(
+    matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, *, keeps_integers: bool = True
+) -> StoredMatrix | None:
+    """Return a matrix as it is packed in a format with the codes that it is stored with, None where it has none.
+
+    keeps_integers: the format is one that holds its integers; other formats have codes of their own.
+    """
+    if fmt in CODE_ZEROS:
+        parts = [part.codes(fmt, slices) for part in matrix.parts]
+        codes = [found for found in parts if found is not None]
+        if len(codes) == len(parts):
+            return StoredMatrix(matrix.shape, fmt, slices, partial(_codes_of_rows, matrix, fmt, slices, codes))
+    if not keeps_integers:
+        return None
+    return StoredMatrix(matrix.shape, fmt, slices, partial(_integers_of_rows, matrix, GROUP_FORMATS[fmt], slices))
+
+
+def pack_groups(stored: StoredMatrix, out: U8) -> None:
+    """Pack a matrix into u8[packed_bytes(...)]; each group by itself, so ranks have the bytes of the whole."""
+    panels = out.reshape(-(-stored.shape[0] // _PANEL), -1)
+
+    def pack(rows: range, codes: I8, factors: U8) -> None:
+        own = np.ascontiguousarray(codes)
         address = panels[rows.start // _PANEL :].ctypes.data
-        params = pack_integers_params(address, codes.shape, name, slices, codes.ctypes.data, factors.ctypes.data)
-        call("pack_integers", params)
+        call("pack_integers", pack_integers_params(address, own.shape, stored, own.ctypes.data, factors.ctypes.data))
 
-    each_integers(matrix, name, slices, pack)
+    stored.each(range(stored.shape[0]), pack)
 
 
-def each_integers(
-    matrix: WeightMatrix, name: LinearFormat, slices: SliceRule, take: Callable[[range, Integers, U8], object]
-) -> None:
-    """Call take(rows, their integers, `factor_bytes`) for some panels of a matrix at a time, on all threads."""
-    fmt, pieces = GROUP_FORMATS[name], slices.ranges(matrix.shape[1])
-    num_rows = matrix.shape[0]
-    rows_at_once = max(_CODES_AT_ONCE // max(matrix.shape[1], 1) // _PANEL, 1) * _PANEL
+def _integers_of_rows(matrix: WeightMatrix, fmt: GroupFormat, slices: SliceRule, rows: range) -> tuple[I8, U8]:
+    parts = [part.integers(slice(None)).in_groups(fmt.group) for part in matrix.rows([rows]).parts]
+    integers = _joined(parts, fmt)
+    return integers.codes, factor_bytes(integers, fmt, slices.ranges(matrix.shape[1]))
 
-    def read_rows(begin: int) -> None:
-        rows = range(begin, min(begin + rows_at_once, num_rows))
-        parts = [part.integers(slice(None)).in_groups(fmt.group) for part in matrix.rows([rows]).parts]
-        integers = _joined(parts, fmt)
-        take(rows, integers, factor_bytes(integers, fmt, pieces))
 
-    # NumPy and kernels work on arrays without holding Python's lock.
-    with ThreadPoolExecutor(num_threads()) as pool:
-        list(pool.map(read_rows, range(0, num_rows, rows_at_once)))
+def _codes_of_rows(
+    matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, parts: Sequence[Codes], rows: range
+) -> tuple[I8, U8]:
+    """A group that codes do not hold exactly is quantised from its numbers."""
+    own, begin = [], 0
+    for part in parts:
+        end = begin + len(part.scales)
+        inside = range(max(rows.start, begin) - begin, min(rows.stop, end) - begin)
+        if inside:
+            own.append((part, inside))
+        begin = end
+    codes = np.concatenate([part.read(inside) for part, inside in own])
+    scales, is_exact = (
+        np.concatenate([values(part)[inside.start : inside.stop] for part, inside in own])
+        for values in (attrgetter("scales"), attrgetter("is_exact"))
+    )
+    if not is_exact.all():
+        with _QUANTISING:
+            quantised = unpack_codes(pack_linear(matrix.rows([rows]), fmt, slices))
+        for g, group in enumerate(input_groups(matrix.shape[1], slices)):
+            others = ~is_exact[:, g]
+            codes[others, group.start : group.stop] = quantised[0][others, group.start : group.stop]
+            scales[others, g] = quantised[1][others, group.start]
+    planes = _columns_of_panels(scales[:, :, None])
+    if fmt == "wint4":
+        factors = [part.factors[inside.start : inside.stop] for part, inside in own if part.factors is not None]
+        planes = np.concatenate([_columns_of_panels(np.concatenate(factors)), planes], axis=2)
+    return (codes ^ np.uint8(CODE_ZEROS[fmt])).view(np.int8), planes
+
+
+def _columns_of_panels(values: npt.NDArray[Any]) -> U8:
+    """Return values [n, units, m] as the bytes of [panels, units, m, columns], zeros where the last panel has ended."""
+    num_rows, num_units, count = values.shape
+    padded = np.zeros((-(-num_rows // _PANEL) * _PANEL, num_units, count), values.dtype)
+    padded[:num_rows] = values
+    ordered = np.ascontiguousarray(padded.reshape(-1, _PANEL, num_units, count).transpose(0, 2, 3, 1))
+    return ordered.reshape(len(ordered), num_units, -1).view(np.uint8)
 
 
 def pack_integers_params(
-    address: int, shape: tuple[int, ...], name: LinearFormat, slices: SliceRule, codes: int, factors: int
+    address: int, shape: tuple[int, ...], stored: StoredMatrix, codes: int, factors: int
 ) -> CParams:
-    """Return PackIntegersParams of a matrix [N, K] over the addresses of what it is packed to, and from."""
+    """Return PackIntegersParams of some rows [n, K] over the addresses of what they are packed to, and from."""
     out_features, in_features = shape
     return struct_type("PackIntegersParams")(
         in_features=in_features,
         out_features=out_features,
-        format=format_code(name),
-        num_slices=slices.count,
-        slice_unit=slices.unit,
+        format=format_code(stored.format),
+        num_slices=stored.slices.count,
+        slice_unit=stored.slices.unit,
         codes=codes,
         factors=factors,
         packed=address,
@@ -159,25 +230,23 @@ def factor_bytes(rows: Integers, fmt: GroupFormat, pieces: Sequence[range]) -> U
         rows: of whole panels, but for the last.
         pieces: the columns of each slice, whose units begin anew; at multiples of the format's groups.
     """
-    num_panels = -(-len(rows.codes) // _PANEL)
     found = []
     for piece in pieces:
         own, num_units = rows.columns(piece), -(-len(piece) // UNIT)
-        planes = _factor_planes(own.scales, fmt.scale, fmt.group, num_panels, num_units)
+        planes = _factor_planes(own.scales, fmt.scale, fmt.group, num_units)
         if own.minima is not None:
-            planes += _factor_planes(own.minima, fmt.minimum, fmt.group, num_panels, num_units)
-        found.append(np.concatenate([plane.reshape(num_panels, num_units, -1) for plane in planes], axis=2))
+            planes += _factor_planes(own.minima, fmt.minimum, fmt.group, num_units)
+        found.append(np.concatenate(planes, axis=2))
     return np.concatenate(found, axis=1)
 
 
-def _factor_planes(factors: Factors, kind: str, group: int, num_panels: int, num_units: int) -> list[U8]:
+def _factor_planes(factors: Factors, kind: str, group: int, num_units: int) -> list[U8]:
     """Return [panels, units, groups, columns] of each part of the factors, as bytes."""
 
     def plane(values: npt.NDArray[np.generic], per_unit: int) -> U8:
-        padded = np.zeros((num_panels * _PANEL, num_units * per_unit), values.dtype)
-        padded[: len(values), : values.shape[1]] = values
-        ordered = padded.reshape(num_panels, _PANEL, num_units, per_unit).transpose(0, 2, 3, 1)
-        return np.ascontiguousarray(ordered).reshape(num_panels, num_units, -1).view(np.uint8)
+        padded = np.zeros((len(values), num_units * per_unit), values.dtype)
+        padded[:, : values.shape[1]] = values
+        return _columns_of_panels(padded.reshape(len(values), num_units, per_unit))
 
     if kind == "steps":
         assert factors.counts is not None

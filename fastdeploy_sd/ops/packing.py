@@ -162,49 +162,6 @@ def unpack_codes(packed: PackedLinear[npt.NDArray[np.uint8]]) -> tuple[U8, npt.N
     return codes, by_input(by_unit * (by_factor & 15)), by_input(by_factor >> 4)
 
 
-def pack_codes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> U8 | None:
-    """Return a matrix packed for `linear` with the codes that it is stored with, None where a part has none.
-
-    A group that codes do not hold exactly is quantised from its numbers. Each group is packed by itself, so ranks that
-    have parts of a matrix have the bytes of the whole.
-    """
-    if fmt not in CODE_ZEROS:
-        return None
-    num_rows, num_columns = matrix.shape
-    groups = input_groups(num_columns, slices)
-    parts = [found for part in matrix.parts if (found := part.codes(fmt, slices)) is not None]
-    if len(parts) < len(matrix.parts):
-        return None
-    num_panels = -(-num_rows // _PANEL)
-    codes = np.full((num_panels * _PANEL, len(groups), GROUP), CODE_ZEROS[fmt], np.uint8)
-    scales = np.zeros((num_panels * _PANEL, len(groups)), np.float32)
-    is_exact = np.ones(scales.shape, np.bool_)
-    scales[:num_rows] = np.concatenate([part.scales for part in parts])
-    is_exact[:num_rows] = np.concatenate([part.is_exact for part in parts])
-    for g, group in enumerate(groups):
-        own = slice(group.start, group.stop)
-        np.concatenate([part.codes[:, own] for part in parts], out=codes[:num_rows, g, : len(group)])
-    places = num_panels, _PANEL, len(groups)
-    words = codes.reshape(*places, GROUP // _WORD, _WORD).transpose(0, 2, 3, 1, 4)
-    scale_words = scales.reshape(places).transpose(0, 2, 1)
-    if fmt == "wint4":
-        words = words[:, :, :, : _PANEL // 2] | words[:, :, :, _PANEL // 2 :] << np.uint8(4)
-        factors = np.zeros((*codes.shape[:2], _FACTORS), np.uint8)
-        factors[:num_rows] = np.concatenate([part.factors for part in parts if part.factors is not None])
-        by_column = factors.reshape(*places, _FACTORS).transpose(0, 2, 3, 1)
-        both = [words.reshape(num_panels, len(groups), -1), by_column.reshape(num_panels, len(groups), -1)]
-        words = np.concatenate(both, axis=2)
-    elif not is_exact.all():
-        mask = is_exact.reshape(places).transpose(0, 2, 1)
-        quantised = pack_linear(matrix, fmt, slices).data.reshape(num_panels, len(groups), -1)
-        own_words, own_scales = np.split(quantised, [_PANEL * GROUP], axis=2)
-        words = np.where(mask[:, :, None, :, None], words, own_words.reshape(words.shape))
-        scale_words = np.where(mask, scale_words, np.ascontiguousarray(own_scales).view(np.float32))
-    shape = num_panels, len(groups), -1
-    scale_bytes = np.ascontiguousarray(scale_words).view(np.uint8)
-    return np.concatenate([words.reshape(shape), scale_bytes.reshape(shape)], axis=2).reshape(-1)
-
-
 @dataclass(frozen=True)
 class PackedExperts(Generic[A]):
     """One weight matrix of every expert, packed one after another as PackedLinear's: u8[num_experts * packed_bytes]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -27,13 +27,13 @@ class Codes:
     """Weights as codes of a format that a kernel multiplies.
 
     Attributes:
-        codes: u8[N, K].
+        read: (some of the N rows) -> u8[n, K].
         scales: f32[N, G], one per output and group of inputs.
         is_exact: bool[N, G]: the group's numbers are codes * scale. Other groups are quantised from their numbers.
         factors: u8[N, G, 8] of wint4, for each 16 inputs a factor of the scale + 16 * what codes count from.
     """
 
-    codes: U8
+    read: Callable[[range], U8]
     scales: F32
     is_exact: npt.NDArray[np.bool_]
     factors: U8 | None = None

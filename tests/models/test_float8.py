@@ -22,7 +22,7 @@ from fastdeploy_sd.models.weights.packer import WeightPacker
 from fastdeploy_sd.models.weights.storages.float8 import BLOCK, Float8Part
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import pack_codes, pack_linear
+from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.engine.gpu import gpu_device
@@ -31,6 +31,7 @@ from tests.models.harness import SingleSequence
 from tests.models.mtp_models import make_model
 from tests.models.published_configs import GLM
 from tests.ops.cuda_device import EMULATED, emulated
+from tests.ops.test_grouped_linear import packed as packed_matrix
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +51,8 @@ def coded(rng: np.random.Generator, rows: int, columns: int) -> tuple[Array, Arr
 
 def stored(matrix: WeightMatrix, slices: SliceRule = WHOLE) -> Array:
     """The matrix packed with its own codes where that can be: the same bytes in both formats of e4m3."""
-    packed = pack_codes(matrix, "fp8", slices)
-    assert packed is not None
-    return packed
+    data: Array = packed_matrix(matrix, "fp8", slices).data
+    return data
 
 
 def units(packed: Array, num_panels: int = 1) -> Array:
@@ -218,7 +218,7 @@ def test_codes_of_all_kinds_are_packed_as_they_are(kind: str) -> None:
     found = part.codes("fp8", WHOLE)
     assert found is not None
     assert found.is_exact.all()
-    np.testing.assert_array_equal(numbers(found.codes) * found.scales, values[100:, 128:])
+    np.testing.assert_array_equal(numbers(found.read(range(100))) * found.scales, values[100:, 128:])
 
 
 @pytest.mark.parametrize("fmt", ["bfloat16", "wint8"])

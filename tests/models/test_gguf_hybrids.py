@@ -19,7 +19,7 @@ from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.models.weights.storages.ordered_columns import OrderedColumns
 from fastdeploy_sd.ops.bf16 import widen
 from fastdeploy_sd.ops.group_format import UNIT
-from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups, stored_matrix
 from fastdeploy_sd.ops.packing import packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE
@@ -100,7 +100,9 @@ def packed_units(matrix: WeightMatrix) -> np.ndarray:
     """u8[panels, units, bytes]."""
     rows, columns = matrix.shape
     packed = WeightMemory().take(packed_bytes(columns, rows, "q4_k"))
-    pack_groups(matrix, "q4_k", WHOLE, packed)
+    stored = stored_matrix(matrix, "q4_k", WHOLE)
+    assert stored is not None
+    pack_groups(stored, packed)
     return packed.reshape(-1, columns // UNIT, packed.size * UNIT // (-(-rows // 32) * columns))
 
 

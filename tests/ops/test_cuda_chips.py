@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.models.weights.storages.float8 import Float8Part
 from fastdeploy_sd.ops import attention as ops
 from fastdeploy_sd.ops.group_packing import group_format
 from fastdeploy_sd.ops.linear import linear
 from fastdeploy_sd.ops.linear_format import GPU_FORMATS, LINEAR_FORMATS, LinearFormat
-from fastdeploy_sd.ops.packing import PackedLinear, pack_codes, pack_linear, packed_bytes
+from fastdeploy_sd.ops.packing import pack_linear
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cases.attention import batch, share, with_prefixes
@@ -71,10 +70,7 @@ def test_codes_of_e4m3_are_multiplied_as_the_numbers_they_are() -> None:
     matrix = WeightMatrix((Float8Part("w", codes, np.full((1, 1), 0.5, np.float32), (), codes.shape),))
     x = (rng.integers(-3, 4, (130, 640)) * (rng.random((130, 640)) < 0.02)).astype(np.float32)
     for rule in (WHOLE, SliceRule(4, 128)):
-        data, found = WeightMemory().take(packed_bytes(640, 70, "e4m3", rule)), pack_codes(matrix, "e4m3", rule)
-        assert found is not None
-        data[:] = found
-        own: PackedLinear[np.ndarray] = PackedLinear(data, 640, 70, "e4m3", rule)
+        own = packed(matrix, "e4m3", rule)
         want: np.ndarray = linear(x, own)
         np.testing.assert_array_equal(want, x.astype(np.float64) @ matrix.to_array().astype(np.float64).T)
         for rows in (3, 20, 50, 130):

@@ -9,14 +9,17 @@ import pytest
 
 from fastdeploy_sd.device.cuda import uploads as cuda_uploads
 from fastdeploy_sd.device.cuda.device import CudaDevice
+from fastdeploy_sd.device.memory import WeightMemory
 from fastdeploy_sd.errors import DeviceLost
+from fastdeploy_sd.models.weights.storages.factors import factors_of
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops.bf16 import to_bf16
 from fastdeploy_sd.ops.device_packing import pack_groups_on_device, pack_on_device
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
+from fastdeploy_sd.ops.group_packing import pack_groups, stored_matrix
 from fastdeploy_sd.ops.linear_format import GPU_FORMATS, LINEAR_FORMATS, LinearFormat
-from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
-from fastdeploy_sd.ops.weight_matrix import FloatPart, WeightMatrix
+from fastdeploy_sd.ops.packing import FACTOR_INPUTS, input_groups, pack_linear, packed_bytes, unpack_codes
+from fastdeploy_sd.ops.weight_matrix import Codes, FloatPart, WeightMatrix
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
 from tests.ops.cuda_device import emulated, loses_the_device
 from tests.ops.test_grouped_linear import NUM_COLUMNS, packed
@@ -79,8 +82,47 @@ def test_integers_have_the_bytes_of_processors(
     for slices in (WHOLE, SliceRule(4, GROUP_FORMATS[fmt].unit)):
         own = matrix_of_blocks((kind, 70), (kind, 60))
         tensor = gpu.empty((packed_bytes(NUM_COLUMNS, 130, fmt, slices),), np.uint8)
-        pack_groups_on_device(gpu, tensor.address, own, fmt, slices)
+        stored = stored_matrix(own, fmt, slices)
+        assert stored is not None
+        pack_groups_on_device(gpu, tensor.address, stored)
         np.testing.assert_array_equal(gpu.read(tensor), packed(own, fmt, slices).data)
+
+
+class CodedPart(FloatPart):
+    """Numbers that are stored as quantising makes them, but for a group of the third row, which has other codes."""
+
+    def codes(self, fmt: LinearFormat, slices: SliceRule) -> Codes:
+        groups = input_groups(self.shape[1], slices)
+        firsts = [group.start for group in groups]
+        codes, scales, zeros = unpack_codes(pack_linear(WeightMatrix((FloatPart(self.name, self.data),)), fmt, slices))
+        is_exact = np.ones((len(codes), len(groups)), np.bool_)
+        if fmt == "wint4":
+            found = factors_of(
+                groups, FACTOR_INPUTS, scales[:, ::FACTOR_INPUTS], zeros[:, ::FACTOR_INPUTS].astype("i2")
+            )
+            assert found is not None
+            return Codes(lambda rows: codes[rows.start : rows.stop], found[0], is_exact, found[1])
+        codes[2, groups[1].start : groups[1].stop], is_exact[2, 1] = 77, False
+        return Codes(lambda rows: codes[rows.start : rows.stop], scales[:, firsts], is_exact)
+
+
+@pytest.mark.parametrize("fmt", ["wint8", "wint4", "fp8", "e4m3"])
+def test_codes_have_the_bytes_that_quantising_gave(
+    gpu: CudaDevice, fmt: LinearFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On processors and GPUs, where parts, slices and panels end anywhere; in pieces of a panel or two."""
+    monkeypatch.setattr(cuda_uploads, "PIECE_BYTES", 64 << 10)
+    # Factors of wint4 where a group has ended may be any.
+    columns, unit = (640, 128) if fmt == "wint4" else (592, 80)
+    for slices in (WHOLE, SliceRule(4, unit)):
+        own = WeightMatrix(tuple(CodedPart(f"p{rows}", weights(rows, columns, rows)) for rows in (70, 57)))
+        want, stored = pack_linear(own, fmt, slices).data, stored_matrix(own, fmt, slices, keeps_integers=False)
+        assert stored is not None
+        data, tensor = WeightMemory().take(len(want)), gpu.empty((len(want),), np.uint8)
+        pack_groups(stored, data)
+        np.testing.assert_array_equal(data, want)
+        pack_groups_on_device(gpu, tensor.address, stored)
+        np.testing.assert_array_equal(gpu.read(tensor), want)
 
 
 def test_many_matrices_go_through_two_small_pieces(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from fastdeploy_sd.models.weights.storages.gguf import BlockPart
 from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
 from fastdeploy_sd.ops.group_format import GroupFormat
-from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups, stored_matrix
 from fastdeploy_sd.ops.linear import gather_weight_rows, linear
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import PackedLinear, pack_codes, packed_bytes
+from fastdeploy_sd.ops.packing import PackedLinear, packed_bytes
 from fastdeploy_sd.ops.reference.linear import read_input
 from fastdeploy_sd.ops.weight_matrix import Factors, FloatPart, Integers, WeightMatrix, WeightPart
 from fastdeploy_sd.types import F32
@@ -43,11 +43,9 @@ def matrix(*parts: tuple[str, int], num_columns: int = NUM_COLUMNS) -> WeightMat
 def packed(weight: WeightMatrix, fmt: LinearFormat, slices: SliceRule = WHOLE) -> PackedLinear[Any]:
     num_rows, num_columns = weight.shape
     data = WeightMemory().take(packed_bytes(num_columns, num_rows, fmt, slices))
-    codes = pack_codes(weight, fmt, slices)
-    if codes is not None:
-        data[:] = codes
-    else:
-        pack_groups(weight, fmt, slices, data)
+    stored = stored_matrix(weight, fmt, slices)
+    assert stored is not None
+    pack_groups(stored, data)
     return PackedLinear(data, num_columns, num_rows, fmt, slices)
 
 

@@ -100,6 +100,17 @@ __attribute__((always_inline)) constexpr GroupFormat GroupFormatOf(LinearFormat 
       return {0, kQuantGroup, GroupScale::kFloat, GroupMinimum::kNone, 0};
   }
 }
+// How the codes of any format that has some are packed: e4m3 as eight bits from 0 on.
+__attribute__((always_inline)) constexpr GroupFormat CodeFormatOf(LinearFormat format) {
+  if (format != LinearFormat::kFp8 && format != LinearFormat::kE4m3) return GroupFormatOf(format);
+  GroupFormat codes = GroupFormatOf(LinearFormat::kWint8);
+  codes.zero = 0;
+  return codes;
+}
+// The byte that stands where a unit's inputs or a matrix's outputs have ended.
+__attribute__((always_inline)) constexpr uint32_t PaddingOf(LinearFormat format) {
+  return format == LinearFormat::kWint8 ? kWint8ZeroPoint : 0;
+}
 __attribute__((always_inline)) constexpr bool IsGrouped(LinearFormat format) { return format > LinearFormat::kE4m3; }
 
 }  // namespace fdsd

@@ -11,20 +11,24 @@ namespace {
 
 constexpr uint32_t kOnes = 0x01010101u;
 
-// Four codes of a unit's column as they are stored, zeros after the last input.
-uint32_t StoredCodes(const int8_t* codes, int count, int32_t zero) {
+// Four codes of a unit's column as they are stored, padding after the last input.
+uint32_t StoredCodes(const int8_t* codes, int count, int32_t zero, uint32_t padding) {
   uint32_t word = 0;
-  for (int i = 0; i < 4 && i < count; ++i) word |= static_cast<uint32_t>((codes[i] + zero) & 0xff) << (8 * i);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t code = i < count ? static_cast<uint32_t>((codes[i] + zero) & 0xff) : padding;
+    word |= code << (8 * i);
+  }
   return word;
 }
 
-// Adds a column's codes to those of a unit, which begins as zeros.
-void PackColumn(const GroupFormat& format, const int8_t* codes, int num_inputs, int column, uint32_t* words) {
+// Adds a column's codes to those of a unit, which begins as padding.
+void PackColumn(const GroupFormat& format, uint32_t padding, const int8_t* codes, int num_inputs, int column,
+                uint32_t* words) {
   constexpr int kHalf = kPanelColumns / 2;
   const int high_bits = format.bits - 4;
   const int sharing = format.bits == 8 || format.bits == 4 ? 1 : 8 / high_bits;
   for (int step = 0; step * 4 < num_inputs; ++step) {
-    const uint32_t word = StoredCodes(codes + 4 * step, num_inputs - 4 * step, format.zero);
+    const uint32_t word = StoredCodes(codes + 4 * step, num_inputs - 4 * step, format.zero, padding);
     if (format.bits == 8) {
       words[step * kPanelColumns + column] = word;
       continue;
@@ -40,7 +44,8 @@ void PackColumn(const GroupFormat& format, const int8_t* codes, int num_inputs, 
 
 Error PackIntegers(const PackIntegersParams& p) {
   if (const Error error = CheckLinear(p.in_features, p.out_features, p.format, p.slices, p.packed)) return error;
-  const GroupFormat format = GroupFormatOf(p.format);
+  const GroupFormat format = CodeFormatOf(p.format);
+  const uint32_t padding = PaddingOf(p.format);
   if (format.bits == 0) return "format: expected one of integers, got another";
   const Slices slices = SlicesOf(p.in_features, p.format, p.slices);
   const int64_t code_bytes = format.code_bytes();
@@ -50,10 +55,11 @@ Error PackIntegers(const PackIntegersParams& p) {
   for (int32_t first = 0; first < p.out_features; first += kPanelColumns) {
     for (int32_t s = 0; s < slices.count; ++s) {
       for (int32_t k = slices.inputs[s]; k < slices.inputs[s + 1]; k += kQuantGroup) {
-        alignas(64) uint32_t words[kWint8Bytes / 4] = {};
+        alignas(64) uint32_t words[kWint8Bytes / 4];
+        std::ranges::fill(words, padding * kOnes);
         const int num_inputs = std::min(kQuantGroup, slices.inputs[s + 1] - k);
         for (int c = 0; c < kPanelColumns && first + c < p.out_features; ++c)
-          PackColumn(format, p.codes + int64_t{first + c} * p.in_features + k, num_inputs, c, words);
+          PackColumn(format, padding, p.codes + int64_t{first + c} * p.in_features + k, num_inputs, c, words);
         std::memcpy(out, words, code_bytes);
         std::memcpy(out + code_bytes, factors, factor_bytes);
         out += code_bytes + factor_bytes;

@@ -75,13 +75,14 @@ struct PackLinearParams {
 };
 Error PackLinear(const PackLinearParams& p);
 
-// Reorder a matrix of integers with groups into that layout, as it is. On a processor by the calling thread alone.
+// Reorder a matrix of codes with a scale per group into that layout, as it is. On a processor by the calling thread
+// alone.
 struct PackIntegersParams {
   int32_t in_features;   // K
   int32_t out_features;  // N
-  LinearFormat format;   // wint8, wint4 or one of integers with groups
+  LinearFormat format;   // wint8, wint4, fp8, e4m3 or one of integers with groups
   SliceRule slices;
-  const int8_t* codes;     // [N, K], less the format's zero
+  const int8_t* codes;     // [N, K], less the format's zero; e4m3 as it is
   const uint8_t* factors;  // [panels, units, bytes]: what a unit has after its codes, scales and minima
   void* packed;            // as PackLinear's
 };

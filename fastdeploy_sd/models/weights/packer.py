@@ -23,9 +23,9 @@ from fastdeploy_sd.models.weights.packed_cache import PackedMatrices
 from fastdeploy_sd.models.weights.source import WeightSource
 from fastdeploy_sd.ops.device_packing import pack_groups_on_device, pack_on_device, send_packed
 from fastdeploy_sd.ops.group_format import GROUP_FORMATS
-from fastdeploy_sd.ops.group_packing import in_group_order, kept_format, pack_groups
+from fastdeploy_sd.ops.group_packing import StoredMatrix, in_group_order, kept_format, pack_groups, stored_matrix
 from fastdeploy_sd.ops.linear_format import LinearFormat
-from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_codes, pack_into, packed_bytes
+from fastdeploy_sd.ops.packing import PackedExperts, PackedLinear, experts_shape, pack_into, packed_bytes
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
 from fastdeploy_sd.types import Bytes
 from fastdeploy_sd.types.ranges import WHOLE, SliceRule
@@ -44,6 +44,10 @@ class _Form:
     @property
     def keeps_integers(self) -> bool:
         return self.is_exact and self.format in GROUP_FORMATS
+
+    def stored(self, matrix: WeightMatrix) -> StoredMatrix | None:
+        """Return a matrix as it is stored where it is packed so, None where its numbers are."""
+        return stored_matrix(matrix, self.format, self.slices, keeps_integers=self.keeps_integers)
 
     def name_of(self, matrix: str) -> str:
         """Return what a store calls a matrix in this form."""
@@ -229,22 +233,15 @@ class WeightPacker:
 
 
 def _pack_on_device(where: CudaDevice, address: int, matrix: WeightMatrix, form: _Form) -> None:
-    codes = pack_codes(matrix, form.format, form.slices)
-    if codes is not None:
-        send_packed(where, address, codes)
-    elif form.keeps_integers:
-        pack_groups_on_device(where, address, matrix, form.format, form.slices)
+    if (stored := form.stored(matrix)) is not None:
+        pack_groups_on_device(where, address, stored)
     else:
         pack_on_device(where, address, _numbers(matrix, form.format), form.format, form.slices)
 
 
 def _pack_into(data: Bytes, matrix: WeightMatrix, form: _Form) -> None:
-    if form.keeps_integers:
-        pack_groups(matrix, form.format, form.slices, data)
-        return
-    codes = pack_codes(matrix, form.format, form.slices)
-    if codes is not None:
-        data[:] = codes
+    if (stored := form.stored(matrix)) is not None:
+        pack_groups(stored, data)
     else:
         pack_into(data.ctypes.data, _numbers(matrix, form.format), form.format, form.slices)
 

@@ -14,7 +14,7 @@ from fastdeploy_sd.models.weights.storages.gguf_blocks import BLOCK_TYPES
 from fastdeploy_sd.ops import linear as ops
 from fastdeploy_sd.ops import packing
 from fastdeploy_sd.ops.bf16 import narrow, storage, to_bf16
-from fastdeploy_sd.ops.group_packing import group_format, pack_groups
+from fastdeploy_sd.ops.group_packing import group_format, pack_groups, stored_matrix
 from fastdeploy_sd.ops.linear_format import LINEAR_FORMATS, LinearFormat
 from fastdeploy_sd.ops.reference import linear as reference
 from fastdeploy_sd.ops.weight_matrix import WeightMatrix
@@ -112,7 +112,9 @@ def packed_and_gathered(blocks: U8, kind: str, indices: Any, dtype: str) -> Any:
     fmt = group_format([matrix], WHOLE)
     assert fmt is not None
     data = WeightMemory().take(packing.packed_bytes(num_columns, len(blocks), fmt))
-    pack_groups(matrix, fmt, WHOLE, data)
+    stored = stored_matrix(matrix, fmt, WHOLE)
+    assert stored is not None
+    pack_groups(stored, data)
     return ops.gather_weight_rows(packing.PackedLinear(data, num_columns, len(blocks), fmt), indices, dtype)
 
 

@@ -21,6 +21,7 @@ from fastdeploy_sd.types.ranges import SliceRule
 BLOCK = 128
 _DTYPE = "F8_E4M3"
 _MAGNITUDE, _NAN = 0x7F, 0x7F
+_ROWS_AT_ONCE = 64  # that are looked through for a NaN
 
 
 def _values() -> F32:
@@ -67,9 +68,12 @@ class Float8Part(WeightPart):
             return None
         groups = input_groups(self.shape[1], slices)
         begins = np.array([group[0] for group in groups])
-        codes = self.data.view(np.uint8)
-        has_nan = np.logical_or.reduceat(codes & _MAGNITUDE == _NAN, begins, axis=1)
-        return Codes(codes, self._scales_at(np.arange(len(codes)), begins), self._is_in_one_block(groups) & ~has_nan)
+        codes, has_nan = self.data.view(np.uint8), np.empty((self.shape[0], len(groups)), np.bool_)
+        for row in range(0, len(codes), _ROWS_AT_ONCE):
+            own = slice(row, row + _ROWS_AT_ONCE)
+            has_nan[own] = np.logical_or.reduceat(codes[own] & _MAGNITUDE == _NAN, begins, axis=1)
+        scales = self._scales_at(np.arange(len(codes)), begins)
+        return Codes(lambda rows: codes[rows.start : rows.stop], scales, self._is_in_one_block(groups) & ~has_nan)
 
     def _is_in_one_block(self, groups: Sequence[range]) -> npt.NDArray[np.bool_]:
         begins, lasts = (self.column + np.array([group[i] for group in groups]) for i in (0, -1))

@@ -172,7 +172,8 @@ class IntegerPart(WeightPart):
         if fmt != _CODE_FORMATS.get(self.integers_of.bits) or (found := self._group_values(slices)) is None:
             return None
         scales, factors = found
-        return Codes(self.integers_of.read(), scales, np.ones(scales.shape, np.bool_), factors)
+        own, columns = self.integers_of, range(self.shape[1])
+        return Codes(lambda rows: own.cut(rows, columns).read(), scales, np.ones(scales.shape, np.bool_), factors)
 
     def _group_values(self, slices: SliceRule) -> tuple[F32, U8 | None] | None:
         """Return the scales and, of wint4, the factors of `Codes`.

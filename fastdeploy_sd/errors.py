@@ -108,6 +108,10 @@ class Overloaded(FdsdError):
         self.retry_after_s = retry_after_s
 
 
+# Code of an InternalError that ended an engine with all its requests.
+ENGINE_FAILED = "engine_failed"
+
+
 class InternalError(FdsdError):
     """Our fault: a broken invariant or a failed computation for this request only."""
 

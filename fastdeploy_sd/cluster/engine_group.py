@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,17 +15,18 @@ from fastdeploy_sd.cluster.grouped_engine import GroupedEngine
 from fastdeploy_sd.cluster.membership import InstanceLoad
 from fastdeploy_sd.cluster.moving import MovingRequests
 from fastdeploy_sd.cluster.placement import PrefixTable
+from fastdeploy_sd.cluster.readiness import Readiness
 from fastdeploy_sd.engine.ipc.client import EngineClient
-from fastdeploy_sd.errors import FdsdError, NotFound, Overloaded, Unavailable
+from fastdeploy_sd.errors import FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
 from fastdeploy_sd.types.stats import EngineState, EngineStats
 
 logger = logging.getLogger(__name__)
 
-# A request that has lost so many engines may well be what ends them.
-_MAX_PLACEMENTS = 4
+_MAX_LOSSES = 4
 _LOOK_S = 0.05
+_AGAIN_S = 1.0  # a full engine is asked again after so long by a request that was accepted before
 
 
 class EngineGroup:
@@ -37,8 +39,7 @@ class EngineGroup:
 
     Args:
         addresses: of the engines.
-        timeout_s: as of EngineClient; a request waits as long for a lost engine when there is no other. None = it does
-            not wait.
+        timeout_s: as of EngineClient, and how long requests wait for an engine (Readiness).
         shares_experts: engines need one another's; one that waits for another, which is stopped or being started
             again, is not silent.
         is_replaced: an engine that is lost is started again, also if it is the only one.
@@ -57,8 +58,9 @@ class EngineGroup:
         self._engines = [GroupedEngine(address) for address in addresses]
         self._keepers: list[asyncio.Task[None]] = []
         self._drain = asyncio.Event()
+        self._readiness = Readiness(self._engines, self._drain, timeout_s if self._is_replaced else None)
         self._seen = PrefixTable()
-        self._moving = MovingRequests(self._place_here, self._run_here, self._note_loss, _MAX_PLACEMENTS)
+        self._moving = MovingRequests(self._place_here, self._run_here, self._note_loss, _MAX_LOSSES)
         self.on_silence: Callable[[int], None] = lambda pid: None
         self.restores_pauses = False  # of a server's processes one does
 
@@ -172,18 +174,12 @@ class EngineGroup:
         await self._client_of(engine).set_paused(is_paused=is_paused)
 
     def verify_takes_requests(self) -> None:
-        """Raise Unavailable, with `code` "engine_down", "draining" or "paused", unless an engine takes new requests."""
-        names = {state.name for state in self.states}
-        if self._drain.is_set() or "ready" not in names:
-            if "draining" in names:
-                raise Unavailable("the server is draining", code="draining")
-            if "paused" in names and not self._drain.is_set():
-                raise Unavailable("the server is paused: it takes no new requests until it is resumed", code="paused")
-            raise Unavailable("the engine is down", code="engine_down")
+        """Raise Unavailable, as `Readiness.verify_takes_requests`."""
+        self._readiness.verify_takes_requests()
 
     async def verify_healthy(self) -> None:
-        """As `verify_takes_requests`: a request that came now would be run."""
-        self.verify_takes_requests()
+        """Raise Unavailable unless an engine takes new requests now."""
+        self._readiness.verify_healthy()
 
     def generate(self, request: Request, engine: int | None = None) -> AsyncGenerator[RequestOutput, None]:
         """Run a request, as `EngineClient.generate`; at this engine only, or at any."""
@@ -200,25 +196,18 @@ class EngineGroup:
                 await engine.client.abort(wanted, reason)
 
     async def _place_here(self, request: Request, avoided: set[str], error: FdsdError | None) -> int:
-        """Choose an engine. A request that has lost one waits for its successor when there is no other."""
-        keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.adapter_digest + request.cache_salt)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + ((self._timeout_s or 0.0) if isinstance(error, Unavailable) else 0.0)
-        while True:
-            if (chosen := self._seen.choose(self._able(avoided, request.adapter_digest), keys)) is not None:
-                return int(chosen)
-            if self._drain.is_set() or loop.time() >= deadline:
-                if error is None:
-                    self.verify_takes_requests()
-                    self._verify_adapter(request)
-                raise error or Unavailable("the engine is down", code="engine_down")
-            await asyncio.sleep(_LOOK_S)
+        """Choose an engine. When there is none a new request waits for one a while, one that has lost its own longer.
 
-    def _verify_adapter(self, request: Request) -> None:
-        if not any(engine.has_adapter(request.adapter_digest) for engine in self._engines):
-            raise NotFound(
-                "model: expected an adapter that is loaded, got another", param="model", code="adapter_not_loaded"
-            )
+        `error`: of the engine that it has lost; an Overloaded is raised when no other engine has a place.
+        """
+        keys = self._seen.keys_of(request.prompt_token_ids.tobytes(), request.adapter_digest + request.cache_salt)
+        began = time.monotonic()
+        while (chosen := self._seen.choose(self._able(avoided, request.adapter_digest), keys)) is None:
+            self._readiness.verify_may_wait(request, error, began)
+            await self._readiness.pause(_LOOK_S, is_new=error is None)
+            if time.monotonic() >= began + _AGAIN_S:
+                avoided.clear()
+        return int(chosen)
 
     def _able(self, avoided: set[str], adapter_digest: str) -> dict[str, InstanceLoad]:
         engines = {str(number): engine for number, engine in enumerate(self._engines)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import replace
 
 from fastdeploy_sd.cluster.membership import InstanceLoad
@@ -20,6 +22,7 @@ class GroupedEngine:
         self._model_info: ModelInfo | None = None
         self.is_known = asyncio.Event()
         self.is_paused = False  # the last one was, when it ended
+        self._left_at = -math.inf
         self._counted: EngineStats | None = None
         self._num_of_others = 0
 
@@ -37,7 +40,13 @@ class GroupedEngine:
 
     def leave(self) -> None:
         """It has ended."""
-        self._model_info, self.client = self.model_info, None
+        self._model_info, self.client, self._left_at = self.model_info, None, time.monotonic()
+
+    @property
+    def lost_at(self) -> float:
+        """When it was lost the last time, on time.monotonic's clock: now, while it is about to end."""
+        is_leaving = self.client is not None and self.client.state.name in ("down", "draining")
+        return time.monotonic() if is_leaving else self._left_at
 
     def has_adapter(self, digest: str) -> bool:
         """Whether it has the adapter with a digest, "" = none."""

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from fastdeploy_sd.errors import FdsdError, Overloaded, Unavailable
+from fastdeploy_sd.cluster.suspects import Losses, Suspects
+from fastdeploy_sd.errors import ENGINE_FAILED, FdsdError, InternalError, Overloaded, Unavailable
 from fastdeploy_sd.types import Request, RequestId, RequestOutput
 
-Target = TypeVar("Target")
+_LOOK_S = 0.05
+Target = TypeVar("Target", bound=Hashable)
 
 
 @dataclass(eq=False, slots=True)
 class _Running:
     request_id: RequestId
     is_ending: bool = False  # by its reader's wish
+    losses: Losses = field(default_factory=Losses)
 
 
 class MovingRequests(Generic[Target]):
@@ -31,7 +35,7 @@ class MovingRequests(Generic[Target]):
         run: runs a request at a target, to its end or a failure.
         note_failure: (request, target, failure, avoided targets): adds to those what the request must not be given to
             again; raises the failure if the request is not to go on.
-        max_placements: of one request.
+        max_losses: in a row that a request may have caused, as Suspects counts them; it ends with the last of them.
     """
 
     def __init__(
@@ -39,11 +43,12 @@ class MovingRequests(Generic[Target]):
         place: Callable[[Request, set[str], FdsdError | None], Awaitable[Target]],
         run: Callable[[Target, Request], AsyncGenerator[RequestOutput, None]],
         note_failure: Callable[[Request, Target, FdsdError, set[str]], None],
-        max_placements: int,
+        max_losses: int,
     ) -> None:
         self._place, self._run, self._note_failure = place, run, note_failure
-        self._max_placements = max_placements
+        self._max_losses = max_losses
         self._running: set[_Running] = set()
+        self._suspects = Suspects()
 
     def note_ending(self, request_ids: Iterable[RequestId]) -> None:
         """Requests are being ended by their readers: none of them goes on elsewhere."""
@@ -52,30 +57,58 @@ class MovingRequests(Generic[Target]):
             running.is_ending = running.is_ending or running.request_id in wanted
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of a request, as `EngineClient.generate`; Unavailable also when no target is left."""
+        """Yield the outputs of a request, as `EngineClient.generate`; Unavailable also when no target is left.
+
+        Raises InternalError, with `code` "ends_engines": the request is likely to be what ended several engines.
+        """
         avoided: set[str] = set()
         tokens: list[int] = []
         error: FdsdError | None = None
         running = _Running(request.request_id)
         self._running.add(running)
         try:
-            for _ in range(self._max_placements):
+            while True:
+                await self._suspects.wait_turn(running.losses)
                 target = await self._place(request, avoided, error)
+                if not self._suspects.may_begin(running.losses, target):
+                    await asyncio.sleep(_LOOK_S)
+                    continue
+                self._suspects.begin(running.losses, target)
                 try:
                     async with aclosing(self._run(target, _resumed(request, tokens))) as outputs:
                         async for output in outputs:
                             tokens += output.token_ids
+                            self._suspects.note_tokens(running.losses, len(output.token_ids))
                             yield output
                     return
-                except (Overloaded, Unavailable) as failure:
-                    error = failure
-                    if running.is_ending:
+                except Overloaded as refusal:
+                    error = error or refusal  # one that was accepted once waits
+                    failure: FdsdError = refusal
+                except Unavailable as loss:
+                    error = failure = loss
+                except InternalError as end:
+                    if end.code != ENGINE_FAILED:
                         raise
-                    self._note_failure(request, target, failure, avoided)
-            assert error is not None, "a round that does not fail returns"
-            raise error
+                    error = failure = end
+                if running.is_ending:
+                    raise failure
+                self._note_end(running.losses, failure)
+                self._note_failure(request, target, failure, avoided)
         finally:
             self._running.remove(running)
+            self._suspects.end(running.losses)
+
+    def _note_end(self, losses: Losses, failure: FdsdError) -> None:
+        """Count a loss; raise what ends the request if it was one too many."""
+        if isinstance(failure, Overloaded):
+            self._suspects.leave(losses)
+            return
+        self._suspects.note_loss(losses)
+        if losses.count >= self._max_losses:
+            if failure.code not in (ENGINE_FAILED, "engine_down"):
+                raise failure
+            text = f"{losses.count} engines ended when they had begun this request, which is likely to be the reason"
+            raise InternalError(text, code="ends_engines")
 
 
 def _resumed(request: Request, tokens: list[int]) -> Request:

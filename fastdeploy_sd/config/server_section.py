@@ -136,8 +136,8 @@ class ServerConfig:
         30.0,
         Spec(
             "Seconds the engine may neither answer nor work; then it hangs, all requests end with an error, and the"
-            " server ends with status 1. One of several engines is started again, and its requests wait as long for an"
-            " engine. With several ranks at least twice timeout_rank.",
+            " server ends with status 1. One of several engines is started again; new requests wait as long for one"
+            " when none is up. With several ranks at least twice timeout_rank.",
             name="timeout_engine",
             minimum=0.1,
         ),

@@ -116,7 +116,7 @@ def test_streams_of_an_engine_that_dies_or_hangs_go_on_and_it_is_started_again(g
         assert "leaves engine" in server.stderr
 
 
-def test_one_engine_drains_and_is_started_again_and_all_end_with_the_server(golden_dir: Path) -> None:
+def test_an_engine_drains_all_die_and_are_started_again_and_all_end_with_the_server(golden_dir: Path) -> None:
     with serving(golden_dir, data_parallel_size=2) as server:
         streams = sampled(server, 100)
         engine, _ = server.children("engine_process")
@@ -127,6 +127,13 @@ def test_one_engine_drains_and_is_started_again_and_all_end_with_the_server(gold
         server.wait_for_line(r"another engine \d process starts")
         wait_until(lambda: states(server.url) == ["ready", "ready"])
         assert "leaves engine" not in server.stderr
+        streams = sampled(server, 100)
+        for engine in server.children("engine_process"):
+            os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: get(server.url, "/health").status_code == 503)
+        assert complete(server.url).status_code == 200, "a new request waits for an engine"
+        assert all(is_complete(stream.read()) for stream in streams)
+        wait_until(lambda: states(server.url) == ["ready", "ready"])
         streams, endless = sampled(server, 100), sampled(server, 4000)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_line("stopping: running requests may finish")

@@ -19,14 +19,14 @@ from fastdeploy_sd.cluster.redis.frames import Record
 from fastdeploy_sd.cluster.redis.origin import LostError, Origin, RemoteRequest
 from fastdeploy_sd.cluster.redis.store import Store, StoreDown
 from fastdeploy_sd.config import Config
-from fastdeploy_sd.errors import BadRequest, FdsdError, Overloaded, Unavailable
+from fastdeploy_sd.errors import ENGINE_FAILED, BadRequest, FdsdError, Overloaded, Unavailable
 from fastdeploy_sd.metrics import RedisStats
 from fastdeploy_sd.types import FinishReason, KvSource, Request, RequestId, RequestOutput, Speculation
 from fastdeploy_sd.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-_MAX_PLACEMENTS = 8
+_MAX_LOSSES = 8
 _MAX_MENTIONED = 1000
 _LOOK_S = 0.1
 # What failed a request is asked again after so long, if there is no other: an engine may have been started again.
@@ -65,7 +65,7 @@ class ClusterClient(EngineGroup):
         self._store = Store(config.redis, stats)
         self._view: ClusterView | None = None
         self._seen_by = PrefixTable()
-        self._moves = MovingRequests(self._place, self._run, self._note_failure, _MAX_PLACEMENTS)
+        self._moves = MovingRequests(self._place, self._run, self._note_failure, _MAX_LOSSES)
         self._origin: Origin | None = None
         self._remotes: dict[RequestId, RemoteRequest] = {}
         self._mentioned: set[tuple[str, ...]] = set()
@@ -126,7 +126,7 @@ class ClusterClient(EngineGroup):
         """Leave the instance out from now on, unless only something it was sent has been lost. An own engine that was
         lost takes requests again when it has been started again, and says so.
         """
-        is_restarting = target.engine is not None and error.code == "engine_down"
+        is_restarting = target.engine is not None and error.code in ("engine_down", ENGINE_FAILED)
         if error.code == "scheduler_ttl":
             raise error
         self._store.stats.moves[error.code or error.type] += 1
@@ -139,11 +139,13 @@ class ClusterClient(EngineGroup):
             logger.warning("request %s goes on elsewhere: %s", request.request_id, error.message)
 
     async def _place(self, request: Request, avoided: set[str], error: FdsdError | None) -> _Target:
-        """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life."""
+        """Choose an instance. A request that has begun somewhere waits for one as long as for a sign of life, a new one
+        for an own engine that is being started again.
+        """
         if request.kv_source is not None and _own_name(0) not in avoided:
             self._store.stats.requests["kept"] += 1
             return _Target(_own_name(0), 0, kv_source=request.kv_source)
-        waits_s = self._lease.timeout_s if isinstance(error, Unavailable) else 0.0
+        waits_s = 0.0 if error is None or isinstance(error, Overloaded) else self._lease.timeout_s
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -151,9 +153,12 @@ class ClusterClient(EngineGroup):
             if target is not None:
                 self._store.stats.requests["pushed" if target.engine is None else "kept"] += 1
                 return target
-            if loop.time() >= began + waits_s:
+            is_held = error is None and self._decodes and self._readiness.is_holding
+            if is_held:
+                self.verify_takes_requests()
+            elif loop.time() >= began + waits_s:
                 raise error or Unavailable("no instance is there that could run the request", code="no_instance")
-            await asyncio.sleep(_LOOK_S)
+            await self._readiness.pause(_LOOK_S, is_new=error is None)
             if loop.time() >= began + _AGAIN_S:
                 avoided.clear()
 

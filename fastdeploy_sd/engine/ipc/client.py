@@ -15,7 +15,7 @@ from dataclasses import replace
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.output_stream import OutputStream
 from fastdeploy_sd.engine.ipc.questions import LOAD_TIMEOUT_S, TIMEOUT_S, Questions
-from fastdeploy_sd.errors import FdsdError, InternalError, Unavailable
+from fastdeploy_sd.errors import ENGINE_FAILED, FdsdError, InternalError, Unavailable
 from fastdeploy_sd.process.liveness import LivenessProbe
 from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
@@ -224,7 +224,7 @@ class EngineClient:
                 self._is_draining, self.is_paused = self._is_draining or is_draining, is_paused
             case m.EngineDead(reason, has_failed):
                 self._send(m.ClientDisconnect())
-                self._close_with(reason, InternalError(reason) if has_failed else None)
+                self._close_with(reason, InternalError(reason, code=ENGINE_FAILED) if has_failed else None)
             case m.Fault(reason):
                 self._fail_conversation(f"the engine could not read a message: {reason}")
             case _:

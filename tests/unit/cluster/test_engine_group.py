@@ -10,9 +10,10 @@ from functools import partial
 
 import pytest
 
+from fastdeploy_sd.cluster import readiness
 from fastdeploy_sd.cluster.engine_group import EngineGroup
-from fastdeploy_sd.errors import BadRequest, ConfigError, NotFound, Overloaded, Unavailable
-from fastdeploy_sd.types import FinishReason, Request
+from fastdeploy_sd.errors import BadRequest, ConfigError, InternalError, NotFound, Overloaded, Unavailable
+from fastdeploy_sd.types import FinishReason, Request, SchedulerOutput
 from fastdeploy_sd.wire.channel import private_address
 from tests.doubles.engines import toy_config, toy_info, toy_request
 from tests.doubles.toy_adapters import ToyAdapters, adapter_of
@@ -26,6 +27,7 @@ class Engines:
     """Engine loops in threads at the addresses of a group, which can be ended and started again."""
 
     def __init__(self, addresses: list[str], max_num_queued_requests: int) -> None:
+        self.before_step = dawdle
         self._config = toy_config(max_num_queued_requests=max_num_queued_requests, max_num_seqs=2)
         self.addresses = addresses
         self.hosts: dict[int, Host] = {}
@@ -33,7 +35,13 @@ class Engines:
 
     def start(self, number: int) -> None:
         info, files = toy_info(num_blocks=4096, num_adapter_slots=2), self.files.setdefault(number, ToyAdapters())
-        self.hosts[number] = Host(self.addresses[number], self._config, info, dawdle, WAIT_S, files)
+        self.hosts[number] = Host(self.addresses[number], self._config, info, self.before_step, WAIT_S, files)
+
+    async def revive(self) -> None:
+        """Start again what has ended."""
+        for number in [number for number, host in self.hosts.items() if host.status is not None]:
+            await self.hosts.pop(number).ended()
+            self.start(number)
 
     async def end(self, number: int) -> None:
         """Requests end with an error."""
@@ -140,13 +148,64 @@ async def test_a_request_waits_for_the_successor_of_the_last_engine() -> None:
         await reader.begun(20)
         await engines.end(0)
         with pytest.raises(Unavailable) as caught:
-            group.verify_takes_requests()
+            await group.verify_healthy()
         assert caught.value.code == "engine_down"
         await asyncio.sleep(0.2)
         assert not reader.task.done()
         engines.start(1)
         await asyncio.wait_for(reader.task, WAIT_S)
         assert reader.tokens == ToyModel(97).generate(request)
+
+
+async def test_new_requests_wait_for_an_engine_so_long_and_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "_MAX_HELD", 2)
+    async with group_of(2, timeout_s=1.0) as (group, engines):
+        for number in (0, 1):
+            await engines.end(number)
+        held = [Reader(group, toy_request(f"r{i}", [5, 6], max_tokens=20)) for i in range(2)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(Unavailable, match="2 requests wait") as caught:
+            await Reader(group, toy_request("r2", [5, 6])).task
+        assert caught.value.code == "engine_down"
+        engines.start(1)
+        for reader in held:
+            assert await reader.read() == ToyModel(97).generate(toy_request("r", [5, 6], max_tokens=20))
+        await engines.end(1)
+        late = Reader(group, toy_request("r3", [5, 6]))
+        with pytest.raises(Unavailable, match="engine is down"):
+            await asyncio.wait_for(late.task, WAIT_S)
+        with pytest.raises(Unavailable, match="engine is down"):
+            group.verify_takes_requests()
+
+
+async def test_a_request_that_ends_engines_ends_and_the_others_go_on() -> None:
+    ended: list[int] = []
+
+    def break_down(plan: SchedulerOutput) -> None:
+        dawdle(plan)
+        if "bad" in plan.request_ids:
+            ended.append(len(plan.request_ids))
+            raise RuntimeError("a bad request")
+
+    async with group_of(2) as (group, engines):
+        engines.before_step = break_down
+        for number in (0, 1):
+            await engines.end(number)
+            engines.start(number)
+        await until(lambda: [state.name for state in group.states] == ["ready", "ready"], "both")
+        requests = [toy_request(f"r{i}", [5 + i, 6], max_tokens=200) for i in range(4)]
+        readers = [Reader(group, request) for request in requests]
+        for reader in readers[:2]:
+            await reader.begun(20)
+        bad = Reader(group, toy_request("bad", [3], max_tokens=50))
+        while not bad.task.done():
+            await engines.revive()
+            await asyncio.sleep(0.01)
+        with pytest.raises(InternalError, match="4 engines ended"):
+            await bad.task
+        assert len(ended) == 4
+        for request, reader in zip(requests, readers, strict=True):
+            assert await reader.read() == ToyModel(97).generate(request)
 
 
 async def test_a_request_waits_no_longer_than_the_timeout() -> None:
